@@ -1,0 +1,175 @@
+"""Everything that can go wrong in refill, on both sides of the wire.
+
+One tree. A pod answers with an error's ``status`` and its ``to_wire()``; the client turns that back into the
+same class. The text is one line that names what was wrong and what to do; what a program needs is in attributes.
+
+    RefillError
+    |-- InvalidInput               400  an argument, a setting or a frame that can't be right
+    |   `-- MemoryTooSmall         400  the budget does not hold one chunk
+    |-- DatasetError
+    |   |-- DatasetNotFound        404  no index at that URL
+    |   |-- DatasetExists          409  `pack` would overwrite one
+    |   |-- EmptyDataset           400  nothing to pack or index
+    |   |-- IndexDamaged           500  the index is truncated or its checksum is wrong
+    |   |-- IndexVersionUnsupported 400 the index was written by another version
+    |   `-- SampleDamaged          500  bytes in a blob are not those that were packed
+    |-- StoreError
+    |   |-- StoreNotFound          404  no such bucket or object
+    |   |-- StoreDenied            403  credentials missing, wrong, or without the right
+    |   `-- StoreUnavailable       503  the store did not answer in time (retried already)
+    |-- JobError
+    |   |-- UnknownJob             404  never registered here, or cleaned up since
+    |   |-- JobConflict            409  registered before with other settings
+    |   |-- EpochEnded             410  the job has moved on to a later epoch
+    |   `-- EpochNotReady          503  other ranks have yet to finish the epoch before, or to post traces
+    `-- PodUnreachable             503  a pod did not answer in time
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "DatasetError",
+    "DatasetExists",
+    "DatasetNotFound",
+    "EmptyDataset",
+    "EpochEnded",
+    "EpochNotReady",
+    "IndexDamaged",
+    "IndexVersionUnsupported",
+    "InvalidInput",
+    "JobConflict",
+    "JobError",
+    "MemoryTooSmall",
+    "PodUnreachable",
+    "RefillError",
+    "SampleDamaged",
+    "StoreDenied",
+    "StoreError",
+    "StoreNotFound",
+    "StoreUnavailable",
+    "UnknownJob",
+    "error_from_wire",
+]
+
+
+class RefillError(Exception):
+    """Base of all errors of refill. ``details`` holds JSON-able facts beside the text."""
+
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # DataLoader workers send errors to the training process by pickle; keep the details on that way.
+        return (_rebuild, (type(self), self.message, self.details))
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON object that a pod answers with."""
+        return {"error": type(self).__name__, "message": self.message, "details": self.details}
+
+
+class InvalidInput(RefillError):
+    status = 400
+
+
+class MemoryTooSmall(InvalidInput):
+    pass
+
+
+class DatasetError(RefillError):
+    pass
+
+
+class DatasetNotFound(DatasetError):
+    status = 404
+
+
+class DatasetExists(DatasetError):
+    status = 409
+
+
+class EmptyDataset(DatasetError):
+    status = 400
+
+
+class IndexDamaged(DatasetError):
+    pass
+
+
+class IndexVersionUnsupported(DatasetError):
+    status = 400
+
+
+class SampleDamaged(DatasetError):
+    """Details: ``blob`` (name), ``sample`` (id), ``start`` and ``end`` (byte range in the blob, end exclusive)."""
+
+
+class StoreError(RefillError):
+    pass
+
+
+class StoreNotFound(StoreError):
+    status = 404
+
+
+class StoreDenied(StoreError):
+    status = 403
+
+
+class StoreUnavailable(StoreError):
+    status = 503
+
+
+class JobError(RefillError):
+    pass
+
+
+class UnknownJob(JobError):
+    status = 404
+
+
+class JobConflict(JobError):
+    status = 409
+
+
+class EpochEnded(JobError):
+    status = 410
+
+
+class EpochNotReady(JobError):
+    status = 503
+
+
+class PodUnreachable(RefillError):
+    status = 503
+
+
+def error_from_wire(answer: Any, *, status: int, source: str) -> RefillError:
+    """The error that a pod answered with.
+
+    :param answer: the decoded JSON body, or anything else when the answer did not come from refill.
+    :param status: the HTTP status, used when the body names no error of ours.
+    :param source: who answered, for the text.
+    """
+    if isinstance(answer, dict) and answer.get("error") in _BY_NAME:
+        return _BY_NAME[answer["error"]](str(answer.get("message", "")), **dict(answer.get("details") or {}))
+    kind: type[RefillError] = (
+        PodUnreachable if status >= 502 else InvalidInput if status < 500 else RefillError
+    )
+    return kind(f"{source} answered with status {status}: {str(answer)[:200]}")
+
+
+def _rebuild(kind: type[RefillError], message: str, details: dict[str, Any]) -> RefillError:
+    return kind(message, **details)
+
+
+def _all_kinds(kind: type[RefillError]) -> list[type[RefillError]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _all_kinds(child))]
+
+
+_BY_NAME = {kind.__name__: kind for kind in _all_kinds(RefillError)}

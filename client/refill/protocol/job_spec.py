@@ -1,0 +1,98 @@
+"""What is a job? The settings that every pod and every rank of one training run must share."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from refill.errors import InvalidInput
+
+__all__ = ["JobSpec"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """Settings of one job; registering the same name again with other settings is refused.
+
+    Raises :class:`InvalidInput` with one line that names the setting.
+    """
+
+    name: str
+    """Letters, digits, ``.``, ``_`` and ``-``; at most 128."""
+    dataset: str
+    """URL of a dataset with an index, ``s3://bucket/prefix`` or ``file:///folder``."""
+    world_size: int = 1
+    """Number of ranks that share each epoch."""
+    seed: int = 0
+    shuffle: bool = True
+    """False: samples come in the order of the dataset (each chunk is then a group of its own)."""
+    drop_last: bool = False
+    """As torch's DistributedSampler: drop the tail that does not divide by ``world_size``, or pad with repeats."""
+    order: str = "keyed"
+    """``keyed``: traces follow from the seed. ``explicit``: each rank posts its trace before it asks."""
+    chunk_size: int = 64
+    """K, samples that are read from the store together."""
+    group_order: str = "consecutive"
+    """Which chunks share an abstract chunk: ``consecutive`` or ``interleaved`` (Brand 3.2)."""
+    policy: str = "redox"
+    refill: str = "best"
+    """Chunk choice of a refill: ``best`` (most slots filled, ties at random) or ``random`` (Brand 3.3)."""
+    prefetch_window: int = 10_000
+    """P, how many of a rank's next requests to one owner are considered to be sent ahead; 0 sends nothing ahead."""
+    memory_bytes: int = 0
+    """Bytes of each pod's budget that the job may use; 0 takes what is free."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            wanted = {"str": str, "int": int, "bool": bool}[str(field.type)]
+            if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+                raise InvalidInput(f"job setting {field.name} must be {wanted.__name__}, got {value!r}")
+        if not _NAME.fullmatch(self.name):
+            raise InvalidInput(
+                f"job name {self.name!r}: use 1 to 128 letters, digits, '.', '_' or '-', first a letter or digit"
+            )
+        for name, least, most in (
+            ("world_size", 1, 2**20),
+            ("seed", -(2**63), 2**63 - 1),
+            ("chunk_size", 1, 2**16),
+            ("prefetch_window", 0, 2**24),
+            ("memory_bytes", 0, 2**62),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise InvalidInput(f"job setting {name} must be {least} to {most}, got {getattr(self, name)}")
+        for name, choices in (
+            ("order", ("keyed", "explicit")),
+            ("group_order", ("consecutive", "interleaved")),
+            ("policy", ("redox",)),
+            ("refill", ("best", "random")),
+        ):
+            if getattr(self, name) not in choices:
+                raise InvalidInput(
+                    f"job setting {name} must be {' or '.join(choices)}, got {getattr(self, name)!r}"
+                )
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> JobSpec:
+        """Build from decoded JSON; unknown names are refused, so that a typo is not silently a default."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(given) - known):
+            raise InvalidInput(f"unknown job setting {unknown[0]!r}; there are: {', '.join(sorted(known))}")
+        if missing := [name for name in ("name", "dataset") if name not in given]:
+            raise InvalidInput(f"job setting {missing[0]} is missing")
+        return cls(**given)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def differences(self, other: JobSpec) -> list[str]:
+        """The settings that differ, as ``name: mine, theirs`` texts."""
+        return [
+            f"{field.name}: {getattr(self, field.name)!r}, {getattr(other, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != getattr(other, field.name)
+        ]

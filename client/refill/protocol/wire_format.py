@@ -1,0 +1,152 @@
+"""What do the bytes of a batch look like on the wire?
+
+All integers are little-endian. A *request* names positions; a *frame* carries samples:
+
+    request   magic "RFQ1" | epoch u32 | rank u32 | count u32 | room_bytes u64 | started_below u64
+              | waited_seconds f64 | positions i64[count]
+    frame     magic "RFF1" | reserved u32 | count u64 | payload_bytes u64
+              | positions i64[count] | sample_ids i64[count] | lengths i64[count] | payload u8[payload_bytes]
+
+The sizes of a frame follow from its first 24 bytes, and the payload is one run of bytes, so a reader can place
+it into one preallocated buffer. Client and home pod exchange one request and one frame per batch. An owner
+answers a home pod with two frames in one stream: what was asked for, then what it sends ahead.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refill.errors import InvalidInput
+
+__all__ = [
+    "FRAME_HEADER_BYTES",
+    "MAX_BATCH",
+    "BatchRequest",
+    "FrameHeader",
+    "Int64Array",
+    "decode_frame_arrays",
+    "encode_frame_head",
+]
+
+Int64Array = NDArray[np.int64]
+
+MAX_BATCH = 1 << 20
+"""Most positions in one request; larger requests are refused before anything is allocated."""
+
+_REQUEST = struct.Struct("<4sIIIQQd")
+_FRAME = struct.Struct("<4sIQQ")
+FRAME_HEADER_BYTES = _FRAME.size
+_ARRAYS = 3
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """One batch of one rank.
+
+    ``room_bytes`` and ``started_below`` are set by home pods only: how much the owner may send ahead, and the
+    position below which the rank has asked for everything, so that nothing sent ahead is still held for it.
+    ``waited_seconds`` is set by clients only: how long they waited for their last batch.
+    """
+
+    epoch: int
+    rank: int
+    positions: Int64Array
+    room_bytes: int = 0
+    started_below: int = 0
+    waited_seconds: float = 0.0
+
+    def encode(self) -> bytes:
+        head = _REQUEST.pack(
+            b"RFQ1",
+            self.epoch,
+            self.rank,
+            len(self.positions),
+            self.room_bytes,
+            self.started_below,
+            self.waited_seconds,
+        )
+        return head + np.ascontiguousarray(self.positions, dtype="<i8").tobytes()
+
+    @classmethod
+    def decode(cls, body: bytes) -> BatchRequest:
+        """Raises :class:`InvalidInput` for anything that :meth:`encode` did not write."""
+        if len(body) < _REQUEST.size:
+            raise InvalidInput(
+                f"batch request is {len(body)} bytes, shorter than its {_REQUEST.size}-byte header"
+            )
+        magic, epoch, rank, count, room_bytes, started_below, waited = _REQUEST.unpack_from(body)
+        if magic != b"RFQ1":
+            raise InvalidInput(
+                f"batch request starts with {magic!r}, not b'RFQ1': not a request of this version"
+            )
+        if not 1 <= count <= MAX_BATCH or len(body) != _REQUEST.size + 8 * count:
+            raise InvalidInput(
+                f"batch request of {len(body)} bytes can't hold the {count} positions it announces"
+            )
+        positions = np.frombuffer(body, dtype="<i8", offset=_REQUEST.size)
+        if int(positions.min()) < 0:
+            raise InvalidInput(f"batch request names position {int(positions.min())}; positions start at 0")
+        if len(np.unique(positions)) != count:
+            raise InvalidInput("batch request names a position twice")
+        if not 0 <= waited < 1e9:  # also catches NaN
+            waited = 0.0
+        return cls(epoch, rank, positions, room_bytes, started_below, waited)
+
+
+@dataclass(frozen=True)
+class FrameHeader:
+    """The first 24 bytes of a frame."""
+
+    count: int
+    payload_bytes: int
+
+    @classmethod
+    def decode(cls, head: bytes | bytearray | memoryview) -> FrameHeader:
+        if len(head) < FRAME_HEADER_BYTES:
+            raise InvalidInput(f"frame ends after {len(head)} bytes, within its header")
+        magic, _, count, payload_bytes = _FRAME.unpack_from(head)
+        if magic != b"RFF1":
+            raise InvalidInput(f"frame starts with {magic!r}, not b'RFF1': not a frame of this version")
+        return cls(count, payload_bytes)
+
+    @property
+    def arrays_bytes(self) -> int:
+        """Bytes between header and payload."""
+        return _ARRAYS * 8 * self.count
+
+    @property
+    def total_bytes(self) -> int:
+        return FRAME_HEADER_BYTES + self.arrays_bytes + self.payload_bytes
+
+
+def encode_frame_head(positions: Int64Array, sample_ids: Int64Array, lengths: Int64Array) -> bytes:
+    """Header and arrays of a frame; the payload follows it on the wire. Each array has shape ``(count,)``."""
+    count = len(positions)
+    head = _FRAME.pack(b"RFF1", 0, count, int(lengths.sum()) if count else 0)
+    return b"".join(
+        [
+            head,
+            *(
+                np.ascontiguousarray(array, dtype="<i8").tobytes()
+                for array in (positions, sample_ids, lengths)
+            ),
+        ]
+    )
+
+
+def decode_frame_arrays(header: FrameHeader, arrays: bytes | bytearray | memoryview) -> list[Int64Array]:
+    """``[positions, sample_ids, lengths]``, each of shape ``(count,)``, as views into ``arrays``.
+
+    Raises :class:`InvalidInput` when the lengths don't add up to the payload.
+    """
+    if len(arrays) < header.arrays_bytes:
+        raise InvalidInput(f"frame ends within its arrays: {len(arrays)} of {header.arrays_bytes} bytes")
+    columns = np.frombuffer(arrays, dtype="<i8", count=_ARRAYS * header.count).reshape(_ARRAYS, header.count)
+    lengths = columns[2]
+    if header.count and (int(lengths.min()) < 0 or int(lengths.sum()) != header.payload_bytes):
+        raise InvalidInput("frame's lengths do not add up to its payload")
+    return list(columns)

@@ -1,0 +1,1 @@
+"""The service: cache pods, the tools that make datasets, and the ``refill`` command."""
