@@ -72,9 +72,7 @@ class JobSpec:
             ("refill", ("best", "random")),
         ):
             if getattr(self, name) not in choices:
-                raise InvalidInput(
-                    f"job setting {name} must be {' or '.join(choices)}, got {getattr(self, name)!r}"
-                )
+                raise InvalidInput(f"job setting {name} must be {' or '.join(choices)}, got {getattr(self, name)!r}")
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> JobSpec:

@@ -75,18 +75,12 @@ class BatchRequest:
     def decode(cls, body: bytes) -> BatchRequest:
         """Raises :class:`InvalidInput` for anything that :meth:`encode` did not write."""
         if len(body) < _REQUEST.size:
-            raise InvalidInput(
-                f"batch request is {len(body)} bytes, shorter than its {_REQUEST.size}-byte header"
-            )
+            raise InvalidInput(f"batch request is {len(body)} bytes, shorter than its {_REQUEST.size}-byte header")
         magic, epoch, rank, count, room_bytes, started_below, waited = _REQUEST.unpack_from(body)
         if magic != b"RFQ1":
-            raise InvalidInput(
-                f"batch request starts with {magic!r}, not b'RFQ1': not a request of this version"
-            )
+            raise InvalidInput(f"batch request starts with {magic!r}, not b'RFQ1': not a request of this version")
         if not 1 <= count <= MAX_BATCH or len(body) != _REQUEST.size + 8 * count:
-            raise InvalidInput(
-                f"batch request of {len(body)} bytes can't hold the {count} positions it announces"
-            )
+            raise InvalidInput(f"batch request of {len(body)} bytes can't hold the {count} positions it announces")
         positions = np.frombuffer(body, dtype="<i8", offset=_REQUEST.size)
         if int(positions.min()) < 0:
             raise InvalidInput(f"batch request names position {int(positions.min())}; positions start at 0")
@@ -130,10 +124,7 @@ def encode_frame_head(positions: Int64Array, sample_ids: Int64Array, lengths: In
     return b"".join(
         [
             head,
-            *(
-                np.ascontiguousarray(array, dtype="<i8").tobytes()
-                for array in (positions, sample_ids, lengths)
-            ),
+            *(np.ascontiguousarray(array, dtype="<i8").tobytes() for array in (positions, sample_ids, lengths)),
         ]
     )
 
