@@ -1,0 +1,216 @@
+"""In which order does each rank ask for samples in an epoch?
+
+``KeyedPermutation`` shuffles 0..n-1 with random access in both directions and no list of samples: a Feistel
+network over the smallest power of two that holds n, walked until it lands inside (Black and Rogaway, "Ciphers
+with Arbitrary Finite Domains", 2002, section 4 and 5). Up to 65,536 samples it keeps the shuffled list, which is
+then exactly uniform. ``KeyedTraces`` deals the permutation to ranks as torch's DistributedSampler does;
+``ExplicitTraces`` holds what clients with their own sampler posted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refill.errors import InvalidInput
+from refill_service.cache_core.sample_mapping import Int64Array
+
+__all__ = ["ExplicitTraces", "KeyedPermutation", "KeyedTraces", "Traces"]
+
+_ROUNDS = 8
+_LISTED = 1 << 16
+
+
+class Traces(Protocol):
+    """The traces of all ranks in one epoch."""
+
+    def length(self, rank: int) -> int:
+        """Positions of a rank: ``0 <= position < length``."""
+        ...
+
+    def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
+        """``(samples, repeats)`` of a rank's positions.
+
+        A *repeat* asks for a sample that another position of the epoch asks for too (padding, or sampling with
+        replacement). It gets exactly that sample and takes no part in redirection, which hands out each once.
+        """
+        ...
+
+    def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
+        """Which samples ``first <= sample < end`` are asked for at all; None: every one of them."""
+        ...
+
+    @property
+    def num_requests(self) -> int:
+        """Positions that are not repeats, over all ranks."""
+        ...
+
+
+class KeyedPermutation:
+    """A permutation of ``0 .. n-1`` that follows from its key.
+
+    ``forward`` maps a place in the shuffled order to a sample, ``inverse`` a sample to its place. Both take and
+    return int64 arrays of any shape ``(m,)``. Memory is constant (at most 1 MiB), whatever n is.
+
+    :param key: any text; the same key gives the same permutation on every machine and numpy version.
+    """
+
+    def __init__(self, n: int, key: str) -> None:
+        if not 1 <= n <= 1 << 62:
+            raise InvalidInput(f"a permutation needs 1 to 2**62 items, got {n}")
+        self.n = n
+        words = np.frombuffer(
+            b"".join(hashlib.blake2b(f"{key}/{i}".encode()).digest() for i in range(_ROUNDS // 4)), dtype="<u8"
+        )
+        self._add = words[:_ROUNDS]
+        self._multiply = words[_ROUNDS : 2 * _ROUNDS] | np.uint64(1)
+        self._places: tuple[Int64Array, Int64Array] | None = None
+        if n <= _LISTED:
+            order = np.argsort(_mix(np.arange(n, dtype=np.uint64), words[0], words[1] | np.uint64(1)), kind="stable")
+            places = np.empty(n, dtype=np.int64)
+            places[order] = np.arange(n)
+            self._places = (order.astype(np.int64), places)
+        bits = max(2, (n - 1).bit_length())
+        self._low_bits = bits // 2
+        self._high_bits = bits - self._low_bits
+
+    def forward(self, places: Int64Array) -> Int64Array:
+        if self._places is not None:
+            return self._places[0][places]
+        return self._walk(places, self._encrypt)
+
+    def inverse(self, samples: Int64Array) -> Int64Array:
+        if self._places is not None:
+            return self._places[1][samples]
+        return self._walk(samples, self._decrypt)
+
+    def _walk(self, values: Int64Array, step: _Step) -> Int64Array:
+        # Cycle walking: the cycle that a value lies on leads back below n, in under two steps on average.
+        out = step(values.astype(np.uint64))
+        outside = np.flatnonzero(out >= self.n)
+        while len(outside):
+            out[outside] = step(out[outside])
+            outside = outside[out[outside] >= self.n]
+        return out.astype(np.int64)
+
+    def _encrypt(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        high_bits, low_bits = self._high_bits, self._low_bits
+        high, low = x >> np.uint64(low_bits), x & np.uint64((1 << low_bits) - 1)
+        for i in range(_ROUNDS):
+            high, low = low, high ^ self._round(i, low, high_bits)
+            high_bits, low_bits = low_bits, high_bits
+        return (high << np.uint64(low_bits)) | low
+
+    def _decrypt(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        high_bits, low_bits = self._high_bits, self._low_bits  # an even number of rounds: the widths are back
+        high, low = x >> np.uint64(low_bits), x & np.uint64((1 << low_bits) - 1)
+        for i in reversed(range(_ROUNDS)):
+            high, low = low ^ self._round(i, high, low_bits), high
+            high_bits, low_bits = low_bits, high_bits
+        return (high << np.uint64(low_bits)) | low
+
+    def _round(self, i: int, half: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+        return _mix(half, self._add[i], self._multiply[i]) >> np.uint64(64 - bits)
+
+
+class _Step(Protocol):
+    def __call__(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]: ...
+
+
+def _mix(x: NDArray[np.uint64], add: np.uint64, multiply: np.uint64) -> NDArray[np.uint64]:
+    """Keyed hash of each value; the high bits are the good ones."""
+    x = (x + add) * multiply
+    x ^= x >> np.uint64(32)
+    x *= np.uint64(0xD6E8FEB86659FD93)
+    x ^= x >> np.uint64(32)
+    x *= np.uint64(0xD6E8FEB86659FD93)
+    return x
+
+
+class KeyedTraces:
+    """The order that follows from (seed, epoch): rank r asks for places r, r + W, r + 2W, ... of the permutation.
+
+    With ``drop_last`` the tail that does not divide by the world size W is left out, else it is padded with
+    repeats from the start (torch.utils.data.DistributedSampler).
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        world_size: int = 1,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        self.num_samples = num_samples
+        self.world_size = world_size
+        self._length = num_samples // world_size if drop_last else -(-num_samples // world_size)
+        self._permutation = KeyedPermutation(num_samples, f"refill epoch order {seed} {epoch}") if shuffle else None
+
+    def length(self, rank: int) -> int:
+        return self._length
+
+    def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
+        places = positions * self.world_size + rank
+        repeats = places >= self.num_samples
+        places = places % self.num_samples
+        return (places if self._permutation is None else self._permutation.forward(places)), repeats
+
+    def position_of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """``(rank, position)`` that asks for each sample first; a position at or past ``length`` was dropped."""
+        places = samples if self._permutation is None else self._permutation.inverse(samples)
+        return places % self.world_size, places // self.world_size
+
+    def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
+        return None
+
+    @property
+    def num_requests(self) -> int:
+        return min(self.num_samples, self._length * self.world_size)
+
+
+class ExplicitTraces:
+    """Traces that clients posted, for samplers of their own: subsets, weights, any order.
+
+    Redirection stays within the samples that the epoch asks for, so a training split never sees a sample of the
+    validation split. Of positions that ask for the same sample, the first in (rank, position) order is the request
+    and the others are repeats.
+
+    :param traces: for every rank its sample ids, ``(length,)`` int64. Raises :class:`InvalidInput` for an id that
+        the dataset does not have.
+    """
+
+    def __init__(self, num_samples: int, traces: Mapping[int, Int64Array]) -> None:
+        self._traces = {rank: np.ascontiguousarray(traces[rank], dtype=np.int64) for rank in sorted(traces)}
+        for rank, trace in self._traces.items():
+            if len(trace) and not (int(trace.min()) >= 0 and int(trace.max()) < num_samples):
+                wrong = trace[(trace < 0) | (trace >= num_samples)][0]
+                raise InvalidInput(f"trace of rank {rank} asks for sample {wrong}; there are 0 to {num_samples - 1}")
+        everything = np.concatenate(list(self._traces.values())) if self._traces else np.empty(0, dtype=np.int64)
+        self._members, first_places = np.unique(everything, return_index=True)
+        repeats = np.ones(len(everything), dtype=bool)
+        repeats[first_places] = False
+        ends = np.cumsum([len(trace) for trace in self._traces.values()])
+        self._repeats = dict(zip(self._traces, np.split(repeats, ends[:-1]), strict=True))
+
+    def length(self, rank: int) -> int:
+        return len(self._traces[rank])
+
+    def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
+        return self._traces[rank][positions], self._repeats[rank][positions]
+
+    def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
+        inside = self._members[np.searchsorted(self._members, first) : np.searchsorted(self._members, end)]
+        wanted = np.zeros(end - first, dtype=bool)
+        wanted[inside - first] = True
+        return wanted
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._members)

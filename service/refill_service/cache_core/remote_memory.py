@@ -1,0 +1,84 @@
+"""What has a home pod been sent ahead, and how much more may it be sent? (Redox 3.8, Brand 3.4)
+
+The remote abstract memory: samples that owners sent ahead, each kept for the request that it answers. Room is
+*granted* to an owner with each request and stays reserved until its answer is settled, so that owners who answer
+at the same time can't exceed the limit together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+__all__ = ["RemoteMemory", "StartedPositions"]
+
+Payload = TypeVar("Payload")
+Request = tuple[int, int, int]
+"""``(epoch, rank, position)``"""
+
+
+class RemoteMemory(Generic[Payload]):
+    """Samples sent ahead for the ranks of one job at one home pod.
+
+    ``used + granted <= capacity`` always holds. A payload is whatever the caller keeps for a sample.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self.granted = 0
+        self._held: dict[Request, tuple[int, Payload]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def grant(self, owners_left: int = 1) -> int:
+        """Reserve an even part of the free room for one of ``owners_left`` owners that are asked together."""
+        room = max(0, self.capacity - self.used - self.granted) // max(1, owners_left)
+        self.granted += room
+        return room
+
+    def settle(self, room: int, received: Iterable[tuple[Request, int, Payload]] = ()) -> int:
+        """The answer that ``room`` was granted for has ended, well or badly; returns how many samples were kept.
+
+        :param received: ``(request, bytes, payload)`` of each sample sent ahead. Raises ValueError when they
+            exceed the grant: the owner broke the protocol.
+        """
+        self.granted -= room
+        kept = 0
+        for request, size, payload in received:
+            room -= size
+            if room < 0:
+                raise ValueError("an owner sent more ahead than it was granted room for")
+            if request not in self._held:
+                self._held[request] = (size, payload)
+                self.used += size
+                kept += 1
+        return kept
+
+    def take(self, request: Request) -> Payload | None:
+        """The payload that answers a request, which leaves the memory; None when it is not here."""
+        entry = self._held.pop(request, None)
+        if entry is None:
+            return None
+        self.used -= entry[0]
+        return entry[1]
+
+    def forget(self, rank: int, before_epoch: int) -> None:
+        """Fact: the rank has left every epoch before this one, so nothing will be asked of them again."""
+        for request in [held for held in self._held if held[1] == rank and held[0] < before_epoch]:
+            self.take(request)
+
+
+class StartedPositions:
+    """Up to where a rank has asked for every position; batches of several workers come out of order."""
+
+    def __init__(self) -> None:
+        self.below = 0
+        self._beyond: set[int] = set()
+
+    def started(self, positions: Iterable[int]) -> None:
+        self._beyond.update(positions)
+        while self.below in self._beyond:
+            self._beyond.remove(self.below)
+            self.below += 1
