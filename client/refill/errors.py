@@ -20,6 +20,7 @@ same class. The text is one line that names what was wrong and what to do; what 
     |-- JobError
     |   |-- UnknownJob             404  never registered here, or cleaned up since
     |   |-- JobConflict            409  registered before with other settings
+    |   |-- JobLost                409  a pod restarted or dropped the job: the epoch can't go on exactly once
     |   |-- EpochEnded             410  the job has moved on to a later epoch
     |   `-- EpochNotReady          503  other ranks have yet to finish the epoch before, or to post traces
     `-- PodUnreachable             503  a pod did not answer in time
@@ -41,6 +42,7 @@ __all__ = [
     "InvalidInput",
     "JobConflict",
     "JobError",
+    "JobLost",
     "MemoryTooSmall",
     "PodUnreachable",
     "RefillError",
@@ -134,6 +136,10 @@ class UnknownJob(JobError):
 
 
 class JobConflict(JobError):
+    status = 409
+
+
+class JobLost(JobError):
     status = 409
 
 

@@ -77,8 +77,11 @@ class StartedPositions:
         self.below = 0
         self._beyond: set[int] = set()
 
+    def __contains__(self, position: int) -> bool:
+        return position < self.below or position in self._beyond
+
     def started(self, positions: Iterable[int]) -> None:
-        self._beyond.update(positions)
+        self._beyond.update(position for position in positions if position >= self.below)
         while self.below in self._beyond:
             self._beyond.remove(self.below)
             self.below += 1

@@ -1,0 +1,31 @@
+"""What is a pod made of? Assembly only: one node, one application for clients, one for peers."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from refill_service.cache_node import CacheNode
+from refill_service.http_routes import add_error_answers, client_routes
+from refill_service.peer_routes import peer_routes
+
+__all__ = ["client_app", "peer_app"]
+
+
+def client_app(node: CacheNode) -> FastAPI:
+    """What clients and people talk to; ``/docs`` shows it."""
+    app = FastAPI(
+        title="refill",
+        description="A cache pod: hands out samples of a dataset, each exactly once an epoch.",
+        version="1",
+    )
+    add_error_answers(app)
+    app.include_router(client_routes(node))
+    return app
+
+
+def peer_app(node: CacheNode) -> FastAPI:
+    """What other pods talk to."""
+    app = FastAPI(title="refill peers", openapi_url=None)
+    add_error_answers(app)
+    app.include_router(peer_routes(node))
+    return app

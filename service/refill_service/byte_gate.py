@@ -1,0 +1,54 @@
+"""How many bytes may be on their way at once? A gate that lets through what fits, in the order of asking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+__all__ = ["ByteGate"]
+
+
+class ByteGate:
+    """At most ``limit_bytes`` inside; something larger than the limit goes through alone."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def passage(self, size_bytes: int) -> AsyncIterator[None]:
+        if self._waiting or not self._fits(size_bytes):
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            entry = (size_bytes, turn)
+            self._waiting.append(entry)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._leave(size_bytes)  # let in and cancelled at once
+                else:
+                    self._waiting.remove(entry)
+                    self._admit()
+                raise
+        else:
+            self.used_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self._leave(size_bytes)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self.used_bytes == 0 or self.used_bytes + size_bytes <= self.limit_bytes
+
+    def _leave(self, size_bytes: int) -> None:
+        self.used_bytes -= size_bytes
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            size_bytes, turn = self._waiting.popleft()
+            self.used_bytes += size_bytes
+            turn.set_result(None)

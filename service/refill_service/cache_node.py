@@ -1,0 +1,246 @@
+"""Which jobs does this pod serve, and with how much memory? Registers, looks up, counts and removes jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from prometheus_client import Histogram
+
+from refill.errors import InvalidInput, JobConflict, JobLost, MemoryTooSmall, UnknownJob
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.wire_format import BatchRequest, Int64Array
+from refill_service.byte_gate import ByteGate
+from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.datasets.dataset_reader import Dataset
+from refill_service.home import Home
+from refill_service.job import Job
+from refill_service.object_store.store_counters import StoreCounters
+from refill_service.object_store.store_settings import StoreSettings
+from refill_service.owner import Owner
+from refill_service.peers import Peers
+from refill_service.settings import Settings
+
+__all__ = ["CacheNode", "ClientCounts", "JobAtPod"]
+
+log = logging.getLogger(__name__)
+
+_LEADER = 0
+"""The pod that names the incarnation of a job, so that ranks that register at the same time agree."""
+
+
+@dataclass
+class ClientCounts:
+    """What clients of one rank reported."""
+
+    data_wait_seconds: float = 0.0
+    request_wait_seconds: float = 0.0
+    samples: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class JobAtPod:
+    """A job here: what it is, the pod as its owner, the pod as the home of ranks."""
+
+    job: Job
+    owner: Owner
+    home: Home
+    clients: dict[int, ClientCounts] = field(default_factory=dict)
+
+    def client(self, rank: int) -> ClientCounts:
+        self.job.check_rank(rank)
+        return self.clients.setdefault(rank, ClientCounts())
+
+    async def asked_of_this_pod(self, request: BatchRequest) -> Int64Array:
+        """The samples that a home pod's request asks of this pod's share."""
+        job = self.job
+        job.check_rank(request.rank)
+        traces = await job.traces(request.epoch, self.owner.wait_seconds)
+        if int(request.positions.max()) >= traces.length(request.rank):
+            raise InvalidInput(f"rank {request.rank} has no position {int(request.positions.max())}")
+        asked, repeats = traces.asked(request.rank, request.positions)
+        if repeats.any() or not job.share.holds(asked).all():
+            raise InvalidInput(
+                f"pod {job.ordinal} was asked for positions that it does not answer: other job settings?"
+            )
+        return asked
+
+    def epoch_counts(self, epoch: int) -> dict[str, Any]:
+        """What happened at this pod in one epoch, flat; zeros when nothing did."""
+        owner, home = self.owner.history.get(epoch), self.home.history.get(epoch)
+        counts: dict[str, Any] = {"pod": self.job.ordinal, "epoch": epoch}
+        if owner is not None:
+            owned = asdict(owner)
+            core = owned.pop("core")
+            counts |= core | owned | {"bytes_wasted": owner.core.bytes_wasted}
+        if home is not None:
+            counts |= asdict(home)
+        return counts
+
+
+class CacheNode:
+    """One cache pod, without its servers."""
+
+    def __init__(self, settings: Settings, store_settings: StoreSettings | None = None) -> None:
+        self.settings = settings
+        self.store_seconds = Histogram(
+            "refill_store_request_seconds",
+            "Time of requests to the object store, retries included.",
+            ["operation"],
+            registry=None,
+        )
+        self.store_counters = StoreCounters(
+            lambda request: self.store_seconds.labels(request.operation).observe(request.seconds)
+        )
+        self.gate = ByteGate(int(settings.memory_bytes * settings.in_flight_fraction))
+        self.peers = Peers(settings.peer_urls, settings.peer_timeout_seconds)
+        self.jobs: dict[str, JobAtPod] = {}
+        self.peer_bytes_sent: dict[int, int] = {}
+        self._store_settings = store_settings or StoreSettings.from_environment()
+        self._registering = asyncio.Lock()
+        self._cleaner: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._cleaner = asyncio.create_task(self._remove_idle_jobs())
+
+    async def close(self) -> None:
+        if self._cleaner is not None:
+            self._cleaner.cancel()
+            await asyncio.gather(self._cleaner, return_exceptions=True)
+        for name in list(self.jobs):
+            await self.remove(name)
+        await self.peers.close()
+
+    @property
+    def free_bytes(self) -> int:
+        return self.settings.memory_bytes - sum(at_pod.job.memory_bytes for at_pod in self.jobs.values())
+
+    async def register(self, spec: JobSpec) -> dict[str, Any]:
+        """Register a job on every pod; registering it again with the same settings changes nothing."""
+        ordinal, path = self.settings.ordinal, f"/peer/v1/jobs/{spec.name}"
+        leader = {"incarnation": "", "fingerprint": ""}
+        if ordinal != _LEADER:
+            leader = await self.peers.call(_LEADER, "PUT", path, {"spec": spec.to_dict()})
+        info = await self.register_here(spec, leader["incarnation"], leader["fingerprint"])
+        others = [pod for pod in range(self.settings.num_pods) if pod not in (ordinal, _LEADER)]
+        body = {"spec": spec.to_dict(), "incarnation": info["incarnation"], "fingerprint": info["fingerprint"]}
+        await self.peers.call_all(others, "PUT", path, body)
+        return info | {"pods": list(self.settings.pod_urls)}
+
+    async def register_here(self, spec: JobSpec, incarnation: str, fingerprint: str) -> dict[str, Any]:
+        """Register a job on this pod only.
+
+        :param incarnation: as another pod names it; empty: whatever it is here, a new one if need be.
+        :param fingerprint: of the dataset as another pod read it; empty: any.
+        """
+        async with self._registering:
+            known = self.jobs.get(spec.name)
+            if known is None:
+                known = await self._create(spec, incarnation or uuid.uuid4().hex)
+                self.jobs[spec.name] = known
+                log.info(
+                    "job %s: %s, %d abstract chunks of %d samples, group size %d",
+                    spec.name,
+                    spec.dataset,
+                    known.job.mapping.num_abstract_chunks,
+                    spec.chunk_size,
+                    known.job.mapping.group_size,
+                )
+        if differences := known.job.spec.differences(spec):
+            raise JobConflict(
+                f"job {spec.name} was registered before with other settings ({'; '.join(differences)}): "
+                "use another name, or end that job first",
+                differences=differences,
+            )
+        if incarnation and known.job.incarnation != incarnation:
+            raise JobLost(
+                f"a pod has lost job {spec.name} and was asked to begin it again: end the job on all pods "
+                f"(DELETE /v1/jobs/{spec.name}), then start it anew"
+            )
+        info = known.job.info()
+        if fingerprint and info["fingerprint"] != fingerprint:
+            raise JobConflict(
+                f"dataset {spec.dataset} was replaced while job {spec.name} ran: pods read different versions; "
+                f"end the job on all pods (DELETE /v1/jobs/{spec.name}), then start it anew"
+            )
+        known.job.last_used = time.monotonic()
+        return info
+
+    def job(self, name: str, incarnation: str | None = None) -> JobAtPod:
+        """Raises :class:`UnknownJob`, or :class:`JobLost` when the asker means an earlier registration."""
+        at_pod = self.jobs.get(name)
+        if at_pod is None:
+            raise UnknownJob(f"pod {self.settings.ordinal} knows no job {name}: register it first", job=name)
+        if incarnation is not None and incarnation != at_pod.job.incarnation:
+            raise JobLost(f"job {name} on pod {self.settings.ordinal} is another than the one that was asked for")
+        at_pod.job.last_used = time.monotonic()
+        return at_pod
+
+    async def remove(self, name: str) -> bool:
+        """End a job on this pod and free its memory; False when there is none."""
+        at_pod = self.jobs.pop(name, None)
+        if at_pod is None:
+            return False
+        await at_pod.home.close()
+        await at_pod.owner.close()
+        await at_pod.job.dataset.close()
+        return True
+
+    async def remove_everywhere(self, name: str) -> bool:
+        others = [pod for pod in range(self.settings.num_pods) if pod != self.settings.ordinal]
+        removed = await self.peers.call_all(others, "DELETE", f"/peer/v1/jobs/{name}", None)
+        return await self.remove(name) or any(answer["removed"] for answer in removed)
+
+    async def _create(self, spec: JobSpec, incarnation: str) -> JobAtPod:
+        settings = self.settings
+        memory_bytes = self._memory_for(spec)
+        dataset = await Dataset.open(spec.dataset, self._store_settings, counters=self.store_counters)
+        try:
+            layout = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size)
+            share = layout.share(settings.ordinal, settings.num_pods)
+            records = await dataset.load_records(share.first_sample, share.end_sample)
+            remote_bytes = int(memory_bytes * settings.remote_memory_fraction) if settings.num_pods > 1 else 0
+            recent_bytes = int(memory_bytes * settings.recent_fraction)
+            in_flight_bytes = int(memory_bytes * settings.in_flight_fraction)
+            job = Job(
+                spec,
+                dataset,
+                records,
+                layout,
+                ordinal=settings.ordinal,
+                num_pods=settings.num_pods,
+                memory_bytes=memory_bytes,
+                abstract_bytes=memory_bytes - remote_bytes - recent_bytes - in_flight_bytes,
+                incarnation=incarnation,
+            )
+        except BaseException:
+            await dataset.close()
+            raise
+        owner = Owner(job, self.gate, recent_bytes, settings.wait_seconds)
+        return JobAtPod(job, owner, Home(job, owner, self.peers, remote_bytes, settings.wait_seconds))
+
+    def _memory_for(self, spec: JobSpec) -> int:
+        free = self.free_bytes
+        wanted = spec.memory_bytes or int(free * self.settings.job_memory_fraction)
+        if wanted > free or wanted == 0:
+            taken = ", ".join(f"{name} {at_pod.job.memory_bytes:,}" for name, at_pod in self.jobs.items())
+            raise MemoryTooSmall(
+                f"memory too small: job {spec.name} wants {wanted:,} bytes and pod {self.settings.ordinal} has "
+                f"{free:,} of {self.settings.memory_bytes:,} free (taken: {taken or 'none'})",
+                pod=self.settings.ordinal,
+            )
+        return wanted
+
+    async def _remove_idle_jobs(self) -> None:
+        idle_seconds = self.settings.job_idle_seconds
+        while True:
+            await asyncio.sleep(min(10.0, idle_seconds / 4))
+            now = time.monotonic()
+            for name in [n for n, at_pod in self.jobs.items() if now - at_pod.job.last_used > idle_seconds]:
+                log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
+                await self.remove(name)

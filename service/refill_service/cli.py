@@ -1,0 +1,61 @@
+"""The ``refill`` command. Errors are one line on standard error; exit status 2 for them, 1 for damage found.
+
+It lives in the service package, since all that it does is done there; a training pod needs no command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from refill.errors import RefillError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    try:
+        parser = _parser()
+    except ModuleNotFoundError as error:
+        print(
+            f"refill: {error.name} is not installed; the command needs: pip install 'refill[service]'", file=sys.stderr
+        )
+        return 2
+    args = parser.parse_args(argv)
+    try:
+        status: int = args.func(args)
+        sys.stdout.flush()
+        return status
+    except RefillError as error:
+        print(f"refill: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("refill: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone, as in `refill inspect ... | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    from refill import __version__
+    from refill_service import serve_command, simulate_command
+    from refill_service.datasets import commands as dataset_commands
+
+    parser = argparse.ArgumentParser(
+        prog="refill", description="A data cache for model training: every sample exactly once an epoch."
+    )
+    parser.add_argument("--version", action="version", version=f"refill {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    dataset_commands.add_commands(commands)
+    serve_command.add_command(commands)
+    simulate_command.add_command(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

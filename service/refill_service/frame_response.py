@@ -1,0 +1,69 @@
+"""How do frames leave the pod? Head and samples as one body with a known length, copied as little as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from refill.protocol.wire_format import Int64Array, encode_frame_head
+from refill_service.peers import Payload
+
+__all__ = ["FrameResponse", "OutgoingFrame"]
+
+PIECE_BYTES = 1 << 20
+"""Small samples are joined up to this size: fewer, larger writes. Samples of this size and more go as they are."""
+
+
+class OutgoingFrame:
+    """A frame to be sent: ``head`` holds header and arrays, ``payloads`` the samples."""
+
+    def __init__(self, positions: Int64Array, sample_ids: Int64Array, payloads: Sequence[Payload]) -> None:
+        lengths = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
+        self.head = encode_frame_head(positions, sample_ids, lengths)
+        self.payloads = payloads
+        self.total_bytes = len(self.head) + int(lengths.sum())
+
+    def parts(self) -> Iterator[Payload]:
+        yield self.head
+        yield from self.payloads
+
+
+class FrameResponse(Response):
+    """Answers with frames one after another; ``on_sent`` is called with the bytes that were sent, at the end."""
+
+    media_type = "application/octet-stream"
+
+    def __init__(self, frames: list[OutgoingFrame], on_sent: Callable[[int], None] | None = None) -> None:
+        self._frames = frames
+        self._on_sent = on_sent
+        total = sum(frame.total_bytes for frame in frames)
+        super().__init__(headers={"content-length": str(total)})
+        self.total_bytes = total
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in _joined(part for frame in self._frames for part in frame.parts()):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if self._on_sent is not None:
+            self._on_sent(self.total_bytes)
+
+
+def _joined(parts: Iterable[Payload]) -> Iterator[bytes]:
+    """The same bytes in pieces of about ``PIECE_BYTES``."""
+    waiting: list[Payload] = []
+    size = 0
+    for part in parts:
+        if waiting and size + len(part) > PIECE_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+        if len(part) >= PIECE_BYTES:
+            yield bytes(part)  # no copy when it is bytes already
+        else:
+            waiting.append(part)
+            size += len(part)
+    if waiting:
+        yield b"".join(waiting)

@@ -1,0 +1,329 @@
+"""How does a home pod assemble a batch? From its own share, from its remote memory, and from other owners.
+
+The path of a batch: ``batch`` -> which sample each position asks for, and who owns it -> what was sent ahead ->
+one ``take`` on the pod's own share and one request to every other owner that is still needed, all at once ->
+samples in the order of the positions. What owners send ahead arrives after their answer and does not delay it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refill.errors import InvalidInput, RefillError
+from refill.protocol.wire_format import BatchRequest, Int64Array
+from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
+from refill_service.job import Job
+from refill_service.owner import Owner
+from refill_service.peers import Payload, Peers
+
+__all__ = ["Batch", "Home", "HomeCounts"]
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples in the order of the positions that were asked for."""
+
+    positions: Int64Array
+    sample_ids: Int64Array
+    payloads: list[Payload]
+
+
+@dataclass
+class HomeCounts:
+    """Where one epoch's requests of a home pod's ranks were answered."""
+
+    local: int = 0
+    """From the pod's own share."""
+    remote_memory: int = 0
+    """By samples sent ahead."""
+    remote_on_demand: int = 0
+    """By an owner that was asked: the papers' remote requests."""
+    repeats: int = 0
+    """Positions that repeat a sample of the epoch (padding, replacement)."""
+    ahead_received: int = 0
+    ahead_refused: int = 0
+    """Sent ahead and dropped: the rank had been answered otherwise."""
+    batches: int = 0
+    delivered_bytes: int = 0
+
+
+class _Assembly:
+    """A batch in the making. ``asked``, ``repeats`` and ``owners`` have an entry for each position, as results have."""
+
+    def __init__(
+        self, epoch: int, rank: int, positions: Int64Array, asked: Int64Array, repeats: NDArray[np.bool_]
+    ) -> None:
+        self.epoch = epoch
+        self.rank = rank
+        self.positions = positions
+        self.asked = asked
+        self.repeats = repeats
+        self.owners = np.zeros(len(positions), dtype=np.int64)
+        self.sample_ids = np.empty(len(positions), dtype=np.int64)
+        self.filled = np.zeros(len(positions), dtype=bool)
+        self._payloads: list[Payload] = [b""] * len(positions)
+
+    def put(self, places: Int64Array, sample_ids: Int64Array, payloads: list[Payload]) -> None:
+        self.sample_ids[places] = sample_ids
+        self.filled[places] = True
+        for place, payload in zip(places.tolist(), payloads, strict=True):
+            self._payloads[place] = payload
+
+    def put_one(self, place: int, sample_id: int, payload: Payload) -> None:
+        self.sample_ids[place] = sample_id
+        self.filled[place] = True
+        self._payloads[place] = payload
+
+    def complete(self) -> list[Payload]:
+        if not self.filled.all():
+            raise RuntimeError(f"batch of rank {self.rank} was assembled with {(~self.filled).sum()} samples missing")
+        return self._payloads
+
+
+class Home:
+    """One pod as the home of some ranks of one job."""
+
+    def __init__(self, job: Job, owner: Owner, peers: Peers, remote_memory_bytes: int, wait_seconds: float) -> None:
+        self.job = job
+        self.remote_memory: RemoteMemory[tuple[int, Payload]] = RemoteMemory(remote_memory_bytes)
+        self.history: dict[int, HomeCounts] = {}
+        self.sent_bytes = [0] * job.num_pods
+        self.received_bytes = [0] * job.num_pods
+        self._owner = owner
+        self._peers = peers
+        self._wait_seconds = wait_seconds
+        self._others = [pod for pod in range(job.num_pods) if pod != job.ordinal]
+        self._started: dict[tuple[int, int], StartedPositions] = {}
+        self._opened: dict[int, int] = {}
+        self._receiving: set[asyncio.Task[None]] = set()
+        self._arriving: dict[tuple[int, int, int], asyncio.Future[None]] = {}
+        """Requests (epoch, rank, position) whose samples an owner has announced and is sending."""
+
+    async def close(self) -> None:
+        for task in self._receiving:
+            task.cancel()
+        await asyncio.gather(*self._receiving, return_exceptions=True)
+
+    async def batch(self, request: BatchRequest) -> Batch:
+        """Raises :class:`InvalidInput` for a position past the end of the rank's trace."""
+        job, epoch, rank = self.job, request.epoch, request.rank
+        job.check_rank(rank)
+        await self._open(epoch, rank)
+        traces = await job.traces(epoch, self._wait_seconds)
+        positions = request.positions
+        if int(positions.max()) >= traces.length(rank):
+            raise InvalidInput(
+                f"rank {rank} asks for position {int(positions.max())}, but epoch {epoch} of job {job.spec.name} "
+                f"has {traces.length(rank)} positions for it"
+            )
+        batch = _Assembly(epoch, rank, positions, *traces.asked(rank, positions))
+        batch.owners = job.owner_of(batch.asked)
+        await self._assemble(batch)
+        counts = self._counts(epoch)
+        counts.batches += 1
+        payloads = batch.complete()
+        counts.delivered_bytes += sum(map(len, payloads))
+        return Batch(positions, batch.sample_ids, payloads)
+
+    async def _assemble(self, batch: _Assembly) -> None:
+        mine = batch.owners == self.job.ordinal
+        arriving = self._take_sent_ahead(batch, np.flatnonzero(~mine & ~batch.repeats))
+        on_the_way = np.zeros(len(batch.positions), dtype=bool)
+        on_the_way[list(arriving)] = True
+        self._start(batch, ~on_the_way)
+        wanted = ~batch.filled & ~batch.repeats & ~on_the_way
+        await _all_done(
+            self._take_own(batch, np.flatnonzero(wanted & mine)),
+            self._take_remote(batch, np.flatnonzero(wanted & ~mine)),
+            self._take_arriving(batch, arriving),
+            self._read_repeats(batch, np.flatnonzero(batch.repeats)),
+        )
+        self._start(batch, on_the_way)
+
+    def _take_sent_ahead(self, batch: _Assembly, places: Int64Array) -> dict[int, asyncio.Future[None]]:
+        """Put in what was sent ahead; returns those of the places whose samples were announced and are on their way."""
+        arriving = {}
+        if len(self.remote_memory) or self._arriving:
+            for place in places.tolist():
+                key = (batch.epoch, batch.rank, int(batch.positions[place]))
+                if (entry := self.remote_memory.take(key)) is not None:
+                    batch.put_one(place, *entry)
+                    self._counts(batch.epoch).remote_memory += 1
+                elif key in self._arriving:
+                    arriving[place] = self._arriving[key]
+        return arriving
+
+    async def _take_own(self, batch: _Assembly, places: Int64Array) -> None:
+        if len(places):
+            batch.put(places, *await self._owner.take(batch.epoch, batch.rank, batch.asked[places]))
+            self._counts(batch.epoch).local += len(places)
+
+    async def _take_remote(self, batch: _Assembly, places: Int64Array) -> None:
+        owners = batch.owners[places]
+        pods = np.unique(owners).tolist()
+        of_pods = [places[owners == pod] for pod in pods]
+        asks = [
+            self._ask(pod, batch, of_pod, len(pods) - i)
+            for i, (pod, of_pod) in enumerate(zip(pods, of_pods, strict=True))
+        ]
+        for of_pod, answer in zip(of_pods, await _all_done(*asks), strict=True):
+            batch.put(of_pod, *answer)
+        self._counts(batch.epoch).remote_on_demand += len(places)
+
+    async def _take_arriving(self, batch: _Assembly, arriving: dict[int, asyncio.Future[None]]) -> None:
+        if not arriving:
+            return
+        await asyncio.wait(set(arriving.values()))
+        places = np.array(sorted(arriving), dtype=np.int64)
+        self._take_sent_ahead(batch, places)
+        await self._take_remote(batch, places[~batch.filled[places]])  # lost on the way
+
+    async def _read_repeats(self, batch: _Assembly, places: Int64Array) -> None:
+        if len(places):
+            batch.put(places, batch.asked[places], await self.exact(batch.asked[places]))
+            self._counts(batch.epoch).repeats += len(places)
+
+    async def exact(self, sample_ids: Int64Array) -> list[Payload]:
+        """Exactly these samples, from whoever owns them."""
+        owners = self.job.owner_of(sample_ids)
+        found: list[Payload] = [b""] * len(sample_ids)
+
+        async def ask(pod: int, places: Int64Array) -> None:
+            if pod == self.job.ordinal:
+                data = await self._owner.exact(sample_ids[places])
+            else:
+                async with self._peers.frames(
+                    pod, self._path("samples"), sample_ids[places].astype("<i8").tobytes()
+                ) as frames:
+                    data = list((await frames.frame()).payloads)
+                    self.received_bytes[pod] += frames.bytes_received
+            for place, payload in zip(places.tolist(), data, strict=True):
+                found[place] = payload
+
+        await _all_done(*(ask(pod, np.flatnonzero(owners == pod)) for pod in np.unique(owners).tolist()))
+        return found
+
+    async def post_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
+        """A rank's own trace: kept here and by every owner. Errors as :meth:`Job.post_trace`."""
+        await self.job.post_trace(epoch, rank, sample_ids)
+        body = sample_ids.astype("<i8").tobytes()
+        await self._peers.call_all(self._others, "PUT", self._path(f"epochs/{epoch}/ranks/{rank}/trace"), body)
+
+    async def epoch_counts(self, epoch: int, here: dict[str, Any]) -> dict[str, Any]:
+        """``{"pods": [counts of each pod], "total": their sum}``; ``here`` are those of this pod."""
+        pods = await self._peers.call_all(self._others, "GET", self._path(f"epochs/{epoch}"), None)
+        pods = sorted([here, *pods], key=lambda counts: int(counts["pod"]))
+        total: dict[str, Any] = {}
+        for counts in pods:
+            for name, value in counts.items():
+                if name not in ("pod", "epoch"):
+                    total[name] = total.get(name, 0) + value
+        return {"job": self.job.spec.name, "epoch": epoch, "pods": pods, "total": total}
+
+    async def _open(self, epoch: int, rank: int) -> None:
+        """Tell every owner when a rank enters an epoch, so that none waits for it in an earlier one."""
+        if self._opened.get(rank, -1) >= epoch:
+            return
+        path = self._path(f"epochs/{epoch}/ranks/{rank}")
+        await asyncio.gather(
+            self._owner.rank_opens(epoch, rank), self._peers.call_all(self._others, "POST", path, None)
+        )
+        self._opened[rank] = max(epoch, self._opened.get(rank, -1))
+        self.remote_memory.forget(rank, before_epoch=epoch)
+        for key in [known for known in self._started if known[1] == rank and known[0] < epoch - 1]:
+            del self._started[key]
+
+    def _start(self, batch: _Assembly, which: NDArray[np.bool_]) -> None:
+        started = self._started.setdefault((batch.epoch, batch.rank), StartedPositions())
+        started.started(batch.positions[which].tolist())
+
+    def _counts(self, epoch: int) -> HomeCounts:
+        return self.history.setdefault(epoch, HomeCounts())
+
+    async def _ask(
+        self, pod: int, batch: _Assembly, places: Int64Array, owners_left: int
+    ) -> tuple[Int64Array, list[Payload]]:
+        """Ask an owner for positions; returns when they are here, while what it sends ahead still arrives."""
+        room = self.remote_memory.grant(owners_left)
+        below = self._started[batch.epoch, batch.rank].below
+        request = BatchRequest(batch.epoch, batch.rank, batch.positions[places], room, below)
+        answered: asyncio.Future[tuple[Int64Array, list[Payload]]] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._receive(pod, request, answered))
+        self._receiving.add(task)
+        task.add_done_callback(self._receiving.discard)
+        return await answered
+
+    async def _receive(
+        self, pod: int, request: BatchRequest, answered: asyncio.Future[tuple[Int64Array, list[Payload]]]
+    ) -> None:
+        """Read an owner's answer: which positions it sends ahead, what was asked for, what is sent ahead."""
+        epoch, rank = request.epoch, request.rank
+        keys: list[tuple[int, int, int]] = []
+        received: list[tuple[tuple[int, int, int], int, tuple[int, Payload]]] = []
+        here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        body = request.encode()
+        self.sent_bytes[pod] += len(body)
+        try:
+            async with self._peers.frames(pod, self._path("take"), body) as frames:
+                try:
+                    announced = await frames.frame()
+                    keys = [(epoch, rank, position) for position in announced.positions.tolist()]
+                    self._arriving.update(dict.fromkeys(keys, here))
+                    asked = await frames.frame()
+                    if not answered.done():
+                        answered.set_result((asked.sample_ids, list(asked.payloads)))
+                    ahead = await frames.frame()
+                finally:
+                    self.received_bytes[pod] += frames.bytes_received
+            # Copies: a sample sent ahead must not keep the buffer of all that came with it.
+            received = [
+                (key, len(payload), (sample, bytes(payload)))
+                for key, sample, payload in zip(keys, ahead.sample_ids.tolist(), ahead.payloads, strict=True)
+            ]
+        except RefillError as error:
+            if answered.done():
+                # What was lost was assigned to later requests; they ask on demand and get the same samples.
+                log.warning("samples sent ahead were lost: %s", error)
+            else:
+                answered.set_exception(error)
+        finally:
+            answered.cancel()
+            self._settle(epoch, rank, request.room_bytes, received)
+            for key in keys:
+                self._arriving.pop(key, None)
+            here.set_result(None)
+
+    def _settle(
+        self, epoch: int, rank: int, room: int, received: list[tuple[tuple[int, int, int], int, tuple[int, Payload]]]
+    ) -> None:
+        counts = self._counts(epoch)
+        started = self._started.get((epoch, rank))
+        # A position that was asked for on demand meanwhile has been answered: nobody would come for it again.
+        wanted = [entry for entry in received if started is not None and entry[0][2] not in started]
+        kept = self.remote_memory.settle(room, wanted)
+        counts.ahead_received += kept
+        counts.ahead_refused += len(received) - kept
+
+    def _path(self, what: str) -> str:
+        job = self.job
+        return f"/peer/v1/jobs/{job.spec.name}/{what}?incarnation={job.incarnation}&pod={job.ordinal}"
+
+
+async def _all_done(*work: Coroutine[Any, Any, Result]) -> list[Result]:
+    """Run all to their end, then raise the first error: what one owner answered is not lost to another's failure."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

@@ -1,0 +1,183 @@
+"""What does a pod answer to clients and to people? Parses, asks the node, responds; decides nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Body, FastAPI, Path, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, Field
+
+from refill.errors import InvalidInput, RefillError, UnknownJob
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.wire_format import MAX_BATCH, BatchRequest, Int64Array
+from refill_service.cache_node import CacheNode, JobAtPod
+from refill_service.frame_response import FrameResponse, OutgoingFrame
+from refill_service.metrics import node_registry
+
+__all__ = ["Report", "add_error_answers", "checked_ids", "client_routes", "read_int64s"]
+
+MAX_TRACE = 1 << 28
+_FRAME_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "One frame: header, positions, sample ids, lengths, payload (refill.protocol.wire_format).",
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+_BINARY_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+JobName = Annotated[str, Path(description="Name of the job.", max_length=128)]
+Number = Annotated[int, Path(ge=0, lt=2**31)]
+
+
+class Report(BaseModel):
+    """What a client has seen since its last report."""
+
+    rank: int = Field(ge=0, lt=2**20)
+    data_wait_seconds: float = Field(ge=0, lt=1e9, allow_inf_nan=False, description="Time its loop waited for data.")
+    samples: int = Field(ge=0, lt=2**62)
+    bytes: int = Field(ge=0, lt=2**62)
+
+
+def client_routes(node: CacheNode) -> APIRouter:
+    routes = APIRouter()
+    registry = node_registry(node)
+
+    @routes.get("/healthz", tags=["health"], summary="The process answers.")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @routes.get("/readyz", tags=["health"], summary="The pod takes requests.")
+    async def readyz() -> dict[str, Any]:
+        return {"status": "ready", "ordinal": node.settings.ordinal, "pods": node.settings.num_pods}
+
+    @routes.get("/metrics", tags=["health"], summary="Metrics in Prometheus' format.")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/v1/jobs", tags=["jobs"], summary="The jobs of this pod.")
+    async def jobs() -> list[dict[str, Any]]:
+        return [at_pod.job.info() for at_pod in node.jobs.values()]
+
+    @routes.put("/v1/jobs/{job}", tags=["jobs"], summary="Register a job on all pods; again changes nothing.")
+    async def register(job: JobName, settings: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
+        return await node.register(JobSpec.from_dict({"name": job} | _named(job, settings)))
+
+    @routes.get("/v1/jobs/{job}", tags=["jobs"], summary="What a job is.")
+    async def describe(job: JobName) -> dict[str, Any]:
+        return node.job(job).job.info()
+
+    @routes.delete("/v1/jobs/{job}", tags=["jobs"], summary="End a job on all pods and free its memory.")
+    async def end(job: JobName) -> dict[str, bool]:
+        if not await node.remove_everywhere(job):
+            raise UnknownJob(f"no pod knows a job {job}", job=job)
+        return {"removed": True}
+
+    @routes.post(
+        "/v1/jobs/{job}/batch",
+        tags=["data"],
+        summary="The samples of one batch of positions.",
+        response_class=FrameResponse,
+        responses=_FRAME_ANSWER,
+        openapi_extra=_BINARY_BODY,
+    )
+    async def batch(job: JobName, request: Request) -> Response:
+        at_pod = node.job(job)
+        asked = BatchRequest.decode(await _body(request, 8 * MAX_BATCH + 64))
+        at_pod.client(asked.rank).request_wait_seconds += asked.waited_seconds
+        found = await at_pod.home.batch(asked)
+        return FrameResponse([OutgoingFrame(found.positions, found.sample_ids, found.payloads)])
+
+    @routes.post(
+        "/v1/jobs/{job}/samples",
+        tags=["data"],
+        summary="Exactly these samples (int64 ids), outside of any epoch.",
+        response_class=FrameResponse,
+        responses=_FRAME_ANSWER,
+        openapi_extra=_BINARY_BODY,
+    )
+    async def samples(job: JobName, request: Request) -> Response:
+        at_pod = node.job(job)
+        ids = checked_ids(at_pod, await _body(request, 8 * MAX_BATCH))
+        return FrameResponse([OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact(ids))])
+
+    @routes.put(
+        "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}/trace",
+        tags=["data"],
+        summary="Post a rank's trace (int64 sample ids) of an epoch, for a job with order 'explicit'.",
+        openapi_extra=_BINARY_BODY,
+    )
+    async def trace(job: JobName, epoch: Number, rank: Number, request: Request) -> dict[str, int]:
+        at_pod = node.job(job)
+        ids = read_int64s(await _body(request, 8 * MAX_TRACE))
+        await at_pod.home.post_trace(epoch, rank, ids)
+        return {"positions": len(ids)}
+
+    @routes.post("/v1/jobs/{job}/report", tags=["data"], status_code=204, summary="What a client measured.")
+    async def report(job: JobName, seen: Report) -> Response:
+        client = node.job(job).client(seen.rank)
+        client.data_wait_seconds += seen.data_wait_seconds
+        client.samples += seen.samples
+        client.bytes += seen.bytes
+        return Response(status_code=204)
+
+    @routes.get("/v1/jobs/{job}/epochs/{epoch}", tags=["jobs"], summary="Counts of an epoch, each pod and their sum.")
+    async def epoch_counts(job: JobName, epoch: Number) -> dict[str, Any]:
+        return await node.job(job).home.epoch_counts(epoch, node.job(job).epoch_counts(epoch))
+
+    return routes
+
+
+def add_error_answers(app: FastAPI) -> None:
+    """Every error leaves as ``RefillError.to_wire()`` with its status."""
+
+    @app.exception_handler(RefillError)
+    async def refill_error(request: Request, error: RefillError) -> JSONResponse:
+        return JSONResponse(error.to_wire(), status_code=error.status)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return JSONResponse(InvalidInput(f"{where}: {first['msg']}").to_wire(), status_code=400)
+
+
+def read_int64s(body: bytes) -> Int64Array:
+    """Raises :class:`InvalidInput` unless the body is a whole number of little-endian int64 values."""
+    if len(body) % 8:
+        raise InvalidInput(f"body of {len(body)} bytes is not a list of 8-byte integers")
+    return np.frombuffer(body, dtype="<i8").astype(np.int64)
+
+
+def checked_ids(at_pod: JobAtPod, body: bytes) -> Int64Array:
+    ids = read_int64s(body)
+    last = at_pod.job.layout.num_samples - 1
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) > last):
+        wrong = ids[(ids < 0) | (ids > last)][0]
+        raise InvalidInput(f"there is no sample {wrong}; the dataset has samples 0 to {last}")
+    return ids
+
+
+async def _body(request: Request, limit_bytes: int) -> bytes:
+    """The request's body; refused as soon as it is longer than anything sensible."""
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit_bytes:
+            raise InvalidInput(f"request body is longer than {limit_bytes} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _named(job: str, settings: dict[str, Any]) -> dict[str, Any]:
+    if settings.get("name", job) != job:
+        raise InvalidInput(f"the URL names job {job!r} and the body {settings['name']!r}")
+    return settings

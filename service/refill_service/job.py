@@ -1,0 +1,155 @@
+"""What does a pod know of one job? Its settings, the dataset's chunks, the pod's share of the index, the traces."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+
+from refill.errors import EpochNotReady, InvalidInput, MemoryTooSmall
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.wire_format import Int64Array
+from refill_service.cache_core.dataset_index import SampleRecords
+from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, Traces
+from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, group_size_for_budget
+from refill_service.datasets.dataset_reader import Dataset
+
+__all__ = ["Job"]
+
+_KEPT_EPOCHS = 2
+
+
+class Job:
+    """One job at one pod.
+
+    :param memory_bytes: what the job may use here, for abstract memory, remote memory and reads in flight.
+    :param abstract_bytes: the part of it for abstract memory.
+    :param incarnation: tells this registration from an earlier one of the same name; equal on all pods.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        dataset: Dataset,
+        records: SampleRecords,
+        layout: ChunkLayout,
+        *,
+        ordinal: int,
+        num_pods: int,
+        memory_bytes: int,
+        abstract_bytes: int,
+        incarnation: str,
+    ) -> None:
+        self.spec = spec
+        self.dataset = dataset
+        self.records = records
+        self.layout = layout
+        self.ordinal = ordinal
+        self.num_pods = num_pods
+        self.memory_bytes = memory_bytes
+        self.incarnation = incarnation
+        self.owner_bounds = layout.owner_bounds(num_pods)
+        self.share = layout.share(ordinal, num_pods)
+        self.mapping = AbstractMapping(self.share, self._group_size(abstract_bytes), spec.group_order)
+        self.last_used = time.monotonic()
+        self._traces: dict[int, Traces] = {}
+        self._posted: dict[int, dict[int, Int64Array]] = {}
+        self._trace_posted = asyncio.Condition()
+
+    def owner_of(self, samples: Int64Array) -> Int64Array:
+        """The ordinal of each sample's owner."""
+        return np.searchsorted(self.owner_bounds[1:-1], samples, side="right")
+
+    def samples_per_rank(self) -> int:
+        return KeyedTraces(
+            self.layout.num_samples, self.spec.world_size, shuffle=False, drop_last=self.spec.drop_last
+        ).length(0)
+
+    def info(self) -> dict[str, Any]:
+        """What a client is told on registration."""
+        return {
+            "spec": self.spec.to_dict(),
+            "incarnation": self.incarnation,
+            "num_samples": self.layout.num_samples,
+            "num_blobs": len(self.layout.first_sample) - 1,
+            "total_bytes": self.dataset.index.sample_bytes,
+            "fingerprint": f"{self.dataset.index.fingerprint:016x}",
+            "samples_per_rank": self.samples_per_rank(),
+            "metadata": self.dataset.index.metadata,
+            "ordinal": self.ordinal,
+            "memory_bytes": self.memory_bytes,
+            "group_size": self.mapping.group_size,
+            "abstract_chunks": self.mapping.num_abstract_chunks,
+        }
+
+    async def traces(self, epoch: int, wait_seconds: float) -> Traces:
+        """The traces of an epoch; waits until every rank has posted its own when the order is explicit."""
+        found = self._traces.get(epoch)
+        if found is None:
+            found = await self._explicit(epoch, wait_seconds) if self.spec.order == "explicit" else self._keyed(epoch)
+            self._traces[epoch] = found
+            for old in [known for known in self._traces if known <= epoch - _KEPT_EPOCHS]:
+                self._traces.pop(old)
+                self._posted.pop(old, None)
+        return found
+
+    async def post_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
+        """Raises :class:`InvalidInput` when the job's order is keyed, or the rank posted another trace before."""
+        if self.spec.order != "explicit":
+            raise InvalidInput(f"job {self.spec.name} has order 'keyed': traces are posted to 'explicit' jobs only")
+        self.check_rank(rank)
+        ExplicitTraces(self.layout.num_samples, {rank: sample_ids})  # refuses ids that the dataset does not have
+        posted = self._posted.setdefault(epoch, {})
+        if rank in posted and not np.array_equal(posted[rank], sample_ids):
+            raise InvalidInput(f"rank {rank} posted another trace for epoch {epoch} of job {self.spec.name} before")
+        posted[rank] = sample_ids
+        async with self._trace_posted:
+            self._trace_posted.notify_all()
+
+    def check_rank(self, rank: int) -> None:
+        if rank >= self.spec.world_size:
+            raise InvalidInput(
+                f"rank {rank} asks, but job {self.spec.name} was registered for world_size {self.spec.world_size}"
+            )
+
+    def _keyed(self, epoch: int) -> Traces:
+        spec = self.spec
+        return KeyedTraces(
+            self.layout.num_samples,
+            spec.world_size,
+            seed=spec.seed,
+            epoch=epoch,
+            shuffle=spec.shuffle,
+            drop_last=spec.drop_last,
+        )
+
+    async def _explicit(self, epoch: int, wait_seconds: float) -> Traces:
+        posted = self._posted.setdefault(epoch, {})
+        try:
+            async with asyncio.timeout(wait_seconds), self._trace_posted:
+                await self._trace_posted.wait_for(lambda: len(posted) == self.spec.world_size)
+        except TimeoutError as error:
+            missing = [rank for rank in range(self.spec.world_size) if rank not in posted]
+            raise EpochNotReady(
+                f"epoch {epoch} of job {self.spec.name} waits for the trace of rank {missing[0]}", ranks=missing
+            ) from error
+        return ExplicitTraces(self.layout.num_samples, posted)
+
+    def _group_size(self, abstract_bytes: int) -> int:
+        share = self.share
+        if not self.spec.shuffle or share.num_chunks == 0:
+            return 1  # in order, each chunk is used up before the next: no redirection, no waste
+        chunk_bytes = np.add.reduceat(self.records.length, share.starts[:-1] - share.first_sample)
+        group_size = group_size_for_budget(share.num_chunks, float(chunk_bytes.mean()), abstract_bytes)
+        if group_size == 0 or int(chunk_bytes.max()) > abstract_bytes:
+            raise MemoryTooSmall(
+                f"memory too small: job {self.spec.name} has {abstract_bytes:,} bytes for chunks on pod "
+                f"{self.ordinal}, and its largest chunk of {self.spec.chunk_size} samples takes "
+                f"{int(chunk_bytes.max()):,}; raise REFILL_MEMORY_BYTES or lower chunk_size",
+                pod=self.ordinal,
+                abstract_bytes=abstract_bytes,
+                largest_chunk_bytes=int(chunk_bytes.max()),
+            )
+        return group_size

@@ -1,0 +1,163 @@
+"""What can Prometheus see of a pod? Read from the pod's state at the moment of the scrape; nothing is counted twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from refill_service.cache_node import CacheNode, JobAtPod
+
+__all__ = ["node_registry"]
+
+
+def node_registry(node: CacheNode) -> CollectorRegistry:
+    """A registry of one pod, its process included."""
+    registry = CollectorRegistry()
+    registry.register(_NodeCollector(node))
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    return registry
+
+
+class _NodeCollector(Collector):
+    def __init__(self, node: CacheNode) -> None:
+        self._node = node
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._memory()
+        yield from _jobs(self._node.jobs)
+        yield from self._peers()
+        yield from self._store()
+
+    def _memory(self) -> Iterator[Metric]:
+        node = self._node
+        budget = GaugeMetricFamily("refill_memory_budget_bytes", "Memory for samples that the pod was given.")
+        budget.add_metric([], node.settings.memory_bytes)
+        yield budget
+        resident = GaugeMetricFamily(
+            "refill_resident_bytes", "Bytes of samples in memory, by kind of memory.", labels=["kind"]
+        )
+        jobs = node.jobs.values()
+        resident.add_metric(["abstract"], sum(at_pod.owner.resident_bytes for at_pod in jobs))
+        resident.add_metric(["remote"], sum(at_pod.home.remote_memory.used for at_pod in jobs))
+        resident.add_metric(["recent"], sum(at_pod.owner.recent_bytes for at_pod in jobs))
+        resident.add_metric(["in_flight"], node.gate.used_bytes)
+        yield resident
+        count = GaugeMetricFamily("refill_jobs", "Jobs registered on the pod.")
+        count.add_metric([], len(node.jobs))
+        yield count
+
+    def _peers(self) -> Iterator[Metric]:
+        node = self._node
+        sent: dict[int, int] = dict(node.peer_bytes_sent)
+        received: dict[int, int] = {}
+        for at_pod in node.jobs.values():
+            for pod in range(at_pod.job.num_pods):
+                sent[pod] = sent.get(pod, 0) + at_pod.home.sent_bytes[pod]
+                received[pod] = received.get(pod, 0) + at_pod.home.received_bytes[pod]
+        for name, help_text, by_peer in (
+            ("refill_peer_sent_bytes", "Bytes sent to another pod.", sent),
+            ("refill_peer_received_bytes", "Bytes received from another pod.", received),
+        ):
+            family = CounterMetricFamily(name, help_text, labels=["peer"])
+            for pod, count in sorted(by_peer.items()):
+                if pod != node.settings.ordinal:
+                    family.add_metric([str(pod)], count)
+            yield family
+
+    def _store(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("refill_store_requests", "Requests to the object store.", labels=["operation"])
+        moved = CounterMetricFamily("refill_store_bytes", "Bytes moved from or to the store.", labels=["operation"])
+        errors = CounterMetricFamily(
+            "refill_store_errors", "Requests to the object store that failed for good.", labels=["operation", "error"]
+        )
+        for operation, counts in self._node.store_counters.operations.items():
+            requests.add_metric([operation], counts.requests)
+            moved.add_metric([operation], counts.bytes)
+            for error, times in counts.errors.items():
+                errors.add_metric([operation, error], times)
+        yield from (requests, moved, errors, *self._node.store_seconds.collect())
+
+
+def _jobs(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
+    answered = CounterMetricFamily(
+        "refill_requests",
+        "Positions that clients asked this pod for, by where they were answered.",
+        labels=["job", "answered"],
+    )
+    prefetched = CounterMetricFamily(
+        "refill_prefetched_samples",
+        "Samples sent ahead: sent by an owner, used or refused by a home.",
+        labels=["job", "outcome"],
+    )
+    fill_ratio = GaugeMetricFamily(
+        "refill_fill_ratio", "Samples put into slots / samples read, this epoch.", labels=["job"]
+    )
+    epoch = GaugeMetricFamily("refill_epoch", "The epoch that the job is in.", labels=["job"])
+    for name, at_pod in jobs.items():
+        homes, owners = list(at_pod.home.history.values()), at_pod.owner.history
+        for kind in ("local", "remote_memory", "remote_on_demand", "repeats"):
+            answered.add_metric([name, kind], sum(getattr(counts, kind) for counts in homes))
+        prefetched.add_metric([name, "sent"], sum(counts.core.sent_ahead for counts in owners.values()))
+        prefetched.add_metric([name, "used"], sum(counts.remote_memory for counts in homes))
+        prefetched.add_metric([name, "refused"], sum(counts.ahead_refused for counts in homes))
+        if owners:
+            latest = owners[max(owners)].core
+            fill_ratio.add_metric([name], latest.samples_filled / latest.samples_read if latest.samples_read else 0.0)
+            epoch.add_metric([name], max(owners))
+    yield from (answered, prefetched, fill_ratio, epoch)
+    yield from _owner_counters(jobs)
+    yield from _client_counters(jobs)
+
+
+_CORE_COUNTERS = {
+    "takes": ("refill_takes", "Requests answered by this pod's share, on demand or sent ahead."),
+    "misses": ("refill_misses", "Takes that needed a refill from the object store."),
+    "samples_read": ("refill_samples_read", "Samples in the chunks that were read."),
+    "samples_filled": ("refill_samples_filled", "Samples read that were put into a slot."),
+    "bytes_read": ("refill_bytes_read", "Bytes of the chunks that were read."),
+    "bytes_wasted": ("refill_bytes_wasted", "Bytes read that were not put into a slot."),
+}
+_SHELL_COUNTERS = {
+    "waited_takes": ("refill_waited_takes", "Takes that waited for the store, for their own refill or another's."),
+    "wait_seconds": ("refill_miss_wait_seconds", "Time that requests waited for the store."),
+    "refills_failed": ("refill_refills_failed", "Refills whose bytes did not come."),
+    "replays": ("refill_replays", "Requests answered again after their bytes had left, each by a read of its own."),
+    "exact_reads": ("refill_exact_reads", "Samples read alone: replays, repeats, random access."),
+    "exact_bytes": ("refill_exact_bytes", "Bytes of samples read alone."),
+}
+
+
+def _owner_counters(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
+    refills = CounterMetricFamily("refill_refills", "Chunks read into abstract memory.", labels=["job"])
+    for name, at_pod in jobs.items():
+        refills.add_metric([name], sum(counts.core.misses for counts in at_pod.owner.history.values()))
+    yield refills
+    for counters, of_core in ((_CORE_COUNTERS, True), (_SHELL_COUNTERS, False)):
+        for field, (metric, help_text) in counters.items():
+            family = CounterMetricFamily(metric, help_text, labels=["job"])
+            for name, at_pod in jobs.items():
+                epochs = at_pod.owner.history.values()
+                family.add_metric([name], sum(getattr(counts.core if of_core else counts, field) for counts in epochs))
+            yield family
+
+
+def _client_counters(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
+    for field, metric, help_text in (
+        ("data_wait_seconds", "refill_client_data_wait_seconds", "Time that training loops waited for data."),
+        ("request_wait_seconds", "refill_client_request_wait_seconds", "Time that clients waited for batch answers."),
+        ("samples", "refill_client_samples", "Samples that training loops received."),
+        ("bytes", "refill_client_bytes", "Bytes of samples that training loops received."),
+    ):
+        family = CounterMetricFamily(metric, help_text, labels=["job", "rank"])
+        for name, at_pod in jobs.items():
+            for rank, counts in sorted(at_pod.clients.items()):
+                family.add_metric([name, str(rank)], getattr(counts, field))
+        yield family

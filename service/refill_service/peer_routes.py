@@ -1,0 +1,86 @@
+"""What does a pod answer to other pods? The bulk path of owners, and what is forwarded to every pod."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Body, Path, Query, Request, Response
+
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.wire_format import BatchRequest
+from refill_service.cache_node import CacheNode
+from refill_service.frame_response import FrameResponse, OutgoingFrame
+from refill_service.http_routes import checked_ids, read_int64s
+
+__all__ = ["peer_routes"]
+
+Incarnation = Annotated[str, Query(max_length=64)]
+Pod = Annotated[int, Query(ge=0)]
+Number = Annotated[int, Path(ge=0, lt=2**31)]
+
+
+def peer_routes(node: CacheNode) -> APIRouter:
+    routes = APIRouter(prefix="/peer/v1/jobs/{job}")
+
+    def count_sent(pod: int, sent: int) -> None:
+        node.peer_bytes_sent[pod] = node.peer_bytes_sent.get(pod, 0) + sent
+
+    @routes.put("")
+    async def register(job: str, body: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
+        spec = JobSpec.from_dict(body["spec"])
+        return await node.register_here(spec, body.get("incarnation", ""), body.get("fingerprint", ""))
+
+    @routes.delete("")
+    async def remove(job: str) -> dict[str, bool]:
+        return {"removed": await node.remove(job)}
+
+    @routes.post("/take")
+    async def take(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> Response:
+        """Three frames: what will be sent ahead (no payload), what was asked for, what is sent ahead."""
+        at_pod = node.job(job, incarnation)
+        wanted = BatchRequest.decode(await request.body())
+        asked = await at_pod.asked_of_this_pod(wanted)
+        sample_ids, payloads = await at_pod.owner.take(wanted.epoch, wanted.rank, asked)
+        ahead = at_pod.owner.ahead(
+            wanted.epoch,
+            wanted.rank,
+            asked,
+            int(wanted.positions.max()) + 1,
+            wanted.room_bytes,
+            wanted.started_below,
+        )
+        ahead_positions, ahead_ids, ahead_payloads = ahead
+        announced = OutgoingFrame(ahead_positions, ahead_ids, [b""] * len(ahead_ids))
+        frames = [
+            announced,
+            OutgoingFrame(wanted.positions, sample_ids, payloads),
+            OutgoingFrame(ahead_positions, ahead_ids, ahead_payloads),
+        ]
+        return FrameResponse(frames, lambda sent: count_sent(pod, sent))
+
+    @routes.post("/samples")
+    async def samples(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> Response:
+        at_pod = node.job(job, incarnation)
+        ids = checked_ids(at_pod, await request.body())
+        frame = OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.owner.exact(ids))
+        return FrameResponse([frame], lambda sent: count_sent(pod, sent))
+
+    @routes.post("/epochs/{epoch}/ranks/{rank}")
+    async def rank_opens(job: str, epoch: Number, rank: Number, incarnation: Incarnation) -> dict[str, bool]:
+        await node.job(job, incarnation).owner.rank_opens(epoch, rank)
+        return {"opened": True}
+
+    @routes.put("/epochs/{epoch}/ranks/{rank}/trace")
+    async def trace(
+        job: str, epoch: Number, rank: Number, incarnation: Incarnation, request: Request
+    ) -> dict[str, int]:
+        ids = read_int64s(await request.body())
+        await node.job(job, incarnation).job.post_trace(epoch, rank, ids)
+        return {"positions": len(ids)}
+
+    @routes.get("/epochs/{epoch}")
+    async def epoch_counts(job: str, epoch: Number, incarnation: Incarnation) -> dict[str, Any]:
+        return node.job(job, incarnation).epoch_counts(epoch)
+
+    return routes

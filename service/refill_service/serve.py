@@ -1,0 +1,107 @@
+"""How does a pod run? Two servers in one event loop: uvicorn for clients, granian's HTTP/2 for peers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+import uvloop
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP2Settings
+from granian.server.embed import Server as PeerServer
+
+from refill.errors import InvalidInput
+from refill_service.app import client_app, peer_app
+from refill_service.cache_node import CacheNode
+from refill_service.peers import CONNECTION_WINDOW_BYTES, MAX_FRAME_BYTES, STREAM_WINDOW_BYTES
+from refill_service.settings import Settings
+
+__all__ = ["serve"]
+
+log = logging.getLogger(__name__)
+
+
+def serve(settings: Settings) -> None:
+    """Run a pod until SIGTERM or SIGINT."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for port in (settings.port, settings.peer_port):
+        _check_free(settings.host, port)
+    uvloop.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> None:
+    node = CacheNode(settings)
+    clients = _ClientServer(
+        uvicorn.Config(
+            client_app(node),
+            host=settings.host,
+            port=settings.port,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=5,
+        )
+    )
+    peers = PeerServer(
+        peer_app(node),
+        address=settings.host,
+        port=settings.peer_port,
+        interface=Interfaces.ASGINL,
+        http=HTTPModes.http2,
+        http2_settings=HTTP2Settings(
+            initial_stream_window_size=STREAM_WINDOW_BYTES,
+            initial_connection_window_size=CONNECTION_WINDOW_BYTES,
+            max_frame_size=MAX_FRAME_BYTES,
+            max_send_buffer_size=STREAM_WINDOW_BYTES,
+        ),
+        log_enabled=False,
+    )
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    node.start()
+    serving = [asyncio.create_task(clients.serve()), asyncio.create_task(peers.serve())]
+    stopping = asyncio.create_task(stop.wait())
+    log.info(
+        "pod %d of %d: clients on %s:%d, peers on %s:%d",
+        settings.ordinal,
+        settings.num_pods,
+        settings.host,
+        settings.port,
+        settings.host,
+        settings.peer_port,
+    )
+    await asyncio.wait([stopping, *serving], return_when=asyncio.FIRST_COMPLETED)
+    clients.should_exit = True
+    peers.stop()  # type: ignore[no-untyped-call]
+    await asyncio.wait(serving, timeout=10)
+    await node.close()
+    stopping.cancel()
+    for task in serving:
+        if task.done() and (error := task.exception()) is not None:
+            raise error
+
+
+class _ClientServer(uvicorn.Server):
+    """uvicorn without its signal handlers: the pod has its own, which stop both servers."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _check_free(host: str, port: int) -> None:
+    """Say in one line that a port is taken, before two servers fail in their own ways."""
+    if port == 0:
+        return
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise InvalidInput(f"can't listen on {host}:{port}: {error.strerror}; choose another port") from error

@@ -1,0 +1,134 @@
+"""What can be set on a pod? Each setting has one name: ``memory_bytes`` here and in the OpenAPI docs,
+``REFILL_MEMORY_BYTES`` in the environment, ``--memory-bytes`` on the command line."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from refill.errors import InvalidInput
+
+__all__ = ["Settings", "load_settings", "parse_bytes"]
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_bytes(text: Any) -> Any:
+    """``2GiB``, ``512Mi``, ``1500MB`` or a number of bytes -> bytes; Kubernetes' and everyday suffixes."""
+    if not isinstance(text, str):
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
+    if match is None or (unit := match[2].lower()) not in _UNITS:
+        raise ValueError(f"{text!r} is not a number of bytes; write for example 2GiB, 512Mi or 1500MB")
+    return int(float(match[1]) * _UNITS[unit])
+
+
+def _split_urls(value: Any) -> Any:
+    return [url.strip().rstrip("/") for url in value.split(",") if url.strip()] if isinstance(value, str) else value
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)]
+
+
+class Settings(BaseSettings):
+    """Settings of one pod; frozen, validated once at start."""
+
+    model_config = SettingsConfigDict(env_prefix="REFILL_", frozen=True, extra="forbid")
+
+    host: str = Field("0.0.0.0", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port for clients (HTTP/1.1).")
+    peer_port: int = Field(8001, ge=0, le=65535, description="Port for other pods (HTTP/2).")
+    ordinal: int = Field(
+        -1, ge=-1, description="Number of this pod, from 0; -1 takes it from the end of the host name, as in refill-2."
+    )
+    replicas: int = Field(1, ge=1, le=10_000, description="Number of pods, when URLs are given as templates.")
+    pod_urls: Urls = Field(
+        (),
+        description="Client URLs of all pods in the order of their ordinals, separated by commas, or one template "
+        "with {ordinal}: http://refill-{ordinal}.refill:8000",
+    )
+    peer_urls: Urls = Field(
+        (), description="Peer URLs of all pods, given as pod_urls are: http://refill-{ordinal}.refill:8001"
+    )
+    memory_bytes: Bytes = Field(
+        2**30, ge=2**20, description="Memory for samples: abstract memory, remote memory and reads in flight."
+    )
+    remote_memory_fraction: float = Field(
+        0.1, ge=0, le=0.9, description="Part of memory_bytes for samples that other pods send ahead."
+    )
+    in_flight_fraction: float = Field(
+        0.1, gt=0, le=0.5, description="Part of memory_bytes for chunks that are being read from the store."
+    )
+    recent_fraction: float = Field(
+        0.05, ge=0, le=0.5, description="Part of memory_bytes for samples just sent, in case they are asked for again."
+    )
+    job_memory_fraction: float = Field(
+        0.5, gt=0, le=1, description="Part of the free memory that a job gets which asks for no number of bytes."
+    )
+    job_idle_seconds: float = Field(
+        3600, gt=0, description="A job that nobody asked anything of for this long is removed."
+    )
+    wait_seconds: float = Field(
+        10, gt=0, description="How long a request waits for other ranks before it is answered with 'not ready'."
+    )
+    peer_timeout_seconds: float = Field(60, gt=0, description="How long a pod waits for an answer of another pod.")
+    log_level: str = Field("info", description="debug, info, warning or error.")
+
+    @field_validator("log_level")
+    @classmethod
+    def _known_level(cls, value: str) -> str:
+        if value.lower() not in ("debug", "info", "warning", "error"):
+            raise ValueError("must be debug, info, warning or error")
+        return value.lower()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: dict[str, Any]) -> dict[str, Any]:
+        given = dict(given)
+        for name in ("pod_urls", "peer_urls"):
+            urls = _split_urls(given.get(name) or ())
+            if len(urls) == 1 and "{ordinal}" in urls[0]:
+                urls = [urls[0].replace("{ordinal}", str(i)) for i in range(int(given.get("replicas", 1)))]
+            given[name] = tuple(urls)
+        if int(given.get("ordinal", -1)) == -1:
+            number = re.search(r"-(\d+)$", socket.gethostname().split(".")[0])
+            given["ordinal"] = int(number[1]) if number and len(given["peer_urls"]) > 1 else 0
+        return given
+
+    @model_validator(mode="after")
+    def _agree(self) -> Settings:
+        if len(self.pod_urls) != len(self.peer_urls):
+            raise ValueError(f"pod_urls names {len(self.pod_urls)} pods and peer_urls {len(self.peer_urls)}")
+        for url in (*self.pod_urls, *self.peer_urls):
+            if not re.match(r"https?://[^/]+", url):
+                raise ValueError(f"{url!r} is not a URL like http://refill-0.refill:8000")
+        if self.ordinal >= self.num_pods:
+            raise ValueError(f"ordinal is {self.ordinal} but there are {self.num_pods} pods, numbered from 0")
+        if self.remote_memory_fraction + self.in_flight_fraction + self.recent_fraction > 0.95:
+            raise ValueError(
+                "remote_memory_fraction, in_flight_fraction and recent_fraction leave no memory for the pod's own chunks"
+            )
+        return self
+
+    @property
+    def num_pods(self) -> int:
+        return max(1, len(self.peer_urls))
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Settings from ``REFILL_*`` variables and ``overrides``, which win.
+
+    Raises :class:`InvalidInput` with one line that names the first wrong setting and its variable.
+    """
+    try:
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "_".join(str(part) for part in first["loc"]) if first["loc"] else ""
+        where = f"setting {name} (REFILL_{name.upper()}): " if name else "settings: "
+        raise InvalidInput(where + first["msg"].removeprefix("Value error, ")) from error
