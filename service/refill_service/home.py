@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -74,7 +75,7 @@ class _Assembly:
         self.filled = np.zeros(len(positions), dtype=bool)
         self._payloads: list[Payload] = [b""] * len(positions)
 
-    def put(self, places: Int64Array, sample_ids: Int64Array, payloads: list[Payload]) -> None:
+    def put(self, places: Int64Array, sample_ids: Int64Array, payloads: Sequence[Payload]) -> None:
         self.sample_ids[places] = sample_ids
         self.filled[places] = True
         for place, payload in zip(places.tolist(), payloads, strict=True):
@@ -105,6 +106,10 @@ class Home:
         self._wait_seconds = wait_seconds
         self._others = [pod for pod in range(job.num_pods) if pod != job.ordinal]
         self._started: dict[tuple[int, int], StartedPositions] = {}
+        self._under_way: Counter[tuple[int, int]] = Counter()
+        """Batches of each (epoch, rank) that are being assembled."""
+        self._most_under_way: Counter[tuple[int, int]] = Counter()
+        """As many as the rank has workers that ask."""
         self._opened: dict[int, int] = {}
         self._receiving: set[asyncio.Task[None]] = set()
         self._arriving: dict[tuple[int, int, int], asyncio.Future[None]] = {}
@@ -129,7 +134,12 @@ class Home:
             )
         batch = _Assembly(epoch, rank, positions, *traces.asked(rank, positions))
         batch.owners = job.owner_of(batch.asked)
-        await self._assemble(batch)
+        self._under_way[epoch, rank] += 1
+        self._most_under_way[epoch, rank] = max(self._most_under_way[epoch, rank], self._under_way[epoch, rank])
+        try:
+            await self._assemble(batch)
+        finally:
+            self._under_way[epoch, rank] -= 1
         counts = self._counts(epoch)
         counts.batches += 1
         payloads = batch.complete()
@@ -201,12 +211,12 @@ class Home:
 
         async def ask(pod: int, places: Int64Array) -> None:
             if pod == self.job.ordinal:
-                data = await self._owner.exact(sample_ids[places])
+                data: Sequence[Payload] = await self._owner.exact(sample_ids[places])
             else:
                 async with self._peers.frames(
                     pod, self._path("samples"), sample_ids[places].astype("<i8").tobytes()
                 ) as frames:
-                    data = list((await frames.frame()).payloads)
+                    data = (await frames.frame()).payloads
                     self.received_bytes[pod] += frames.bytes_received
             for place, payload in zip(places.tolist(), data, strict=True):
                 found[place] = payload
@@ -243,6 +253,8 @@ class Home:
         self.remote_memory.forget(rank, before_epoch=epoch)
         for key in [known for known in self._started if known[1] == rank and known[0] < epoch - 1]:
             del self._started[key]
+            self._under_way.pop(key, None)
+            self._most_under_way.pop(key, None)
 
     def _start(self, batch: _Assembly, which: NDArray[np.bool_]) -> None:
         started = self._started.setdefault((batch.epoch, batch.rank), StartedPositions())
@@ -256,8 +268,12 @@ class Home:
     ) -> tuple[Int64Array, list[Payload]]:
         """Ask an owner for positions; returns when they are here, while what it sends ahead still arrives."""
         room = self.remote_memory.grant(owners_left)
-        below = self._started[batch.epoch, batch.rank].below
-        request = BatchRequest(batch.epoch, batch.rank, batch.positions[places], room, below)
+        started = self._started[batch.epoch, batch.rank]
+        # While the owner answers, the rank's other workers come with the batches that follow: what they ask for
+        # on demand would cross with what is sent ahead.
+        others = self._most_under_way[batch.epoch, batch.rank] - 1
+        ahead_from = started.end + others * len(batch.positions)
+        request = BatchRequest(batch.epoch, batch.rank, batch.positions[places], room, started.below, ahead_from)
         answered: asyncio.Future[tuple[Int64Array, list[Payload]]] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._receive(pod, request, answered))
         self._receiving.add(task)

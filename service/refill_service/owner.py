@@ -135,7 +135,7 @@ class Owner:
         return taken.samples + first, found
 
     def ahead(
-        self, epoch: int, rank: int, answered: Int64Array, positions_end: int, room: int, started_below: int
+        self, epoch: int, rank: int, answered: Int64Array, ahead_from: int, room: int, started_below: int
     ) -> tuple[Int64Array, Int64Array, list[bytes]]:
         """What to send after an answer: ``(positions, sample ids, their bytes)``. Parameters as ``send_ahead``.
 
@@ -147,7 +147,7 @@ class Owner:
             return empty, empty, []
         first = self.job.share.first_sample
         locations = self.job.mapping.locations(answered - first)
-        ahead = state.core.send_ahead(rank, locations, positions_end, room, started_below)
+        ahead = state.core.send_ahead(rank, locations, ahead_from, room, started_below)
         samples = ahead.samples.tolist()
         payloads = [state.payloads.pop(sample) for sample in samples]
         state.resident_bytes -= sum(map(len, payloads))

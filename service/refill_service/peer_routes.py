@@ -46,7 +46,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
             wanted.epoch,
             wanted.rank,
             asked,
-            int(wanted.positions.max()) + 1,
+            wanted.ahead_from,
             wanted.room_bytes,
             wanted.started_below,
         )

@@ -111,7 +111,7 @@ class Settings(BaseSettings):
             raise ValueError(f"ordinal is {self.ordinal} but there are {self.num_pods} pods, numbered from 0")
         if self.remote_memory_fraction + self.in_flight_fraction + self.recent_fraction > 0.95:
             raise ValueError(
-                "remote_memory_fraction, in_flight_fraction and recent_fraction leave no memory for the pod's own chunks"
+                "remote_memory_fraction, in_flight_fraction and recent_fraction leave no memory for chunks"
             )
         return self
 

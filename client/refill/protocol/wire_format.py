@@ -3,7 +3,7 @@
 All integers are little-endian. A *request* names positions; a *frame* carries samples:
 
     request   magic "RFQ1" | epoch u32 | rank u32 | count u32 | room_bytes u64 | started_below u64
-              | waited_seconds f64 | positions i64[count]
+              | ahead_from u64 | waited_seconds f64 | positions i64[count]
     frame     magic "RFF1" | reserved u32 | count u64 | payload_bytes u64
               | positions i64[count] | sample_ids i64[count] | lengths i64[count] | payload u8[payload_bytes]
 
@@ -37,7 +37,7 @@ Int64Array = NDArray[np.int64]
 MAX_BATCH = 1 << 20
 """Most positions in one request; larger requests are refused before anything is allocated."""
 
-_REQUEST = struct.Struct("<4sIIIQQd")
+_REQUEST = struct.Struct("<4sIIIQQQd")
 _FRAME = struct.Struct("<4sIQQ")
 FRAME_HEADER_BYTES = _FRAME.size
 _ARRAYS = 3
@@ -47,8 +47,9 @@ _ARRAYS = 3
 class BatchRequest:
     """One batch of one rank.
 
-    ``room_bytes`` and ``started_below`` are set by home pods only: how much the owner may send ahead, and the
-    position below which the rank has asked for everything, so that nothing sent ahead is still held for it.
+    Three fields are set by home pods only: how much the owner may send ahead (``room_bytes``), the position below
+    which the rank has asked for everything, so that nothing sent ahead is still held for it (``started_below``),
+    and the first position that is worth sending ahead (``ahead_from``).
     ``waited_seconds`` is set by clients only: how long they waited for their last batch.
     """
 
@@ -57,6 +58,7 @@ class BatchRequest:
     positions: Int64Array
     room_bytes: int = 0
     started_below: int = 0
+    ahead_from: int = 0
     waited_seconds: float = 0.0
 
     def encode(self) -> bytes:
@@ -67,6 +69,7 @@ class BatchRequest:
             len(self.positions),
             self.room_bytes,
             self.started_below,
+            self.ahead_from,
             self.waited_seconds,
         )
         return head + np.ascontiguousarray(self.positions, dtype="<i8").tobytes()
@@ -76,7 +79,7 @@ class BatchRequest:
         """Raises :class:`InvalidInput` for anything that :meth:`encode` did not write."""
         if len(body) < _REQUEST.size:
             raise InvalidInput(f"batch request is {len(body)} bytes, shorter than its {_REQUEST.size}-byte header")
-        magic, epoch, rank, count, room_bytes, started_below, waited = _REQUEST.unpack_from(body)
+        magic, epoch, rank, count, room_bytes, started_below, ahead_from, waited = _REQUEST.unpack_from(body)
         if magic != b"RFQ1":
             raise InvalidInput(f"batch request starts with {magic!r}, not b'RFQ1': not a request of this version")
         if not 1 <= count <= MAX_BATCH or len(body) != _REQUEST.size + 8 * count:
@@ -88,7 +91,7 @@ class BatchRequest:
             raise InvalidInput("batch request names a position twice")
         if not 0 <= waited < 1e9:  # also catches NaN
             waited = 0.0
-        return cls(epoch, rank, positions, room_bytes, started_below, waited)
+        return cls(epoch, rank, positions, room_bytes, started_below, ahead_from, waited)
 
 
 @dataclass(frozen=True)

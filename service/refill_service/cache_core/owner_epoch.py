@@ -142,11 +142,11 @@ class OwnerEpoch:
         self.counts.takes += 1
         return sample, refill
 
-    def send_ahead(self, rank: int, answered: Int64Array, positions_end: int, room: int, started_below: int) -> Ahead:
+    def send_ahead(self, rank: int, answered: Int64Array, ahead_from: int, room: int, started_below: int) -> Ahead:
         """Choose what to send with an answer, and take it.
 
         :param answered: locations of the requests just answered.
-        :param positions_end: the window starts at this position of the rank.
+        :param ahead_from: the window starts at this position of the rank.
         :param room: bytes that the rank's home pod has reserved for this answer; never exceeded.
         :param started_below: the rank has asked for every position below this one.
         """
@@ -159,7 +159,7 @@ class OwnerEpoch:
         state.held.started_below(started_below)
         if room <= 0:
             return Ahead(_NONE_AHEAD, _NONE_AHEAD)
-        positions, asked, locations = state.upcoming.after(positions_end - 1, self._window)
+        positions, asked, locations = state.upcoming.after(ahead_from - 1, self._window)
         sent_positions, sent_samples = [_NONE_AHEAD], [_NONE_AHEAD]
         with state.held.also(answered):
             # Room is mostly short, so look at the window piece by piece and stop when it is used up.

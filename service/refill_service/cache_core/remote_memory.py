@@ -75,13 +75,19 @@ class StartedPositions:
 
     def __init__(self) -> None:
         self.below = 0
+        """Every position below this one was asked for."""
+        self.end = 0
+        """No position from this one on was asked for."""
         self._beyond: set[int] = set()
 
     def __contains__(self, position: int) -> bool:
         return position < self.below or position in self._beyond
 
     def started(self, positions: Iterable[int]) -> None:
-        self._beyond.update(position for position in positions if position >= self.below)
+        for position in positions:
+            if position >= self.below:
+                self._beyond.add(position)
+                self.end = max(self.end, position + 1)
         while self.below in self._beyond:
             self._beyond.remove(self.below)
             self.below += 1
