@@ -1,0 +1,1 @@
+"""Where datasets lie: one small interface, one file per store."""
