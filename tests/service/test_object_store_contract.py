@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -253,7 +254,7 @@ asyncio.run(run())
 
         async def work(store: ObjectStore) -> None:
             assert await listed(store) == []
-            await store.discard_unfinished("x")
+            await store.discard_unfinished(re.compile("x"))
 
         on_store(tmp_path.as_uri(), work)
         assert not part.exists()

@@ -10,6 +10,7 @@ Callers see errors of :mod:`refill.errors` only: :class:`StoreNotFound`, :class:
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -96,11 +97,11 @@ class ObjectStore(ABC):
         with self.counters.counted("delete"):
             await self._delete(key)
 
-    async def discard_unfinished(self, key: str) -> None:
-        """Remove what writes of this key that were killed half-way may have left, invisible to the other operations.
+    async def discard_unfinished(self, keys: re.Pattern[str]) -> None:
+        """Remove what writes that were killed half-way may have left, invisible to the other operations.
 
-        A folder: their temporary files. S3 keeps the parts of unfinished uploads until a lifecycle rule of the
-        bucket removes them; nothing is done there.
+        ``keys`` must match the whole key; keys with a '/' are not looked at. A folder: temporary files. S3 keeps
+        the parts of unfinished uploads until a lifecycle rule of the bucket removes them; nothing is done there.
         """
         return
 

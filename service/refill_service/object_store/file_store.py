@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 PART_SUFFIX = ".refill-part"
 """Files that are being written; never listed."""
+_PART = re.compile(r"\.(.+)\.\d+-\d+\.refill-part", re.DOTALL)
 
 
 class FileStore(ObjectStore):
@@ -41,8 +43,8 @@ class FileStore(ObjectStore):
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def discard_unfinished(self, key: str) -> None:
-        await self._in_thread(self._discard_parts, key)
+    async def discard_unfinished(self, keys: re.Pattern[str]) -> None:
+        await self._in_thread(self._discard_parts, keys)
 
     async def _read_range(self, key: str, start: int, end: int) -> memoryview:
         return await self._in_thread(self._pread, key, start, end)
@@ -148,12 +150,12 @@ class FileStore(ObjectStore):
         with self._translated("delete", key), suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(self._path(key))
 
-    def _discard_parts(self, key: str) -> None:
-        folder, _, name = self._path(key).rpartition("/")
-        with self._translated("delete", key), suppress(FileNotFoundError, NotADirectoryError):
-            for other in os.listdir(folder):
-                if other.startswith(f".{name}.") and other.endswith(PART_SUFFIX):
-                    os.unlink(f"{folder}/{other}")
+    def _discard_parts(self, keys: re.Pattern[str]) -> None:
+        with self._translated("delete", ""), suppress(FileNotFoundError, NotADirectoryError):
+            for name in os.listdir(self._folder):
+                part = _PART.fullmatch(name)
+                if part and keys.fullmatch(part.group(1)):
+                    os.unlink(f"{self._folder}/{name}")
 
     @contextmanager
     def _translated(self, verb: str, key: str) -> Iterator[None]:
