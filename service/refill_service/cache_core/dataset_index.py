@@ -1,0 +1,407 @@
+"""What do the bytes of a dataset's index mean?
+
+The index is one object beside the blobs. All integers are little-endian:
+
+    header    128 bytes: magic "REFILLIX" | version u32 | record_bytes u32 | block_samples u32 | reserved u32
+              | num_samples u64 | num_blobs u64 | sample_bytes u64 | metadata_bytes u64 | names_bytes u64
+              | fingerprint u64 | metadata_checksum u64 | blobs_checksum u64 | reserved u64[4]
+              | header_checksum u64
+    metadata  JSON object, UTF-8
+    blobs     size_bytes i64[num_blobs] | first_sample i64[num_blobs + 1] | name_ends i64[num_blobs]
+              | names, UTF-8, one after another
+    blocks    of ``block_samples`` records (the last may hold fewer), each followed by its checksum u64
+
+A record is (offset, length, checksum of the sample): 16 bytes where all offsets and lengths fit in 32 bits, else
+24. Every block lies where arithmetic says, so the records of any range of samples are one ranged GET. Checksums
+are xxh3_64; that of a block is seeded with the fingerprint plus the block's number, so that a block of another
+index, or out of place, is noticed. The fingerprint covers blobs and records: equal means the same dataset.
+
+Samples are numbered over the blobs in the order of the table, and within a blob in the order of their offsets.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from refill.errors import IndexDamaged, IndexVersionUnsupported, InvalidInput
+
+__all__ = [
+    "BLOCK_SAMPLES",
+    "HEADER_BYTES",
+    "INDEX_KEY",
+    "INDEX_VERSION",
+    "BlobNames",
+    "BlobTable",
+    "DatasetIndex",
+    "IndexHeader",
+    "SampleRecords",
+    "decode_header",
+    "decode_index",
+    "encode_block",
+    "encode_head",
+    "fingerprint_of_blobs",
+    "sample_checksum",
+]
+
+Buffer = bytes | bytearray | memoryview
+Int64Array = NDArray[np.int64]
+UInt64Array = NDArray[np.uint64]
+
+INDEX_KEY = "refill.index"
+"""Name of the index beside the blobs."""
+INDEX_VERSION = 1
+BLOCK_SAMPLES = 4096
+"""64 KiB of records at 16 bytes each: worth a request, and little waste at the ends of a range."""
+CHECKSUM_BYTES = 8
+
+_MAGIC = b"REFILLIX"
+_HEADER = struct.Struct("<8sIIII8Q32xQ")
+HEADER_BYTES = _HEADER.size
+
+_NARROW = np.dtype([("offset", "<u4"), ("length", "<u4"), ("checksum", "<u8")])
+_WIDE = np.dtype([("offset", "<i8"), ("length", "<i8"), ("checksum", "<u8")])
+_LAYOUTS = {_NARROW.itemsize: _NARROW, _WIDE.itemsize: _WIDE}
+
+MAX_HEAD_BYTES = 1 << 34
+
+
+def sample_checksum(payload: Buffer) -> int:
+    return xxhash.xxh3_64_intdigest(payload)
+
+
+class BlobNames(Sequence[str]):
+    """Names decoded one at a time: a list of a million strings would take more memory than all the rest."""
+
+    def __init__(self, text: bytes, ends: Int64Array) -> None:
+        self._text = text
+        self._ends = ends
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        place = range(len(self))[place]
+        start = int(self._ends[place - 1]) if place else 0
+        return self._text[start : int(self._ends[place])].decode()
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+
+@dataclass(frozen=True)
+class BlobTable:
+    names: Sequence[str]
+    """Keys relative to the dataset's URL, ``num_blobs`` of them."""
+    first_sample: Int64Array
+    """Shape ``(num_blobs + 1,)``: id of each blob's first sample; last the number of samples."""
+    size_bytes: Int64Array
+    """Shape ``(num_blobs,)``."""
+
+    def __len__(self) -> int:
+        return len(self.size_bytes)
+
+    def blob_of(self, sample: int) -> int:
+        """The blob that holds a sample; blobs without samples are passed over."""
+        return int(np.searchsorted(self.first_sample, sample, side="right")) - 1
+
+
+@dataclass(frozen=True)
+class SampleRecords:
+    """Where samples ``[first_sample, first_sample + len)`` lie, and what their bytes must be. Arrays of that length."""
+
+    first_sample: int
+    offset: Int64Array
+    """Of the sample's first byte in its blob."""
+    length: Int64Array
+    checksum: UInt64Array
+    """xxh3_64 of the sample's bytes."""
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    @property
+    def end_sample(self) -> int:
+        return self.first_sample + len(self)
+
+    def part(self, first: int, end: int) -> SampleRecords:
+        """The records of samples ``[first, end)``, by id, as views."""
+        if not self.first_sample <= first <= end <= self.end_sample:
+            raise InvalidInput(f"samples {first}-{end} are not within {self.first_sample}-{self.end_sample}")
+        here = slice(first - self.first_sample, end - self.first_sample)
+        return SampleRecords(first, self.offset[here], self.length[here], self.checksum[here])
+
+
+@dataclass(frozen=True)
+class IndexHeader:
+    """The sizes of everything else. ``source`` names the index in errors."""
+
+    source: str
+    num_samples: int
+    num_blobs: int
+    sample_bytes: int
+    metadata_bytes: int
+    names_bytes: int
+    record_bytes: int
+    block_samples: int
+    fingerprint: int
+    metadata_checksum: int
+    blobs_checksum: int
+
+    @property
+    def blobs_bytes(self) -> int:
+        return 8 * (3 * self.num_blobs + 1) + self.names_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        """Header, metadata and blobs: what must be read to open a dataset."""
+        return HEADER_BYTES + self.metadata_bytes + self.blobs_bytes
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.num_samples // self.block_samples)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a full block with its checksum."""
+        return self.block_samples * self.record_bytes + CHECKSUM_BYTES
+
+    @property
+    def index_bytes(self) -> int:
+        return self.head_bytes + self.num_samples * self.record_bytes + self.num_blocks * CHECKSUM_BYTES
+
+
+@dataclass(frozen=True)
+class DatasetIndex:
+    header: IndexHeader
+    blobs: BlobTable
+    metadata: dict[str, Any]
+    """What ``pack`` or ``index`` noted: ``made_by``, ``classes``, ``seed``, ..."""
+
+    @property
+    def num_samples(self) -> int:
+        return self.header.num_samples
+
+    @property
+    def sample_bytes(self) -> int:
+        """All samples together."""
+        return self.header.sample_bytes
+
+    @property
+    def fingerprint(self) -> int:
+        return self.header.fingerprint
+
+    def records_range(self, first: int, end: int) -> tuple[int, int]:
+        """Bytes ``[start, end)`` of the index with the whole blocks that hold samples ``[first, end)``."""
+        header = self.header
+        if not 0 <= first <= end <= header.num_samples:
+            raise InvalidInput(f"{header.source}: samples {first}-{end} are not within 0-{header.num_samples}")
+        if first == end:
+            return header.head_bytes, header.head_bytes
+        first_block = first // header.block_samples
+        end_block = -(-end // header.block_samples)
+        stop = min(header.head_bytes + end_block * header.block_bytes, header.index_bytes)
+        return header.head_bytes + first_block * header.block_bytes, stop
+
+    def decode_records(self, blocks: Buffer, first: int, end: int) -> SampleRecords:
+        """Records of samples ``[first, end)`` from the bytes of :meth:`records_range`, each block verified.
+
+        Raises :class:`IndexDamaged` that names the block and its bytes.
+        """
+        header = self.header
+        start, stop = self.records_range(first, end)
+        view = memoryview(blocks)
+        if len(view) != stop - start:
+            raise _damaged(header.source, "records", start, stop, f"{len(view)} bytes in place of {stop - start}")
+        layout = _LAYOUTS[header.record_bytes]
+        first_block = first // header.block_samples
+        columns = np.empty(end - first, dtype=layout)
+        for place in range(0, len(view), header.block_bytes):
+            block = first_block + place // header.block_bytes
+            stored = view[place : place + header.block_bytes]
+            body = stored[:-CHECKSUM_BYTES]
+            if _block_checksum(body, header.fingerprint, block) != int.from_bytes(stored[-CHECKSUM_BYTES:], "little"):
+                raise _damaged(
+                    header.source, f"block {block} of records", start + place, start + place + len(stored), "checksum"
+                )
+            records = np.frombuffer(body, dtype=layout)
+            block_first = block * header.block_samples
+            low, high = max(first, block_first), min(end, block_first + len(records))
+            columns[low - first : high - first] = records[low - block_first : high - block_first]
+        return SampleRecords(
+            first,
+            columns["offset"].astype(np.int64),
+            columns["length"].astype(np.int64),
+            columns["checksum"].astype(np.uint64),
+        )
+
+
+def decode_header(data: Buffer, source: str, object_bytes: int | None = None) -> IndexHeader:
+    """The header, from the first bytes of the index.
+
+    :param source: the URL of the index, for errors.
+    :param object_bytes: size of the stored object, if known; another one than the header says is damage.
+
+    Raises :class:`IndexVersionUnsupported`, or :class:`IndexDamaged` with section and byte range.
+    """
+    head = bytes(memoryview(data)[:HEADER_BYTES])
+    if not head.startswith(_MAGIC):
+        raise _damaged(source, "header", 0, min(len(head), len(_MAGIC)), "it does not start as an index of refill does")
+    if len(head) >= 12 and (version := int.from_bytes(head[8:12], "little")) != INDEX_VERSION:
+        raise IndexVersionUnsupported(
+            f"{source} has version {version} of the index, this refill reads version {INDEX_VERSION}:"
+            " use the refill that wrote it, or make the index again",
+            index=source,
+            version=version,
+        )
+    if len(head) < HEADER_BYTES:
+        raise _damaged(source, "header", 0, HEADER_BYTES, f"it ends at byte {len(head)}")
+    (
+        _, _, record_bytes, block_samples, _, num_samples, num_blobs, sample_bytes, metadata_bytes, names_bytes,
+        fingerprint, metadata_checksum, blobs_checksum, header_checksum,
+    ) = _HEADER.unpack(head)  # fmt: skip
+    if xxhash.xxh3_64_intdigest(head[:-CHECKSUM_BYTES]) != header_checksum:
+        raise _damaged(source, "header", 0, HEADER_BYTES, "checksum")
+    header = IndexHeader(
+        source, num_samples, num_blobs, sample_bytes, metadata_bytes, names_bytes, record_bytes, block_samples,
+        fingerprint, metadata_checksum, blobs_checksum,
+    )  # fmt: skip
+    # The checksum is right, so only a faulty writer gets here; it must not make us allocate what it says.
+    if record_bytes not in _LAYOUTS or not block_samples or max(num_samples, num_blobs, sample_bytes) >= 2**62:
+        raise _damaged(source, "header", 0, HEADER_BYTES, "its sizes can't be")
+    if header.head_bytes > MAX_HEAD_BYTES:
+        raise _damaged(source, "header", 0, HEADER_BYTES, f"it announces {header.head_bytes} bytes of blob names")
+    if object_bytes is not None and object_bytes != header.index_bytes:
+        low, high = sorted((object_bytes, header.index_bytes))
+        what = "truncated" if object_bytes < header.index_bytes else "followed by bytes that are not its own"
+        raise _damaged(source, _section_at(header, low), low, high, f"{what}: {object_bytes} bytes in the store")
+    return header
+
+
+def decode_index(header: IndexHeader, sections: Buffer) -> DatasetIndex:
+    """Metadata and blob table, from bytes ``[HEADER_BYTES, header.head_bytes)`` of the index.
+
+    Raises :class:`IndexDamaged` with section and byte range.
+    """
+    view = memoryview(sections)
+    blobs_start = HEADER_BYTES + header.metadata_bytes
+    if len(view) < header.head_bytes - HEADER_BYTES:
+        end = HEADER_BYTES + len(view)
+        raise _damaged(header.source, _section_at(header, end), end, header.head_bytes, "truncated")
+    metadata = bytes(view[: header.metadata_bytes])
+    if xxhash.xxh3_64_intdigest(metadata) != header.metadata_checksum:
+        raise _damaged(header.source, "metadata", HEADER_BYTES, blobs_start, "checksum")
+    table = bytes(view[header.metadata_bytes : header.metadata_bytes + header.blobs_bytes])
+    if xxhash.xxh3_64_intdigest(table) != header.blobs_checksum:
+        raise _damaged(header.source, "blob table", blobs_start, header.head_bytes, "checksum")
+    count = header.num_blobs
+    numbers = np.frombuffer(table, dtype="<i8", count=3 * count + 1).astype(np.int64)
+    size_bytes, first_sample, name_ends = numbers[:count], numbers[count : 2 * count + 1], numbers[2 * count + 1 :]
+    if (
+        int(first_sample[0]) != 0
+        or int(first_sample[-1]) != header.num_samples
+        or bool((np.diff(first_sample) < 0).any())
+        or bool((np.diff(name_ends, prepend=0) <= 0).any())
+        or (int(name_ends[-1]) if count else 0) != header.names_bytes
+    ):
+        raise _damaged(header.source, "blob table", blobs_start, header.head_bytes, "its numbers contradict each other")
+    try:
+        decoded = json.loads(metadata)
+    except ValueError as error:
+        raise _damaged(header.source, "metadata", HEADER_BYTES, blobs_start, "not JSON") from error
+    names = BlobNames(table[8 * (3 * count + 1) :], name_ends)
+    return DatasetIndex(header, BlobTable(names, first_sample, size_bytes), decoded)
+
+
+def encode_head(
+    blobs: BlobTable, *, sample_bytes: int, fingerprint: int, wide: bool, metadata: dict[str, Any]
+) -> tuple[IndexHeader, bytes]:
+    """Header, metadata and blob table of an index whose blocks follow.
+
+    ``wide``: whether a record needs 64-bit offsets, that is, whether a blob has 4 GiB or more.
+    """
+    encoded = [name.encode() for name in blobs.names]
+    names = b"".join(encoded)
+    name_ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+    table = b"".join(
+        np.ascontiguousarray(column, dtype="<i8").tobytes()
+        for column in (blobs.size_bytes, blobs.first_sample, name_ends)
+    )
+    table += names
+    text = json.dumps(metadata, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+    header = IndexHeader(
+        source="",
+        num_samples=int(blobs.first_sample[-1]),
+        num_blobs=len(blobs),
+        sample_bytes=sample_bytes,
+        metadata_bytes=len(text),
+        names_bytes=len(names),
+        record_bytes=(_WIDE if wide else _NARROW).itemsize,
+        block_samples=BLOCK_SAMPLES,
+        fingerprint=fingerprint,
+        metadata_checksum=xxhash.xxh3_64_intdigest(text),
+        blobs_checksum=xxhash.xxh3_64_intdigest(table),
+    )
+    packed = _HEADER.pack(
+        _MAGIC, INDEX_VERSION, header.record_bytes, header.block_samples, 0, header.num_samples, header.num_blobs,
+        header.sample_bytes, header.metadata_bytes, header.names_bytes, header.fingerprint, header.metadata_checksum,
+        header.blobs_checksum, 0,
+    )  # fmt: skip
+    packed = packed[:-CHECKSUM_BYTES]
+    packed += xxhash.xxh3_64_intdigest(packed).to_bytes(CHECKSUM_BYTES, "little")
+    return header, packed + text + table
+
+
+def encode_block(records: SampleRecords, *, block: int, fingerprint: int, wide: bool) -> bytes:
+    """One block, with its checksum. All blocks but the last hold ``BLOCK_SAMPLES`` records."""
+    columns = np.empty(len(records), dtype=_WIDE if wide else _NARROW)
+    columns["offset"] = records.offset
+    columns["length"] = records.length
+    columns["checksum"] = records.checksum
+    body = columns.tobytes()
+    return body + _block_checksum(body, fingerprint, block).to_bytes(CHECKSUM_BYTES, "little")
+
+
+def fingerprint_of_blobs(blobs: BlobTable) -> xxhash.xxh3_64:
+    """A hash fed with the blobs' sizes and names; feed it all records, then its digest is the fingerprint."""
+    hasher = xxhash.xxh3_64()
+    for name, size in zip(blobs.names, blobs.size_bytes.tolist(), strict=True):
+        hasher.update(f"{size} {name}\n".encode())
+    return hasher
+
+
+def _block_checksum(body: Buffer, fingerprint: int, block: int) -> int:
+    return xxhash.xxh3_64_intdigest(body, seed=(fingerprint + block) % 2**64)
+
+
+def _section_at(header: IndexHeader, place: int) -> str:
+    for section, end in (
+        ("header", HEADER_BYTES),
+        ("metadata", HEADER_BYTES + header.metadata_bytes),
+        ("blob table", header.head_bytes),
+        ("records", header.index_bytes),
+    ):
+        if place < end:
+            return section
+    return "end"
+
+
+def _damaged(source: str, section: str, start: int, end: int, why: str) -> IndexDamaged:
+    why = "its checksum is wrong" if why == "checksum" else why
+    return IndexDamaged(
+        f"{source} is damaged in its {section}, bytes {start}-{end}: {why}; make the index again",
+        index=source,
+        section=section,
+        start=start,
+        end=end,
+    )

@@ -1,0 +1,130 @@
+"""How do samples become WebDataset tars? Reads files ahead, in threads, and puts them into one blob at a time."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from refill.errors import InvalidInput
+from refill_service.cache_core.dataset_index import sample_checksum
+from refill_service.datasets.index_writer import RECORD, RecordArray
+from refill_service.datasets.source_scan import SourceMember, SourceSample
+
+__all__ = ["BuiltBlob", "build_blobs"]
+
+_BLOCK_BYTES = tarfile.BLOCKSIZE
+_END_OF_ARCHIVE = bytes(2 * _BLOCK_BYTES)
+
+_READ_THREADS = 8
+"""Latency of network file systems is hidden by reading several samples at once."""
+_AHEAD_BYTES = 16 << 20
+_AHEAD_SAMPLES = 256
+
+
+@dataclass
+class BuiltBlob:
+    data: bytearray
+    records: RecordArray
+
+
+def build_blobs(
+    folder: str,
+    samples: Iterable[SourceSample],
+    *,
+    blob_bytes: int,
+    class_numbers: Mapping[str, int] | None = None,
+    on_bytes: Callable[[int], None] | None = None,
+) -> Generator[BuiltBlob, None, None]:
+    """Blobs of at most ``blob_bytes`` (more only for a sample that is larger), one in memory at a time.
+
+    The bytes depend on the samples only: times and owners are fixed.
+
+    :param class_numbers: class of a sample by its top folder; becomes a member ``cls`` unless the sample has one.
+    :param on_bytes: is told of the bytes of files as they are packed.
+
+    Raises :class:`InvalidInput` for a file that changed or vanished since it was listed.
+    """
+    data, records = bytearray(), list[tuple[int, int, int]]()
+    for sample, pieces in _read_ahead(folder, samples, class_numbers):
+        size_bytes = sum(map(len, pieces))
+        if data and len(data) + size_bytes + len(_END_OF_ARCHIVE) > blob_bytes:
+            yield _finished(data, records)
+            data, records = bytearray(), []
+        start = len(data)
+        for piece in pieces:
+            data += piece
+        with memoryview(data) as view:
+            records.append((start, size_bytes, sample_checksum(view[start:])))
+        if on_bytes is not None:
+            on_bytes(sum(member.size_bytes for member in sample.members))
+    if data:
+        yield _finished(data, records)
+
+
+def _finished(data: bytearray, records: list[tuple[int, int, int]]) -> BuiltBlob:
+    data += _END_OF_ARCHIVE
+    built = np.zeros(len(records), dtype=RECORD)
+    for name, column in zip(("offset", "length", "checksum"), zip(*records, strict=True), strict=True):
+        built[name] = np.array(column, dtype=RECORD[name])
+    return BuiltBlob(data, built)
+
+
+def _read_ahead(
+    folder: str, samples: Iterable[SourceSample], class_numbers: Mapping[str, int] | None
+) -> Iterator[tuple[SourceSample, list[bytes]]]:
+    """Each sample with its bytes in the tar, in order; at most ``_AHEAD_BYTES`` and one sample are read ahead."""
+    waiting: deque[tuple[SourceSample, int, Future[list[bytes]]]] = deque()
+    waiting_bytes = 0
+    pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="pack-read")
+    try:
+        for sample in samples:
+            size_bytes = sum(member.size_bytes for member in sample.members)
+            while waiting and (waiting_bytes + size_bytes > _AHEAD_BYTES or len(waiting) >= _AHEAD_SAMPLES):
+                done, done_bytes, pieces = waiting.popleft()
+                waiting_bytes -= done_bytes
+                yield done, pieces.result()
+            waiting.append((sample, size_bytes, pool.submit(_tar_pieces, folder, sample, class_numbers)))
+            waiting_bytes += size_bytes
+        while waiting:
+            done, _, pieces = waiting.popleft()
+            yield done, pieces.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _tar_pieces(folder: str, sample: SourceSample, class_numbers: Mapping[str, int] | None) -> list[bytes]:
+    contents = [(member.extension, _file_bytes(folder, member)) for member in sample.members]
+    if class_numbers is not None and all(member.extension != "cls" for member in sample.members):
+        contents.append(("cls", str(class_numbers[sample.key.partition("/")[0]]).encode()))
+        contents.sort(key=lambda item: item[0])
+    pieces = []
+    for extension, content in contents:
+        header = tarfile.TarInfo(f"{sample.key}.{extension}")
+        header.size = len(content)
+        pieces.append(header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        pieces.append(content)
+        pieces.append(bytes(-len(content) % _BLOCK_BYTES))
+    return pieces
+
+
+def _file_bytes(folder: str, member: SourceMember) -> bytes:
+    path = os.path.join(folder, member.path)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            content = file.readall()
+    except FileNotFoundError as error:
+        raise InvalidInput(f"{path} vanished while packing; pack again when the folder is at rest") from error
+    except OSError as error:
+        raise InvalidInput(f"can't read {path}: {error.strerror}") from error
+    if len(content) != member.size_bytes:
+        raise InvalidInput(
+            f"{path} changed while packing ({member.size_bytes} bytes before, {len(content)} now);"
+            " pack again when the folder is at rest"
+        )
+    return content

@@ -1,0 +1,279 @@
+"""The commands ``refill pack``, ``refill index`` and ``refill inspect``: arguments in, text and exit status out."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from refill.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from refill_service.datasets.inspect_dataset import DatasetSummary
+    from refill_service.object_store.store_settings import StoreSettings
+
+__all__ = ["add_commands", "add_store_options", "store_settings_of"]
+
+_STORE_HELP = "s3://bucket/prefix, file:///folder, or a path"
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def add_commands(subparsers: Any) -> None:
+    """Each command sets ``func``: the parsed arguments in, the exit status out; errors are :class:`RefillError`."""
+    _add_pack(subparsers)
+    _add_index(subparsers)
+    _add_inspect(subparsers)
+
+
+def add_store_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "object store", "Credentials come from the usual AWS chain. More settings by REFILL_STORE_*, see docs/STORE.md."
+    )
+    group.add_argument(
+        "--endpoint-url",
+        metavar="URL",
+        help="S3 server other than AWS (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)",
+    )
+    group.add_argument("--region", help="(default: AWS_REGION, AWS_DEFAULT_REGION, the profile's, us-east-1)")
+    group.add_argument("--profile", help="AWS profile (default: AWS_PROFILE)")
+    group.add_argument(
+        "--no-sign-request", action="store_true", help="send no credentials, for public buckets (default: sign)"
+    )
+
+
+def store_settings_of(arguments: argparse.Namespace) -> StoreSettings:
+    from refill_service.object_store.store_settings import StoreSettings
+
+    return StoreSettings.from_environment(
+        endpoint_url=arguments.endpoint_url,
+        region=arguments.region,
+        profile=arguments.profile,
+        anonymous=arguments.no_sign_request or None,
+    )
+
+
+def _add_pack(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        "pack",
+        "make a dataset of a folder: shuffled WebDataset tars and their index",
+        "Files with the same path up to the first dot of their name are one sample. Hidden files are left out."
+        " Memory does not grow with the folder. The index is written last: a pack that is broken off leaves no"
+        " dataset, and starting it again starts clean.",
+        "refill pack /data/imagenet/train s3://datasets/imagenet --seed 7",
+    )
+    parser.add_argument("source", metavar="SRC", help="folder: class folders as in ImageFolder, or plain files")
+    parser.add_argument("url", metavar="DEST", help=_STORE_HELP)
+    parser.add_argument("--seed", type=int, default=0, help="of the shuffle (default: %(default)s)")
+    parser.add_argument(
+        "--blob-size",
+        default="64MB",
+        metavar="SIZE",
+        help="target size of a tar, 64MB or 16MiB (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--classes",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="add the number of a sample's top folder as member `cls`; auto: if SRC has only folders at its top"
+        " (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--include",
+        action="append",
+        metavar="GLOB",
+        help="only files whose name or path matches, as '*.jpg'; may be given again (default: all)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace the dataset at DEST (default: refuse)")
+    _add_quiet(parser)
+    add_store_options(parser)
+    parser.set_defaults(func=_pack)
+
+
+def _add_index(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        "index",
+        "make the index for WebDataset tars that lie in a bucket already",
+        "Every *.tar below URL is read once and left as it is; the index is written beside them.",
+        "refill index s3://datasets/laion --jobs 8",
+    )
+    parser.add_argument("url", metavar="URL", help=_STORE_HELP)
+    parser.add_argument("--jobs", type=int, default=4, metavar="N", help="tars read at once (default: %(default)s)")
+    parser.add_argument("--force", action="store_true", help="replace an index that is there (default: refuse)")
+    _add_quiet(parser)
+    add_store_options(parser)
+    parser.set_defaults(func=_index)
+
+
+def _add_inspect(subparsers: Any) -> None:
+    parser = _command(
+        subparsers,
+        "inspect",
+        "show what is in a dataset, and check it",
+        "Exit status 1 if --verify finds damage.",
+        "refill inspect s3://datasets/imagenet --verify",
+    )
+    parser.add_argument("url", metavar="URL", help=_STORE_HELP)
+    parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
+    parser.add_argument(
+        "--verify", action="store_true", help="read everything and check every checksum (default: read the index only)"
+    )
+    _add_quiet(parser)
+    add_store_options(parser)
+    parser.set_defaults(func=_inspect)
+
+
+def _command(subparsers: Any, name: str, summary: str, more: str, example: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}. {more}",
+        epilog=f"example: {example}",
+    )
+    return parser
+
+
+def _add_quiet(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="show no progress (default: on stderr)")
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    from refill_service.datasets.pack import pack
+    from refill_service.datasets.progress import bytes_text
+
+    url = _url(arguments.url)
+    started = time.monotonic()
+    summary = asyncio.run(
+        pack(
+            arguments.source,
+            url,
+            store_settings_of(arguments),
+            seed=arguments.seed,
+            blob_bytes=_size(arguments.blob_size),
+            classes=arguments.classes,
+            include=arguments.include,
+            force=arguments.force,
+            quiet=arguments.quiet,
+        )
+    )
+    classes = "" if summary.classes is None else f" of {len(summary.classes)} classes"
+    left_out = [
+        f"{count} {what}"
+        for count, what in ((summary.num_hidden, "hidden"), (summary.num_excluded, "not included"))
+        if count
+    ]
+    print(
+        f"packed {summary.num_samples} samples{classes} ({summary.num_files} files) into {summary.num_blobs} blobs,"
+        f" {_rate(summary.blob_bytes, started)}, at {url}" + (f"; left out: {', '.join(left_out)}" if left_out else "")
+    )
+    if not arguments.quiet:
+        print(f"look at it: refill inspect {url}; {bytes_text(summary.blob_bytes / summary.num_blobs)} a blob")
+    return 0
+
+
+def _index(arguments: argparse.Namespace) -> int:
+    from refill_service.datasets.index_shards import index_shards
+
+    url = _url(arguments.url)
+    started = time.monotonic()
+    summary = asyncio.run(
+        index_shards(
+            url, store_settings_of(arguments), jobs=arguments.jobs, force=arguments.force, quiet=arguments.quiet
+        )
+    )
+    for warning in summary.warnings:
+        print(f"refill: warning: {warning}", file=sys.stderr)
+    print(
+        f"indexed {summary.num_samples} samples in {summary.num_blobs} tars, {_rate(summary.blob_bytes, started)}, at"
+        f" {url}" + (f"; {summary.num_passed_over} members are of no sample" if summary.num_passed_over else "")
+    )
+    return 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_inspect_and_verify(arguments))
+
+
+async def _inspect_and_verify(arguments: argparse.Namespace) -> int:
+    from refill_service.datasets.dataset_reader import Dataset
+    from refill_service.datasets.inspect_dataset import describe, find_damage
+    from refill_service.datasets.progress import Progress
+
+    dataset = await Dataset.open(_url(arguments.url), store_settings_of(arguments))
+    damage = []
+    try:
+        summary = await describe(dataset)
+        if not arguments.json:
+            _print_summary(summary)
+        if arguments.verify:
+            with Progress("verifying", summary.sample_bytes, quiet=arguments.quiet) as progress:
+                async for error in find_damage(dataset, progress.advance):
+                    if arguments.json:
+                        damage.append({"error": type(error).__name__, "message": error.message, **error.details})
+                    else:
+                        print(error.message)
+                        damage.append({})
+    finally:
+        await dataset.close()
+    if arguments.json:
+        found = {"verified": arguments.verify, **({"damage": damage} if arguments.verify else {})}
+        print(json.dumps({**dataclasses.asdict(summary), **found}))
+    elif arguments.verify:
+        print(f"{len(damage)} damaged" if damage else f"all {summary.num_samples} samples are as they were packed")
+    return 1 if damage else 0
+
+
+def _print_summary(summary: DatasetSummary) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from refill_service.datasets.progress import bytes_text
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    classes = summary.metadata.get("classes")
+    rows = [
+        ("dataset", summary.url),
+        ("made by", f"refill {summary.metadata.get('made_by')}"),
+        ("samples", f"{summary.num_samples:,}, {bytes_text(summary.sample_bytes)}"),
+        ("blobs", f"{summary.num_blobs:,}, {bytes_text(summary.blob_bytes)}"),
+        ("index", f"{bytes_text(summary.index_bytes)}, fingerprint {summary.fingerprint}"),
+    ]
+    if classes:
+        rows.append(("classes", f"{len(classes):,} ({', '.join(classes[:3])}{', ...' if len(classes) > 3 else ''})"))
+    for label, values, text in (
+        ("sample size", summary.sample_sizes, bytes_text),
+        ("blob size", summary.blob_sizes, bytes_text),
+        ("samples a blob", summary.samples_per_blob, lambda value: f"{value:,}"),
+    ):
+        about = "about " if label == "sample size" and not summary.sample_sizes_exact else ""
+        rows.append((label, about + ", ".join(f"{name} {text(value)}" for name, value in values.items())))
+    for label, value in rows:
+        table.add_row(label, value)
+    # Piped, lines are not to be broken at a width that nobody looks at.
+    Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False).print(table)
+
+
+def _url(given: str) -> str:
+    """A plain path means a folder here; pods, which have other working folders, get URLs only."""
+    return given if "://" in given else Path(given).resolve().as_uri()
+
+
+def _size(given: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", given.strip().lower())
+    if not found:
+        raise InvalidInput(f"{given!r} is not a size; write it as 64MB or 16MiB")
+    return int(float(found.group(1)) * _UNITS[found.group(2)])
+
+
+def _rate(num_bytes: int, started: float) -> str:
+    from refill_service.datasets.progress import bytes_text
+
+    seconds = max(time.monotonic() - started, 1e-9)
+    return f"{bytes_text(num_bytes)} in {seconds:.1f} s ({bytes_text(num_bytes / seconds)}/s)"

@@ -1,0 +1,165 @@
+"""How is a dataset opened and read? The index by share, the samples by ranges that are verified."""
+
+from __future__ import annotations
+
+from refill.errors import DatasetNotFound, IndexDamaged, InvalidInput, SampleDamaged, StoreNotFound
+from refill_service.cache_core.dataset_index import (
+    HEADER_BYTES,
+    INDEX_KEY,
+    BlobTable,
+    DatasetIndex,
+    SampleRecords,
+    decode_header,
+    decode_index,
+    sample_checksum,
+)
+from refill_service.object_store.base import ObjectStore, ObjectTooShort
+from refill_service.object_store.open_store import open_store
+from refill_service.object_store.store_counters import StoreCounters
+from refill_service.object_store.store_settings import StoreSettings
+
+__all__ = ["Dataset", "read_index"]
+
+_FIRST_READ_BYTES = 64 << 10
+"""Holds the whole head of an index of a thousand blobs, so that opening takes two requests."""
+
+_RECORDS_READ_BYTES = 16 << 20
+"""Most bytes of records in one request."""
+
+
+class Dataset:
+    """A dataset in a store. Holds the blob table and metadata, no records; those belong to who loaded them."""
+
+    def __init__(self, url: str, store: ObjectStore, index: DatasetIndex) -> None:
+        self.url = url
+        self.store = store
+        self.index = index
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        settings: StoreSettings | None = None,
+        *,
+        store: ObjectStore | None = None,
+        counters: StoreCounters | None = None,
+    ) -> Dataset:
+        """Reads header, metadata and blob table.
+
+        The dataset owns the store, also one that is given; :meth:`close` closes it, and so does a failure.
+        Raises :class:`DatasetNotFound`, :class:`IndexDamaged`, :class:`IndexVersionUnsupported` and store errors.
+        """
+        store = open_store(url, settings, counters=counters) if store is None else store
+        try:
+            return cls(url.rstrip("/"), store, await read_index(store))
+        except BaseException:
+            await store.close()
+            raise
+
+    async def close(self) -> None:
+        await self.store.close()
+
+    @property
+    def num_samples(self) -> int:
+        return self.index.num_samples
+
+    @property
+    def blobs(self) -> BlobTable:
+        return self.index.blobs
+
+    async def load_records(self, first: int, end: int) -> SampleRecords:
+        """Records of samples ``[first, end)``, verified. Raises :class:`IndexDamaged` with section and byte range."""
+        start, stop = self.index.records_range(first, end)
+        if stop - start <= _RECORDS_READ_BYTES:
+            blocks = await self._read_blocks(start, stop)
+        else:
+            parts = bytearray(stop - start)
+            for place in range(start, stop, _RECORDS_READ_BYTES):
+                part = await self._read_blocks(place, min(stop, place + _RECORDS_READ_BYTES))
+                parts[place - start : place - start + len(part)] = part
+            blocks = memoryview(parts)
+        return self.index.decode_records(blocks, first, end)
+
+    async def read_samples(self, records: SampleRecords, first: int, end: int) -> memoryview:
+        """The bytes from the start of sample ``first`` to the end of sample ``end - 1``, by one ranged GET.
+
+        The samples must lie in one blob; sample ``s`` is at ``offset[s] - offset[first]`` of the buffer. Nothing is
+        verified yet: see :meth:`verify_sample`. A blob that ends before raises :class:`SampleDamaged` that names the
+        first sample that is cut, if the blob's size could be learned; a blob that is gone raises it, too.
+        """
+        if first >= end:
+            raise InvalidInput(f"{self.url}: samples {first}-{end} are none")
+        wanted = records.part(first, end)
+        blob = self.blobs.blob_of(first)
+        if end > int(self.blobs.first_sample[blob + 1]):
+            raise InvalidInput(f"{self.url}: samples {first}-{end} lie in more than one blob")
+        name = self.blobs.names[blob]
+        start, stop = int(wanted.offset[0]), int(wanted.offset[-1] + wanted.length[-1])
+        try:
+            return await self.store.read_range(name, start, stop)
+        except StoreNotFound as error:
+            raise self.damage(wanted, first, "the blob is gone from the store") from error
+        except ObjectTooShort as error:
+            size_bytes = await self.store.head(name)
+            ends = wanted.offset + wanted.length
+            cut = first + int((ends <= size_bytes).sum())
+            why = f"the blob ends at byte {size_bytes}, the index says at {int(self.blobs.size_bytes[blob])}"
+            raise self.damage(wanted, min(cut, end - 1), why) from error
+
+    def verify_sample(self, payload: bytes | bytearray | memoryview, records: SampleRecords, sample: int) -> None:
+        """Raises :class:`SampleDamaged` unless ``payload`` is what the index says of the sample with this id."""
+        place = sample - records.first_sample
+        if len(payload) != int(records.length[place]):
+            raise self.damage(records, sample, f"{len(payload)} bytes in place of {int(records.length[place])}")
+        if sample_checksum(payload) != int(records.checksum[place]):
+            raise self.damage(records, sample, "its checksum is wrong")
+
+    def damage(self, records: SampleRecords, sample: int, why: str) -> SampleDamaged:
+        """The error that names blob, sample and byte range."""
+        place = sample - records.first_sample
+        start = int(records.offset[place])
+        end = start + int(records.length[place])
+        name = self.blobs.names[self.blobs.blob_of(sample)]
+        return SampleDamaged(
+            f"{self.store.url_of(name)}: sample {sample}, bytes {start}-{end}, is damaged: {why}",
+            blob=name,
+            sample=sample,
+            start=start,
+            end=end,
+        )
+
+    async def _read_blocks(self, start: int, stop: int) -> memoryview:
+        try:
+            return await self.store.read_range(INDEX_KEY, start, stop)
+        except (ObjectTooShort, StoreNotFound) as error:
+            raise IndexDamaged(
+                f"{self.store.url_of(INDEX_KEY)} is damaged in its records, bytes {start}-{stop}: it changed since it"
+                " was opened, and ends before; open the dataset again",
+                index=self.store.url_of(INDEX_KEY),
+                section="records",
+                start=start,
+                end=stop,
+            ) from error
+
+
+async def read_index(store: ObjectStore) -> DatasetIndex:
+    source = store.url_of(INDEX_KEY)
+    try:
+        object_bytes = await store.head(INDEX_KEY)
+        # Read while the object is what `head` said; one that is replaced in between fails its checksums.
+        data = await store.read_range(INDEX_KEY, 0, min(object_bytes, _FIRST_READ_BYTES))
+        header = decode_header(data, source, object_bytes)
+        if header.head_bytes > len(data):
+            rest = await store.read_range(INDEX_KEY, len(data), header.head_bytes)
+            data = memoryview(bytes(data) + bytes(rest))
+    except ObjectTooShort as error:
+        raise IndexDamaged(f"{source} changed while it was read; try again", index=source) from error
+    except StoreNotFound as error:
+        if error.details.get("code") == "NoSuchBucket":
+            raise
+        raise DatasetNotFound(
+            f"{store.url}: no dataset there (no {INDEX_KEY}); make one with `refill pack`, or with `refill index` from"
+            " tar shards that are there already",
+            url=store.url,
+        ) from error
+    return decode_index(header, data[HEADER_BYTES : header.head_bytes])

@@ -1,0 +1,156 @@
+"""What is in a dataset, and is every byte still what was packed? ``refill inspect``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from refill.errors import DatasetError, IndexDamaged, SampleDamaged, StoreNotFound
+from refill_service.cache_core.dataset_index import Int64Array, SampleRecords
+from refill_service.datasets.dataset_reader import Dataset
+
+__all__ = ["DatasetSummary", "describe", "find_damage"]
+
+_EXACT_BLOCKS = 256
+"""Up to a million samples the size distribution is exact, beyond from that many blocks of records."""
+_VERIFY_BYTES = 8 << 20
+_VERIFY_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    url: str
+    num_samples: int
+    num_blobs: int
+    sample_bytes: int
+    blob_bytes: int
+    index_bytes: int
+    fingerprint: str
+    metadata: dict[str, Any]
+    sample_sizes: dict[str, int]
+    """``min``, ``p05``, ``median``, ``mean``, ``p95``, ``p99``, ``max`` in bytes."""
+    sample_sizes_exact: bool
+    """False: from a part of the samples, spread over the dataset."""
+    blob_sizes: dict[str, int]
+    samples_per_blob: dict[str, int]
+
+
+async def describe(dataset: Dataset) -> DatasetSummary:
+    index, blobs = dataset.index, dataset.blobs
+    num_blocks = index.header.num_blocks
+    chosen = np.unique(np.linspace(0, num_blocks - 1, min(num_blocks, _EXACT_BLOCKS)).astype(np.int64))
+    lengths = [(await _load_block(dataset, block)).length for block in chosen.tolist()]
+    return DatasetSummary(
+        url=dataset.url,
+        num_samples=index.num_samples,
+        num_blobs=len(blobs),
+        sample_bytes=index.sample_bytes,
+        blob_bytes=int(blobs.size_bytes.sum()),
+        index_bytes=index.header.index_bytes,
+        fingerprint=f"{index.fingerprint:016x}",
+        metadata=index.metadata,
+        sample_sizes=_distribution(np.concatenate(lengths) if lengths else np.zeros(0, np.int64)),
+        sample_sizes_exact=len(chosen) == num_blocks,
+        blob_sizes=_distribution(blobs.size_bytes),
+        samples_per_blob=_distribution(np.diff(blobs.first_sample)),
+    )
+
+
+async def find_damage(dataset: Dataset, on_bytes: Callable[[int], None]) -> AsyncIterator[DatasetError]:
+    """Reads every byte and yields what is damaged, in order: a :class:`SampleDamaged` for each such sample, an
+    :class:`IndexDamaged` for each block of the index that can't be read. Errors of the store are raised.
+    """
+    running: list[asyncio.Task[list[DatasetError]]] = []
+    try:
+        async for records, first, end in _ranges(dataset):
+            if isinstance(records, IndexDamaged):
+                running.append(asyncio.create_task(_already(records)))
+            else:
+                running.append(asyncio.create_task(_verify(dataset, records, first, end, on_bytes)))
+            if len(running) >= _VERIFY_AT_ONCE:
+                for error in await running.pop(0):
+                    yield error
+        while running:
+            for error in await running.pop(0):
+                yield error
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _ranges(dataset: Dataset) -> AsyncIterator[tuple[SampleRecords | IndexDamaged, int, int]]:
+    """Consecutive samples of one blob that are read together."""
+    for block in range(dataset.index.header.num_blocks):
+        try:
+            records = await _load_block(dataset, block)
+        except IndexDamaged as error:
+            yield error, 0, 0
+            continue
+        first = records.first_sample
+        while first < records.end_sample:
+            blob = dataset.blobs.blob_of(first)
+            most = min(records.end_sample, int(dataset.blobs.first_sample[blob + 1])) - records.first_sample
+            here = first - records.first_sample
+            ends = records.offset[here:most] + records.length[here:most] - records.offset[here]
+            end = first + max(1, int(np.searchsorted(ends, _VERIFY_BYTES, side="right")))
+            yield records, first, end
+            first = end
+
+
+async def _verify(
+    dataset: Dataset, records: SampleRecords, first: int, end: int, on_bytes: Callable[[int], None]
+) -> list[DatasetError]:
+    part = records.part(first, end)
+    try:
+        buffer = await dataset.read_samples(part, first, end)
+    except SampleDamaged as error:
+        if end - first == 1:
+            on_bytes(int(part.length[0]))
+            return [error]
+        if isinstance(error.__cause__, StoreNotFound):
+            on_bytes(int(part.length.sum()))
+            return [dataset.damage(part, sample, "the blob is gone from the store") for sample in range(first, end)]
+        # The blob is too short for all of them, perhaps not for each.
+        return [
+            error
+            for sample in range(first, end)
+            for error in await _verify(dataset, records, sample, sample + 1, on_bytes)
+        ]
+    found: list[DatasetError] = []
+    for place in range(end - first):
+        start = int(part.offset[place] - part.offset[0])
+        try:
+            dataset.verify_sample(buffer[start : start + int(part.length[place])], part, first + place)
+        except SampleDamaged as error:
+            found.append(error)
+    on_bytes(int(part.length.sum()))
+    return found
+
+
+async def _already(error: DatasetError) -> list[DatasetError]:
+    return [error]
+
+
+async def _load_block(dataset: Dataset, block: int) -> SampleRecords:
+    block_samples = dataset.index.header.block_samples
+    return await dataset.load_records(block * block_samples, min(dataset.num_samples, (block + 1) * block_samples))
+
+
+def _distribution(values: Int64Array) -> dict[str, int]:
+    if not len(values):
+        return {}
+    p05, median, p95, p99 = np.percentile(values, [5, 50, 95, 99])
+    return {
+        "min": int(values.min()),
+        "p05": int(p05),
+        "median": int(median),
+        "mean": int(values.mean()),
+        "p95": int(p95),
+        "p99": int(p99),
+        "max": int(values.max()),
+    }

@@ -1,0 +1,184 @@
+"""How does a folder become a dataset? ``refill pack``: shuffled tar blobs, then the index, last."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote
+
+from refill.errors import EmptyDataset, InvalidInput
+from refill_service.cache_core.dataset_index import INDEX_KEY
+from refill_service.datasets.blob_builder import build_blobs
+from refill_service.datasets.index_writer import IndexWriter
+from refill_service.datasets.pack_claim import PackClaim, blob_name
+from refill_service.datasets.progress import Progress
+from refill_service.datasets.source_scan import SourceScan
+from refill_service.object_store.base import ObjectStore
+from refill_service.object_store.open_store import open_store
+from refill_service.object_store.store_settings import StoreSettings
+
+__all__ = ["DEFAULT_BLOB_BYTES", "PackSummary", "pack"]
+
+T = TypeVar("T")
+
+DEFAULT_BLOB_BYTES = 64_000_000
+_MIN_BLOB_BYTES = 4096
+_UPLOADS = 2
+"""Blobs under way to the store while the next one is built: three in memory."""
+
+
+@dataclass(frozen=True)
+class PackSummary:
+    num_samples: int
+    num_files: int
+    num_blobs: int
+    blob_bytes: int
+    num_hidden: int
+    num_excluded: int
+    classes: list[str] | None
+
+
+async def pack(
+    source: str,
+    url: str,
+    settings: StoreSettings | None = None,
+    *,
+    seed: int = 0,
+    blob_bytes: int = DEFAULT_BLOB_BYTES,
+    classes: str = "auto",
+    include: Sequence[str] | None = None,
+    force: bool = False,
+    quiet: bool = True,
+) -> PackSummary:
+    """Write the files below ``source`` as a dataset to ``url``.
+
+    Same files, seed and sizes give the same bytes. Nothing is written or removed at ``url`` before the folder was
+    read through; the index is written when every blob is stored, so that a pack that is broken off leaves no dataset.
+
+    :param classes: ``yes``: top folders are classes, numbered in sorted order; ``no``; ``auto``: if there are only
+        folders at the top.
+
+    Raises :class:`DatasetExists`, :class:`EmptyDataset`, :class:`InvalidInput` and errors of the store.
+    """
+    if blob_bytes < _MIN_BLOB_BYTES:
+        raise InvalidInput(f"blob size must be at least {_MIN_BLOB_BYTES} bytes, got {blob_bytes}")
+    if classes not in ("auto", "yes", "no"):
+        raise InvalidInput(f"classes must be auto, yes or no, got {classes!r}")
+    if not os.path.isdir(source):
+        raise InvalidInput(f"{source} is not a folder")
+    _refuse_nested(source, url)
+    store = open_store(url, settings)
+    try:
+        claim = PackClaim(store)
+        await claim.look(force=force)
+        scan = await _scan(source, seed, include)
+        try:
+            if scan.num_files == 0:
+                left_out = f" ({scan.num_excluded} left out by --include)" if scan.num_excluded else ""
+                raise EmptyDataset(f"{source} holds no files to pack{left_out}")
+            class_names = _class_names(scan, classes)
+            metadata = {"made_by": "pack", "seed": seed, "classes": class_names, "num_files": scan.num_files}
+            with (
+                Progress("packing", scan.num_bytes, quiet=quiet) as progress,
+                tempfile.TemporaryDirectory(prefix="refill-pack-") as folder,
+                IndexWriter(Path(folder)) as writer,
+            ):
+                try:
+                    await claim.begin()
+                    await _store_blobs(store, claim, writer, scan, class_names, blob_bytes, progress.advance)
+                    index = await _to_the_end(lambda: writer.finish(metadata))
+                    await claim.check()
+                    await store.write(INDEX_KEY, index)
+                except BaseException:
+                    await claim.abort()
+                    raise
+                await claim.commit()
+            return PackSummary(
+                writer.num_samples,
+                scan.num_files,
+                writer.num_blobs,
+                writer.blob_bytes,
+                scan.num_hidden,
+                scan.num_excluded,
+                class_names,
+            )
+        finally:
+            scan.close()
+    finally:
+        await store.close()
+
+
+async def _scan(source: str, seed: int, include: Sequence[str] | None) -> SourceScan:
+    stop = threading.Event()
+    return await _to_the_end(lambda: SourceScan(source, seed=seed, include=include, stop=stop), on_cancel=stop.set)
+
+
+async def _store_blobs(
+    store: ObjectStore,
+    claim: PackClaim,
+    writer: IndexWriter,
+    scan: SourceScan,
+    class_names: list[str] | None,
+    blob_bytes: int,
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Build one blob while others are uploaded."""
+    class_numbers = None if class_names is None else {name: number for number, name in enumerate(class_names)}
+    blobs = build_blobs(
+        scan.folder, scan.samples(), blob_bytes=blob_bytes, class_numbers=class_numbers, on_bytes=on_bytes
+    )
+    uploads: set[asyncio.Task[None]] = set()
+    try:
+        while (blob := await _to_the_end(lambda: next(blobs, None))) is not None:
+            await claim.check()
+            name = blob_name(writer.num_blobs)
+            writer.add_blob(name, len(blob.data), [blob.records])
+            uploads.add(asyncio.create_task(store.write(name, blob.data)))
+            del blob  # else it stays in memory while the next one is built
+            full = len(uploads) >= _UPLOADS
+            done, uploads = await asyncio.wait(uploads, timeout=None if full else 0, return_when="FIRST_COMPLETED")
+            for upload in done:
+                upload.result()
+        for upload in uploads:
+            await upload
+    finally:
+        for upload in uploads:
+            upload.cancel()
+        await asyncio.gather(*uploads, return_exceptions=True)
+        blobs.close()
+
+
+async def _to_the_end(work: Callable[[], T], on_cancel: Callable[[], None] | None = None) -> T:
+    """Run in a thread; when cancelled, wait for it, so that nothing it uses is closed under it."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        if on_cancel is not None:
+            on_cancel()
+        await asyncio.wait([running])
+        raise
+
+
+def _class_names(scan: SourceScan, classes: str) -> list[str] | None:
+    if classes == "no" or (classes == "auto" and not scan.only_folders_at_top):
+        return None
+    if not scan.only_folders_at_top:
+        raise InvalidInput(f"{scan.folder} has files beside its folders, so these are no classes; try --classes no")
+    return scan.top_folders
+
+
+def _refuse_nested(source: str, url: str) -> None:
+    """Packing into the folder that is packed would pack what was packed before."""
+    if not url.lower().startswith("file://"):
+        return
+    inner = os.path.realpath(unquote(url[len("file://") :]))
+    outer = os.path.realpath(source)
+    if inner == outer or inner.startswith(outer.rstrip("/") + "/"):
+        raise InvalidInput(f"{url} lies in {source}, the folder to be packed; choose another place")

@@ -1,0 +1,183 @@
+"""May this pack write there, and is it still alone?
+
+A marker object says who is packing. Without it, or an index that ``pack`` made, blobs are not known to be ours,
+and are never touched. The marker goes when the index is there; a pack that was killed leaves marker and blobs, and
+the next one starts clean. A store has no locks: two packs that start in the same second are told apart by the
+marker that was written last, which every pack checks before each blob and before its index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from refill.errors import DatasetError, DatasetExists, InvalidInput, RefillError, StoreNotFound
+from refill_service.cache_core.dataset_index import INDEX_KEY, DatasetIndex
+from refill_service.datasets.dataset_reader import read_index
+from refill_service.object_store.base import ObjectStore
+
+__all__ = ["MARKER_KEY", "PackClaim", "blob_name", "marker_of"]
+
+MARKER_KEY = "refill.packing"
+OUR_BLOB = re.compile(r"blob-\d{6,}\.tar")
+_OURS = re.compile(rf"{OUR_BLOB.pattern}|{re.escape(INDEX_KEY)}|{re.escape(MARKER_KEY)}")
+
+RENEW_SECONDS = 10.0
+STALE_SECONDS = 60.0
+"""A marker that was not renewed for so long is that of a pack that was killed."""
+
+
+def blob_name(number: int) -> str:
+    return f"blob-{number:06}.tar"
+
+
+@dataclass(frozen=True)
+class Marker:
+    run: str
+    host: str
+    pid: int
+    at: float
+    """Seconds since 1970 when it was last renewed, by that host's clock."""
+
+    @property
+    def is_stale(self) -> bool:
+        if self.host == socket.gethostname() and not _is_running(self.pid):
+            return True
+        return time.time() - self.at > STALE_SECONDS
+
+
+class PackClaim:
+    """The right to write one dataset. ``look`` changes nothing; ``begin`` then clears the way."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._run = uuid.uuid4().hex
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def look(self, *, force: bool) -> None:
+        """Raises :class:`DatasetExists` if there is something that this pack must not replace."""
+        store = self._store
+        marker = await marker_of(store)
+        if marker is not None and not marker.is_stale and not force:
+            raise DatasetExists(
+                f"{store.url}: a pack on {marker.host} (process {marker.pid}) is writing there;"
+                " wait for it, or take over with --force"
+            )
+        has_index, index = await _index_of(store)
+        if has_index and not force:
+            raise DatasetExists(f"{store.url} holds a dataset already; replace it with --force or choose another place")
+        ours = marker is not None or (index is not None and index.metadata.get("made_by") == "pack")
+        if not ours:
+            async for found in store.list("blob-"):
+                if OUR_BLOB.fullmatch(found.key):
+                    raise DatasetExists(
+                        f"{store.url} holds {found.key}, which `refill pack` would overwrite but is not known to have"
+                        " written; choose another place, or delete it yourself"
+                    )
+
+    async def begin(self) -> None:
+        """Put up the marker; remove index, then blobs, of an older dataset or a pack that was broken off."""
+        await self._renew()
+        await self._store.delete(INDEX_KEY)
+        await self._delete_blobs()
+        await self._store.discard_unfinished(_OURS)
+        await self.check()
+        self._renewing = asyncio.create_task(self._keep_renewing())
+
+    async def check(self) -> None:
+        """Raises unless the marker is still ours, and renewing it has not failed."""
+        if self._renewing is not None and self._renewing.done():
+            self._renewing.result()
+        marker = await marker_of(self._store)
+        if marker is None or marker.run != self._run:
+            who = "was removed" if marker is None else f"is that of a pack on {marker.host} (process {marker.pid})"
+            raise DatasetExists(f"{self._store.url}: another pack took over ({MARKER_KEY} {who}); this one ends")
+
+    async def commit(self) -> None:
+        """The index is written: take down the marker."""
+        await self._stop_renewing()
+        await self._store.delete(MARKER_KEY)
+
+    async def abort(self) -> None:
+        """Remove what this pack wrote, as long as the place is still ours; else leave everything."""
+        await self._stop_renewing()
+        try:
+            await self.check()
+            await self._store.delete(INDEX_KEY)
+            await self._delete_blobs()
+            await self._store.delete(MARKER_KEY)
+        except RefillError:
+            # Why the pack failed matters more, and is on its way to the user; the marker lets the next one clean up.
+            return
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            await self.check()
+            await self._renew()
+
+    async def _stop_renewing(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+            if not self._renewing.cancelled():
+                self._renewing.exception()  # what it was has been, or is, the reason of the end
+            self._renewing = None
+
+    async def _renew(self) -> None:
+        marker = {"run": self._run, "host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
+        await self._store.write(MARKER_KEY, json.dumps(marker).encode())
+
+    async def _delete_blobs(self) -> None:
+        batch: list[str] = []
+        async for found in self._store.list("blob-"):
+            if OUR_BLOB.fullmatch(found.key):
+                batch.append(found.key)
+            if len(batch) == 100:
+                await asyncio.gather(*map(self._store.delete, batch))
+                batch.clear()
+        await asyncio.gather(*map(self._store.delete, batch))
+
+
+async def marker_of(store: ObjectStore) -> Marker | None:
+    """Who packs there, or was packing when it was killed."""
+    try:
+        data = await store.read_range(MARKER_KEY, 0, await store.head(MARKER_KEY))
+    except StoreNotFound as error:
+        if error.details.get("code") == "NoSuchBucket":
+            raise
+        return None
+    try:
+        found: dict[str, Any] = json.loads(bytes(data))
+        return Marker(str(found["run"]), str(found["host"]), int(found["pid"]), float(found["at"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f"{store.url_of(MARKER_KEY)} is not a marker of `refill pack`; delete it") from error
+
+
+async def _index_of(store: ObjectStore) -> tuple[bool, DatasetIndex | None]:
+    """Whether there is an index, and what it says if it can be read: a damaged one may be replaced as well."""
+    try:
+        await store.head(INDEX_KEY)
+    except StoreNotFound:
+        return False, None
+    try:
+        return True, await read_index(store)
+    except DatasetError:
+        return True, None
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

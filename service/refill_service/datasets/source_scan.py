@@ -1,0 +1,173 @@
+"""Which samples are in a folder, and in what shuffled order are they packed?
+
+Names go into a temporary SQLite database on disk, which also sorts them: memory does not grow with the folder.
+A sample is all files whose path is the same up to the first dot of the base name (the rule of WebDataset).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+import xxhash
+
+from refill.errors import InvalidInput
+
+__all__ = ["SourceMember", "SourceSample", "SourceScan"]
+
+_INSERT_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class SourceMember:
+    extension: str
+    """What follows the first dot of the base name; the member's name in the tar is key, dot, extension."""
+    path: str
+    """Of the file, relative to the source folder."""
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class SourceSample:
+    key: str
+    members: list[SourceMember]
+    """In the order of their extensions."""
+
+
+class SourceScan:
+    """Scans ``folder`` at once. Raises :class:`InvalidInput` for what can't be read.
+
+    The shuffle orders samples by a hash of seed and key (Brand 3.2): the same folder and seed give the same order,
+    whatever order the file system lists in.
+
+    :param stop: set it to break off a scan in another thread.
+    :param include: globs; a file is taken if its base name or its relative path matches one. None: all files.
+    """
+
+    def __init__(
+        self, folder: str, *, seed: int, include: Sequence[str] | None = None, stop: threading.Event | None = None
+    ) -> None:
+        self.folder = folder
+        self.num_files = 0
+        self.num_bytes = 0
+        self.num_hidden = 0
+        """Hidden files and folders, which are left out."""
+        self.num_excluded = 0
+        """Files that ``include`` leaves out, and what is neither file nor folder."""
+        self.top_folders: list[str] = []
+        """Sorted names of the folders at the top, without hidden ones."""
+        self.only_folders_at_top = True
+        self._seed = seed
+        self._include = include
+        self._stop = stop
+        # "" is SQLite's database in a temporary file, gone with the connection, also if the process is killed.
+        self._database = sqlite3.connect("", check_same_thread=False, isolation_level=None)
+        for statement in (
+            "PRAGMA journal_mode=OFF",
+            "PRAGMA synchronous=OFF",
+            "PRAGMA temp_store=FILE",
+            "PRAGMA cache_size=-16384",
+            "CREATE TABLE member (place INTEGER, key BLOB, extension BLOB, path BLOB, size INTEGER)",
+        ):
+            self._database.execute(statement)
+        try:
+            self._scan()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._database.close()
+
+    def samples(self) -> Iterator[SourceSample]:
+        """All samples in shuffled order. One iteration at a time; it may move from thread to thread."""
+        rows = self._database.execute(
+            "SELECT key, extension, path, size FROM member ORDER BY place, key, extension, path"
+        )
+        for key, group in groupby(rows, key=itemgetter(0)):
+            yield _sample(os.fsdecode(key), [(os.fsdecode(row[1]), os.fsdecode(row[2]), row[3]) for row in group])
+
+    def _scan(self) -> None:
+        self._database.execute("BEGIN")
+        batch: list[tuple[int, bytes, bytes, bytes, int]] = []
+        for path, size_bytes in self._files():
+            folder, slash, name = path.rpartition("/")
+            stem, _, extension = name.partition(".")
+            key = os.fsencode(folder + slash + stem)
+            digest = xxhash.xxh3_64_intdigest(f"{self._seed}:".encode() + key)
+            # SQLite's integers are signed.
+            batch.append((digest - 2**63, key, os.fsencode(extension), os.fsencode(path), size_bytes))
+            self.num_files += 1
+            self.num_bytes += size_bytes
+            if len(batch) == _INSERT_BATCH:
+                self._insert(batch)
+                if self._stop is not None and self._stop.is_set():
+                    raise InvalidInput(f"broken off while reading {self.folder}")
+        self._insert(batch)
+        self._database.execute("COMMIT")
+        self.top_folders.sort()
+
+    def _insert(self, batch: list[tuple[int, bytes, bytes, bytes, int]]) -> None:
+        self._database.executemany("INSERT INTO member VALUES (?, ?, ?, ?, ?)", batch)
+        batch.clear()
+
+    def _files(self) -> Iterator[tuple[str, int]]:
+        """Relative path and size of every file that is to be packed."""
+        pending: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+        while pending:
+            above, ancestors = pending.pop()
+            try:
+                here = os.stat(os.path.join(self.folder, above))
+                identity = (here.st_dev, here.st_ino)
+                if identity in ancestors:
+                    raise InvalidInput(f"{os.path.join(self.folder, above)} is a link back to a folder that holds it")
+                with os.scandir(os.path.join(self.folder, above)) as entries:
+                    for entry in entries:
+                        path = f"{above}/{entry.name}" if above else entry.name
+                        if entry.name.startswith("."):
+                            self.num_hidden += 1
+                        elif entry.is_dir():
+                            if not above:
+                                self.top_folders.append(entry.name)
+                            pending.append((path, ancestors | {identity}))
+                        else:
+                            self.only_folders_at_top = self.only_folders_at_top and bool(above)
+                            # A link to nothing must not be left out silently: stat raises.
+                            status = entry.stat()
+                            if not entry.is_file() or not self._included(path, entry.name):
+                                self.num_excluded += 1
+                            else:
+                                yield path, status.st_size
+            except OSError as error:
+                raise InvalidInput(f"can't read {error.filename or self.folder}: {error.strerror}") from error
+
+    def _included(self, path: str, name: str) -> bool:
+        if self._include is None:
+            return True
+        return any(fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(path, glob) for glob in self._include)
+
+
+def _sample(key: str, rows: list[tuple[str, str, int]]) -> SourceSample:
+    """Members with extensions that WebDataset can tell apart; files without one are called ``bin``."""
+    taken = {extension.lower(): path for extension, path, _ in rows if extension}
+    if len(taken) < sum(1 for extension, _, _ in rows if extension):
+        clash = [path for extension, path, _ in rows if extension and taken[extension.lower()] != path][0]
+        other = taken[clash.rpartition("/")[2].partition(".")[2].lower()]
+        raise InvalidInput(f"{clash} and {other} differ only in the case of their extension; rename one")
+    members = []
+    for extension, path, size_bytes in rows:
+        number = 0
+        while not extension:
+            name = f"bin{number or ''}"
+            number += 1
+            if name not in taken:
+                extension = name
+                taken[name] = path
+        members.append(SourceMember(extension, path, size_bytes))
+    return SourceSample(key, sorted(members, key=lambda member: member.extension))

@@ -1,0 +1,136 @@
+"""What does refill ask of an object store?
+
+Five operations, each one asynchronous, rooted at a URL: keys are relative to the bucket and prefix, or to the
+folder. Every store behind this interface passes the same tests (tests/service/test_object_store_contract.py).
+
+Callers see errors of :mod:`refill.errors` only: :class:`StoreNotFound`, :class:`StoreDenied`,
+:class:`StoreUnavailable` (after the retries), :class:`InvalidInput` for what can't be asked, and
+:class:`ObjectTooShort` when an object ends before the range does.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+from refill.errors import InvalidInput, StoreError
+from refill_service.object_store.store_counters import StoreCounters
+
+__all__ = ["ListedObject", "ObjectStore", "ObjectTooShort", "WritableData"]
+
+WritableData = bytes | bytearray | memoryview | Path
+
+
+class ListedObject(NamedTuple):
+    key: str
+    size_bytes: int
+
+
+class ObjectTooShort(StoreError):
+    """The object ends before the range does. Details: ``key``, ``start``, ``end``.
+
+    Whoever knows what the bytes should have been says so: :class:`SampleDamaged` or :class:`IndexDamaged`.
+    """
+
+
+class ObjectStore(ABC):
+    """One bucket and prefix, or one folder. Belongs to one event loop; close it there.
+
+    The public methods check their arguments and count; a store implements those with an underscore.
+    """
+
+    def __init__(self, url: str, counters: StoreCounters | None = None) -> None:
+        self.url = url.rstrip("/")
+        self.counters = counters or StoreCounters()
+
+    def url_of(self, key: str) -> str:
+        return f"{self.url}/{key}"
+
+    async def read_range(self, key: str, start: int, end: int) -> memoryview:
+        """The bytes ``[start, end)`` of an object: exactly ``end - start`` bytes, never fewer.
+
+        The buffer belongs to the caller and is not touched again by the store. An empty range is answered
+        without a request. Raises :class:`ObjectTooShort` when the object ends before ``end``.
+        """
+        self._check_key(key)
+        if not 0 <= start <= end:
+            raise InvalidInput(f"{self.url_of(key)}: byte range {start}-{end} is not a range")
+        if start == end:
+            return memoryview(b"")
+        with self.counters.counted("read_range") as request:
+            buffer = await self._read_range(key, start, end)
+            request.num_bytes = len(buffer)
+            if len(buffer) != end - start:
+                raise self._too_short(key, start, end, f"it ends at byte {start + len(buffer)}")
+            return buffer
+
+    async def write(self, key: str, data: WritableData) -> None:
+        """Create or replace an object, atomically: a reader sees the old bytes or all the new ones.
+
+        ``data`` is not copied; leave it unchanged until this returns. A path is read piece by piece.
+        """
+        self._check_key(key)
+        with self.counters.counted("write") as request:
+            request.num_bytes = await self._write(key, data)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ListedObject]:
+        """All objects whose key starts with ``prefix`` (any text), in the order of their UTF-8 bytes.
+
+        Nothing there, or no such folder, lists nothing; no such bucket raises :class:`StoreNotFound`.
+        """
+        with self.counters.counted("list"):
+            async for listed in self._list(prefix):
+                yield listed
+
+    async def head(self, key: str) -> int:
+        """The size of an object in bytes."""
+        self._check_key(key)
+        with self.counters.counted("head"):
+            return await self._head(key)
+
+    async def delete(self, key: str) -> None:
+        """Delete an object; one that is not there is no error, as in S3."""
+        self._check_key(key)
+        with self.counters.counted("delete"):
+            await self._delete(key)
+
+    async def discard_unfinished(self, keys: re.Pattern[str]) -> None:
+        """Remove what writes that were killed half-way may have left, invisible to the other operations.
+
+        ``keys`` must match the whole key; keys with a '/' are not looked at. A folder: temporary files. S3 keeps
+        the parts of unfinished uploads until a lifecycle rule of the bucket removes them; nothing is done there.
+        """
+        return
+
+    async def close(self) -> None:
+        """Give back threads and connections. The store is not usable afterwards."""
+        return
+
+    @abstractmethod
+    async def _read_range(self, key: str, start: int, end: int) -> memoryview:
+        """May return fewer bytes when the object is short."""
+
+    @abstractmethod
+    async def _write(self, key: str, data: WritableData) -> int:
+        """Returns the number of bytes written."""
+
+    @abstractmethod
+    def _list(self, prefix: str) -> AsyncIterator[ListedObject]: ...
+
+    @abstractmethod
+    async def _head(self, key: str) -> int: ...
+
+    @abstractmethod
+    async def _delete(self, key: str) -> None: ...
+
+    def _check_key(self, key: str) -> None:
+        if not key or "\0" in key or any(part in ("", ".", "..") for part in key.split("/")):
+            raise InvalidInput(f"{self.url}: {key!r} is not a key (relative, without empty parts, '.' or '..')")
+
+    def _too_short(self, key: str, start: int, end: int, why: str) -> ObjectTooShort:
+        return ObjectTooShort(
+            f"{self.url_of(key)}: bytes {start}-{end} are not there, {why}", key=key, start=start, end=end
+        )

@@ -1,0 +1,103 @@
+"""How is the object store to be reached? Frozen, checked once; documented for users in docs/STORE.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from refill.errors import InvalidInput
+
+__all__ = ["StoreSettings"]
+
+_AWS_NAMES = {
+    "endpoint_url": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+    "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+    "ca_bundle": ("AWS_CA_BUNDLE",),
+}
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """Raises :class:`InvalidInput` with one line that names the setting. ``file://`` uses ``max_connections`` only."""
+
+    endpoint_url: str | None = None
+    """``http://`` or ``https://`` URL of an S3 server that is not AWS."""
+    region: str | None = None
+    """None: that of the AWS profile, else ``us-east-1``."""
+    path_style: bool | None = None
+    """``endpoint/bucket/key`` instead of ``bucket.endpoint/key``; None: if there is an ``endpoint_url``."""
+    profile: str | None = None
+    """Profile of ~/.aws to take credentials and region from; None: ``AWS_PROFILE`` or the default one."""
+    anonymous: bool = False
+    """Sign nothing and look for no credentials: public buckets."""
+    ca_bundle: str | None = None
+    """File with the CA certificates (PEM) of a private endpoint."""
+    connect_timeout_seconds: float = 5.0
+    request_timeout_seconds: float = 60.0
+    """For one try, from connecting to the last byte."""
+    max_connections: int = 32
+    """Most requests under way at once; more wait. Threads, for ``file://``."""
+    max_retries: int = 8
+    """Of a request that was answered with 5xx or 429, timed out or lost its connection."""
+    retry_timeout_seconds: float = 120.0
+    """No further retry after this time since the first try."""
+    first_backoff_seconds: float = 0.1
+    """Before the first retry; doubles each time, with jitter, up to ``max_backoff_seconds``."""
+    max_backoff_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.endpoint_url is not None and not self.endpoint_url.lower().startswith(("http://", "https://")):
+            raise InvalidInput(f"endpoint_url must start with http:// or https://, got {self.endpoint_url!r}")
+        for name in (
+            "connect_timeout_seconds",
+            "request_timeout_seconds",
+            "retry_timeout_seconds",
+            "first_backoff_seconds",
+            "max_backoff_seconds",
+        ):
+            value = getattr(self, name)
+            if not 0.001 <= value <= 86_400:
+                raise InvalidInput(f"store setting {name} must be 0.001 to 86400 seconds, got {value!r}")
+        if not 1 <= self.max_connections <= 4096:
+            raise InvalidInput(f"store setting max_connections must be 1 to 4096, got {self.max_connections!r}")
+        if not 0 <= self.max_retries <= 1000:
+            raise InvalidInput(f"store setting max_retries must be 0 to 1000, got {self.max_retries!r}")
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None, **given: Any) -> StoreSettings:
+        """``given`` values that are not None, else ``REFILL_STORE_<NAME>``, else the usual AWS name, else the default.
+
+        An empty variable counts as not set.
+        """
+        environ = os.environ if environ is None else environ
+        values = {name: value for name, value in given.items() if value is not None}
+        for field in dataclasses.fields(cls):
+            if field.name in values:
+                continue
+            own = f"REFILL_STORE_{field.name.upper()}"
+            for variable in (own, *_AWS_NAMES.get(field.name, ())):
+                if environ.get(variable):
+                    values[field.name] = _parsed(str(field.type), environ[variable], variable)
+                    break
+        return cls(**values)
+
+    @property
+    def uses_path_style(self) -> bool:
+        return self.endpoint_url is not None if self.path_style is None else self.path_style
+
+
+def _parsed(kind: str, text: str, variable: str) -> Any:
+    try:
+        if kind.startswith("bool"):
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except (KeyError, ValueError):
+        wanted = "true or false" if kind.startswith("bool") else "a number"
+        raise InvalidInput(f"environment variable {variable} must be {wanted}, got {text!r}") from None
+    return text
