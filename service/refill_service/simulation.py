@@ -49,7 +49,7 @@ class SimulationSettings:
             ("window", 0),
         ):
             if getattr(self, name) < least:
-                raise InvalidInput(f"{name.replace('_', '-')} must be at least {least}, got {getattr(self, name)}")
+                raise InvalidInput(f"{name} must be at least {least}, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

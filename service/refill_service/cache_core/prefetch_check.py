@@ -76,7 +76,8 @@ class UpcomingRequests:
             self._restart(position + 1)
         start = int(np.searchsorted(self._positions, position, side="right"))
         while len(self._positions) - start < count and self._until < self._length:
-            start = self._extend(start, count)
+            self._extend(start, count)
+            start = int(np.searchsorted(self._positions, position, side="right"))
         part = slice(start, start + count)
         return self._positions[part], self._asked[part], self._locations[part]
 
@@ -84,8 +85,8 @@ class UpcomingRequests:
         self._from = self._until = position
         self._positions = self._asked = self._locations = np.empty(0, dtype=np.int64)
 
-    def _extend(self, start: int, count: int) -> int:
-        """Read more of the trace and drop what lies behind ``start``; returns the new ``start``."""
+    def _extend(self, start: int, count: int) -> None:
+        """Read more of the trace and drop the entries before ``start``."""
         end = min(self._until + max(_BLOCK, count), self._length)
         positions = np.arange(self._until, end, dtype=np.int64)
         samples, repeats = self._traces.asked(self._rank, positions)
@@ -97,7 +98,6 @@ class UpcomingRequests:
         self._positions = np.concatenate([self._positions[start:], positions[here]])
         self._asked = np.concatenate([self._asked[start:], asked])
         self._locations = np.concatenate([self._locations[start:], self._mapping.locations(asked)])
-        return 0
 
 
 def first_of_each(values: Int64Array) -> NDArray[np.intp]:

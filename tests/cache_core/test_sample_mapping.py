@@ -1,0 +1,66 @@
+"""Where a sample lives: chunks never cross blobs, shares cover everything once, slots are a bijection in a group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refill.errors import InvalidInput
+from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, group_size_for_budget
+
+blobs = st.lists(st.integers(1, 50), min_size=1, max_size=8)
+
+
+@given(blobs, st.integers(1, 50))
+def test_chunks_partition_the_samples_within_blobs(per_blob: list[int], chunk_size: int) -> None:
+    chunk_size = min(chunk_size, max(per_blob))
+    layout = ChunkLayout(np.concatenate([[0], np.cumsum(per_blob)]), chunk_size)
+    samples = np.arange(sum(per_blob))
+    chunks, slots = layout.locate(samples)
+    starts = layout.starts(np.arange(layout.num_chunks + 1))
+    assert np.array_equal(starts[chunks] + slots, samples)
+    assert (np.diff(chunks) >= 0).all()
+    assert (slots < chunk_size).all()
+    blob_of_sample = np.repeat(np.arange(len(per_blob)), per_blob)
+    for chunk in range(layout.num_chunks):
+        assert set(blob_of_sample[chunks == chunk]) == {layout.blob_of_chunk(chunk)}
+
+
+@given(blobs, st.integers(1, 9), st.integers(1, 7), st.integers(1, 6), st.sampled_from(["consecutive", "interleaved"]))
+def test_shares_and_groups_cover_everything_once(
+    per_blob: list[int], chunk_size: int, num_pods: int, group_size: int, order: str
+) -> None:
+    chunk_size = min(chunk_size, max(per_blob))
+    layout = ChunkLayout(np.concatenate([[0], np.cumsum(per_blob)]), chunk_size)
+    bounds = layout.owner_bounds(num_pods)
+    owned = []
+    for pod in range(num_pods):
+        share = layout.share(pod, num_pods)
+        assert (share.first_sample, share.end_sample) == (bounds[pod], bounds[pod + 1])
+        owned += range(share.first_sample, share.end_sample)
+        mapping = AbstractMapping(share, group_size, order)
+        locations = mapping.locations(np.arange(share.num_samples))
+        chunks = layout.locate(np.arange(share.first_sample, share.end_sample))[0] - share.first_chunk
+        in_groups: list[int] = []
+        for abstract_chunk in range(mapping.num_abstract_chunks):
+            group = list(range(share.num_chunks))[mapping.group(abstract_chunk)]
+            assert len(group) <= group_size
+            assert set(chunks[locations // chunk_size == abstract_chunk].tolist()) == set(group)
+            in_groups += group
+        assert sorted(in_groups) == list(range(share.num_chunks))
+    assert owned == list(range(sum(per_blob)))
+
+
+def test_chunk_larger_than_every_blob_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="chunk size 65 is larger than every blob .*holds 64 samples"):
+        ChunkLayout(np.array([0, 64, 100]), 65)
+
+
+@pytest.mark.parametrize(
+    ("budget", "group_size"), [(1000, 1), (10_000, 1), (500, 2), (100, 10), (99, 0), (150, 10), (340, 4)]
+)
+def test_group_size_follows_from_the_budget(budget: int, group_size: int) -> None:
+    """Ten chunks of 100 bytes: S = chunks / (budget / chunk bytes), rounded up; 0 when not one fits."""
+    assert group_size_for_budget(10, 100, budget) == group_size
