@@ -209,7 +209,7 @@ async def _inspect_and_verify(arguments: argparse.Namespace) -> int:
     dataset = await Dataset.open(_url(arguments.url), store_settings_of(arguments))
     damage = []
     try:
-        summary = await describe(dataset)
+        summary = await describe(dataset, despite_damage=arguments.verify)
         if not arguments.json:
             _print_summary(summary)
         if arguments.verify:

@@ -155,11 +155,16 @@ async def read_index(store: ObjectStore) -> DatasetIndex:
     except ObjectTooShort as error:
         raise IndexDamaged(f"{source} changed while it was read; try again", index=source) from error
     except StoreNotFound as error:
-        if error.details.get("code") == "NoSuchBucket":
-            raise
+        await _refuse_missing_bucket(store)
         raise DatasetNotFound(
             f"{store.url}: no dataset there (no {INDEX_KEY}); make one with `refill pack`, or with `refill index` from"
             " tar shards that are there already",
             url=store.url,
         ) from error
     return decode_index(header, data[HEADER_BYTES : header.head_bytes])
+
+
+async def _refuse_missing_bucket(store: ObjectStore) -> None:
+    """S3 tells in answers with a body only, which those to HEAD are not."""
+    async for _ in store.list(INDEX_KEY):
+        return

@@ -39,11 +39,18 @@ class DatasetSummary:
     samples_per_blob: dict[str, int]
 
 
-async def describe(dataset: Dataset) -> DatasetSummary:
+async def describe(dataset: Dataset, *, despite_damage: bool = False) -> DatasetSummary:
+    """``despite_damage``: leave blocks of records that can't be read out of ``sample_sizes``, in place of raising."""
     index, blobs = dataset.index, dataset.blobs
     num_blocks = index.header.num_blocks
     chosen = np.unique(np.linspace(0, num_blocks - 1, min(num_blocks, _EXACT_BLOCKS)).astype(np.int64))
-    lengths = [(await _load_block(dataset, block)).length for block in chosen.tolist()]
+    lengths = []
+    for block in chosen.tolist():
+        try:
+            lengths.append((await _load_block(dataset, block)).length)
+        except IndexDamaged:
+            if not despite_damage:
+                raise
     return DatasetSummary(
         url=dataset.url,
         num_samples=index.num_samples,
@@ -54,7 +61,7 @@ async def describe(dataset: Dataset) -> DatasetSummary:
         fingerprint=f"{index.fingerprint:016x}",
         metadata=index.metadata,
         sample_sizes=_distribution(np.concatenate(lengths) if lengths else np.zeros(0, np.int64)),
-        sample_sizes_exact=len(chosen) == num_blocks,
+        sample_sizes_exact=len(lengths) == num_blocks,
         blob_sizes=_distribution(blobs.size_bytes),
         samples_per_blob=_distribution(np.diff(blobs.first_sample)),
     )

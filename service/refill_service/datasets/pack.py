@@ -70,9 +70,7 @@ async def pack(
         raise InvalidInput(f"blob size must be at least {_MIN_BLOB_BYTES} bytes, got {blob_bytes}")
     if classes not in ("auto", "yes", "no"):
         raise InvalidInput(f"classes must be auto, yes or no, got {classes!r}")
-    if not os.path.isdir(source):
-        raise InvalidInput(f"{source} is not a folder")
-    _refuse_nested(source, url)
+    _check_folders(source, url)
     store = open_store(url, settings)
     try:
         claim = PackClaim(store)
@@ -174,8 +172,10 @@ def _class_names(scan: SourceScan, classes: str) -> list[str] | None:
     return scan.top_folders
 
 
-def _refuse_nested(source: str, url: str) -> None:
+def _check_folders(source: str, url: str) -> None:
     """Packing into the folder that is packed would pack what was packed before."""
+    if not os.path.isdir(source):
+        raise InvalidInput(f"{source} is not a folder")
     if not url.lower().startswith("file://"):
         return
     inner = os.path.realpath(unquote(url[len("file://") :]))

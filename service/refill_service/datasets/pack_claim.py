@@ -3,7 +3,9 @@
 A marker object says who is packing. Without it, or an index that ``pack`` made, blobs are not known to be ours,
 and are never touched. The marker goes when the index is there; a pack that was killed leaves marker and blobs, and
 the next one starts clean. A store has no locks: two packs that start in the same second are told apart by the
-marker that was written last, which every pack checks before each blob and before its index.
+marker that was written last, which every pack checks before each blob and before its index. What remains is a pack
+that sleeps for longer than ``STALE_SECONDS`` with an upload on its way, while another one takes its place: that
+upload may replace one of the new blobs. Checksums then name its samples.
 """
 
 from __future__ import annotations
@@ -65,10 +67,11 @@ class PackClaim:
         """Raises :class:`DatasetExists` if there is something that this pack must not replace."""
         store = self._store
         marker = await marker_of(store)
-        if marker is not None and not marker.is_stale and not force:
+        if marker is not None and not marker.is_stale:
+            # Not even by force: what is on its way from there could replace blobs of ours.
             raise DatasetExists(
-                f"{store.url}: a pack on {marker.host} (process {marker.pid}) is writing there;"
-                " wait for it, or take over with --force"
+                f"{store.url}: a pack on {marker.host} (process {marker.pid}) is writing there; wait for it, or stop"
+                f" it and start again {STALE_SECONDS:.0f} s later"
             )
         has_index, index = await _index_of(store)
         if has_index and not force:

@@ -157,7 +157,7 @@ def _sample(key: str, rows: list[tuple[str, str, int]]) -> SourceSample:
     """Members with extensions that WebDataset can tell apart; files without one are called ``bin``."""
     taken = {extension.lower(): path for extension, path, _ in rows if extension}
     if len(taken) < sum(1 for extension, _, _ in rows if extension):
-        clash = [path for extension, path, _ in rows if extension and taken[extension.lower()] != path][0]
+        clash = next(path for extension, path, _ in rows if extension and taken[extension.lower()] != path)
         other = taken[clash.rpartition("/")[2].partition(".")[2].lower()]
         raise InvalidInput(f"{clash} and {other} differ only in the case of their extension; rename one")
     members = []
