@@ -156,7 +156,8 @@ def asynchronous(get: Callable[[tuple[str, int, int]], Any]) -> Round:
 def report(what: str, libraries: dict[str, Round]) -> None:
     first = next(iter(libraries))
     print(
-        f"\n{what:8} {'range':>8} {'library':>8} {'MB/s':>7} {'GETs/s':>7} {'CPU s/GB':>9} {'MB/s against ' + first:>22}"
+        f"\n{what:8} {'range':>8} {'library':>8} {'MB/s':>7} {'GETs/s':>7} {'CPU s/GB':>9}"
+        f" {'MB/s against ' + first:>22}"
     )
     for size in SIZES:
         dice = random.Random(size)
