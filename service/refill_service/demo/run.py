@@ -64,12 +64,14 @@ def _demo(folder: Path, epochs: int, console: Console) -> list[dict[str, Any]]:
         f"{NUM_TEST} more are for testing"
     )
     with _progress(console) as bar:
-        from_files = _train(bar, "plain PyTorch, from files", epochs, ["--train", str(train), "--test", str(test)])
+        from_files = _train(
+            bar, "plain PyTorch, from files", folder, epochs, ["--train", str(train), "--test", str(test)]
+        )
         with LocalCluster(NUM_PODS, folder, {"memory_bytes": MEMORY_BYTES}) as cluster:
             pod = cluster.pod_urls[0]
             console.print(f"{NUM_PODS} pods with {MEMORY_BYTES / 2**20:.0f} MiB of memory each: {pod}/docs")
             options = ["--train", str(train), "--test", str(test), "--dataset", dataset, "--job", JOB]
-            through_refill = _train(bar, f"refill, {NUM_PODS} pods", epochs, [*options, "--service", pod])
+            through_refill = _train(bar, f"refill, {NUM_PODS} pods", folder, epochs, [*options, "--service", pod])
             counts = [_counts(pod, epoch) for epoch in range(epochs)]
             info = httpx.get(f"{pod}/v1/jobs/{JOB}", timeout=10).json()
     return [
@@ -78,11 +80,11 @@ def _demo(folder: Path, epochs: int, console: Console) -> list[dict[str, Any]]:
     ]
 
 
-def _train(bar: Progress, what: str, epochs: int, options: list[str]) -> list[dict[str, Any]]:
+def _train(bar: Progress, what: str, folder: Path, epochs: int, options: list[str]) -> list[dict[str, Any]]:
     """Run the ranks of one training run to their end; returns what rank 0 said of each epoch."""
     task = bar.add_task(what, total=epochs)
     results = []
-    with _ranks([*options, "--epochs", str(epochs)]) as processes:
+    with _ranks(folder, [*options, "--epochs", str(epochs)]) as processes:
         output = processes[0].stdout
         assert output is not None
         for line in output:
@@ -95,7 +97,7 @@ def _train(bar: Progress, what: str, epochs: int, options: list[str]) -> list[di
 
 
 @contextlib.contextmanager
-def _ranks(options: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
+def _ranks(folder: Path, options: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -106,7 +108,12 @@ def _ranks(options: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
             processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "refill_service.demo.train", *options],
-                    env={**os.environ, **{name: str(value) for name, value in place.items()}},
+                    # torch makes its compiler's folder even when nothing is compiled: below the demo's own.
+                    env={
+                        **os.environ,
+                        "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"),
+                        **{name: str(value) for name, value in place.items()},
+                    },
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                     text=True,
@@ -160,10 +167,10 @@ def _print_table(rows: list[dict[str, Any]], took: float) -> None:
         "waste",
         "read\nampl.",
         "remote\nrequests",
-        "data wait\nfiles",
-        "data wait\nrefill",
+        "wait\nfiles",
+        "wait\nrefill",
     ):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             str(row["epoch"]),
@@ -181,7 +188,8 @@ def _print_table(rows: list[dict[str, Any]], took: float) -> None:
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     exact = all(row["duplicates"] == row["missing"] == 0 for row in rows)
-    print(f"every sample {'exactly once' if exact else 'NOT exactly once'} in each epoch; {took:.0f} s")
+    print(f"every sample {'exactly once' if exact else 'NOT exactly once'} in each epoch; {took:.0f} s in all")
+    print("wait: mean time of a rank's loop blocked on data; remote requests: samples asked of another pod on demand")
 
 
 def _progress(console: Console) -> Progress:
