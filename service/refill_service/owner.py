@@ -16,9 +16,10 @@ import numpy as np
 from refill.errors import EpochEnded, EpochNotReady
 from refill.protocol.wire_format import Int64Array
 from refill_service.byte_gate import ByteGate
-from refill_service.cache_core.abstract_memory import Refill
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.owner_epoch import EpochCounts, OwnerEpoch
+from refill_service.cache_core.policies import new_epoch
+from refill_service.cache_core.refill import Refill
 from refill_service.job import Job
 from refill_service.recently_sent import RecentlySent
 

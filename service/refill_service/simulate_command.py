@@ -47,7 +47,7 @@ def add_command(commands: Any) -> None:
         metavar="P",
         help="a rank's next requests to one owner that may be sent ahead; 0 sends nothing (default: 20000)",
     )
-    parser.add_argument("--policy", choices=["redox"], default="redox", help="(default: redox)")
+    parser.add_argument("--policy", choices=["drain", "redox"], default="redox", help="(default: redox)")
     parser.add_argument(
         "--refill", choices=["best", "random"], default="best", help="which chunk refills (default: best)"
     )
@@ -82,6 +82,7 @@ def _one(args: argparse.Namespace) -> int:
         num_pods=args.pods,
         remote_memory_samples=args.remote_memory_samples,
         window=args.window if args.prefetch == "on" else 0,
+        policy=args.policy,
         refill=args.refill,
         group_order=args.group_order,
         seed=args.seed or 0,

@@ -16,6 +16,8 @@ import numpy as np
 from refill.errors import InvalidInput
 from refill_service.cache_core.epoch_order import KeyedTraces
 from refill_service.cache_core.owner_epoch import OwnerEpoch
+from refill_service.cache_core.policies import new_epoch
+from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.remote_memory import RemoteMemory
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout
 
@@ -35,6 +37,7 @@ class SimulationSettings:
     num_pods: int = 1
     remote_memory_samples: int = 10_000
     window: int = 10_000
+    policy: str = "redox"
     refill: str = "best"
     group_order: str = "consecutive"
     seed: int = 0
@@ -57,7 +60,7 @@ class SimulationResult:
     """Counts of one epoch, over all pods and ranks."""
 
     misses: int
-    """Takes that needed a read from the store."""
+    """Takes that had to wait for the store."""
     remote_requests: int
     """Requests that a home pod sent to an owner."""
     prefetched_samples: int
@@ -121,6 +124,8 @@ def simulate(settings: SimulationSettings, progress: Progress | None = None) -> 
     layout = ChunkLayout(np.array([0, settings.num_samples], dtype=np.int64), settings.chunk_size)
     traces = KeyedTraces(settings.num_samples, settings.num_pods, seed=settings.seed)
     owners = [_owner(layout, traces, pod, settings) for pod in range(settings.num_pods)]
+    for owner in owners:
+        _arrive(owner, owner.start())
     first_samples = [owner.mapping.share.first_sample for owner in owners]
     ranks = [_Rank(traces, rank, owners, settings) for rank in range(settings.num_pods)]
     delivered = np.zeros(settings.num_samples, dtype=np.int64)
@@ -139,13 +144,14 @@ def simulate(settings: SimulationSettings, progress: Progress | None = None) -> 
                     delivered[ahead] += 1
                     continue
                 remote_requests += 1
-            sample, refill = owner.take_one(asked, location)
+            sample, refills = owner.take_one(asked, location)
             delivered[first_samples[pod] + sample] += 1
-            if refill is not None:
-                owner.refill_arrived(refill)
+            if refills:
+                _arrive(owner, refills)
             if pod != rank and settings.window:
                 room = state.remote_memory.grant()
                 sent = owner.send_ahead(rank, np.array([location]), position + 1, room, started_below=position + 1)
+                _arrive(owner, sent.refills)
                 samples = (sent.samples + first_samples[pod]).tolist()
                 state.remote_memory.settle(
                     room, (((0, rank, p), 1, s) for p, s in zip(sent.positions.tolist(), samples, strict=True))
@@ -171,14 +177,23 @@ def simulate(settings: SimulationSettings, progress: Progress | None = None) -> 
 
 def _owner(layout: ChunkLayout, traces: KeyedTraces, pod: int, settings: SimulationSettings) -> OwnerEpoch:
     share = layout.share(pod, settings.num_pods)
-    return OwnerEpoch(
-        AbstractMapping(share, settings.group_size, settings.group_order),
+    mapping = AbstractMapping(share, settings.group_size, settings.group_order)
+    return new_epoch(
+        settings.policy,
+        mapping,
         traces,
         np.ones(share.num_samples, dtype=np.int64),
+        capacity_bytes=mapping.num_abstract_chunks * settings.chunk_size,
         refill=settings.refill,
         prefetch_window=settings.window,
         key=f"simulation {settings.seed} {pod}",
     )
+
+
+def _arrive(owner: OwnerEpoch, refills: list[Refill]) -> None:
+    """There is no I/O: what is ordered is here."""
+    for refill in refills:
+        owner.refill_arrived(refill)
 
 
 class _Rank:

@@ -7,28 +7,17 @@ file holds state of one byte for each sample of the share and eight for each slo
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.refill_policies import RefillChoice
 from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
 
-__all__ = ["AbstractMemory", "Refill"]
+__all__ = ["AbstractMemory"]
 
 _EMPTY = -1
-
-
-@dataclass(frozen=True)
-class Refill:
-    """An order: read ``chunk`` of the share; its ``samples`` now belong in these ``locations``."""
-
-    chunk: int
-    """Counted from the start of the share."""
-    samples: Int64Array
-    """Local ids of the samples that fill a slot, ascending."""
-    locations: Int64Array
 
 
 class AbstractMemory:

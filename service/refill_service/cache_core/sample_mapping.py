@@ -123,9 +123,11 @@ class AbstractMapping:
     def locations(self, local_samples: Int64Array) -> Int64Array:
         """``abstract chunk * K + slot`` of each local sample."""
         chunks, slots = self.share.layout.locate(local_samples + self.share.first_sample)
-        chunks = chunks - self.share.first_chunk
-        abstract = chunks % self.num_abstract_chunks if self.interleaved else chunks // self.group_size
-        return abstract * self.chunk_size + slots
+        return self.abstract_chunk_of(chunks - self.share.first_chunk) * self.chunk_size + slots
+
+    def abstract_chunk_of(self, chunks: Int64Array | int) -> Int64Array | int:
+        """The abstract chunk of each chunk, counted from the start of the share."""
+        return chunks % self.num_abstract_chunks if self.interleaved else chunks // self.group_size
 
     def group(self, abstract_chunk: int) -> slice:
         """The chunks of a group, as a slice over the share's chunks: a view, never a copy."""

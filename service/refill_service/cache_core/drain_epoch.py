@@ -1,0 +1,257 @@
+"""Policy ``drain``: answer from any sample of the abstract chunk, and read every byte once.
+
+A request is bound to an abstract chunk, not to a slot of it. The abstract chunk is refilled when it runs low, ahead
+of need, with the next unread chunk of its group in the epoch's own order, whole: what is read is kept, what is kept
+is delivered. When nothing of an abstract chunk is in memory, another one of the owner answers, so that a slow read
+stalls nobody while anything is here; the totals stay right, since in the end each has given all that it read.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refill_service.cache_core.epoch_order import Traces
+from refill_service.cache_core.owner_epoch import NONE_AHEAD, Ahead, OwnerEpoch, pieces
+from refill_service.cache_core.prefetch_check import UpcomingRequests
+from refill_service.cache_core.refill import Refill
+from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
+
+__all__ = ["DrainEpoch"]
+
+
+class DrainEpoch(OwnerEpoch):
+    """One owner's share of one epoch, without waste.
+
+    :param capacity_bytes: what samples in memory and on their way may take together. Only when nothing at all is in
+        memory or on its way is a chunk read that does not fit.
+    :param refill_below: an abstract chunk is refilled when it holds at most this part of K samples.
+    :param key: seeds every choice; the same key and the same calls give the same decisions.
+    """
+
+    def __init__(
+        self,
+        mapping: AbstractMapping,
+        traces: Traces,
+        lengths: NDArray[np.int64],
+        *,
+        capacity_bytes: int,
+        refill_below: float = 0.5,
+        prefetch_window: int = 0,
+        key: str = "",
+    ) -> None:
+        super().__init__(mapping, traces, lengths, prefetch_window=prefetch_window)
+        self.held_bytes = 0
+        """Bytes of samples in memory or on their way that no request was promised."""
+        self._capacity_bytes = capacity_bytes
+        self._lengths_view = np.ascontiguousarray(lengths, dtype=np.int64).data
+        self._key = key
+        self._random = random.Random(key)
+        self._low = int(mapping.chunk_size * refill_below)
+        self._ready: list[list[int]] = [[] for _ in range(mapping.num_abstract_chunks)]
+        """Samples in memory, by abstract chunk."""
+        self._num_ready = np.zeros(mapping.num_abstract_chunks, dtype=np.int64)
+        self._filled = _RandomSet()
+        """Abstract chunks with samples in memory."""
+        self._unread: list[list[int] | None] = [None] * mapping.num_abstract_chunks
+        """Chunks that are left of each group, the next one last; None: all of them, not yet put in order."""
+        self._with_unread = _RandomSet(range(mapping.num_abstract_chunks))
+        """Abstract chunks whose group has chunks left."""
+        self._coming: dict[int, list[int]] = {}
+        """Refills under way, oldest first: chunk -> those of its samples that no request was promised."""
+        self._refilling = np.zeros(mapping.num_abstract_chunks, dtype=np.int64)
+        """Refills under way for each abstract chunk."""
+        self._left_of: dict[int, Int64Array] = {}
+        """Samples that no request was promised of chunks whose read failed."""
+
+    def start(self) -> list[Refill]:
+        """Fill every abstract chunk, as far as there is room."""
+        order = list(range(self.mapping.num_abstract_chunks))
+        self._random.shuffle(order)
+        return [refill for abstract_chunk in order for refill in self._refill_if_low(abstract_chunk)]
+
+    def _take_new(self, locations: Int64Array) -> tuple[Int64Array, list[Refill]]:
+        samples, refills = [], []
+        for abstract_chunk in (locations // self.mapping.chunk_size).tolist():
+            sample, ordered = self._take_of(abstract_chunk)
+            samples.append(sample)
+            refills += ordered
+        return np.array(samples, dtype=np.int64), refills
+
+    def _take_new_one(self, location: int) -> tuple[int, list[Refill]]:
+        return self._take_of(location // self.mapping.chunk_size)
+
+    def _take_of(self, abstract_chunk: int) -> tuple[int, list[Refill]]:
+        if self._ready[abstract_chunk]:
+            return self._give(abstract_chunk), self._refill_if_low(abstract_chunk)
+        refills = self._refill_if_low(abstract_chunk)
+        if self._filled:
+            other = self._filled.pick(self._random)
+            return self._give(other), refills + self._refill_if_low(other)
+        self.counts.misses += 1
+        promised = next((samples for samples in self._coming.values() if samples), None)
+        if promised is None:
+            # Nothing is in memory or to come, so nothing can make room: read on, whether or not it fits.
+            needed = abstract_chunk if abstract_chunk in self._with_unread else self._with_unread.pick(self._random)
+            refill = self._refill(needed)
+            refills.append(refill)
+            promised = self._coming[refill.chunk]
+        return self._pop(promised), refills
+
+    def _give(self, abstract_chunk: int) -> int:
+        """Take a random sample of an abstract chunk that has one in memory."""
+        ready = self._ready[abstract_chunk]
+        self._num_ready[abstract_chunk] -= 1
+        if len(ready) == 1:
+            self._filled.remove(abstract_chunk)
+        return self._pop(ready)
+
+    def _pop(self, samples: list[int]) -> int:
+        place = int(self._random.random() * len(samples))
+        samples[place], samples[-1] = samples[-1], samples[place]
+        sample = samples.pop()
+        self.held_bytes -= self._lengths_view[sample]
+        return sample
+
+    def _refill_if_low(self, abstract_chunk: int) -> list[Refill]:
+        if (
+            self._refilling[abstract_chunk]
+            or len(self._ready[abstract_chunk]) > self._low
+            or abstract_chunk not in self._with_unread
+        ):
+            return []
+        chunk = self._unread_of(abstract_chunk)[-1]
+        size = int(self._lengths[int(self._starts[chunk]) : int(self._starts[chunk + 1])].sum())
+        if self.held_bytes + size > self._capacity_bytes:
+            return []
+        return [self._refill(abstract_chunk)]
+
+    def _refill(self, abstract_chunk: int) -> Refill:
+        """Order the next chunk of a group."""
+        unread = self._unread_of(abstract_chunk)
+        chunk = unread.pop()
+        if not unread:
+            self._with_unread.remove(abstract_chunk)
+        samples = self._wanted_of(chunk)
+        refill = Refill(chunk, samples, self.mapping.locations(samples))
+        self._coming[chunk] = samples.tolist()
+        self._refilling[abstract_chunk] += 1
+        self.held_bytes += int(self._lengths[samples].sum())
+        self._count_refill(refill)
+        return refill
+
+    def _unread_of(self, abstract_chunk: int) -> list[int]:
+        unread = self._unread[abstract_chunk]
+        if unread is None:
+            unread = list(range(self.mapping.share.num_chunks)[self.mapping.group(abstract_chunk)])
+            random.Random(f"{self._key} group {abstract_chunk}").shuffle(unread)
+            self._unread[abstract_chunk] = unread
+        return unread
+
+    def _wanted_of(self, chunk: int) -> Int64Array:
+        """The samples of a chunk that the epoch asks for and that no request was promised."""
+        if chunk in self._left_of:
+            return self._left_of.pop(chunk)
+        samples = np.arange(self._starts[chunk], self._starts[chunk + 1], dtype=np.int64)
+        return samples if self._members is None else samples[self._members[samples]]
+
+    def refill_arrived(self, refill: Refill) -> None:
+        abstract_chunk = self._abstract_chunk_of(refill)
+        samples = self._coming.pop(refill.chunk)
+        self._refilling[abstract_chunk] -= 1
+        if samples:
+            if not self._ready[abstract_chunk]:
+                self._filled.add(abstract_chunk)
+            self._ready[abstract_chunk] += samples
+            self._num_ready[abstract_chunk] += len(samples)
+
+    def refill_failed(self, refill: Refill) -> None:
+        abstract_chunk = self._abstract_chunk_of(refill)
+        samples = np.array(sorted(self._coming.pop(refill.chunk)), dtype=np.int64)
+        self._refilling[abstract_chunk] -= 1
+        self.held_bytes -= int(self._lengths[samples].sum())
+        if len(samples):
+            self._left_of[refill.chunk] = samples
+            self._unread_of(abstract_chunk).append(refill.chunk)
+            if abstract_chunk not in self._with_unread:
+                self._with_unread.add(abstract_chunk)
+
+    def _abstract_chunk_of(self, refill: Refill) -> int:
+        return int(self.mapping.abstract_chunk_of(refill.chunk))
+
+    def _choose_ahead(
+        self,
+        rank: int,
+        upcoming: UpcomingRequests,
+        answered: Int64Array,
+        ahead_from: int,
+        room: int,
+        started_below: int,
+    ) -> Ahead:
+        """No conflicts: a rank can hold any number of samples of an abstract chunk. Opportunistic all the same."""
+        if room <= 0:
+            return NONE_AHEAD
+        positions, asked, locations = upcoming.after(ahead_from - 1, self._window)
+        sent: list[tuple[int, int]] = []
+        refills: list[Refill] = []
+        for piece in pieces(len(positions)):
+            abstract_chunks = locations[piece] // self.mapping.chunk_size
+            able = np.flatnonzero((self._num_ready[abstract_chunks] > 0) & (self._assigned[asked[piece]] < 0))
+            for place in able.tolist():
+                abstract_chunk = int(abstract_chunks[place])
+                if not self._ready[abstract_chunk]:
+                    continue
+                sample = self._give(abstract_chunk)
+                room -= self._lengths_view[sample]
+                if room < 0:
+                    self._take_back(abstract_chunk, sample)
+                    break
+                sent.append((int(positions[piece][place]), sample))
+                self._assigned_view[int(asked[piece][place])] = sample
+                refills += self._refill_if_low(abstract_chunk)
+            if room <= 0:
+                break
+        if not sent:
+            return NONE_AHEAD
+        columns = np.array(sent, dtype=np.int64)
+        return Ahead(columns[:, 0], columns[:, 1], refills)
+
+    def _take_back(self, abstract_chunk: int, sample: int) -> None:
+        if not self._ready[abstract_chunk]:
+            self._filled.add(abstract_chunk)
+        self._ready[abstract_chunk].append(sample)
+        self._num_ready[abstract_chunk] += 1
+        self.held_bytes += self._lengths_view[sample]
+
+
+class _RandomSet:
+    """A set of integers that a random one can be picked from, all in constant time."""
+
+    def __init__(self, values: Iterable[int] = ()) -> None:
+        self._values = list(values)
+        self._place = {value: place for place, value in enumerate(self._values)}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, value: int) -> bool:
+        return value in self._place
+
+    def add(self, value: int) -> None:
+        self._place[value] = len(self._values)
+        self._values.append(value)
+
+    def remove(self, value: int) -> None:
+        place, last = self._place.pop(value), self._values.pop()
+        if last != value:
+            self._values[place] = last
+            self._place[last] = place
+
+    def pick(self, generator: random.Random) -> int:
+        """Raises RuntimeError when there is none."""
+        if not self._values:
+            raise RuntimeError("an owner was asked for more samples than its share has")
+        return self._values[int(generator.random() * len(self._values))]
