@@ -1,3 +1,47 @@
-"""refill: samples for training from an object store, each exactly once an epoch."""
+"""refill: samples for training from an object store, each exactly once an epoch.
+
+    dataset = refill.CacheDataset("http://refill:8000", dataset="s3://bucket/images", job="run-1", decode=True)
+    sampler = refill.EpochSampler(dataset)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=256, sampler=sampler, num_workers=4)
+
+Names load what they need when they are first used: ``import refill`` alone needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from refill.errors import RefillError
+
+if TYPE_CHECKING:
+    from refill.data_wait import timed
+    from refill.epoch_sampler import EpochSampler, Position, TraceSampler
+    from refill.iterable_dataset import CacheIterableDataset
+    from refill.torch_dataset import CacheDataset
 
 __version__ = "0.1.0"
+__all__ = [
+    "CacheDataset",
+    "CacheIterableDataset",
+    "EpochSampler",
+    "Position",
+    "RefillError",
+    "TraceSampler",
+    "timed",
+]
+
+_HOMES = {
+    "CacheDataset": "refill.torch_dataset",
+    "CacheIterableDataset": "refill.iterable_dataset",
+    "EpochSampler": "refill.epoch_sampler",
+    "Position": "refill.epoch_sampler",
+    "TraceSampler": "refill.epoch_sampler",
+    "timed": "refill.data_wait",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'refill' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
