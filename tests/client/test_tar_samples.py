@@ -86,14 +86,14 @@ def test_damaged_bytes_are_refused_or_read_as_a_sample(seed: int, format: int) -
 def test_no_changed_byte_of_a_header_goes_unnoticed(at: int, value: int) -> None:
     raw = bytearray(tar_range([("a.txt", b"hello")], tarfile.USTAR_FORMAT))
     intact = parse_members(memoryview(bytes(raw)), 0)
-    checksum_padding = 154 <= at < 156
+    in_checksum = 148 <= at < 156  # the same number may be written in another way
     changed = raw[at] != value
     raw[at] = value
     try:
         found = parse_members(memoryview(raw), 0)
     except SampleDamaged:
         found = None
-    assert found == intact if not changed else found is None or (checksum_padding and found == intact)
+    assert found == intact if not changed else found is None or (in_checksum and found == intact)
 
 
 @pytest.mark.parametrize("cut", [1, 100, 511, 513, 1000])
