@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ["tests.pod_fixtures"]
+
 ACCESS_KEY = "test"
 SECRET_KEY = "test-secret"
 

@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     from refill import __version__
     from refill_service import serve_command, simulate_command
     from refill_service.datasets import commands as dataset_commands
+    from refill_service.demo import command as demo_command
 
     parser = argparse.ArgumentParser(
         prog="refill", description="A data cache for model training: every sample exactly once an epoch."
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     dataset_commands.add_commands(commands)
     serve_command.add_command(commands)
     simulate_command.add_command(commands)
+    demo_command.add_command(commands)
     return parser
 
 

@@ -54,7 +54,7 @@ def test_shares_and_groups_cover_everything_once(
 
 
 def test_chunk_larger_than_every_blob_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="chunk size 65 is larger than every blob .*holds 64 samples"):
+    with pytest.raises(InvalidInput, match=r"chunk size 65 is larger than every blob .*holds 64 samples"):
         ChunkLayout(np.array([0, 64, 100]), 65)
 
 

@@ -321,6 +321,7 @@ class TestS3:
             message = refused(StoreDenied, url, lambda store: store.write("x", b"1"), endpoint_url=endpoint)
             assert "AccessDenied" in message
             assert f"{url}/x" in message
+            refused(StoreDenied, url, lambda store: store.delete("x"), endpoint_url=endpoint)
             refused(StoreDenied, url, lambda store: store.read_range("x", 0, 1), endpoint_url=endpoint, anonymous=True)
 
     def test_no_credentials(self, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

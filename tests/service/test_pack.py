@@ -412,7 +412,8 @@ sys.exit(main(sys.argv[1:]))
 def stopped_pack(source: Path, url: str) -> subprocess.Popen[str]:
     """A pack in a process that has stopped itself with two blobs stored and the third built."""
     command = [sys.executable, "-c", STOPPING, "pack", str(source), url, "--blob-size", "40kB", "--quiet"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, "TMPDIR": str(source.parent)}  # what it leaves when killed goes with the test
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     assert process.stdout.readline() == "stopped\n"
     while not re.search(r"State:\s+T", Path(f"/proc/{process.pid}/status").read_text()):

@@ -30,7 +30,7 @@ def refill(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_paper_table() -> None:
-    """Redox Table 6, ImageNet-1k: misses within 2 %, remote requests within 5 % (random + prefetch 10 %), 8.54 exact."""
+    """Redox Table 6: misses within 2 %, remote requests within 5 % (random + prefetch 10 %), 8.54 exact."""
     done = refill("simulate", "--paper", "--json")
     assert done.returncode == 0, done.stderr
     rows = {row["variant"]: row for row in json.loads(done.stdout)}

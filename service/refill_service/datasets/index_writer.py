@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ class IndexWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._spool = (folder / "records.spool").open("w+b")
+        # Without a name: gone with the process, however that ends.
+        self._spool = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         self._names: list[str] = []
         self._sizes: list[int] = []
         self._first_sample = [0]

@@ -6,10 +6,10 @@ import asyncio
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from refill.errors import EmptyDataset, InvalidInput
@@ -90,9 +90,9 @@ async def pack(
                 try:
                     await claim.begin()
                     await _store_blobs(store, claim, writer, scan, class_names, blob_bytes, progress.advance)
-                    index = await _to_the_end(lambda: writer.finish(metadata))
+                    index = await _to_the_end(asyncio.to_thread(writer.finish, metadata))
                     await claim.check()
-                    await store.write(INDEX_KEY, index)
+                    await _to_the_end(store.write(INDEX_KEY, index))
                 except BaseException:
                     await claim.abort()
                     raise
@@ -114,7 +114,9 @@ async def pack(
 
 async def _scan(source: str, seed: int, include: Sequence[str] | None) -> SourceScan:
     stop = threading.Event()
-    return await _to_the_end(lambda: SourceScan(source, seed=seed, include=include, stop=stop), on_cancel=stop.set)
+    return await _to_the_end(
+        asyncio.to_thread(SourceScan, source, seed=seed, include=include, stop=stop), on_cancel=stop.set
+    )
 
 
 async def _store_blobs(
@@ -133,7 +135,7 @@ async def _store_blobs(
     )
     uploads: set[asyncio.Task[None]] = set()
     try:
-        while (blob := await _to_the_end(lambda: next(blobs, None))) is not None:
+        while (blob := await _to_the_end(asyncio.to_thread(next, blobs, None))) is not None:
             await claim.check()
             name = blob_name(writer.num_blobs)
             writer.add_blob(name, len(blob.data), [blob.records])
@@ -143,18 +145,20 @@ async def _store_blobs(
             done, uploads = await asyncio.wait(uploads, timeout=None if full else 0, return_when="FIRST_COMPLETED")
             for upload in done:
                 upload.result()
+        if uploads:
+            await asyncio.wait(uploads, return_when="FIRST_EXCEPTION")
         for upload in uploads:
-            await upload
+            if upload.done():
+                upload.result()
     finally:
-        for upload in uploads:
-            upload.cancel()
+        # Not cancelled: an upload that was given up may still arrive, after the blobs were removed.
         await asyncio.gather(*uploads, return_exceptions=True)
         blobs.close()
 
 
-async def _to_the_end(work: Callable[[], T], on_cancel: Callable[[], None] | None = None) -> T:
-    """Run in a thread; when cancelled, wait for it, so that nothing it uses is closed under it."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
+async def _to_the_end(work: Coroutine[Any, Any, T], on_cancel: Callable[[], None] | None = None) -> T:
+    """Await; when cancelled, wait for the work all the same: a thread, or a write under way, can't be called back."""
+    running = asyncio.create_task(work)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -17,6 +17,7 @@ import re
 import socket
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ MARKER_KEY = "refill.packing"
 OUR_BLOB = re.compile(r"blob-\d{6,}\.tar")
 _OURS = re.compile(rf"{OUR_BLOB.pattern}|{re.escape(INDEX_KEY)}|{re.escape(MARKER_KEY)}")
 
+_MARKER_BYTES = 512
 RENEW_SECONDS = 10.0
 STALE_SECONDS = 60.0
 """A marker that was not renewed for so long is that of a pack that was killed."""
@@ -62,6 +64,7 @@ class PackClaim:
         self._store = store
         self._run = uuid.uuid4().hex
         self._renewing: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
 
     async def look(self, *, force: bool) -> None:
         """Raises :class:`DatasetExists` if there is something that this pack must not replace."""
@@ -121,22 +124,24 @@ class PackClaim:
             return
 
     async def _keep_renewing(self) -> None:
-        while True:
-            await asyncio.sleep(RENEW_SECONDS)
+        while not self._stop.is_set():
             await self.check()
             await self._renew()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), RENEW_SECONDS)
 
     async def _stop_renewing(self) -> None:
+        # Not cancelled: a write that was given up may still arrive, after the marker was deleted.
+        self._stop.set()
         if self._renewing is not None:
-            self._renewing.cancel()
             await asyncio.wait([self._renewing])
-            if not self._renewing.cancelled():
-                self._renewing.exception()  # what it was has been, or is, the reason of the end
+            self._renewing.exception()  # retrieved; `check` has raised it if it mattered
             self._renewing = None
 
     async def _renew(self) -> None:
         marker = {"run": self._run, "host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
-        await self._store.write(MARKER_KEY, json.dumps(marker).encode())
+        # Of one length, so that whoever reads while it is replaced gets the old one or the new one.
+        await self._store.write(MARKER_KEY, json.dumps(marker).encode().ljust(_MARKER_BYTES))
 
     async def _delete_blobs(self) -> None:
         batch: list[str] = []

@@ -70,7 +70,8 @@ class ObjectStore(ABC):
     async def write(self, key: str, data: WritableData) -> None:
         """Create or replace an object, atomically: a reader sees the old bytes or all the new ones.
 
-        ``data`` is not copied; leave it unchanged until this returns. A path is read piece by piece.
+        ``data`` is not copied; leave it unchanged until this returns. A path is read piece by piece. A write that
+        is cancelled may still arrive later.
         """
         self._check_key(key)
         with self.counters.counted("write") as request:

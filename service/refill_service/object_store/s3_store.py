@@ -133,6 +133,8 @@ class S3Store(ObjectStore):
             "region": region or "us-east-1",
             "virtual_hosted_style_request": not settings.uses_path_style,
             "skip_signature": settings.anonymous,
+            # Not every server has DeleteObjects, and its answers bury refusals in a 200.
+            "disable_bulk_delete": True,
         }
         if settings.endpoint_url is not None:
             config["endpoint"] = _endpoint(settings, self._bucket)

@@ -1,0 +1,27 @@
+"""A real dataset to try: scikit-learn's 1,797 handwritten digits, written out as PNG files in class folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+__all__ = ["NUM_TEST", "write_digits"]
+
+NUM_TEST = 297
+"""The last samples are kept for testing; the first 1,500 are for training."""
+
+
+def write_digits(folder: Path) -> tuple[Path, Path]:
+    """Write ``train/<digit>/<number>.png`` and ``test/...``, 8 x 8 grey images; returns the two folders."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = (digits.images * (255 / 16)).astype(np.uint8)
+    first_test = len(images) - NUM_TEST
+    for number, (image, digit) in enumerate(zip(images, digits.target.tolist(), strict=True)):
+        of_class = folder / ("test" if number >= first_test else "train") / str(digit)
+        of_class.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(of_class / f"{number:04d}.png")
+    return folder / "train", folder / "test"

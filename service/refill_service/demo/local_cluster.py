@@ -1,0 +1,129 @@
+"""How do pods run on one machine? Each as a process of its own on loopback, stopped with whoever started them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from refill.errors import PodUnreachable
+
+__all__ = ["LocalCluster"]
+
+_START_SECONDS = 30
+_STOP_SECONDS = 10
+
+
+class LocalCluster:
+    """``num_pods`` pods that know each other. A context manager: started on entry, stopped on exit.
+
+    :param log_folder: each pod writes ``pod-N.log`` there.
+    :param settings: further settings of every pod, by their names, such as ``memory_bytes``.
+    :param environment: further variables for the pods, such as credentials of a store.
+    """
+
+    def __init__(
+        self,
+        num_pods: int,
+        log_folder: Path,
+        settings: dict[str, str | int | float] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        ports = _free_ports(2 * num_pods)
+        self.pod_urls = [f"http://127.0.0.1:{port}" for port in ports[:num_pods]]
+        self._ports = list(zip(ports[:num_pods], ports[num_pods:], strict=True))
+        self._log_folder = log_folder
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("REFILL_")},
+            **(environment or {}),
+            "REFILL_HOST": "127.0.0.1",
+            "REFILL_POD_URLS": ",".join(self.pod_urls),
+            "REFILL_PEER_URLS": ",".join(f"http://127.0.0.1:{port}" for port in ports[num_pods:]),
+            **{f"REFILL_{name.upper()}": str(value) for name, value in (settings or {}).items()},
+        }
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> LocalCluster:
+        try:
+            self.processes = [self._start(pod) for pod in range(len(self._ports))]
+            for pod in range(len(self._ports)):
+                self._wait_until_ready(pod)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """SIGTERM to all, SIGKILL to those that do not end. A second Ctrl-C must not leave any behind."""
+        for process in self.processes:
+            process.terminate()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for process in self.processes:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                process.kill()
+                process.wait()
+
+    def kill(self, pod: int) -> None:
+        """End a pod at once, as a crash does."""
+        self.processes[pod].send_signal(signal.SIGKILL)
+        self.processes[pod].wait()
+
+    def restart(self, pod: int) -> None:
+        """Start a pod again under the same addresses."""
+        self.processes[pod] = self._start(pod)
+        self._wait_until_ready(pod)
+
+    def log(self, pod: int) -> str:
+        return (self._log_folder / f"pod-{pod}.log").read_text(errors="replace")
+
+    def _start(self, pod: int) -> subprocess.Popen[bytes]:
+        port, peer_port = self._ports[pod]
+        environment = self._environment | {
+            "REFILL_ORDINAL": str(pod),
+            "REFILL_PORT": str(port),
+            "REFILL_PEER_PORT": str(peer_port),
+        }
+        with (self._log_folder / f"pod-{pod}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "refill_service.cli", "serve"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C reaches this process alone, which then stops the pods in order.
+                start_new_session=True,
+            )
+
+    def _wait_until_ready(self, pod: int) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            if self.processes[pod].poll() is not None:
+                raise PodUnreachable(f"pod {pod} ended while starting: {self.log(pod).strip()[-500:]}")
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.pod_urls[pod]}/readyz", timeout=5).status_code == 200:
+                    return
+            time.sleep(0.05)
+        raise PodUnreachable(f"pod {pod} was not ready after {_START_SECONDS} s: {self.log(pod).strip()[-500:]}")
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]

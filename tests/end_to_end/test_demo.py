@@ -1,0 +1,69 @@
+"""`refill demo`: it trains, says what happened, and leaves nothing running, on Ctrl-C neither."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def demo(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "refill_service.cli", "demo", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    )
+
+
+def started_by(tmp_path: Path) -> list[str]:
+    """Command lines of processes whose environment names this test's folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and str(tmp_path).encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def test_trains_and_every_sample_comes_once(tmp_path: Path) -> None:
+    process = demo(tmp_path, "--epochs", "2", "--json")
+    output, errors = process.communicate(timeout=150)
+    assert process.returncode == 0, errors
+    rows = [json.loads(line) for line in output.splitlines()]
+    assert [row["epoch"] for row in rows] == [0, 1]
+    for row in rows:
+        assert (row["delivered"], row["duplicates"], row["missing"]) == (1500, 0, 0)
+        assert row["read_amplification"] > 1
+        assert row["remote_requests"] > 0
+    assert rows[1]["accuracy_refill"] > 0.6
+    assert abs(rows[1]["accuracy_refill"] - rows[1]["accuracy_files"]) < 0.15
+    assert started_by(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_everything_stops_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    process = demo(tmp_path)
+    deadline = time.monotonic() + 60
+    while not any("refill_service.demo.train" in line and "--service" in line for line in started_by(tmp_path)):
+        assert process.poll() is None, "the demo ended before it trained through refill"
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "refill: interrupted"
+    assert "Traceback" not in errors
+    assert started_by(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,79 @@
+"""What do tests with real pods share? Datasets made by `refill pack`, clusters of processes, a rank that asks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from refill.pod_connection import PodConnection, ReceivedBatch
+from refill.protocol.job_spec import JobSpec
+from refill_service.datasets.pack import pack
+from refill_service.demo.local_cluster import LocalCluster
+
+NUM_SAMPLES = 1000
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, bytes]]:
+    """A dataset of 1,000 samples of 100 to 4,000 bytes: its URL, and the bytes by key."""
+    source, store = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("store")
+    content = write_files(source, NUM_SAMPLES)
+    asyncio.run(pack(str(source), store.as_uri(), blob_bytes=300_000))
+    return store.as_uri(), content
+
+
+@pytest.fixture(scope="session")
+def three_pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three pods with 4 MiB each: a part of the dataset, so that the protocol has choices to make."""
+    with LocalCluster(3, tmp_path_factory.mktemp("pods"), {"memory_bytes": "4MiB", "wait_seconds": 1}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def job(three_pods: LocalCluster, packed: tuple[str, dict[str, bytes]]) -> Iterator[dict[str, Any]]:
+    """Settings of a job of the test's own, which is ended after it."""
+    name = f"job-{uuid.uuid4().hex[:8]}"
+    yield {"name": name, "dataset": packed[0], "chunk_size": 16, "memory_bytes": 600_000}
+    httpx.delete(f"{three_pods.pod_urls[0]}/v1/jobs/{name}")
+
+
+def write_files(folder: Path, count: int, least: int = 100, most: int = 4000, seed: int = 1) -> dict[str, bytes]:
+    generator = random.Random(seed)
+    content = {f"sample{i:05d}": generator.randbytes(generator.randint(least, most)) for i in range(count)}
+    for key, data in content.items():
+        (folder / f"{key}.bin").write_bytes(data)
+    return content
+
+
+def rank_of(
+    cluster: LocalCluster, settings: dict[str, Any], rank: int = 0, timeout_seconds: float = 30
+) -> PodConnection:
+    return PodConnection(cluster.pod_urls[0], JobSpec.from_dict(settings), rank, None, timeout_seconds)
+
+
+def whole_epoch(rank: PodConnection, epoch: int, batch: int = 32) -> list[ReceivedBatch]:
+    length = rank.info()["samples_per_rank"]
+    return [
+        rank.batch(epoch, np.arange(start, min(start + batch, length), dtype=np.int64))
+        for start in range(0, length, batch)
+    ]
+
+
+def metric(url: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples that have these labels."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found = 0.0
+    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                found += sample.value
+    return found
