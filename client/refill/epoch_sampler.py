@@ -103,6 +103,7 @@ class TraceSampler(torch.utils.data.Sampler[Position]):
 
     At the start of each epoch the ids are listed and posted to the pods, which then hand out samples of those ids
     only, each as often as it was asked for, in an order of their own. An epoch begins when all ranks have posted.
+    Give ``order="explicit"`` to the dataset when the sampler asks for its length, which registers the job.
 
     :param sampler: yields sample ids, ``0 <= id < len(dataset)``. With several ranks each wraps its own.
     """

@@ -47,7 +47,8 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     :param settings: further settings of :class:`refill.protocol.job_spec.JobSpec`, such as ``chunk_size``.
 
     Nothing is asked of the pods before the first use: a sampler, a length or a sample. Then the job is registered, and
-    its settings are fixed. Errors are of :mod:`refill.errors`.
+    its settings are fixed. Most samplers of torch ask for the length: around those, say ``order="explicit"`` here.
+    Errors are of :mod:`refill.errors`.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             if known is not None and known != value:
                 raise InvalidInput(
                     f"{name}={value!r} contradicts the dataset, whose job {self._settings['name']} has {name}={known!r}"
-                    ": give it in one place, and before the first use of the dataset"
+                    f": give {name}={value!r} to CacheDataset"
                 )
         rank = said.pop("rank", self._rank)
         before = self._rank, self._settings
