@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from refill_service.frame_response import FrameResponse, OutgoingFrame
 from refill_service.metrics import node_registry
 
 __all__ = ["Report", "add_error_answers", "checked_ids", "client_routes", "read_int64s"]
+
+log = logging.getLogger(__name__)
 
 MAX_TRACE = 1 << 28
 _FRAME_ANSWER: dict[int | str, dict[str, Any]] = {
@@ -142,6 +145,12 @@ def add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(RefillError)
     async def refill_error(request: Request, error: RefillError) -> JSONResponse:
         return JSONResponse(error.to_wire(), status_code=error.status)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        told = RefillError(f"the pod failed unexpectedly ({type(error).__name__}: {error}); its log says more")
+        return JSONResponse(told.to_wire(), status_code=told.status)
 
     @app.exception_handler(RequestValidationError)
     async def invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:
