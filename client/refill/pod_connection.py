@@ -45,6 +45,8 @@ _LONGEST_PAUSE_SECONDS = 5.0
 _SAY_EVERY_SECONDS = 10.0
 _REQUEST_SECONDS = 60.0
 """A pod that is silent for longer is asked again."""
+_LAST_REQUEST_SECONDS = 5.0
+"""What even a request just before the end of its time may take: to be told why it waits is worth more."""
 _REPORT_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _PROBES = 3
@@ -68,12 +70,12 @@ class PodConnection:
 
     :param service_url: any pod, or the service in front of them; asked to register the job.
     :param home: the URL of the pod to fetch batches from; None: the pod that the rank's number falls to.
-    :param timeout_seconds: how long a request is tried again before its last error is raised.
+    :param timeout_seconds: how long a request is tried again before its last error is raised; 0: tried once.
     """
 
     def __init__(self, service_url: str, spec: JobSpec, rank: int, home: str | None, timeout_seconds: float) -> None:
-        if not timeout_seconds > 0:
-            raise InvalidInput(f"timeout_seconds must be more than 0, got {timeout_seconds!r}")
+        if not timeout_seconds >= 0:
+            raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
         self.service_url = _checked_url(service_url)
         self.spec = spec
         self.rank = rank
@@ -168,9 +170,9 @@ class PodConnection:
         started = said = time.monotonic()
         pause = _FIRST_PAUSE_SECONDS
         while True:
-            seconds = max(started + self.timeout_seconds - time.monotonic(), _FIRST_PAUSE_SECONDS)
+            left = started + self.timeout_seconds - time.monotonic()
             try:
-                return self._known(url, attempt, min(seconds, _REQUEST_SECONDS), register)
+                return self._known(url, attempt, min(max(left, _LAST_REQUEST_SECONDS), _REQUEST_SECONDS), register)
             except RefillError as error:
                 if error.status != _RETRIED_STATUS:
                     raise

@@ -96,7 +96,16 @@ def test_the_last_error_is_one_line_that_names_the_pod(pod: FakePod) -> None:
     assert time.monotonic() - started < 1
 
 
-def test_a_silent_pod_is_given_up_in_time(pod: FakePod) -> None:
+def test_without_a_timeout_a_request_is_made_once(pod: FakePod) -> None:
+    connection = connection_to(pod, timeout_seconds=0)
+    pod.faults.append(EpochNotReady("wait"))
+    with pytest.raises(EpochNotReady):
+        connection.batch(0, POSITIONS)
+    assert pod.count("POST batch") == 1
+
+
+def test_a_silent_pod_is_given_up_in_time(pod: FakePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_connection, "_LAST_REQUEST_SECONDS", 0.1)
     connection = connection_to(pod, timeout_seconds=0.4)
     connection.info()
     pod.faults.append("hang")
