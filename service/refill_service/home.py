@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.errors import InvalidInput, RefillError
+from refill.errors import InvalidInput
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
 from refill_service.job import Job
@@ -307,14 +307,14 @@ class Home:
                 (key, len(payload), (sample, bytes(payload)))
                 for key, sample, payload in zip(keys, ahead.sample_ids.tolist(), ahead.payloads, strict=True)
             ]
-        except RefillError as error:
+        except Exception as error:
             if answered.done():
                 # What was lost was assigned to later requests; they ask on demand and get the same samples.
-                log.warning("samples sent ahead were lost: %s", error)
+                log.warning("samples sent ahead were lost: %s: %s", type(error).__name__, error)
             else:
                 answered.set_exception(error)
         finally:
-            answered.cancel()
+            answered.cancel()  # only when this task was
             self._settle(epoch, rank, request.room_bytes, received)
             for key in keys:
                 self._arriving.pop(key, None)

@@ -50,12 +50,39 @@ class _Epoch:
     number: int
     core: OwnerEpoch
     counts: OwnerCounts
-    payloads: dict[int, bytes] = field(default_factory=dict)
+    payloads: _Payloads = field(default_factory=lambda: _Payloads())
     """Bytes of local samples that fill a slot, or that were assigned and have yet to leave."""
     arriving: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     """The refill under way that brings a local sample."""
-    resident_bytes: int = 0
     abandoned: bool = False
+
+
+class _Payloads:
+    """Bytes by local sample, and how many they are."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._by_sample: dict[int, bytes] = {}
+
+    def put(self, sample: int, payload: bytes) -> None:
+        self._by_sample[sample] = payload
+        self.num_bytes += len(payload)
+
+    def pop(self, sample: int) -> bytes | None:
+        payload = self._by_sample.pop(sample, None)
+        if payload is not None:
+            self.num_bytes -= len(payload)
+        return payload
+
+    def take(self, sample: int) -> bytes:
+        """Of a sample that must be here."""
+        payload = self._by_sample.pop(sample)
+        self.num_bytes -= len(payload)
+        return payload
+
+    def clear(self) -> None:
+        self._by_sample.clear()
+        self.num_bytes = 0
 
 
 class Owner:
@@ -79,7 +106,7 @@ class Owner:
 
     @property
     def resident_bytes(self) -> int:
-        return sum(epoch.resident_bytes for epoch in (self._current, self._previous) if epoch is not None)
+        return sum(epoch.payloads.num_bytes for epoch in (self._current, self._previous) if epoch is not None)
 
     @property
     def recent_bytes(self) -> int:
@@ -116,23 +143,33 @@ class Owner:
         for refill in taken.refills:
             self._order(state, refill)
         samples = taken.samples.tolist()
-        payloads = [state.payloads.pop(sample, None) for sample in samples]
+        payloads = [state.payloads.pop(sample) for sample in samples]
         missing = [i for i, payload in enumerate(payloads) if payload is None]
-        if missing:
-            await self._wait_for(state, [samples[i] for i in missing])
+        try:
+            if missing:
+                await self._wait_for(state, [samples[i] for i in missing])
             for i in missing:
-                payloads[i] = state.payloads.pop(samples[i], None)
-        state.resident_bytes -= sum(len(payload) for payload in payloads if payload is not None)
-        # Assigned before, and the bytes have left with an answer that the asker never got.
-        for i in [i for i in missing if payloads[i] is None]:
-            payloads[i] = self._recent.get(epoch, samples[i])
-            state.counts.replays += 1
-        lost = [i for i in missing if payloads[i] is None]
-        for i, payload in zip(lost, await self._exact(state.counts, [samples[i] for i in lost]), strict=True):
-            payloads[i] = payload
+                payloads[i] = state.payloads.pop(samples[i])
+            await self._replay(state, samples, payloads)
+        except BaseException:
+            # Who asks again finds what is here already.
+            for sample, payload in zip(samples, payloads, strict=True):
+                if payload is not None:
+                    state.payloads.put(sample, payload)
+            raise
         found = [payload for payload in payloads if payload is not None]
         self._recent.put(epoch, samples, found)
         return taken.samples + first, found
+
+    async def _replay(self, state: _Epoch, samples: list[int], payloads: list[bytes | None]) -> None:
+        """Fill in what is missing: assigned before, and its bytes have left with an answer that never came through."""
+        gone = [i for i, payload in enumerate(payloads) if payload is None]
+        state.counts.replays += len(gone)
+        for i in gone:
+            payloads[i] = self._recent.get(state.number, samples[i])
+        lost = [i for i in gone if payloads[i] is None]
+        for i, payload in zip(lost, await self._exact(state.counts, [samples[i] for i in lost]), strict=True):
+            payloads[i] = payload
 
     def ahead(
         self, epoch: int, rank: int, answered: Int64Array, ahead_from: int, room: int, started_below: int
@@ -149,8 +186,7 @@ class Owner:
         locations = self.job.mapping.locations(answered - first)
         ahead = state.core.send_ahead(rank, locations, ahead_from, room, started_below)
         samples = ahead.samples.tolist()
-        payloads = [state.payloads.pop(sample) for sample in samples]
-        state.resident_bytes -= sum(map(len, payloads))
+        payloads = [state.payloads.take(sample) for sample in samples]
         self._recent.put(epoch, samples, payloads)
         return ahead.positions, ahead.samples + first, payloads
 
@@ -202,7 +238,6 @@ class Owner:
         if self._current is not None and not self._current.core.finished:
             self._current.abandoned = True
             self._current.payloads.clear()
-            self._current.resident_bytes = 0
         self._previous, self._current = self._current, _Epoch(epoch, core, OwnerCounts(core.counts))
         self.history[epoch] = self._current.counts
 
@@ -237,8 +272,8 @@ class Owner:
             self._forget_arriving(state, refill)
             raise
         if not state.abandoned:
-            state.payloads.update(zip(refill.samples.tolist(), kept, strict=True))
-            state.resident_bytes += sum(map(len, kept))
+            for sample, payload in zip(refill.samples.tolist(), kept, strict=True):
+                state.payloads.put(sample, payload)
             state.core.refill_arrived(refill)
         self._forget_arriving(state, refill)
 

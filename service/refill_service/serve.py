@@ -47,6 +47,8 @@ async def _serve(settings: Settings) -> None:
             port=settings.port,
             log_level="warning",
             access_log=False,
+            # Longer than a training step or an evaluation between two batches of a worker.
+            timeout_keep_alive=300,
             timeout_graceful_shutdown=5,
         )
     )
