@@ -50,6 +50,7 @@ _LAST_REQUEST_SECONDS = 5.0
 _REPORT_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _PROBES = 3
+_PROBE_PAUSE_SECONDS = 0.5
 _RETRIED_STATUS = 503
 
 
@@ -162,7 +163,8 @@ class PodConnection:
             except RefillError as error:
                 if probe + 1 == _PROBES:
                     log.warning("home pod can't be reached from here, so %s is asked: %s", self.service_url, error)
-            time.sleep(_FIRST_PAUSE_SECONDS)
+                else:
+                    time.sleep(_PROBE_PAUSE_SECONDS)  # it may just be starting
         return self.service_url
 
     def _retried(self, url: str, attempt: Attempt[Answer], register: bool = True) -> Answer:
@@ -179,7 +181,9 @@ class PodConnection:
                 now = time.monotonic()
                 if now + pause >= started + self.timeout_seconds:
                     why = f"rank {self.rank} gives up on {url} after {now - started:.0f} s: {error.message}"
-                    raise type(error)(why, **error.details) from error
+                    given_up = type(error)(why)
+                    given_up.details = error.details
+                    raise given_up from error
                 if now - said >= _SAY_EVERY_SECONDS:
                     said = now
                     log.warning("rank %d waits for %s since %.0f s: %s", self.rank, url, now - started, error)

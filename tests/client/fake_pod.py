@@ -42,9 +42,12 @@ def text_samples(count: int) -> list[bytes]:
 class FakePod:
     """``faults`` is a queue, one entry for each data request (batch, samples, trace): what goes wrong with it.
 
-    ``"drop"``: it is carried out, the answer is lost; ``"reset"``: the connection breaks before it is read;
-    ``"cut"``: half the answer; ``"garbage"``, ``"swap"``: a wrong frame; ``"forget"``: the job is gone;
-    ``"hang"``: no answer until the pod ends; a :class:`RefillError`: that is answered; ``None``: nothing.
+    - ``"drop"``: it is carried out, and the answer lost; ``"cut"``: half of the answer; ``"leave"``: the connection is
+      closed after the answer
+    - ``"reset"``: the connection breaks instead of an answer; ``"hang"``: no answer until the pod ends
+    - ``"garbage"``, ``"swap"``: a wrong frame
+    - ``"forget"``: the job is gone; a :class:`RefillError`: that is answered
+    - ``None``: nothing
     """
 
     samples: list[bytes]
@@ -195,6 +198,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(answer[: len(answer) // 2])
             raise _Lost
+        if fault == "leave":
+            self.close_connection = True
         if fault == "garbage":
             return b"<html>" * 20
         if fault == "swap":

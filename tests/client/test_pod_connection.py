@@ -152,6 +152,17 @@ def test_batches_share_one_connection(pod: FakePod) -> None:
     assert pod.connections == before + 1
 
 
+def test_a_connection_that_was_closed_while_idle_costs_no_pause(pod: FakePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = connection_to(pod)
+    pod.faults.append("leave")
+    connection.batch(0, POSITIONS)
+    pauses: list[float] = []
+    monkeypatch.setattr(pod_connection.time, "sleep", pauses.append)
+    connection.batch(0, POSITIONS)
+    assert pauses == []
+    assert pod.count("POST batch") == 2
+
+
 def test_each_batch_tells_how_long_the_last_one_took(pod: FakePod) -> None:
     connection = connection_to(pod)
     pod.faults.append(StoreUnavailable("wait"))
