@@ -77,6 +77,8 @@ class JobSpec:
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> JobSpec:
         """Build from decoded JSON; unknown names are refused, so that a typo is not silently a default."""
+        if not isinstance(given, dict):
+            raise InvalidInput(f"job settings must be an object of names and values, got {str(given)[:100]!r}")
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(given) - known):
             raise InvalidInput(f"unknown job setting {unknown[0]!r}; there are: {', '.join(sorted(known))}")
