@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from refill_service.cache_core.epoch_order import KeyedTraces
-from refill_service.cache_core.owner_epoch import OwnerEpoch
-from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout
+from refill_service.cache_core.redox_epoch import RedoxEpoch
+from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_groups
 
 NUM_SAMPLES = 1_000_000
 CHUNK_SIZE = 64
@@ -40,13 +40,13 @@ def main() -> None:
         print(f"{what:32} {NUM_SAMPLES / statistics.median(work() for _ in range(ROUNDS)):12,.0f}")
 
 
-def _core(group_size: int) -> OwnerEpoch:
+def _core(group_size: int) -> RedoxEpoch:
     layout = ChunkLayout(np.array([0, NUM_SAMPLES]), CHUNK_SIZE)
-    mapping = AbstractMapping(layout.share(0, 1), group_size)
-    return OwnerEpoch(mapping, KeyedTraces(NUM_SAMPLES, seed=1), np.full(NUM_SAMPLES, 100_000), key="benchmark")
+    mapping = AbstractMapping(layout.share(0, 1), abstract_chunks_for_groups(layout.num_chunks, group_size))
+    return RedoxEpoch(mapping, KeyedTraces(NUM_SAMPLES, seed=1), np.full(NUM_SAMPLES, 100_000), key="benchmark")
 
 
-def _full_core() -> OwnerEpoch:
+def _full_core() -> RedoxEpoch:
     core = _core(group_size=1)
     for chunk in range(core.mapping.num_abstract_chunks):
         first = chunk * CHUNK_SIZE
@@ -57,11 +57,11 @@ def _full_core() -> OwnerEpoch:
     return core
 
 
-def _epoch(core: OwnerEpoch, order: np.ndarray) -> float:
+def _epoch(core: RedoxEpoch, order: np.ndarray) -> float:
     return _timed(lambda: [_take(core, order[i : i + BATCH]) for i in range(0, NUM_SAMPLES, BATCH)])
 
 
-def _take(core: OwnerEpoch, asked: np.ndarray) -> None:
+def _take(core: RedoxEpoch, asked: np.ndarray) -> None:
     for refill in core.take(asked).refills:
         core.refill_arrived(refill)
 

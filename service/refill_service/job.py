@@ -13,7 +13,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, Traces
-from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, group_size_for_budget
+from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 from refill_service.datasets.dataset_reader import Dataset
 
 __all__ = ["Job"]
@@ -52,7 +52,8 @@ class Job:
         self.incarnation = incarnation
         self.owner_bounds = layout.owner_bounds(num_pods)
         self.share = layout.share(ordinal, num_pods)
-        self.mapping = AbstractMapping(self.share, self._group_size(abstract_bytes), spec.group_order)
+        self.abstract_bytes = abstract_bytes
+        self.mapping = AbstractMapping(self.share, self._abstract_chunks(abstract_bytes), spec.group_order)
         self.last_used = time.monotonic()
         self._traces: dict[int, Traces] = {}
         self._posted: dict[int, dict[int, Int64Array]] = {}
@@ -137,13 +138,13 @@ class Job:
             ) from error
         return ExplicitTraces(self.layout.num_samples, posted)
 
-    def _group_size(self, abstract_bytes: int) -> int:
+    def _abstract_chunks(self, abstract_bytes: int) -> int:
         share = self.share
         if not self.spec.shuffle or share.num_chunks == 0:
-            return 1  # in order, each chunk is used up before the next: no redirection, no waste
+            return share.num_chunks  # in order, each chunk is used up before the next: no redirection, no waste
         chunk_bytes = np.add.reduceat(self.records.length, share.starts[:-1] - share.first_sample)
-        group_size = group_size_for_budget(share.num_chunks, float(chunk_bytes.mean()), abstract_bytes)
-        if group_size == 0 or int(chunk_bytes.max()) > abstract_bytes:
+        found = abstract_chunks_for_budget(share.num_chunks, float(chunk_bytes.mean()), abstract_bytes)
+        if found == 0 or int(chunk_bytes.max()) > abstract_bytes:
             raise MemoryTooSmall(
                 f"memory too small: job {self.spec.name} has {abstract_bytes:,} bytes for chunks on pod "
                 f"{self.ordinal}, and its largest chunk of {self.spec.chunk_size} samples takes "
@@ -152,4 +153,4 @@ class Job:
                 abstract_bytes=abstract_bytes,
                 largest_chunk_bytes=int(chunk_bytes.max()),
             )
-        return group_size
+        return found

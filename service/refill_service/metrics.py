@@ -119,7 +119,10 @@ def _jobs(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
 
 _CORE_COUNTERS = {
     "takes": ("refill_takes", "Requests answered by this pod's share, on demand or sent ahead."),
-    "misses": ("refill_misses", "Takes that needed a refill from the object store."),
+    "misses": (
+        "refill_misses",
+        "Takes that nothing in memory could answer, so that they waited for the store.",
+    ),
     "samples_read": ("refill_samples_read", "Samples in the chunks that were read."),
     "samples_filled": ("refill_samples_filled", "Samples read that were put into a slot."),
     "bytes_read": ("refill_bytes_read", "Bytes of the chunks that were read."),
@@ -138,7 +141,7 @@ _SHELL_COUNTERS = {
 def _owner_counters(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
     refills = CounterMetricFamily("refill_refills", "Chunks read into abstract memory.", labels=["job"])
     for name, at_pod in jobs.items():
-        refills.add_metric([name], sum(counts.core.misses for counts in at_pod.owner.history.values()))
+        refills.add_metric([name], sum(counts.core.refills for counts in at_pod.owner.history.values()))
     yield refills
     for counters, of_core in ((_CORE_COUNTERS, True), (_SHELL_COUNTERS, False)):
         for field, (metric, help_text) in counters.items():

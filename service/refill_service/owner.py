@@ -186,6 +186,8 @@ class Owner:
         first = self.job.share.first_sample
         locations = self.job.mapping.locations(answered - first)
         ahead = state.core.send_ahead(rank, locations, ahead_from, room, started_below)
+        for refill in ahead.refills:
+            self._order(state, refill)
         samples = ahead.samples.tolist()
         payloads = [state.payloads.take(sample) for sample in samples]
         self._recent.put(epoch, samples, payloads)
@@ -228,10 +230,13 @@ class Owner:
 
     def _open(self, epoch: int, traces: Traces) -> None:
         spec = self.job.spec
-        core = OwnerEpoch(
+        core = new_epoch(
+            # In the order of the dataset each chunk is used up before the next: nothing to redirect, nothing wasted.
+            spec.policy if spec.shuffle else "redox",
             self.job.mapping,
             traces,
             self.job.records.length,
+            capacity_bytes=self.job.abstract_bytes,
             refill=spec.refill,
             prefetch_window=spec.prefetch_window,
             key=f"{spec.seed} {epoch} {self.job.ordinal}",
@@ -241,6 +246,8 @@ class Owner:
             self._current.payloads.clear()
         self._previous, self._current = self._current, _Epoch(epoch, core, OwnerCounts(core.counts))
         self.history[epoch] = self._current.counts
+        for refill in core.start():
+            self._order(self._current, refill)
 
     def _order(self, state: _Epoch, refill: Refill) -> None:
         task = asyncio.create_task(self._read(state, refill))

@@ -19,7 +19,7 @@ from refill_service.cache_core.owner_epoch import OwnerEpoch
 from refill_service.cache_core.policies import new_epoch
 from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.remote_memory import RemoteMemory
-from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout
+from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_groups
 
 __all__ = ["PAPER_VARIANTS", "PaperVariant", "SimulationResult", "SimulationSettings", "simulate"]
 
@@ -177,7 +177,8 @@ def simulate(settings: SimulationSettings, progress: Progress | None = None) -> 
 
 def _owner(layout: ChunkLayout, traces: KeyedTraces, pod: int, settings: SimulationSettings) -> OwnerEpoch:
     share = layout.share(pod, settings.num_pods)
-    mapping = AbstractMapping(share, settings.group_size, settings.group_order)
+    num_abstract_chunks = abstract_chunks_for_groups(share.num_chunks, settings.group_size)
+    mapping = AbstractMapping(share, num_abstract_chunks, settings.group_order)
     return new_epoch(
         settings.policy,
         mapping,

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from refill_service.cache_core.abstract_memory import Refill
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces
 from refill_service.cache_core.owner_epoch import OwnerEpoch
+from refill_service.cache_core.policies import new_epoch
+from refill_service.cache_core.redox_epoch import RedoxEpoch
+from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
-from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout
+from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_groups
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Shape:
     batch: int
     window: int
     remote_bytes: int
+    policy: str = "redox"
+    capacity_bytes: int = 0
     refill: str = "best"
     group_order: str = "consecutive"
     drop_last: bool = False
@@ -56,13 +60,19 @@ class ClusterModel:
         self.answers: dict[tuple[int, int], int] = {}
         self.arrived: set[int] = set()
         self.read_bytes = 0
+        for owner in self.owners:
+            for refill in owner.start():
+                self._ordered(owner, refill)
 
     def _owner(self, layout: ChunkLayout, pod: int) -> OwnerEpoch:
         share = layout.share(pod, self.shape.num_pods)
-        return OwnerEpoch(
-            AbstractMapping(share, self.shape.group_size, self.shape.group_order),
+        num_abstract_chunks = abstract_chunks_for_groups(share.num_chunks, self.shape.group_size)
+        return new_epoch(
+            self.shape.policy,
+            AbstractMapping(share, num_abstract_chunks, self.shape.group_order),
             self.traces,
             self.lengths[share.first_sample : share.end_sample],
+            capacity_bytes=self.shape.capacity_bytes,
             refill=self.shape.refill,
             prefetch_window=self.shape.window,
             key=f"{self.shape.seed} {pod}",
@@ -89,9 +99,10 @@ class ClusterModel:
     def _ask_owner(self, pod: int, home: int, rank: int, positions: np.ndarray, asked: np.ndarray, lose: float) -> None:
         owner, memory = self.owners[pod], self.homes[home]
         first = owner.mapping.share.first_sample
-        before = owner.memory.sample_at.copy()
+        before = owner.memory.sample_at.copy() if isinstance(owner, RedoxEpoch) else None
         taken = owner.take(asked - first)
-        self._check_never_evicted(before, owner, taken.samples, taken.refills)
+        if isinstance(owner, RedoxEpoch):
+            self._check_never_evicted(before, owner, taken.samples, taken.refills)
         for refill in taken.refills:
             self._ordered(owner, refill)
         if self.random.random() >= lose:
@@ -103,6 +114,8 @@ class ClusterModel:
         assert memory.used + memory.granted <= memory.capacity, "granted more than the remote memory has"
         below, end = self.started[rank].below, self.started[rank].end
         ahead = owner.send_ahead(rank, owner.mapping.locations(asked - first), end, room, below)
+        for refill in ahead.refills:
+            self._ordered(owner, refill)
         sizes = self.lengths[ahead.samples + first].tolist()
         assert set((ahead.samples + first).tolist()) <= self.arrived, "sent ahead what is not in memory yet"
         assert sum(sizes) <= room, "sent more ahead than the requester has room for"
@@ -134,7 +147,7 @@ class ClusterModel:
         assert before == sample, f"rank {rank} position {position} got sample {before}, asked again {sample}"
 
     @staticmethod
-    def _check_never_evicted(before: np.ndarray, owner: OwnerEpoch, taken: np.ndarray, refills: list[Refill]) -> None:
+    def _check_never_evicted(before: np.ndarray, owner: RedoxEpoch, taken: np.ndarray, refills: list[Refill]) -> None:
         filled = np.concatenate([refill.samples for refill in refills] or [taken[:0]])
         here = set(before[before >= 0].tolist()) | set(filled.tolist())
         gone = here - set(owner.memory.sample_at[owner.memory.sample_at >= 0].tolist())

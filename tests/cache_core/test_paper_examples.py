@@ -12,7 +12,7 @@ import numpy as np
 
 from refill_service.cache_core.abstract_memory import AbstractMemory
 from refill_service.cache_core.epoch_order import ExplicitTraces
-from refill_service.cache_core.owner_epoch import OwnerEpoch
+from refill_service.cache_core.redox_epoch import RedoxEpoch
 from refill_service.cache_core.refill_policies import choose_best, choose_random
 from refill_service.cache_core.remote_memory import RemoteMemory
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout
@@ -20,7 +20,7 @@ from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayou
 
 def one_abstract_chunk(num_chunks: int, chunk_size: int) -> AbstractMapping:
     layout = ChunkLayout(np.array([0, num_chunks * chunk_size]), chunk_size)
-    return AbstractMapping(layout.share(0, 1), group_size=num_chunks)
+    return AbstractMapping(layout.share(0, 1), num_abstract_chunks=1)
 
 
 def trace_of_slots(slots: list[int], chunk_size: int) -> np.ndarray:
@@ -42,7 +42,7 @@ class FigureTraces(ExplicitTraces):
 class Requester:
     """A rank that asks the owner for one position at a time, when it does not hold the answer already."""
 
-    def __init__(self, owner: OwnerEpoch, trace: np.ndarray, room: int = 100) -> None:
+    def __init__(self, owner: RedoxEpoch, trace: np.ndarray, room: int = 100) -> None:
         self.owner, self.trace = owner, trace
         self.memory: RemoteMemory[int] = RemoteMemory(room)
         self.got: list[int] = []
@@ -66,9 +66,9 @@ class Requester:
         return ahead.positions.tolist()
 
 
-def owner_of(mapping: AbstractMapping, trace: np.ndarray, window: int) -> OwnerEpoch:
+def owner_of(mapping: AbstractMapping, trace: np.ndarray, window: int) -> RedoxEpoch:
     traces = FigureTraces(mapping.share.num_samples, {0: trace})
-    return OwnerEpoch(mapping, traces, np.ones(mapping.share.num_samples, dtype=np.int64), prefetch_window=window)
+    return RedoxEpoch(mapping, traces, np.ones(mapping.share.num_samples, dtype=np.int64), prefetch_window=window)
 
 
 def test_redox_3_7_overlapping_windows() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces
+from refill_service.cache_core.redox_epoch import RedoxEpoch
 
 
 @st.composite
@@ -25,6 +26,8 @@ def shapes(draw: st.DrawFn) -> Shape:
         batch=draw(st.integers(1, 17)),
         window=draw(st.sampled_from([0, 1, 3, 50, 1000])),
         remote_bytes=draw(st.integers(0, 20_000)),
+        policy=draw(st.sampled_from(["redox", "drain"])),
+        capacity_bytes=draw(st.integers(0, 50_000)),
         refill=draw(st.sampled_from(["best", "random"])),
         group_order=draw(st.sampled_from(["consecutive", "interleaved"])),
         drop_last=draw(st.booleans()),
@@ -67,7 +70,13 @@ def test_every_sample_once(shape: Shape) -> None:
         assert sum(count.bytes_filled for count in counts) == model.lengths.sum()
         assert sum(count.bytes_wasted for count in counts) == model.read_bytes - model.lengths.sum()
         assert all(owner.finished for owner in model.owners)
-        assert all((owner.memory.sample_at < 0).all() for owner in model.owners), "samples left in memory"
+        for owner in model.owners:
+            if isinstance(owner, RedoxEpoch):
+                assert (owner.memory.sample_at < 0).all(), "samples left in memory"
+            else:
+                assert owner.held_bytes == 0, "samples left in memory"
+    if shape.policy == "drain":
+        assert sum(count.bytes_wasted for count in counts) == 0, "drain wastes nothing"
 
 
 @settings(max_examples=80, deadline=None)
@@ -106,9 +115,10 @@ def test_explicit_traces_stay_within_their_samples(shape: Shape, data: st.DataOb
     assert answered == asked, "each sample is delivered as often as the traces ask for it"
 
 
+@pytest.mark.parametrize("policy", ["redox", "drain"])
 @pytest.mark.parametrize("batch", [1, 7, 64])
-def test_same_seed_same_calls_same_decisions(batch: int) -> None:
-    shape = Shape((100, 33, 64), 8, 4, 3, 2, batch, 50, 5000, seed=5)
+def test_same_seed_same_calls_same_decisions(batch: int, policy: str) -> None:
+    shape = Shape((100, 33, 64), 8, 4, 3, 2, batch, 50, 5000, policy, 20_000, seed=5)
     first, second = ClusterModel(shape), ClusterModel(shape)
     run_epoch(first)
     run_epoch(second)
@@ -116,9 +126,10 @@ def test_same_seed_same_calls_same_decisions(batch: int) -> None:
     assert [o.counts for o in first.owners] == [o.counts for o in second.owners]
 
 
-def test_one_by_one_is_the_same_as_take_one() -> None:
+@pytest.mark.parametrize("policy", ["redox", "drain"])
+def test_one_by_one_is_the_same_as_take_one(policy: str) -> None:
     """The simulation's path and the pods' path are one protocol."""
-    shape = Shape((64, 64, 40), 8, 5, 1, 1, 1, 0, 0, seed=3)
+    shape = Shape((64, 64, 40), 8, 5, 1, 1, 1, 0, 0, policy, 20_000, seed=3)
     by_take, by_take_one = ClusterModel(shape).owners[0], ClusterModel(shape).owners[0]
     order = KeyedTraces(shape.num_samples, seed=9).asked(0, np.arange(shape.num_samples))[0]
     for asked in order:

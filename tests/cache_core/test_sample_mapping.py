@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refill.errors import InvalidInput
-from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, group_size_for_budget
+from refill_service.cache_core.sample_mapping import (
+    AbstractMapping,
+    ChunkLayout,
+    abstract_chunks_for_budget,
+    abstract_chunks_for_groups,
+)
 
 blobs = st.lists(st.integers(1, 50), min_size=1, max_size=8)
 
@@ -40,13 +45,13 @@ def test_shares_and_groups_cover_everything_once(
         share = layout.share(pod, num_pods)
         assert (share.first_sample, share.end_sample) == (bounds[pod], bounds[pod + 1])
         owned += range(share.first_sample, share.end_sample)
-        mapping = AbstractMapping(share, group_size, order)
+        mapping = AbstractMapping(share, abstract_chunks_for_groups(share.num_chunks, group_size), order)
         locations = mapping.locations(np.arange(share.num_samples))
         chunks = layout.locate(np.arange(share.first_sample, share.end_sample))[0] - share.first_chunk
         in_groups: list[int] = []
         for abstract_chunk in range(mapping.num_abstract_chunks):
             group = list(range(share.num_chunks))[mapping.group(abstract_chunk)]
-            assert len(group) <= group_size
+            assert mapping.group_size - 1 <= len(group) <= mapping.group_size <= group_size
             assert set(chunks[locations // chunk_size == abstract_chunk].tolist()) == set(group)
             in_groups += group
         assert sorted(in_groups) == list(range(share.num_chunks))
@@ -58,9 +63,7 @@ def test_chunk_larger_than_every_blob_is_refused() -> None:
         ChunkLayout(np.array([0, 64, 100]), 65)
 
 
-@pytest.mark.parametrize(
-    ("budget", "group_size"), [(1000, 1), (10_000, 1), (500, 2), (100, 10), (99, 0), (150, 10), (340, 4)]
-)
-def test_group_size_follows_from_the_budget(budget: int, group_size: int) -> None:
-    """Ten chunks of 100 bytes: S = chunks / (budget / chunk bytes), rounded up; 0 when not one fits."""
-    assert group_size_for_budget(10, 100, budget) == group_size
+@pytest.mark.parametrize(("budget", "num"), [(10_000, 10), (1000, 10), (500, 5), (150, 1), (100, 1), (99, 0)])
+def test_abstract_chunks_follow_from_the_budget(budget: int, num: int) -> None:
+    """Ten chunks of 100 bytes: as many abstract chunks as chunks fit; 0 when not one does."""
+    assert abstract_chunks_for_budget(10, 100, budget) == num

@@ -27,6 +27,9 @@ Packed = tuple[str, dict[str, bytes]]
         {"chunk_size": 1},
         {"shuffle": False},
         {"memory_bytes": 200_000},
+        {"policy": "drain"},
+        {"policy": "drain", "memory_bytes": 200_000, "chunk_size": 8},
+        {"policy": "drain", "group_order": "interleaved", "prefetch_window": 0},
     ],
     ids=str,
 )
@@ -59,6 +62,8 @@ def test_every_sample_once_by_concurrent_ranks(
         assert total["takes"] == NUM_SAMPLES
         assert total["repeats"] == 2
         assert total["bytes_filled"] + total["bytes_wasted"] == total["bytes_read"]
+        if job.get("policy") == "drain":
+            assert total["bytes_wasted"] == 0, "drain reads nothing twice"
         assert total["local"] + total["remote_memory"] + total["remote_on_demand"] == NUM_SAMPLES
 
 

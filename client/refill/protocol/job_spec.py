@@ -39,6 +39,7 @@ class JobSpec:
     group_order: str = "consecutive"
     """Which chunks share an abstract chunk: ``consecutive`` or ``interleaved`` (Brand 3.2)."""
     policy: str = "redox"
+    """``redox``: a request is bound to a slot, as in papers. ``drain``: to an abstract chunk; reads each byte once."""
     refill: str = "best"
     """Chunk choice of a refill: ``best`` (most slots filled, ties at random) or ``random`` (Brand 3.3)."""
     prefetch_window: int = 10_000
@@ -68,7 +69,7 @@ class JobSpec:
         for name, choices in (
             ("order", ("keyed", "explicit")),
             ("group_order", ("consecutive", "interleaved")),
-            ("policy", ("redox",)),
+            ("policy", ("drain", "redox")),
             ("refill", ("best", "random")),
         ):
             if getattr(self, name) not in choices:

@@ -58,8 +58,9 @@ class DrainEpoch(OwnerEpoch):
         """Abstract chunks with samples in memory."""
         self._unread: list[list[int] | None] = [None] * mapping.num_abstract_chunks
         """Chunks that are left of each group, the next one last; None: all of them, not yet put in order."""
-        self._with_unread = _RandomSet(range(mapping.num_abstract_chunks))
-        """Abstract chunks whose group has chunks left."""
+        chunks = np.flatnonzero(self._num_wanted() > 0)
+        self._with_unread = _RandomSet(np.unique(mapping.abstract_chunks_of(chunks)).tolist())
+        """Abstract chunks whose group has chunks left that the epoch asks for."""
         self._coming: dict[int, list[int]] = {}
         """Refills under way, oldest first: chunk -> those of its samples that no request was promised."""
         self._refilling = np.zeros(mapping.num_abstract_chunks, dtype=np.int64)
@@ -146,10 +147,19 @@ class DrainEpoch(OwnerEpoch):
     def _unread_of(self, abstract_chunk: int) -> list[int]:
         unread = self._unread[abstract_chunk]
         if unread is None:
-            unread = list(range(self.mapping.share.num_chunks)[self.mapping.group(abstract_chunk)])
+            group = self.mapping.group(abstract_chunk)
+            chunks = np.arange(self.mapping.share.num_chunks)[group]
+            unread = chunks[self._num_wanted()[group] > 0].tolist()
             random.Random(f"{self._key} group {abstract_chunk}").shuffle(unread)
             self._unread[abstract_chunk] = unread
         return unread
+
+    def _num_wanted(self) -> Int64Array:
+        """Samples of each chunk that the epoch asks for."""
+        if self._members is None:
+            return np.diff(self._starts)
+        upto = np.concatenate([[0], np.cumsum(self._members)])
+        return np.asarray(upto[self._starts[1:]] - upto[self._starts[:-1]])
 
     def _wanted_of(self, chunk: int) -> Int64Array:
         """The samples of a chunk that the epoch asks for and that no request was promised."""
@@ -180,7 +190,7 @@ class DrainEpoch(OwnerEpoch):
                 self._with_unread.add(abstract_chunk)
 
     def _abstract_chunk_of(self, refill: Refill) -> int:
-        return int(self.mapping.abstract_chunk_of(refill.chunk))
+        return int(self.mapping.abstract_chunks_of(np.array([refill.chunk]))[0])
 
     def _choose_ahead(
         self,

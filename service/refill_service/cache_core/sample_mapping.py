@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 
-__all__ = ["AbstractMapping", "ChunkLayout", "Int64Array", "OwnerShare", "group_size_for_budget"]
+__all__ = [
+    "AbstractMapping",
+    "ChunkLayout",
+    "Int64Array",
+    "OwnerShare",
+    "abstract_chunks_for_budget",
+    "abstract_chunks_for_groups",
+]
 
 Int64Array = NDArray[np.int64]
 
@@ -107,42 +114,52 @@ class OwnerShare:
 class AbstractMapping:
     """Which slot of which abstract chunk each local sample of a share maps to.
 
-    :param group_size: S, chunks in a chunk group (the last group may hold fewer).
+    The share's C chunks form M groups of almost equal size, so that every abstract chunk is asked equally often.
+
+    :param num_abstract_chunks: M, ``1 <= M <= C`` (0 for an empty share).
     :param group_order: ``consecutive`` chunks share an abstract chunk, or ``interleaved`` ones.
     """
 
-    def __init__(self, share: OwnerShare, group_size: int, group_order: str = "consecutive") -> None:
-        if group_size < 1:
-            raise InvalidInput(f"group size must be at least 1, got {group_size}")
+    def __init__(self, share: OwnerShare, num_abstract_chunks: int, group_order: str = "consecutive") -> None:
         self.share = share
         self.chunk_size = share.layout.chunk_size
-        self.group_size = group_size
+        self.num_abstract_chunks = num_abstract_chunks
         self.interleaved = group_order == "interleaved"
-        self.num_abstract_chunks = -(-share.num_chunks // group_size)
+
+    @property
+    def group_size(self) -> int:
+        """S, chunks of the largest group."""
+        return -(-self.share.num_chunks // max(1, self.num_abstract_chunks))
 
     def locations(self, local_samples: Int64Array) -> Int64Array:
         """``abstract chunk * K + slot`` of each local sample."""
         chunks, slots = self.share.layout.locate(local_samples + self.share.first_sample)
-        return self.abstract_chunk_of(chunks - self.share.first_chunk) * self.chunk_size + slots
+        return self.abstract_chunks_of(chunks - self.share.first_chunk) * self.chunk_size + slots
 
-    def abstract_chunk_of(self, chunks: Int64Array | int) -> Int64Array | int:
+    def abstract_chunks_of(self, chunks: Int64Array) -> Int64Array:
         """The abstract chunk of each chunk, counted from the start of the share."""
-        return chunks % self.num_abstract_chunks if self.interleaved else chunks // self.group_size
+        if self.interleaved:
+            return chunks % self.num_abstract_chunks
+        return chunks * self.num_abstract_chunks // max(1, self.share.num_chunks)
 
     def group(self, abstract_chunk: int) -> slice:
         """The chunks of a group, as a slice over the share's chunks: a view, never a copy."""
+        num_chunks, num_groups = self.share.num_chunks, self.num_abstract_chunks
         if self.interleaved:
-            return slice(abstract_chunk, self.share.num_chunks, self.num_abstract_chunks)
-        first = abstract_chunk * self.group_size
-        return slice(first, min(first + self.group_size, self.share.num_chunks))
+            return slice(abstract_chunk, num_chunks, num_groups)
+        return slice(-(-abstract_chunk * num_chunks // num_groups), -(-(abstract_chunk + 1) * num_chunks // num_groups))
 
 
-def group_size_for_budget(num_chunks: int, chunk_bytes: float, budget_bytes: int) -> int:
-    """S such that one chunk of every group fits in the budget: M = budget / chunk bytes, S = chunks / M (Brand 3.2).
+def abstract_chunks_for_groups(num_chunks: int, group_size: int) -> int:
+    """M for groups of at most ``group_size`` chunks."""
+    if group_size < 1:
+        raise InvalidInput(f"group size must be at least 1, got {group_size}")
+    return -(-num_chunks // group_size)
 
-    :param chunk_bytes: mean bytes of a chunk. Returns at least 1; 0 when the budget does not hold one chunk.
+
+def abstract_chunks_for_budget(num_chunks: int, chunk_bytes: float, budget_bytes: int) -> int:
+    """M such that one chunk of every group fits: budget / chunk bytes, at most ``num_chunks`` (Brand 3.2).
+
+    :param chunk_bytes: mean bytes of a chunk. Returns 0 when the budget does not hold one.
     """
-    if num_chunks == 0:
-        return 1
-    num_abstract_chunks = int(budget_bytes // max(chunk_bytes, 1.0))
-    return 0 if num_abstract_chunks == 0 else -(-num_chunks // min(num_abstract_chunks, num_chunks))
+    return min(num_chunks, int(budget_bytes // max(chunk_bytes, 1.0)))
