@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from refill.errors import EpochEnded, EpochNotReady
+from refill.errors import EpochEnded, EpochNotReady, SampleDamaged
 from refill.protocol.wire_format import Int64Array
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.abstract_memory import Refill
@@ -116,22 +116,25 @@ class Owner:
         for refill in taken.refills:
             self._order(state, refill)
         samples = taken.samples.tolist()
-        payloads = [state.payloads.pop(sample, None) for sample in samples]
-        missing = [i for i, payload in enumerate(payloads) if payload is None]
-        if missing:
-            await self._wait_for(state, [samples[i] for i in missing])
-            for i in missing:
-                payloads[i] = state.payloads.pop(samples[i], None)
-        state.resident_bytes -= sum(len(payload) for payload in payloads if payload is not None)
-        # Assigned before, and the bytes have left with an answer that the asker never got.
-        for i in [i for i in missing if payloads[i] is None]:
-            payloads[i] = self._recent.get(epoch, samples[i])
-            state.counts.replays += 1
-        lost = [i for i in missing if payloads[i] is None]
-        for i, payload in zip(lost, await self._exact(state.counts, [samples[i] for i in lost]), strict=True):
-            payloads[i] = payload
-        found = [payload for payload in payloads if payload is not None]
-        self._recent.put(epoch, samples, found)
+        payloads = [_leaving(state, sample) for sample in samples]
+        try:
+            missing = [i for i, payload in enumerate(payloads) if payload is None]
+            if missing:
+                await self._wait_for(state, [samples[i] for i in missing])
+                for i in missing:
+                    payloads[i] = _leaving(state, samples[i])
+            # Assigned before, and the bytes have left with an answer that the asker never got; or damaged.
+            for i in [i for i in missing if payloads[i] is None]:
+                payloads[i] = self._recent.get(epoch, samples[i])
+                state.counts.replays += 1
+            lost = [i for i in missing if payloads[i] is None]
+            for i, payload in zip(lost, await self._exact(state.counts, [samples[i] for i in lost]), strict=True):
+                payloads[i] = payload
+        finally:
+            # After an error, too: the samples are assigned, and whoever asks again gets them from here.
+            found = [payload for payload in payloads if payload is not None]
+            left = [sample for sample, payload in zip(samples, payloads, strict=True) if payload is not None]
+            self._recent.put(epoch, left, found)
         return taken.samples + first, found
 
     def ahead(
@@ -214,10 +217,14 @@ class Owner:
             state.arriving[sample] = task
 
     async def _read(self, state: _Epoch, refill: Refill) -> None:
-        """Fetch the chunk of a refill and keep the samples that fill a slot. Raises what the store raised."""
+        """Fetch the chunk of a refill and keep the samples that fill a slot. Raises what the store raised.
+
+        A damaged sample keeps its slot without bytes: the request that it falls to reads it alone and gets the error.
+        """
         share, records = self.job.share, self.job.records
         first, end = int(share.starts[refill.chunk]), int(share.starts[refill.chunk + 1])
         samples = (refill.samples + share.first_sample).tolist()
+        kept: list[bytes | None]
         try:
             chunk = records.part(first, end)
             async with self._gate.passage(int(chunk.length.sum())):
@@ -225,22 +232,37 @@ class Owner:
                 starts = chunk.offset - chunk.offset[0]
                 # Copies, so that the wasted rest of the chunk is freed with the buffer.
                 kept = [
-                    bytes(buffer[starts[sample - first] : starts[sample - first] + chunk.length[sample - first]])
+                    self._intact(
+                        bytes(buffer[starts[sample - first] : starts[sample - first] + chunk.length[sample - first]]),
+                        sample,
+                    )
                     for sample in samples
                 ]
                 del buffer
-            for sample, payload in zip(samples, kept, strict=True):
-                self.job.dataset.verify_sample(payload, records, sample)
+        except SampleDamaged as error:  # the blob ends too early, or is gone
+            log.warning("job %s: %s", self.job.spec.name, error)
+            kept = [None] * len(samples)
         except BaseException:
             state.counts.refills_failed += 1
             state.core.refill_failed(refill)
             self._forget_arriving(state, refill)
             raise
         if not state.abandoned:
-            state.payloads.update(zip(refill.samples.tolist(), kept, strict=True))
-            state.resident_bytes += sum(map(len, kept))
-            state.core.refill_arrived(refill)
+            intact = [i for i, payload in enumerate(kept) if payload is not None]
+            arrived = Refill(refill.chunk, refill.samples[intact], refill.locations[intact])
+            payloads = [payload for payload in kept if payload is not None]
+            state.payloads.update(zip(arrived.samples.tolist(), payloads, strict=True))
+            state.resident_bytes += sum(map(len, payloads))
+            state.core.refill_arrived(arrived)
         self._forget_arriving(state, refill)
+
+    def _intact(self, payload: bytes, sample: int) -> bytes | None:
+        try:
+            self.job.dataset.verify_sample(payload, self.job.records, sample)
+        except SampleDamaged as error:
+            log.warning("job %s: %s", self.job.spec.name, error)
+            return None
+        return payload
 
     def _forget_arriving(self, state: _Epoch, refill: Refill) -> None:
         for sample in refill.samples.tolist():
@@ -274,3 +296,11 @@ class Owner:
         counts.exact_reads += len(samples)
         counts.exact_bytes += sum(map(len, found))
         return found
+
+
+def _leaving(state: _Epoch, sample: int) -> bytes | None:
+    """The bytes of a sample, which leave memory; None when they are not here."""
+    payload = state.payloads.pop(sample, None)
+    if payload is not None:
+        state.resident_bytes -= len(payload)
+    return payload
