@@ -93,30 +93,32 @@ class PodConnection:
 
     def batch(self, epoch: int, positions: Int64Array) -> ReceivedBatch:
         """The samples that answer positions of this rank, in their order."""
+        path = self._data_path("batch")
         home = self.home
         started = time.perf_counter()
         body = BatchRequest(epoch, self.rank, positions, waited_seconds=self._last_wait_seconds).encode()
-        received = self._retried(home, lambda: self._fetch(home, self._job_path("batch"), body))
+        received = self._retried(home, lambda: self._fetch(home, path, body))
         self._last_wait_seconds = time.perf_counter() - started
         return received
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         """Exactly these samples, outside of any epoch."""
+        path = self._data_path("samples")
         home = self.home
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
-        return self._retried(home, lambda: self._fetch(home, self._job_path("samples"), body))
+        return self._retried(home, lambda: self._fetch(home, path, body))
 
     def post_trace(self, epoch: int, sample_ids: Int64Array) -> None:
         """Say which samples this rank asks for in an epoch, in which order."""
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
-        path = self._job_path(f"epochs/{epoch}/ranks/{self.rank}/trace")
+        path = self._data_path(f"epochs/{epoch}/ranks/{self.rank}/trace")
         home = self.home
         self._retried(home, lambda: self._call("PUT", home + path, content=body))
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:
         """Tell the home pod what the loop has seen since the last report; tried once."""
         seen = {"rank": self.rank, "data_wait_seconds": data_wait_seconds, "samples": samples, "bytes": num_bytes}
-        self._call("POST", self.home + self._job_path("report"), json=seen)
+        self._call("POST", self.home + self._data_path("report"), json=seen)
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """Counts of an epoch, of each pod and in sum."""
@@ -210,6 +212,10 @@ class PodConnection:
 
     def _job_path(self, what: str) -> str:
         return f"/v1/jobs/{quote(self.spec.name, safe='')}/{what}"
+
+    def _data_path(self, what: str) -> str:
+        """A path that names this registration of the job: pods refuse it when theirs is a later one."""
+        return f"{self._job_path(what)}?incarnation={quote(self.info()['incarnation'], safe='')}"
 
     def _own_process(self) -> None:
         """Drop connections that were opened before a fork: two processes must not share one."""

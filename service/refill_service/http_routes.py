@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Body, FastAPI, Path, Request, Response
+from fastapi import APIRouter, Body, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -36,6 +36,9 @@ _BINARY_BODY: dict[str, Any] = {
 
 JobName = Annotated[str, Path(description="Name of the job.", max_length=128)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
+Incarnation = Annotated[
+    str | None, Query(max_length=64, description="The registration that is meant, as its answer named it.")
+]
 
 
 class Report(BaseModel):
@@ -89,8 +92,8 @@ def client_routes(node: CacheNode) -> APIRouter:
         responses=_FRAME_ANSWER,
         openapi_extra=_BINARY_BODY,
     )
-    async def batch(job: JobName, request: Request) -> Response:
-        at_pod = node.job(job)
+    async def batch(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
+        at_pod = node.job(job, incarnation)
         asked = BatchRequest.decode(await _body(request, 8 * MAX_BATCH + 64))
         at_pod.client(asked.rank).request_wait_seconds += asked.waited_seconds
         found = await at_pod.home.batch(asked)
@@ -104,8 +107,8 @@ def client_routes(node: CacheNode) -> APIRouter:
         responses=_FRAME_ANSWER,
         openapi_extra=_BINARY_BODY,
     )
-    async def samples(job: JobName, request: Request) -> Response:
-        at_pod = node.job(job)
+    async def samples(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
+        at_pod = node.job(job, incarnation)
         ids = checked_ids(at_pod, await _body(request, 8 * MAX_BATCH))
         return FrameResponse([OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact(ids))])
 
@@ -115,15 +118,17 @@ def client_routes(node: CacheNode) -> APIRouter:
         summary="Post a rank's trace (int64 sample ids) of an epoch, for a job with order 'explicit'.",
         openapi_extra=_BINARY_BODY,
     )
-    async def trace(job: JobName, epoch: Number, rank: Number, request: Request) -> dict[str, int]:
-        at_pod = node.job(job)
+    async def trace(
+        job: JobName, epoch: Number, rank: Number, request: Request, incarnation: Incarnation = None
+    ) -> dict[str, int]:
+        at_pod = node.job(job, incarnation)
         ids = read_int64s(await _body(request, 8 * MAX_TRACE))
         await at_pod.home.post_trace(epoch, rank, ids)
         return {"positions": len(ids)}
 
     @routes.post("/v1/jobs/{job}/report", tags=["data"], status_code=204, summary="What a client measured.")
-    async def report(job: JobName, seen: Report) -> Response:
-        client = node.job(job).client(seen.rank)
+    async def report(job: JobName, seen: Report, incarnation: Incarnation = None) -> Response:
+        client = node.job(job, incarnation).client(seen.rank)
         client.data_wait_seconds += seen.data_wait_seconds
         client.samples += seen.samples
         client.bytes += seen.bytes

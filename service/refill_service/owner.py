@@ -82,6 +82,11 @@ class Owner:
         return sum(epoch.resident_bytes for epoch in (self._current, self._previous) if epoch is not None)
 
     @property
+    def begun(self) -> bool:
+        """Whether a rank has entered an epoch, here or at another pod: all owners are told before any is asked."""
+        return max(self._rank_epochs) >= 0
+
+    @property
     def recent_bytes(self) -> int:
         return self._recent.used_bytes
 
