@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.errors import InvalidInput, RefillError
+from refill.errors import InvalidInput, JobLost, RefillError
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
 from refill_service.job import Job
@@ -307,18 +307,26 @@ class Home:
                 (key, len(payload), (sample, bytes(payload)))
                 for key, sample, payload in zip(keys, ahead.sample_ids.tolist(), ahead.payloads, strict=True)
             ]
-        except RefillError as error:
-            if answered.done():
+        except asyncio.CancelledError:
+            if not answered.done():
+                name = self.job.spec.name
+                answered.set_exception(JobLost(f"job {name} was ended while it was asked for samples", job=name))
+            raise
+        except Exception as error:
+            if not answered.done():
+                answered.set_exception(error)
+            elif isinstance(error, RefillError):
                 # What was lost was assigned to later requests; they ask on demand and get the same samples.
                 log.warning("samples sent ahead were lost: %s", error)
             else:
-                answered.set_exception(error)
+                raise
         finally:
-            answered.cancel()
-            self._settle(epoch, rank, request.room_bytes, received)
-            for key in keys:
-                self._arriving.pop(key, None)
-            here.set_result(None)
+            try:
+                self._settle(epoch, rank, request.room_bytes, received)
+            finally:
+                for key in keys:
+                    self._arriving.pop(key, None)
+                here.set_result(None)
 
     def _settle(
         self, epoch: int, rank: int, room: int, received: list[tuple[tuple[int, int, int], int, tuple[int, Payload]]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from refill.errors import EpochEnded, EpochNotReady, SampleDamaged
+from refill.errors import EpochEnded, EpochNotReady, JobLost, SampleDamaged
 from refill.protocol.wire_format import Int64Array
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.abstract_memory import Refill
@@ -76,6 +76,7 @@ class Owner:
         self._rank_epochs = [-1] * job.spec.world_size
         self._moved_on = asyncio.Condition()
         self._reads: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     @property
     def resident_bytes(self) -> int:
@@ -91,7 +92,8 @@ class Owner:
         return self._recent.used_bytes
 
     async def close(self) -> None:
-        """Stop all reads and forget everything."""
+        """Stop all reads and forget everything. Requests under way, and later ones, end with :class:`JobLost`."""
+        self._closed = True
         for task in self._reads:
             task.cancel()
         await asyncio.gather(*self._reads, return_exceptions=True)
@@ -168,6 +170,7 @@ class Owner:
         return await self._exact(counts, (sample_ids - self.job.share.first_sample).tolist())
 
     async def _epoch(self, epoch: int, rank: int) -> _Epoch:
+        self._refuse_when_closed()
         await self.rank_opens(epoch, rank)
         for known in (self._current, self._previous):
             if known is not None and known.number == epoch:
@@ -188,9 +191,14 @@ class Owner:
                 f"to finish epoch {self._current.number if self._current else '?'}",
                 ranks=behind,
             ) from error
+        self._refuse_when_closed()
         if self._current is None or self._current.number < epoch:
             self._open(epoch, traces)
         return await self._epoch(epoch, rank)
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise JobLost(f"job {self.job.spec.name} was ended while it was asked for samples", job=self.job.spec.name)
 
     def _may_open(self, epoch: int) -> bool:
         """One epoch at a time holds memory: the one before is used up, or every rank has left it."""
@@ -288,6 +296,7 @@ class Owner:
                 raise error
 
     async def _exact(self, counts: OwnerCounts, samples: list[int]) -> list[bytes]:
+        self._refuse_when_closed()
         records, dataset = self.job.records, self.job.dataset
 
         async def read(sample: int) -> bytes:
