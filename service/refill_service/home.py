@@ -124,7 +124,6 @@ class Home:
         """Raises :class:`InvalidInput` for a position past the end of the rank's trace."""
         job, epoch, rank = self.job, request.epoch, request.rank
         job.check_rank(rank)
-        await self._open(epoch, rank)
         traces = await job.traces(epoch, self._wait_seconds)
         positions = request.positions
         if int(positions.max()) >= traces.length(rank):
@@ -132,6 +131,7 @@ class Home:
                 f"rank {rank} asks for position {int(positions.max())}, but epoch {epoch} of job {job.spec.name} "
                 f"has {traces.length(rank)} positions for it"
             )
+        await self._open(epoch, rank)  # not before: what is refused must not move the rank on
         batch = _Assembly(epoch, rank, positions, *traces.asked(rank, positions))
         batch.owners = job.owner_of(batch.asked)
         self._under_way[epoch, rank] += 1
