@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
@@ -88,7 +89,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         "/v1/jobs/{job}/batch",
         tags=["data"],
         summary="The samples of one batch of positions.",
-        response_class=FrameResponse,
+        response_class=Response,
         responses=_FRAME_ANSWER,
         openapi_extra=_BINARY_BODY,
     )
@@ -103,7 +104,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         "/v1/jobs/{job}/samples",
         tags=["data"],
         summary="Exactly these samples (int64 ids), outside of any epoch.",
-        response_class=FrameResponse,
+        response_class=Response,
         responses=_FRAME_ANSWER,
         openapi_extra=_BINARY_BODY,
     )
@@ -147,6 +148,12 @@ def add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(RefillError)
     async def refill_error(request: Request, error: RefillError) -> JSONResponse:
         return JSONResponse(error.to_wire(), status_code=error.status)
+
+    @app.exception_handler(HTTPException)
+    async def refused_before_a_route(request: Request, error: HTTPException) -> JSONResponse:
+        """No such path, no such method, a body that can't be parsed: the same form, with its own status."""
+        text = f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is"
+        return JSONResponse(InvalidInput(text).to_wire(), status_code=error.status_code, headers=error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:

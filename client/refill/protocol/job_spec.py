@@ -56,6 +56,8 @@ class JobSpec:
             raise InvalidInput(
                 f"job name {self.name!r}: use 1 to 128 letters, digits, '.', '_' or '-', first a letter or digit"
             )
+        if not self.dataset.isprintable():
+            raise InvalidInput(f"job setting dataset holds characters that no URL has: {self.dataset!r}")
         for name, least, most in (
             ("world_size", 1, 2**20),
             ("seed", -(2**63), 2**63 - 1),
