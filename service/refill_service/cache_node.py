@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -11,7 +12,7 @@ from typing import Any
 
 from prometheus_client import Histogram
 
-from refill.errors import InvalidInput, JobConflict, JobLost, MemoryTooSmall, UnknownJob
+from refill.errors import InvalidInput, JobConflict, JobError, JobLost, MemoryTooSmall, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.byte_gate import ByteGate
@@ -123,18 +124,27 @@ class CacheNode:
     async def register(self, spec: JobSpec) -> dict[str, Any]:
         """Register a job on every pod; registering it again with the same settings changes nothing."""
         ordinal, path = self.settings.ordinal, f"/peer/v1/jobs/{spec.name}"
-        leader: dict[str, Any] = {"incarnation": "", "fingerprint": "", "begun": False}
+        leader: dict[str, Any] = {"incarnation": "", "fingerprint": "", "begun": False, "created": False}
         if ordinal != _LEADER:
             leader = await self.peers.call(_LEADER, "PUT", path, {"spec": spec.to_dict()})
-        info = await self.register_here(spec, leader["incarnation"], leader["fingerprint"], begun=leader["begun"])
-        others = [pod for pod in range(self.settings.num_pods) if pod not in (ordinal, _LEADER)]
-        body = {
-            "spec": spec.to_dict(),
-            "incarnation": info["incarnation"],
-            "fingerprint": info["fingerprint"],
-            "begun": leader["begun"] or info["begun"],
-        }
-        await self.peers.call_all(others, "PUT", path, body)
+        created = leader["created"]
+        try:
+            info = await self.register_here(spec, leader["incarnation"], leader["fingerprint"], begun=leader["begun"])
+            created = created or info.pop("created")
+            others = [pod for pod in range(self.settings.num_pods) if pod not in (ordinal, _LEADER)]
+            body = {
+                "spec": spec.to_dict(),
+                "incarnation": info["incarnation"],
+                "fingerprint": info["fingerprint"],
+                "begun": leader["begun"] or info["begun"],
+            }
+            await self.peers.call_all(others, "PUT", path, body)
+        except RefillError as error:
+            # One pod refuses it for good: the others must not keep it, or its name and memory would be taken.
+            if created and error.status != 503 and not isinstance(error, JobError):
+                with contextlib.suppress(RefillError):
+                    await self.remove_everywhere(spec.name)
+            raise
         return info | {"pods": list(self.settings.pod_urls)}
 
     async def register_here(
@@ -148,6 +158,7 @@ class CacheNode:
         """
         async with self._registering:
             known = self.jobs.get(spec.name)
+            created = known is None
             if known is None and begun:
                 raise self._lost(spec.name)
             if known is None:
@@ -169,7 +180,7 @@ class CacheNode:
             )
         if incarnation and known.job.incarnation != incarnation:
             raise self._lost(spec.name)
-        info = known.job.info() | {"begun": known.owner.begun}
+        info = known.job.info() | {"begun": known.owner.begun, "created": created}
         if fingerprint and info["fingerprint"] != fingerprint:
             raise JobConflict(
                 f"dataset {spec.dataset} was replaced while job {spec.name} ran: pods read different versions; "
