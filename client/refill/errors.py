@@ -165,7 +165,8 @@ def error_from_wire(answer: Any, *, status: int, source: str) -> RefillError:
     if isinstance(answer, dict) and answer.get("error") in _BY_NAME:
         return _BY_NAME[answer["error"]](str(answer.get("message", "")), **dict(answer.get("details") or {}))
     kind: type[RefillError] = PodUnreachable if status >= 502 else InvalidInput if status < 500 else RefillError
-    return kind(f"{source} answered with status {status}: {str(answer)[:200]}")
+    text = " ".join(str(answer).split())[:200]
+    return kind(f"{source} answered with status {status}: {text}")
 
 
 def _rebuild(kind: type[RefillError], message: str, details: dict[str, Any]) -> RefillError:

@@ -260,7 +260,11 @@ def _connect(url: str) -> http.client.HTTPConnection:
 
 
 def _checked_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and parts.hostname and not parts.path.strip("/") and parts.port != 0
+    except ValueError:  # a port that is no number, or a bracket that is not closed
+        right = False
+    if not right:
         raise InvalidInput(f"{url!r} is not the URL of a service, like http://refill:8000")
     return url.rstrip("/")
