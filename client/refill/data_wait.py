@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from refill.errors import RefillError
 
 if TYPE_CHECKING:
+    from refill.iterable_dataset import CacheIterableDataset
     from refill.torch_dataset import CacheDataset
 
 __all__ = ["TimedLoader", "timed"]
@@ -17,73 +19,82 @@ __all__ = ["TimedLoader", "timed"]
 log = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
-_REPORT_SECONDS = 1.0
+_REPORT_EVERY_SECONDS = 1.0
+_LAST_REPORT_SECONDS = 10.0
 
 
-def timed(loader: Iterable[Batch], dataset: CacheDataset) -> TimedLoader[Batch]:
-    """``for batch in refill.timed(loader, dataset)``: the same batches, and the time blocked in the loader measured."""
+def timed(loader: Iterable[Batch], dataset: CacheDataset | CacheIterableDataset) -> TimedLoader[Batch]:
+    """``for batch in refill.timed(loader, dataset)``: the same batches, and the time blocked in the loader measured.
+
+    :param dataset: the one that the loader reads, here and in its workers.
+    """
     return TimedLoader(loader, dataset)
 
 
 class TimedLoader(Generic[Batch]):
     """A loader that measures how long its caller waits for batches.
 
-    ``wait_seconds``, ``batches``, ``samples`` and ``num_bytes`` are totals since it was made. About once a second, and
-    at the end of an iteration, the home pod is told; its ``/metrics`` shows the sums by job and rank. A report that
-    fails is logged, and its figures go with the next.
+    ``wait_seconds`` and ``batches`` are totals since it was made. About once a second, and at the end of an iteration,
+    the home pod is told of the wait, and of the samples and bytes that were fetched; its ``/metrics`` shows the sums
+    by job and rank. A thread does that, so that a slow pod does not hold up the loop. A report that fails is logged,
+    and its figures go with the next.
     """
 
-    def __init__(self, loader: Iterable[Batch], dataset: CacheDataset) -> None:
+    def __init__(self, loader: Iterable[Batch], dataset: CacheDataset | CacheIterableDataset) -> None:
+        inner: Any = getattr(dataset, "dataset", dataset)
+        self._dataset: CacheDataset = inner
         self._loader = loader
-        self._dataset = dataset
         self.wait_seconds = 0.0
         self.batches = 0
-        self.samples = 0
-        self.num_bytes = 0
-        self._reported = (0.0, 0, 0)
+        self._reported = (0.0, *self._dataset.fetched())
+        self._failing = False
 
     def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]
+        return len(self._loader)  # type: ignore[arg-type]  # a loader without a length has none here either
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the loader has, such as ``sampler``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Batch]:
-        started = last_report = time.perf_counter()
+        over = threading.Event()
+        started = time.perf_counter()
+        batches = iter(self._loader)  # forks workers, so before there is a thread
+        reporter = threading.Thread(target=self._report_until, args=(over,), name="refill-report", daemon=True)
+        reporter.start()
         try:
-            for batch in self._loader:
-                now = time.perf_counter()
-                self.wait_seconds += now - started
+            while True:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+                finally:
+                    self.wait_seconds += time.perf_counter() - started
                 self.batches += 1
-                samples, num_bytes = _size(batch)
-                self.samples += samples
-                self.num_bytes += num_bytes
-                if now - last_report >= _REPORT_SECONDS:
-                    self._report()
-                    last_report = now
                 yield batch
                 started = time.perf_counter()
         finally:
+            over.set()
+            reporter.join(_LAST_REPORT_SECONDS)
+
+    def _report_until(self, over: threading.Event) -> None:
+        while not over.wait(_REPORT_EVERY_SECONDS):
             self._report()
+        self._report()
 
     def _report(self) -> None:
-        wait, samples, num_bytes = self._reported
-        self._reported = (self.wait_seconds, self.samples, self.num_bytes)
+        seen = (self.wait_seconds, *self._dataset.fetched())
+        wait, samples, num_bytes = (now - before for now, before in zip(seen, self._reported, strict=True))
+        if not (wait or samples):
+            return
         try:
-            self._dataset.connection.report(
-                self.wait_seconds - wait, self.samples - samples, self.num_bytes - num_bytes
-            )
+            self._dataset.connection.report(float(wait), int(samples), int(num_bytes))
         except RefillError as error:
-            self._reported = (wait, samples, num_bytes)
-            log.warning("data wait was not reported: %s", error)
-
-
-def _size(batch: object) -> tuple[int, int]:
-    """``(samples, bytes)`` of a collated batch, as far as they show: bytes of tensors, arrays, bytes and texts."""
-    if isinstance(batch, dict):
-        sizes = [_size(value) for value in batch.values()]
-        return max((samples for samples, _ in sizes), default=0), sum(num_bytes for _, num_bytes in sizes)
-    if isinstance(batch, (list, tuple)):
-        return len(batch), sum(_size(value)[1] for value in batch)
-    if isinstance(batch, (bytes, bytearray, str)):
-        return 1, len(batch)
-    num_bytes = int(getattr(batch, "nbytes", 0))
-    shape: tuple[int, ...] = getattr(batch, "shape", ())
-    return (int(shape[0]) if len(shape) else 1), num_bytes
+            if not self._failing:
+                log.warning("data wait could not be reported, training goes on: %s", error)
+            self._failing = True
+        else:
+            self._reported = seen
+            self._failing = False

@@ -8,16 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from refill.errors import InvalidInput, RefillError
+from refill.errors import InvalidInput, RefillError, SampleDamaged
 
 __all__ = ["Decode", "Decoder", "decode_member", "make_decode"]
 
 Decoder = Callable[[bytes], Any]
 """The bytes of one member -> its value."""
 Decode = bool | str | Mapping[str, Decoder] | Callable[[str, bytes], Any] | None
-"""``None``: bytes. ``True`` or ``"standard"``: the table below. A mapping of extensions: those on top of the standard
-ones. A callable: ``(extension, bytes) -> value`` for every member."""
+"""``None`` or ``False``: bytes. ``True`` or ``"standard"``: the table below; members of other extensions stay bytes.
+A mapping of extensions: those on top of the standard ones. A callable: ``(extension, bytes) -> value`` for every
+member. All must be picklable where loader workers are spawned: functions of a module, no lambdas."""
 
 
 def make_decode(decode: Decode) -> Callable[[str, bytes], Any] | None:
@@ -27,6 +29,9 @@ def make_decode(decode: Decode) -> Callable[[str, bytes], Any] | None:
     if decode is True or decode == "standard":
         return _ByExtension({})
     if isinstance(decode, Mapping):
+        for name, decoder in decode.items():
+            if not callable(decoder):
+                raise InvalidInput(f"decode[{name!r}] must be a function of bytes, got {decoder!r}")
         return _ByExtension({name.lower().lstrip("."): decoder for name, decoder in decode.items()})
     if callable(decode):
         return decode
@@ -34,14 +39,19 @@ def make_decode(decode: Decode) -> Callable[[str, bytes], Any] | None:
 
 
 def decode_member(decode: Callable[[str, bytes], Any], extension: str, data: bytes, sample_id: int, key: str) -> Any:
-    """Decode one member; an error names sample, key and member, and keeps its cause."""
+    """Decode one member.
+
+    Raises :class:`SampleDamaged` (details: ``sample``, ``key``, ``extension``) for whatever the decoder raised,
+    which is kept as its cause; errors of refill itself, such as a missing library, pass as they are.
+    """
     try:
         return decode(extension, data)
     except RefillError:
         raise
     except Exception as error:
-        raise InvalidInput(
-            f"sample {sample_id} ({key}): member .{extension} of {len(data)} bytes can't be decoded: {error}",
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise SampleDamaged(
+            f"sample {sample_id} ({key!r}): its member {extension!r} of {len(data)} bytes can't be decoded: {why}",
             sample=sample_id,
             key=key,
             extension=extension,
@@ -55,7 +65,6 @@ class _ByExtension:
         self._own = dict(own)
 
     def __call__(self, extension: str, data: bytes) -> Any:
-        extension = extension.lower()
         short = extension.rpartition(".")[2]
         for table in (self._own, _STANDARD):
             for name in (extension, short):
@@ -64,14 +73,21 @@ class _ByExtension:
         return data
 
 
-def _image(data: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """``(height, width, 3)`` uint8, ``(height, width)`` for grey images."""
+def _image(data: bytes) -> NDArray[Any]:
+    """``(height, width, 3)`` uint8 RGB; ``(height, width)`` for grey images.
+
+    Those of more than 8 bits keep their values and type: labels and depths must not be clipped silently.
+    """
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
         raise InvalidInput("decoding images needs Pillow: pip install 'refill[torch]'") from error
     with Image.open(io.BytesIO(data)) as image:
-        return np.array(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+        if image.mode in ("1", "LA"):
+            return np.array(image.convert("L"))
+        if image.mode in ("L", "RGB", "F") or image.mode.startswith("I"):
+            return np.array(image)  # a copy, because torch wants arrays that can be written to
+        return np.array(image.convert("RGB"))
 
 
 def _number(data: bytes) -> int:
@@ -87,13 +103,13 @@ def _json(data: bytes) -> Any:
 
 
 def _npy(data: bytes) -> Any:
-    return np.load(io.BytesIO(data), allow_pickle=False)
+    return np.load(io.BytesIO(data), allow_pickle=False)  # a pickle in a dataset would run as code
 
 
 _STANDARD: dict[str, Decoder] = {
-    **dict.fromkeys(("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm"), _image),
-    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _number),
+    **dict.fromkeys(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"), _image),
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _number),
     **dict.fromkeys(("txt", "text", "transcript"), _text),
-    "json": _json,
+    **dict.fromkeys(("json", "jsn"), _json),
     "npy": _npy,
 }

@@ -162,8 +162,12 @@ def error_from_wire(answer: Any, *, status: int, source: str) -> RefillError:
     :param status: the HTTP status, used when the body names no error of ours.
     :param source: who answered, for the text.
     """
-    if isinstance(answer, dict) and answer.get("error") in _BY_NAME:
-        return _BY_NAME[answer["error"]](str(answer.get("message", "")), **dict(answer.get("details") or {}))
+    known = _BY_NAME.get(str(answer.get("error"))) if isinstance(answer, dict) else None
+    if known is not None:
+        error = known(str(answer.get("message", "")))
+        details = answer.get("details")
+        error.details = dict(details) if isinstance(details, dict) else {}
+        return error
     kind: type[RefillError] = PodUnreachable if status >= 502 else InvalidInput if status < 500 else RefillError
     text = " ".join(str(answer).split())[:200]
     return kind(f"{source} answered with status {status}: {text}")

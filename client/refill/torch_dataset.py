@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,47 +22,33 @@ from refill.tar_samples import parse_members
 
 __all__ = ["CacheDataset", "SampleDecoder"]
 
+Transform = Callable[[dict[str, Any]], Any]
 
-class SampleDecoder:
-    """Raw tar ranges -> samples: ``{"__key__": str, "__id__": int, extension: value, ...}``, then ``transform``."""
-
-    def __init__(self, decode: Decode, transform: Callable[[dict[str, Any]], Any] | None) -> None:
-        self._decode = make_decode(decode)
-        self._transform = transform
-
-    def __call__(self, batch: ReceivedBatch) -> list[Any]:
-        samples = []
-        for sample_id, payload in zip(batch.sample_ids.tolist(), batch.payloads, strict=True):
-            key, members = parse_members(payload, sample_id)
-            sample: dict[str, Any] = {"__key__": key, "__id__": sample_id}
-            for extension, view in members.items():
-                # A copy: one sample kept by the caller must not keep the whole batch's buffer.
-                data = bytes(view)
-                sample[extension] = (
-                    data if self._decode is None else decode_member(self._decode, extension, data, sample_id, key)
-                )
-            samples.append(sample if self._transform is None else self._transform(sample))
-        return samples
+_COUNTED_WORKERS = 256
 
 
 class CacheDataset(torch.utils.data.Dataset[Any]):
     """A map-style dataset read through refill, one request for each batch.
 
     Use it with :class:`EpochSampler` (or :class:`TraceSampler` around a sampler of your own) in any DataLoader:
-    workers forked or spawned, persistent or not. A plain integer index works too and returns exactly that sample,
-    by a read of its own: right for a look, slow for training.
+    workers forked or spawned, persistent or not. A sample is ``{"__key__": str, "__id__": int, extension: value}``.
+    A plain integer index works too and returns exactly that sample, by a read of its own: right for a look, slow for
+    training.
 
     :param service_url: the service or any pod, ``http://refill:8000``.
     :param dataset: URL of the dataset as the pods reach it, ``s3://bucket/prefix``.
     :param job: name of the training run; all its ranks give the same, another run another one.
-    :param rank, world_size: default to torch.distributed's, else to RANK and WORLD_SIZE, else to 0 of 1.
+    :param rank, world_size: None: torch.distributed's, else those of RANK and WORLD_SIZE, else 0 of 1.
+    :param seed, shuffle, drop_last: as DistributedSampler; None: what the sampler is given, else 0, True, False.
     :param decode: None leaves members as bytes; True decodes by extension; see :data:`refill.decoders.Decode`.
-    :param transform: called with each sample.
+    :param transform: called with each sample; what it returns is the sample.
     :param home: URL of the pod to ask; None: the rank's number picks one.
     :param timeout_seconds: how long to wait for pods that do not answer before the epoch fails.
     :param settings: further settings of :class:`refill.protocol.job_spec.JobSpec`, such as ``chunk_size``.
 
-    Nothing is asked of the pods before the first use. Errors are of :mod:`refill.errors`.
+    Nothing is asked of the pods before the first use: a sampler, a length or a sample. Then the job is registered, and
+    its settings are fixed. Most samplers of torch ask for the length: around those, say ``order="explicit"`` here.
+    Errors are of :mod:`refill.errors`.
     """
 
     def __init__(
@@ -72,54 +59,72 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         job: str,
         rank: int | None = None,
         world_size: int | None = None,
-        seed: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = False,
+        seed: int | None = None,
+        shuffle: bool | None = None,
+        drop_last: bool | None = None,
         decode: Decode = None,
-        transform: Callable[[dict[str, Any]], Any] | None = None,
+        transform: Transform | None = None,
         home: str | None = None,
         timeout_seconds: float = 300.0,
         **settings: Any,
     ) -> None:
-        default_rank, default_world_size = _place_in_world()
-        self._settings: dict[str, Any] = settings | {
-            "name": job,
-            "dataset": dataset,
-            "world_size": default_world_size if world_size is None else world_size,
-            "seed": seed,
-            "shuffle": shuffle,
-            "drop_last": drop_last,
+        said = {"world_size": world_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last, **settings}
+        self._settings = {"name": job, "dataset": dataset} | {
+            n: value for n, value in said.items() if value is not None
         }
-        self.rank = default_rank if rank is None else rank
+        self._rank = rank
         self._service_url = service_url
         self._home = home
         self._timeout_seconds = timeout_seconds
         self._decoded = SampleDecoder(decode, transform)
         self._connection: PodConnection | None = None
+        self._num_samples: int | None = None
+        self._warned = False
+        # Samples and bytes that each process has fetched, in memory that loader workers share: row 0 is for the
+        # training process. One writer for each row, so that no lock is needed.
+        self._fetched = torch.zeros((1 + _COUNTED_WORKERS, 2), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
 
     def __len__(self) -> int:
         """Samples of the whole dataset."""
-        return int(self.connection.info()["num_samples"])
+        if self._num_samples is None:
+            self._num_samples = int(self.connection.info()["num_samples"])
+        return self._num_samples
 
     def __getitems__(self, indices: Sequence[Position | int]) -> list[Any]:
-        """One batch, by one request: what DataLoader calls."""
-        if indices and isinstance(indices[0], Position):
-            return self._positions(indices)  # type: ignore[arg-type]
-        warnings.warn(
-            "a batch of plain integers reads each sample on its own, by a request to the store: "
-            "give the DataLoader sampler=refill.EpochSampler(dataset), or TraceSampler(dataset, your_sampler)",
-            stacklevel=2,
-        )
-        return self._decoded(self.connection.samples(np.array(indices, dtype=np.int64)))
+        """One batch, by one request: what DataLoader calls.
 
-    def __getitem__(self, index: Position | int) -> Any:
-        """One sample: of a position, or exactly the one with this id."""
+        :param indices: positions of one epoch, as :class:`EpochSampler` and :class:`TraceSampler` yield them.
+        """
+        if not len(indices):
+            return []
+        if isinstance(indices[0], Position):
+            return self._positions(indices)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "a batch of plain integers reads each sample on its own from the store: give the DataLoader "
+                "sampler=refill.EpochSampler(dataset), or refill.TraceSampler(dataset, your_sampler)",
+                stacklevel=2,
+            )
+        return self._exactly(indices)
+
+    def __getitem__(self, index: Position | int | Sequence[Position | int]) -> Any:
+        """One sample: of a position, or exactly the one with this id. A list as :meth:`__getitems__`."""
         if isinstance(index, Position):
             return self._positions([index])[0]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"there is no sample {index}; the dataset has samples 0 to {len(self) - 1}")
-        return self._decoded(self.connection.samples(np.array([index % len(self)], dtype=np.int64)))[0]
+        if isinstance(index, list):  # of a DataLoader with batch_size=None and a BatchSampler as its sampler
+            return self.__getitems__(index)
+        return self._exactly([index])[0]
+
+    def samples_of(self, epoch: int, positions: Int64Array) -> list[Any]:
+        """The samples that answer positions ``(n,)`` of this rank, by one request."""
+        return self._received(self.connection.batch(epoch, positions))
+
+    @property
+    def rank(self) -> int:
+        """The rank that this process asks for."""
+        return self._new_connection().rank if self._connection is None else self._connection.rank
 
     @property
     def samples_per_rank(self) -> int:
@@ -128,33 +133,51 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What `refill pack` wrote down, such as ``classes``."""
+        """What ``refill pack`` wrote down, such as ``classes``."""
         return dict(self.connection.info()["metadata"])
 
     @property
     def connection(self) -> PodConnection:
-        """The connection of this process; the job's settings are fixed from here on."""
+        """The connection of this process; the job is registered and its settings are fixed from here on."""
         if self._connection is None:
-            self._connection = self._new_connection()
-            self._connection.info()
+            connection = self._new_connection()
+            connection.info()
+            self._connection = connection
         return self._connection
 
+    def register(self) -> None:
+        """Register the job now rather than at the first use."""
+        self.connection.info()
+
     def configure(self, **settings: Any) -> None:
-        """Set job settings or ``rank`` before the first use, None leaves one as it is; later only the same values."""
-        for name, value in settings.items():
-            if value is None:
-                continue
-            known = self.rank if name == "rank" else self._settings.get(name, _DEFAULTS.get(name))
-            if self._connection is not None and known != value:
-                raise InvalidInput(
-                    f"{name} is {known!r} for job {self._settings['name']}, which is registered already: "
-                    f"give {name}={value!r} to CacheDataset, or make the sampler before the first use of the dataset"
-                )
-            if name == "rank":
-                self.rank = int(value)
+        """Say job settings, or ``rank``, that have not been said; None says nothing.
+
+        Raises :class:`InvalidInput` when one was said differently before, or the job is registered with another.
+        """
+        said = _without_none(settings)
+        for name, value in said.items():
+            if self._connection is not None:
+                known = self._connection.rank if name == "rank" else getattr(self._connection.spec, name)
             else:
-                self._settings[name] = value
-        self._new_connection()
+                known = self._rank if name == "rank" else self._settings.get(name, value)
+            if known is not None and known != value:
+                raise InvalidInput(
+                    f"{name}={value!r} contradicts the dataset, whose job {self._settings['name']} has {name}={known!r}"
+                    f": give {name}={value!r} to CacheDataset"
+                )
+        rank = said.pop("rank", self._rank)
+        before = self._rank, self._settings
+        self._rank, self._settings = rank, self._settings | said
+        try:
+            self._new_connection()
+        except InvalidInput:
+            self._rank, self._settings = before
+            raise
+
+    def fetched(self) -> tuple[int, int]:
+        """``(samples, bytes)`` that this process and its loader workers have fetched so far."""
+        samples, num_bytes = self._fetched.sum(dim=0).tolist()
+        return samples, num_bytes
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """What the pods counted in an epoch: ``{"total": {...}, "pods": [...]}``."""
@@ -162,30 +185,82 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
     def end_job(self) -> None:
         """End the job on all pods and free its memory; one rank's call is enough."""
-        self.connection.end_job()
+        (self._connection or self._new_connection()).end_job()
 
-    def samples_of(self, epoch: int, positions: Int64Array) -> list[Any]:
-        """The samples that answer positions ``(n,)`` of this rank, by one request."""
-        return self._decoded(self.connection.batch(epoch, positions))
+    def _positions(self, indices: Sequence[Any]) -> list[Any]:
+        try:
+            epochs, positions = np.array(indices, dtype=np.int64).T
+        except ValueError as error:
+            raise InvalidInput("a batch mixes positions and plain integers; use one sampler for it") from error
+        first, last = int(epochs.min()), int(epochs.max())
+        if first != last:
+            raise InvalidInput(f"a batch mixes epochs {first} and {last}; call set_epoch before iterating, not within")
+        return self.samples_of(first, np.ascontiguousarray(positions))
 
-    def _positions(self, indices: Sequence[Position]) -> list[Any]:
-        epochs = {index.epoch for index in indices}
-        if len(epochs) > 1:
-            raise InvalidInput(f"a batch mixes epochs {sorted(epochs)}; call set_epoch before iterating, not within")
-        return self.samples_of(epochs.pop(), np.array([index.position for index in indices], dtype=np.int64))
+    def _exactly(self, indices: Sequence[Any]) -> list[Any]:
+        ids = np.array([operator.index(index) for index in indices], dtype=np.int64)
+        ids = np.where(ids < 0, ids + len(self), ids)
+        if wrong := [index for index, sample_id in zip(indices, ids, strict=True) if not 0 <= sample_id < len(self)]:
+            raise IndexError(f"there is no sample {wrong[0]}; the dataset has samples 0 to {len(self) - 1}")
+        return self._received(self.connection.samples(ids))
+
+    def _received(self, batch: ReceivedBatch) -> list[Any]:
+        worker = torch.utils.data.get_worker_info()
+        row = self._fetched[0 if worker is None else 1 + worker.id % _COUNTED_WORKERS]
+        row += torch.tensor([len(batch.payloads), batch.num_bytes])
+        return self._decoded(batch)
 
     def _new_connection(self) -> PodConnection:
-        spec = JobSpec.from_dict(self._settings)
-        if not 0 <= self.rank < spec.world_size:
-            raise InvalidInput(f"rank {self.rank} is not one of the {spec.world_size} ranks of world_size")
-        return PodConnection(self._service_url, spec, self.rank, self._home, self._timeout_seconds)
+        default_rank, default_world_size = _place_in_world()
+        spec = JobSpec.from_dict({"world_size": default_world_size} | self._settings)
+        rank = default_rank if self._rank is None else self._rank
+        if not 0 <= rank < spec.world_size:
+            raise InvalidInput(
+                f"rank {rank} is not one of the {spec.world_size} ranks of world_size; give both together"
+            )
+        return PodConnection(self._service_url, spec, rank, self._home, self._timeout_seconds)
 
 
-_DEFAULTS: Mapping[str, Any] = JobSpec(name="defaults", dataset="defaults").to_dict()
+class SampleDecoder:
+    """Raw tar ranges -> samples: ``{"__key__": str, "__id__": int, extension: value, ...}``, then ``transform``."""
+
+    def __init__(self, decode: Decode, transform: Transform | None) -> None:
+        self._decode = make_decode(decode)
+        self._transform = transform
+
+    def __call__(self, batch: ReceivedBatch) -> list[Any]:
+        """Raises what the transform raises, with a note that names the sample."""
+        decode, transform = self._decode, self._transform
+        samples: list[Any] = []
+        for sample_id, payload in zip(batch.sample_ids.tolist(), batch.payloads, strict=True):
+            key, members = parse_members(payload, sample_id)
+            sample: dict[str, Any] = {"__key__": key, "__id__": sample_id}
+            for extension, view in members.items():
+                # A copy: one sample kept by the caller must not keep the whole batch's buffer.
+                data = bytes(view)
+                sample[extension] = data if decode is None else decode_member(decode, extension, data, sample_id, key)
+            if transform is None:
+                samples.append(sample)
+                continue
+            try:
+                samples.append(transform(sample))
+            except Exception as error:
+                error.add_note(f"in the transform of sample {sample_id} ({key!r})")
+                raise
+        return samples
+
+
+def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _place_in_world() -> tuple[int, int]:
     """``(rank, world size)`` as the training launcher has set them."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    try:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError as error:
+        raise InvalidInput(
+            f"RANK={os.environ.get('RANK')!r} and WORLD_SIZE={os.environ.get('WORLD_SIZE')!r} must be numbers"
+        ) from error

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.errors import InvalidInput, JobLost, RefillError
+from refill.errors import InvalidInput, JobLost
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
 from refill_service.job import Job
@@ -313,13 +313,11 @@ class Home:
                 answered.set_exception(JobLost(f"job {name} was ended while it was asked for samples", job=name))
             raise
         except Exception as error:
-            if not answered.done():
-                answered.set_exception(error)
-            elif isinstance(error, RefillError):
+            if answered.done():
                 # What was lost was assigned to later requests; they ask on demand and get the same samples.
-                log.warning("samples sent ahead were lost: %s", error)
+                log.warning("samples sent ahead were lost: %s: %s", type(error).__name__, error)
             else:
-                raise
+                answered.set_exception(error)
         finally:
             try:
                 self._settle(epoch, rank, request.room_bytes, received)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from refill_service.frame_response import FrameResponse, OutgoingFrame
 from refill_service.metrics import node_registry
 
 __all__ = ["Report", "add_error_answers", "checked_ids", "client_routes", "read_int64s"]
+
+log = logging.getLogger(__name__)
 
 MAX_TRACE = 1 << 28
 _FRAME_ANSWER: dict[int | str, dict[str, Any]] = {
@@ -154,6 +157,12 @@ def add_error_answers(app: FastAPI) -> None:
         """No such path, no such method, a body that can't be parsed: the same form, with its own status."""
         text = f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is"
         return JSONResponse(InvalidInput(text).to_wire(), status_code=error.status_code, headers=error.headers)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        told = RefillError(f"the pod failed unexpectedly ({type(error).__name__}: {error}); its log says more")
+        return JSONResponse(told.to_wire(), status_code=told.status)
 
     @app.exception_handler(RequestValidationError)
     async def invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:

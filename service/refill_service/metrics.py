@@ -153,8 +153,8 @@ def _client_counters(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
     for field, metric, help_text in (
         ("data_wait_seconds", "refill_client_data_wait_seconds", "Time that training loops waited for data."),
         ("request_wait_seconds", "refill_client_request_wait_seconds", "Time that clients waited for batch answers."),
-        ("samples", "refill_client_samples", "Samples that training loops received."),
-        ("bytes", "refill_client_bytes", "Bytes of samples that training loops received."),
+        ("samples", "refill_client_samples", "Samples that ranks fetched."),
+        ("bytes", "refill_client_bytes", "Bytes of samples that ranks fetched."),
     ):
         family = CounterMetricFamily(metric, help_text, labels=["job", "rank"])
         for name, at_pod in jobs.items():

@@ -50,12 +50,39 @@ class _Epoch:
     number: int
     core: OwnerEpoch
     counts: OwnerCounts
-    payloads: dict[int, bytes] = field(default_factory=dict)
+    payloads: _Payloads = field(default_factory=lambda: _Payloads())
     """Bytes of local samples that fill a slot, or that were assigned and have yet to leave."""
     arriving: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     """The refill under way that brings a local sample."""
-    resident_bytes: int = 0
     abandoned: bool = False
+
+
+class _Payloads:
+    """Bytes by local sample, and how many they are."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._by_sample: dict[int, bytes] = {}
+
+    def put(self, sample: int, payload: bytes) -> None:
+        self._by_sample[sample] = payload
+        self.num_bytes += len(payload)
+
+    def pop(self, sample: int) -> bytes | None:
+        payload = self._by_sample.pop(sample, None)
+        if payload is not None:
+            self.num_bytes -= len(payload)
+        return payload
+
+    def take(self, sample: int) -> bytes:
+        """Of a sample that must be here."""
+        payload = self._by_sample.pop(sample)
+        self.num_bytes -= len(payload)
+        return payload
+
+    def clear(self) -> None:
+        self._by_sample.clear()
+        self.num_bytes = 0
 
 
 class Owner:
@@ -80,7 +107,7 @@ class Owner:
 
     @property
     def resident_bytes(self) -> int:
-        return sum(epoch.resident_bytes for epoch in (self._current, self._previous) if epoch is not None)
+        return sum(epoch.payloads.num_bytes for epoch in (self._current, self._previous) if epoch is not None)
 
     @property
     def begun(self) -> bool:
@@ -123,26 +150,32 @@ class Owner:
         for refill in taken.refills:
             self._order(state, refill)
         samples = taken.samples.tolist()
-        payloads = [_leaving(state, sample) for sample in samples]
+        payloads = [state.payloads.pop(sample) for sample in samples]
+        missing = [i for i, payload in enumerate(payloads) if payload is None]
         try:
-            missing = [i for i, payload in enumerate(payloads) if payload is None]
             if missing:
                 await self._wait_for(state, [samples[i] for i in missing])
-                for i in missing:
-                    payloads[i] = _leaving(state, samples[i])
-            # Assigned before, and the bytes have left with an answer that the asker never got; or damaged.
-            for i in [i for i in missing if payloads[i] is None]:
-                payloads[i] = self._recent.get(epoch, samples[i])
-                state.counts.replays += 1
-            lost = [i for i in missing if payloads[i] is None]
-            for i, payload in zip(lost, await self._exact(state.counts, [samples[i] for i in lost]), strict=True):
-                payloads[i] = payload
-        finally:
-            # After an error, too: the samples are assigned, and whoever asks again gets them from here.
-            found = [payload for payload in payloads if payload is not None]
-            left = [sample for sample, payload in zip(samples, payloads, strict=True) if payload is not None]
-            self._recent.put(epoch, left, found)
+            for i in missing:
+                payloads[i] = state.payloads.pop(samples[i])
+            await self._replay(state, samples, payloads)
+        except BaseException:
+            # Who asks again finds what is here already, within the limit of what is kept of answers that left.
+            here = {sample: found for sample, found in zip(samples, payloads, strict=True) if found is not None}
+            self._recent.put(epoch, list(here), list(here.values()))
+            raise
+        found = [payload for payload in payloads if payload is not None]
+        self._recent.put(epoch, samples, found)
         return taken.samples + first, found
+
+    async def _replay(self, state: _Epoch, samples: list[int], payloads: list[bytes | None]) -> None:
+        """Fill in what is missing: its bytes have left with an answer that never came through, or are damaged."""
+        gone = [i for i, payload in enumerate(payloads) if payload is None]
+        state.counts.replays += len(gone)
+        for i in gone:
+            payloads[i] = self._recent.get(state.number, samples[i])
+        lost = [i for i in gone if payloads[i] is None]
+        for i, payload in zip(lost, await self._exact(state.counts, [samples[i] for i in lost]), strict=True):
+            payloads[i] = payload
 
     def ahead(
         self, epoch: int, rank: int, answered: Int64Array, ahead_from: int, room: int, started_below: int
@@ -159,8 +192,7 @@ class Owner:
         locations = self.job.mapping.locations(answered - first)
         ahead = state.core.send_ahead(rank, locations, ahead_from, room, started_below)
         samples = ahead.samples.tolist()
-        payloads = [state.payloads.pop(sample) for sample in samples]
-        state.resident_bytes -= sum(map(len, payloads))
+        payloads = [state.payloads.take(sample) for sample in samples]
         self._recent.put(epoch, samples, payloads)
         return ahead.positions, ahead.samples + first, payloads
 
@@ -218,7 +250,6 @@ class Owner:
         if self._current is not None and not self._current.core.finished:
             self._current.abandoned = True
             self._current.payloads.clear()
-            self._current.resident_bytes = 0
         self._previous, self._current = self._current, _Epoch(epoch, core, OwnerCounts(core.counts))
         self.history[epoch] = self._current.counts
 
@@ -263,9 +294,9 @@ class Owner:
         if not state.abandoned:
             intact = [i for i, payload in enumerate(kept) if payload is not None]
             arrived = Refill(refill.chunk, refill.samples[intact], refill.locations[intact])
-            payloads = [payload for payload in kept if payload is not None]
-            state.payloads.update(zip(arrived.samples.tolist(), payloads, strict=True))
-            state.resident_bytes += sum(map(len, payloads))
+            for sample, payload in zip(refill.samples.tolist(), kept, strict=True):
+                if payload is not None:
+                    state.payloads.put(sample, payload)
             state.core.refill_arrived(arrived)
         self._forget_arriving(state, refill)
 
@@ -310,11 +341,3 @@ class Owner:
         counts.exact_reads += len(samples)
         counts.exact_bytes += sum(map(len, found))
         return found
-
-
-def _leaving(state: _Epoch, sample: int) -> bytes | None:
-    """The bytes of a sample, which leave memory; None when they are not here."""
-    payload = state.payloads.pop(sample, None)
-    if payload is not None:
-        state.resident_bytes -= len(payload)
-    return payload

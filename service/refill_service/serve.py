@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import signal
 import socket
@@ -25,12 +26,15 @@ __all__ = ["serve"]
 
 log = logging.getLogger(__name__)
 
+_M_ARENA_MAX = -8
+
 
 def serve(settings: Settings) -> None:
     """Run a pod until SIGTERM or SIGINT."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for port in (settings.port, settings.peer_port):
         _check_free(settings.host, port)
+    _use_one_malloc_arena()
     uvloop.run(_serve(settings))
 
 
@@ -43,6 +47,8 @@ async def _serve(settings: Settings) -> None:
             port=settings.port,
             log_level="warning",
             access_log=False,
+            # Longer than a training step or an evaluation between two batches of a worker.
+            timeout_keep_alive=300,
             timeout_graceful_shutdown=5,
         )
     )
@@ -93,6 +99,14 @@ class _ClientServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _use_one_malloc_arena() -> None:
+    """Threads of the store and HTTP libraries allocate and free samples for each other; with an arena for each thread
+    the freed memory of one is of no use to the next, and the process grows past its budget."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def _check_free(host: str, port: int) -> None:

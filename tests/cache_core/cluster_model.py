@@ -54,8 +54,8 @@ class ClusterModel:
         self.started = [StartedPositions() for _ in range(shape.num_ranks)]
         self.reading: list[tuple[OwnerEpoch, Refill]] = []
         self.answers: dict[tuple[int, int], int] = {}
+        self.arrived: set[int] = set()
         self.read_bytes = 0
-        self.failed_bytes = 0
 
     def _owner(self, layout: ChunkLayout, pod: int) -> OwnerEpoch:
         share = layout.share(pod, self.shape.num_pods)
@@ -104,6 +104,7 @@ class ClusterModel:
         below, end = self.started[rank].below, self.started[rank].end
         ahead = owner.send_ahead(rank, owner.mapping.locations(asked - first), end, room, below)
         sizes = self.lengths[ahead.samples + first].tolist()
+        assert set((ahead.samples + first).tolist()) <= self.arrived, "sent ahead what is not in memory yet"
         assert sum(sizes) <= room, "sent more ahead than the requester has room for"
         received = []
         if self.random.random() >= lose:
@@ -121,6 +122,7 @@ class ClusterModel:
                 owner.refill_failed(refill)
             else:
                 owner.refill_arrived(refill)
+                self.arrived.update((refill.samples + owner.mapping.share.first_sample).tolist())
 
     def _ordered(self, owner: OwnerEpoch, refill: Refill) -> None:
         self.reading.append((owner, refill))

@@ -318,7 +318,7 @@ class TestBrokenOff:
         _, errors = process.communicate(timeout=30)
         assert process.returncode == (-9 if how == signal.SIGKILL else 130), errors
         if how == signal.SIGINT:
-            assert errors.strip().splitlines() == ["refill: broken off"]
+            assert errors.strip().splitlines() == ["refill: interrupted"]
         with pytest.raises(DatasetNotFound):
             asyncio.run(Dataset.open(url))
         if how == signal.SIGKILL:

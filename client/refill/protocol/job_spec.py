@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,7 @@ class JobSpec:
             raise InvalidInput(
                 f"job name {self.name!r}: use 1 to 128 letters, digits, '.', '_' or '-', first a letter or digit"
             )
-        if not self.dataset.isprintable():
+        if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in self.dataset):
             raise InvalidInput(f"job setting dataset holds characters that no URL has: {self.dataset!r}")
         for name, least, most in (
             ("world_size", 1, 2**20),
@@ -79,6 +80,8 @@ class JobSpec:
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> JobSpec:
         """Build from decoded JSON; unknown names are refused, so that a typo is not silently a default."""
+        if not isinstance(given, dict):
+            raise InvalidInput(f"job settings must be an object of names and values, got {str(given)[:100]!r}")
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(given) - known):
             raise InvalidInput(f"unknown job setting {unknown[0]!r}; there are: {', '.join(sorted(known))}")

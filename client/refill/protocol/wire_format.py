@@ -143,6 +143,8 @@ def decode_frame_arrays(header: FrameHeader, arrays: bytes | bytearray | memoryv
         raise InvalidInput(f"frame ends within its arrays: {len(arrays)} of {header.arrays_bytes} bytes")
     columns = np.frombuffer(arrays, dtype="<i8", count=_ARRAYS * header.count).reshape(_ARRAYS, header.count)
     lengths = columns[2]
-    if header.count and (int(lengths.min()) < 0 or int(lengths.sum()) != header.payload_bytes):
+    # The largest is looked at, too, because a sum of damaged lengths may wrap around.
+    least, most = (int(lengths.min()), int(lengths.max())) if header.count else (0, 0)
+    if least < 0 or most > header.payload_bytes or int(lengths.sum()) != header.payload_bytes:
         raise InvalidInput("frame's lengths do not add up to its payload")
     return list(columns)

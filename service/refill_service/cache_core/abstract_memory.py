@@ -106,7 +106,9 @@ class AbstractMemory:
 
     def refill_arrived(self, refill: Refill) -> None:
         """Fact: the bytes of a refill are in memory."""
-        self.resident[refill.locations] = True
+        # A slot may have been taken meanwhile, and filled again by a refill that is still under way.
+        still_there = self.sample_at[refill.locations] == refill.samples
+        self.resident[refill.locations[still_there]] = True
 
     def refill_failed(self, refill: Refill) -> Int64Array:
         """Fact: the bytes will not come. Samples still in their slots are unconsumed again; returns the others.

@@ -1,0 +1,143 @@
+"""How much CPU does the client spend on a sample? Parsing its tar range, and the whole of ``__getitems__``.
+
+    python benchmarks/client_decode.py
+
+Prints microseconds of CPU for each sample, for samples of 3 KB and of 100 KB with a class beside them, each the best
+of several rounds: tarfile and ``refill.tar_samples`` on the same ranges, then batches of 256 from a server process
+on loopback that answers at once with a frame made before (only the client's CPU is counted; what is left of it is
+mostly the kernel's copy of the payload). About half a minute.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import platform
+import random
+import socket
+import tarfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from refill import CacheDataset, Position
+from refill.protocol.wire_format import encode_frame_head
+from refill.tar_samples import parse_members
+
+BATCH = 256
+NAME = "train/n01440764/n01440764_10026"
+SECONDS = 1.0
+INFO = b'{"incarnation": "1", "num_samples": 256, "samples_per_rank": 256, "metadata": {}, "pods": [], "ordinal": 0}'
+
+
+def main() -> None:
+    print(f"{_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, numpy {np.__version__}")
+    print(f"{'CPU microseconds per sample':44}{'3 KB':>10}{'100 KB':>10}")
+    sizes = (3_000, 100_000)
+    for label, name in (("short names", NAME), ("long names", "d" * 150 + "/n01440764_10026")):
+        ranges = [_tar_range(name, random.Random(1).randbytes(size)) for size in sizes]
+        _row(f"tarfile, {label}", [_microseconds(lambda raw=raw: _by_tarfile(raw), 1) for raw in ranges])
+        views = [memoryview(raw) for raw in ranges]
+        _row(f"tar_samples, {label}", [_microseconds(lambda view=view: parse_members(view, 0), 1) for view in views])
+    contents = [_jpeg(3_000), _jpeg(100_000)]
+    for decode in (None, True):
+        _row(f"__getitems__, decode={decode}", [_of_a_batch(content, decode) for content in contents])
+
+
+def _of_a_batch(content: bytes, decode: bool | None) -> float:
+    """Microseconds of one sample of a batch; all samples of the batch are the same."""
+    frame = _frame(_tar_range(NAME, content))
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = multiprocessing.get_context("fork").Process(target=_serve, args=(listening, frame), daemon=True)
+    server.start()
+    try:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        dataset = CacheDataset(url, dataset="file:///data", job="benchmark", rank=0, world_size=1, decode=decode)
+        positions = [Position(0, position) for position in range(BATCH)]
+        return _microseconds(lambda: dataset.__getitems__(positions), BATCH)
+    finally:
+        server.kill()
+        server.join()
+        listening.close()
+
+
+def _microseconds(call: Callable[[], Any], samples: int) -> float:
+    """CPU of this process for each sample, the best of rounds of about a fifth of a second."""
+    call()
+    best, until = float("inf"), time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        calls, started, stop = 0, time.process_time(), time.monotonic() + SECONDS / 5
+        while time.monotonic() < stop or not calls:
+            call()
+            calls += 1
+        best = min(best, (time.process_time() - started) / calls)
+    return 1e6 * best / samples
+
+
+def _by_tarfile(raw: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+
+
+def _tar_range(name: str, content: bytes) -> bytes:
+    pieces = []
+    for extension, data in (("jpg", content), ("cls", b"7")):
+        info = tarfile.TarInfo(f"{name}.{extension}")
+        info.size = len(data)
+        pieces += [info.tobuf(tarfile.PAX_FORMAT), data, bytes(-len(data) % 512)]
+    return b"".join(pieces)
+
+
+def _jpeg(size: int) -> bytes:
+    """An image of noise whose JPEG has about this many bytes."""
+    side = int((size / 1.6) ** 0.5)
+    pixels = np.random.default_rng(1).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "jpeg")
+    return buffer.getvalue()
+
+
+def _frame(raw: bytes) -> bytes:
+    positions = np.arange(BATCH, dtype=np.int64)
+    return encode_frame_head(positions, positions, np.full(BATCH, len(raw))) + raw * BATCH
+
+
+def _serve(listening: socket.socket, frame: bytes) -> None:
+    """The least that a pod must answer: the registration once, then this frame to every batch."""
+    for body in (INFO, frame):
+        peer, _ = listening.accept()
+        while True:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                if not (piece := peer.recv(65536)):
+                    break
+                head += piece
+            if not head:
+                break
+            fields, _, rest = head.partition(b"\r\n\r\n")
+            length = next(
+                int(line[15:]) for line in fields.split(b"\r\n") if line.lower().startswith(b"content-length:")
+            )
+            while len(rest) < length:
+                rest += peer.recv(65536)
+            peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
+            peer.sendall(body)
+            if body is INFO:
+                break
+
+
+def _row(label: str, values: list[float]) -> None:
+    print(f"{label:44}" + "".join(f"{value:10.1f}" for value in values), flush=True)
+
+
+def _processor() -> str:
+    with open("/proc/cpuinfo") as info:
+        return next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "unknown")
+
+
+if __name__ == "__main__":
+    main()

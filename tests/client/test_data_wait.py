@@ -1,0 +1,102 @@
+"""timed: what the loop waited for is measured and reported, and never in its way."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import NUM_SAMPLES
+from fake_pod import FakePod
+from torch.utils.data import DataLoader
+
+import refill
+from refill import CacheDataset, CacheIterableDataset, EpochSampler, data_wait
+from refill.errors import StoreUnavailable
+
+DatasetOf = Callable[..., CacheDataset]
+
+
+def loader_of(dataset: CacheDataset, num_workers: int = 0) -> DataLoader[Any]:
+    sampler = EpochSampler(dataset)
+    return DataLoader(dataset, batch_size=8, sampler=sampler, collate_fn=list, num_workers=num_workers)
+
+
+def slow(batches: DataLoader[Any], seconds: float) -> Iterator[Any]:
+    for batch in batches:
+        time.sleep(seconds)
+        yield batch
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_samples_bytes_and_wait_are_reported(pod: FakePod, dataset_of: DatasetOf, num_workers: int) -> None:
+    dataset = dataset_of(rank=1, world_size=2)
+    timed = refill.timed(loader_of(dataset, num_workers), dataset)
+    assert len(timed) == 3
+    for _ in range(2):
+        assert len(list(timed)) == 3
+    assert timed.batches == 6
+    assert sum(report["samples"] for report in pod.reports) == NUM_SAMPLES
+    assert sum(report["bytes"] for report in pod.reports) == dataset.fetched()[1] > 0
+    assert sum(report["data_wait_seconds"] for report in pod.reports) == pytest.approx(timed.wait_seconds)
+    assert {report["rank"] for report in pod.reports} == {1}
+
+
+def test_only_the_time_blocked_in_the_loader_counts(dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    loader = loader_of(dataset)
+    timed = refill.timed(slow(loader, 0.02), dataset)
+    for _ in timed:
+        time.sleep(0.1)
+    assert 5 * 0.02 <= timed.wait_seconds < 5 * 0.1
+
+
+def test_reports_come_while_the_loop_runs(pod: FakePod, dataset_of: DatasetOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_wait, "_REPORT_EVERY_SECONDS", 0.01)
+    dataset = dataset_of()
+    for number, _ in enumerate(refill.timed(loader_of(dataset), dataset)):
+        deadline = time.monotonic() + 5
+        while len(pod.reports) <= number and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert len(pod.reports) >= 5
+
+
+def test_a_loop_that_is_broken_off_reports_too(pod: FakePod, dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    batches = iter(refill.timed(loader_of(dataset), dataset))
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert [report["samples"] for report in pod.reports] == [8]
+
+
+def test_a_report_that_fails_stops_nothing_and_goes_with_the_next(
+    pod: FakePod, dataset_of: DatasetOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = dataset_of()
+    timed = refill.timed(loader_of(dataset), dataset)
+    pod.report_error = StoreUnavailable("no")
+    with caplog.at_level(logging.WARNING):
+        assert len(list(timed)) == 5
+    assert "training goes on" in caplog.text
+    assert pod.reports == []
+    pod.report_error = None
+    assert len(list(timed)) == 5
+    assert [report["samples"] for report in pod.reports] == [2 * NUM_SAMPLES]
+
+
+def test_errors_of_the_loader_pass(pod: FakePod, dataset_of: DatasetOf) -> None:
+    dataset = dataset_of(transform=lambda sample: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        list(refill.timed(loader_of(dataset), dataset))
+
+
+def test_the_iterable_form_and_what_else_the_loader_has(pod: FakePod) -> None:
+    dataset = CacheIterableDataset(pod.url, batch_size=8, dataset="file:///data", job="job")
+    timed = refill.timed(DataLoader(dataset, batch_size=8, collate_fn=list), dataset)
+    assert timed.batch_size == 8
+    assert len(list(timed)) == 5
+    assert sum(report["samples"] for report in pod.reports) == NUM_SAMPLES
+    with pytest.raises(AttributeError):
+        timed.nothing  # noqa: B018

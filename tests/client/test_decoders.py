@@ -1,0 +1,113 @@
+"""What members become: standard decoders, a caller's own, and what is said of bytes that can't be decoded."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from refill.decoders import Decode, decode_member, make_decode
+from refill.errors import InvalidInput, SampleDamaged
+
+
+def image_bytes(mode: str, format: str = "png") -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, (5, 3)).save(buffer, format)
+    return buffer.getvalue()
+
+
+def npy_bytes(value: Any, pickled: bool = False) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, value, allow_pickle=pickled)
+    return buffer.getvalue()
+
+
+def decoded(decode: Decode, extension: str, data: bytes) -> Any:
+    function = make_decode(decode)
+    assert function is not None
+    return decode_member(function, extension, data, 17, "d/a")
+
+
+@pytest.mark.parametrize(
+    ("mode", "shape", "kind"),
+    [
+        ("RGB", (3, 5, 3), np.uint8),
+        ("RGBA", (3, 5, 3), np.uint8),
+        ("P", (3, 5, 3), np.uint8),
+        ("L", (3, 5), np.uint8),
+        ("LA", (3, 5), np.uint8),
+        ("1", (3, 5), np.uint8),
+        ("I;16", (3, 5), np.uint16),
+    ],
+)
+def test_images_become_arrays(mode: str, shape: tuple[int, ...], kind: type) -> None:
+    image = decoded(True, "png", image_bytes(mode))
+    assert (image.shape, image.dtype, image.flags.writeable) == (shape, kind, True)
+
+
+@pytest.mark.parametrize(
+    ("extension", "data", "value"),
+    [
+        ("cls", b"7\n", 7),
+        ("index", b"-3", -3),
+        ("json", b'{"a": [1, null]}', {"a": [1, None]}),
+        ("txt", "grüße".encode(), "grüße"),
+        ("meta.json", b"1", 1),
+        ("bin", b"\0\xff", b"\0\xff"),
+        ("", b"x", b"x"),
+    ],
+)
+def test_standard_decoders(extension: str, data: bytes, value: Any) -> None:
+    assert decoded("standard", extension, data) == value
+    assert make_decode(None) is None
+
+
+def test_arrays_are_read_but_never_pickles() -> None:
+    np.testing.assert_array_equal(decoded(True, "npy", npy_bytes(np.arange(6).reshape(2, 3))), [[0, 1, 2], [3, 4, 5]])
+    with pytest.raises(SampleDamaged, match="allow_pickle"):
+        decoded(True, "npy", npy_bytes(np.array([{}]), pickled=True))
+
+
+def test_a_mapping_comes_before_the_standard_and_the_whole_extension_before_its_end() -> None:
+    decode = {".PNG": len, "seg.png": lambda data: "mask"}
+    assert decoded(decode, "png", b"12") == 2
+    assert decoded(decode, "depth.png", b"123") == 3
+    assert decoded(decode, "seg.png", b"12") == "mask"
+    assert decoded(decode, "cls", b"12") == 12
+
+
+def test_a_function_gets_every_member() -> None:
+    assert decoded(lambda extension, data: (extension, data), "cls", b"1") == ("cls", b"1")
+
+
+@pytest.mark.parametrize(
+    ("extension", "data"), [("jpg", b"no image"), ("cls", b"cat"), ("json", b"{\n\n"), ("npy", b"")]
+)
+def test_bytes_that_can_not_be_decoded_are_named(extension: str, data: bytes) -> None:
+    with pytest.raises(SampleDamaged, match=rf"sample 17 \('d/a'\): its member '{extension}'") as caught:
+        decoded(True, extension, data)
+    assert "\n" not in str(caught.value)
+    assert caught.value.details == {"sample": 17, "key": "d/a", "extension": extension}
+    assert caught.value.__cause__ is not None
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(InvalidInput, match=r"pip install 'refill\[torch\]'"):
+        decoded(True, "jpg", b"")
+
+
+@pytest.mark.parametrize("decode", ["jpg", 3, {"jpg": "pil"}])
+def test_what_is_no_decoder_is_refused(decode: Any) -> None:
+    with pytest.raises(InvalidInput, match="decode"):
+        make_decode(decode)
+
+
+def test_decoders_go_to_spawned_workers() -> None:
+    copy = pickle.loads(pickle.dumps(make_decode({"raw": len})))
+    assert copy("raw", b"123") == 3

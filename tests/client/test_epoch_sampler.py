@@ -1,0 +1,167 @@
+"""The samplers: as torch's DistributedSampler where they take its place, and epochs that follow one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import pytest
+from conftest import NUM_SAMPLES
+from fake_pod import FakePod
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
+
+from refill import CacheDataset, EpochSampler, Position, TraceSampler
+from refill.errors import InvalidInput, JobConflict
+
+DatasetOf = Callable[..., CacheDataset]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7, 41])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_it_takes_the_arguments_of_distributed_sampler_and_has_its_length(
+    dataset_of: DatasetOf, world_size: int, drop_last: bool
+) -> None:
+    arguments: dict[str, Any] = {"num_replicas": world_size, "rank": world_size - 1, "drop_last": drop_last}
+    dataset = dataset_of()
+    sampler = EpochSampler(dataset, shuffle=True, seed=3, **arguments)
+    torchs: DistributedSampler[int] = DistributedSampler(range(NUM_SAMPLES), **arguments)  # type: ignore[arg-type]
+    assert len(sampler) == len(list(sampler)) == len(torchs)
+    assert dataset.rank == world_size - 1
+
+
+def test_what_the_sampler_is_given_is_the_jobs(pod: FakePod, dataset_of: DatasetOf) -> None:
+    EpochSampler(dataset_of(), 2, 1, False, 5, True)
+    spec = pod.jobs["job"]
+    assert (spec.world_size, spec.shuffle, spec.seed, spec.drop_last) == (2, False, 5, True)
+
+
+def test_what_it_is_not_given_is_the_datasets(pod: FakePod, dataset_of: DatasetOf) -> None:
+    EpochSampler(dataset_of(rank=1, world_size=2, seed=5, shuffle=False, drop_last=True))
+    spec = pod.jobs["job"]
+    assert (spec.world_size, spec.shuffle, spec.seed, spec.drop_last) == (2, False, 5, True)
+
+
+@pytest.mark.parametrize(
+    ("of_dataset", "of_sampler"),
+    [
+        ({"seed": 1}, {"seed": 2}),
+        ({"shuffle": True}, {"shuffle": False}),
+        ({"drop_last": False}, {"drop_last": True}),
+        ({"world_size": 2, "rank": 0}, {"num_replicas": 3}),
+        ({"world_size": 2, "rank": 0}, {"rank": 1}),
+        ({"order": "explicit"}, {}),
+    ],
+)
+def test_contradictions_are_refused_in_one_line(
+    pod: FakePod, dataset_of: DatasetOf, of_dataset: dict[str, Any], of_sampler: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidInput, match="contradicts the dataset, whose job job has") as caught:
+        EpochSampler(dataset_of(**of_dataset), **of_sampler)
+    assert "\n" not in str(caught.value)
+    assert pod.requests == []
+
+
+def test_settings_are_fixed_by_the_first_use(dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    len(dataset)
+    EpochSampler(dataset, shuffle=True, seed=0)
+    with pytest.raises(InvalidInput, match="give shuffle=False to CacheDataset"):
+        EpochSampler(dataset, shuffle=False)
+
+
+def test_a_refused_setting_leaves_the_dataset_as_it_was(dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    with pytest.raises(InvalidInput, match="rank 5"):
+        EpochSampler(dataset, num_replicas=2, rank=5)
+    assert len(EpochSampler(dataset)) == NUM_SAMPLES
+
+
+def test_another_run_under_the_same_name_is_refused(dataset_of: DatasetOf) -> None:
+    EpochSampler(dataset_of(seed=1))
+    with pytest.raises(JobConflict):
+        EpochSampler(dataset_of(seed=2))
+
+
+def epochs_of(sampler: EpochSampler | TraceSampler) -> set[int]:
+    return {position.epoch for position in sampler}
+
+
+def test_without_set_epoch_each_whole_iteration_is_the_next_epoch(dataset_of: DatasetOf) -> None:
+    sampler = EpochSampler(dataset_of())
+    assert [epochs_of(sampler) for _ in range(3)] == [{0}, {1}, {2}]
+    sampler.set_epoch(7)
+    assert [epochs_of(sampler), epochs_of(sampler)] == [{7}, {8}]
+    sampler.set_epoch(8)
+    assert epochs_of(sampler) == {8}
+    assert sampler.epoch == 8
+
+
+def test_an_epoch_that_was_broken_off_begins_again(dataset_of: DatasetOf) -> None:
+    sampler = EpochSampler(dataset_of())
+    assert list(islice(sampler, 2)) == [Position(0, 0), Position(0, 1)]
+    assert len(list(islice(sampler, NUM_SAMPLES))) == NUM_SAMPLES
+    assert next(iter(sampler)) == Position(1, 0), "all positions were handed out"
+
+
+@pytest.mark.parametrize("epoch", [-1, 2**31])
+def test_an_epoch_that_can_not_be_is_refused(dataset_of: DatasetOf, epoch: int) -> None:
+    with pytest.raises(InvalidInput, match="epoch must be"):
+        EpochSampler(dataset_of()).set_epoch(epoch)
+
+
+def test_a_sampler_of_ones_own_is_posted_and_served(pod: FakePod, dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    subset = list(range(0, NUM_SAMPLES, 3))
+    sampler = TraceSampler(dataset, SubsetRandomSampler(subset))
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler, collate_fn=list, num_workers=2)
+    assert len(loader) == 4
+    for epoch in range(2):
+        ids = [sample["__id__"] for batch in loader for sample in batch]
+        assert sorted(ids) == subset
+        assert pod.traces["job", epoch, 0].tolist() == ids
+    assert pod.count("POST batch") == 8
+    assert pod.count("PUT trace") == 2
+
+
+def test_each_rank_posts_its_own_and_set_epoch_reaches_the_inner_sampler(pod: FakePod, dataset_of: DatasetOf) -> None:
+    ids = []
+    for rank in range(2):
+        dataset = dataset_of(rank=rank, world_size=2, order="explicit")
+        inner: DistributedSampler[int] = DistributedSampler(dataset, num_replicas=2, rank=rank, seed=4)
+        sampler = TraceSampler(dataset, inner)
+        sampler.set_epoch(3)
+        assert inner.epoch == 3
+        ids += [dataset[position]["__id__"] for position in sampler]
+    assert sorted(ids) == list(range(NUM_SAMPLES))
+
+
+def test_a_sampler_that_asks_for_the_length_first_is_told_what_to_do(dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    inner = RandomSampler(dataset)
+    len(inner)
+    with pytest.raises(InvalidInput, match="give order='explicit' to CacheDataset"):
+        TraceSampler(dataset, inner)
+
+
+def test_it_works_inside_a_batch_sampler(pod: FakePod, dataset_of: DatasetOf) -> None:
+    dataset = dataset_of(order="explicit")
+    batches = BatchSampler(TraceSampler(dataset, SequentialSampler(range(10))), 5, drop_last=True)
+    loader = DataLoader(dataset, batch_sampler=batches, collate_fn=list)
+    assert [[sample["__id__"] for sample in batch] for batch in loader] == [list(range(5)), list(range(5, 10))]
+
+
+@pytest.mark.parametrize(("ids", "why"), [([0, 40], "no sample 40"), ([-1], "no sample -1"), ([[1, 2]], "one by one")])
+def test_wrong_ids_are_refused_before_they_are_posted(
+    pod: FakePod, dataset_of: DatasetOf, ids: list[Any], why: str
+) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        iter(TraceSampler(dataset_of(), ids))
+    assert pod.count("PUT trace") == 0

@@ -1,0 +1,63 @@
+"""CacheIterableDataset: the same epochs, dealt to workers, and set_epoch that reaches persistent ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import NUM_SAMPLES
+from fake_pod import FakePod
+from torch.utils.data import DataLoader
+
+from refill import CacheIterableDataset
+from refill.errors import InvalidInput
+
+
+def iterable_of(pod: FakePod, batch_size: int = 7, **arguments: Any) -> CacheIterableDataset:
+    return CacheIterableDataset(pod.url, batch_size=batch_size, dataset="file:///data", job="job", **arguments)
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        {"num_workers": 0},
+        {"num_workers": 2, "persistent_workers": True},
+        {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
+    ],
+    ids=["in process", "forked, persistent", "spawned, persistent"],
+)
+def test_epochs_are_served_exactly_once_by_one_request_a_batch(pod: FakePod, workers: dict[str, Any]) -> None:
+    dataset = iterable_of(pod)
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=7, collate_fn=list, **workers)
+    orders = []
+    for epoch in (0, 1, 5):
+        dataset.set_epoch(epoch)
+        batches = list(loader)
+        assert len(batches) == len(loader) == 6
+        orders.append([sample["__id__"] for batch in batches for sample in batch])
+        assert sorted(orders[-1]) == list(range(NUM_SAMPLES))
+        assert orders[-1] == pod.trace(pod.jobs["job"], epoch, 0).tolist(), "not in the order of the trace"
+    assert pod.count("POST batch") == 3 * 6
+    assert {batch.epoch for batch in pod.batches} == {0, 1, 5}
+
+
+def test_two_ranks_share_an_epoch(pod: FakePod) -> None:
+    ids = [sample["__id__"] for rank in range(2) for sample in iterable_of(pod, rank=rank, world_size=2)]
+    assert sorted(ids) == list(range(NUM_SAMPLES))
+
+
+def test_an_epoch_under_way_stays_the_one_it_began_as(pod: FakePod) -> None:
+    dataset = iterable_of(pod)
+    samples = iter(dataset)
+    dataset.set_epoch(1)
+    assert len(list(samples)) == NUM_SAMPLES
+    assert {batch.epoch for batch in pod.batches} == {0}
+
+
+def test_what_can_not_be_is_refused(pod: FakePod) -> None:
+    with pytest.raises(InvalidInput, match="batch_size"):
+        iterable_of(pod, batch_size=0)
+    with pytest.raises(InvalidInput, match="order='keyed' contradicts"):
+        iterable_of(pod, order="explicit")
+    with pytest.raises(InvalidInput, match="epoch must be"):
+        iterable_of(pod).set_epoch(-1)

@@ -1,0 +1,256 @@
+"""Retries, exactly: what is sent again, what is not, and what is said in the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_pod import FakePod, serving, text_samples
+
+from refill import pod_connection
+from refill.errors import (
+    EpochEnded,
+    EpochNotReady,
+    InvalidInput,
+    JobConflict,
+    JobLost,
+    PodUnreachable,
+    RefillError,
+    StoreUnavailable,
+)
+from refill.pod_connection import PodConnection
+from refill.protocol.job_spec import JobSpec
+
+POSITIONS = np.arange(8, dtype=np.int64)
+NOWHERE = "http://127.0.0.1:9"
+
+
+def connection_to(pod: FakePod, timeout_seconds: float = 10, home: str | None = None, **spec: Any) -> PodConnection:
+    return PodConnection(pod.url, JobSpec("job", "file:///data", **spec), 0, home, timeout_seconds)
+
+
+@pytest.mark.parametrize(
+    ("faults", "requests"),
+    [
+        ([], 1),
+        (["drop"], 2),
+        (["reset"], 2),
+        (["cut"], 2),
+        (["reset", "drop", "cut"], 4),
+        ([EpochNotReady("wait"), StoreUnavailable("wait")], 3),
+        ([PodUnreachable("wait"), "drop"], 3),
+        (["forget"], 2),
+    ],
+)
+def test_a_batch_comes_whatever_happens_on_the_way(pod: FakePod, faults: list[Any], requests: int) -> None:
+    connection = connection_to(pod)
+    intact = connection.batch(0, POSITIONS)
+    pod.faults.extend(faults)
+    again = connection.batch(0, POSITIONS)
+    assert again.sample_ids.tolist() == intact.sample_ids.tolist()
+    assert [bytes(payload) for payload in again.payloads] == [pod.samples[i] for i in again.sample_ids]
+    assert pod.count("POST batch") == 1 + requests
+    assert pod.count("PUT job") == 1 + ("forget" in faults)
+
+
+def test_every_retry_asks_for_the_same(pod: FakePod) -> None:
+    pod.faults.extend(["drop", StoreUnavailable("wait"), "drop"])
+    connection_to(pod).batch(3, POSITIONS)
+    assert len(pod.batches) == 3
+    assert {(batch.epoch, batch.rank, tuple(batch.positions)) for batch in pod.batches} == {(3, 0, tuple(range(8)))}
+
+
+@pytest.mark.parametrize("error", [EpochEnded("over"), InvalidInput("wrong"), JobConflict("other")])
+def test_an_error_that_time_does_not_mend_is_raised_at_once(pod: FakePod, error: RefillError) -> None:
+    pod.faults.append(error)
+    with pytest.raises(type(error), match=error.message):
+        connection_to(pod).batch(0, POSITIONS)
+    assert pod.count("POST batch") == 1
+
+
+@pytest.mark.parametrize(("fault", "why"), [("garbage", "frame starts with"), ("swap", "answers other requests")])
+def test_a_wrong_frame_is_refused_and_the_next_is_read(pod: FakePod, fault: str, why: str) -> None:
+    connection = connection_to(pod)
+    pod.faults.append(fault)
+    with pytest.raises(RefillError, match=f"{pod.url} sent something else than a pod would: .*{why}"):
+        connection.batch(0, POSITIONS)
+    assert len(connection.batch(0, POSITIONS).payloads) == 8
+
+
+def test_the_last_error_is_one_line_that_names_the_pod(pod: FakePod) -> None:
+    connection = connection_to(pod, timeout_seconds=0.5)
+    connection.info()
+    pod.faults.extend([EpochNotReady("rank 1 has yet to finish", ranks=[1])] * 50)
+    started = time.monotonic()
+    with pytest.raises(EpochNotReady, match=f"rank 0 gives up on {pod.url} after . s: rank 1 has yet") as caught:
+        connection.batch(0, POSITIONS)
+    assert "\n" not in str(caught.value)
+    assert caught.value.details == {"ranks": [1]}
+    assert time.monotonic() - started < 1
+
+
+def test_without_a_timeout_a_request_is_made_once(pod: FakePod) -> None:
+    connection = connection_to(pod, timeout_seconds=0)
+    pod.faults.append(EpochNotReady("wait"))
+    with pytest.raises(EpochNotReady):
+        connection.batch(0, POSITIONS)
+    assert pod.count("POST batch") == 1
+
+
+def test_a_silent_pod_is_given_up_in_time(pod: FakePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_connection, "_LAST_REQUEST_SECONDS", 0.1)
+    connection = connection_to(pod, timeout_seconds=0.4)
+    connection.info()
+    pod.faults.append("hang")
+    started = time.monotonic()
+    with pytest.raises(PodUnreachable, match="timed out"):
+        connection.batch(0, POSITIONS)
+    assert time.monotonic() - started < 2
+
+
+def test_a_pod_that_is_not_there_is_named() -> None:
+    connection = PodConnection(NOWHERE, JobSpec("job", "file:///data"), 0, None, 0.3)
+    with pytest.raises(PodUnreachable, match=f"gives up on {NOWHERE} after 0 s: .*refused"):
+        connection.info()
+
+
+def test_what_is_waited_for_is_said(
+    pod: FakePod, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_connection, "_SAY_EVERY_SECONDS", 0.0)
+    pod.faults.append(StoreUnavailable("the store is slow"))
+    with caplog.at_level(logging.WARNING):
+        connection_to(pod).batch(0, POSITIONS)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"rank 0 waits for {pod.url} since 0 s: the store is slow"
+    ]
+
+
+def test_a_job_that_began_anew_is_not_gone_on_with(pod: FakePod) -> None:
+    connection = connection_to(pod)
+    connection.batch(0, POSITIONS)
+    pod.incarnation = "2"
+    pod.faults.append("forget")
+    with pytest.raises(JobLost, match="end the job and start it anew"):
+        connection.batch(0, POSITIONS)
+
+
+def test_batches_share_one_connection(pod: FakePod) -> None:
+    connection = connection_to(pod)
+    connection.info()
+    before = pod.connections
+    pod.faults.extend([None, EpochNotReady("wait")])
+    for _ in range(3):
+        connection.batch(0, POSITIONS)
+    assert pod.connections == before + 1
+
+
+def test_a_connection_that_was_closed_while_idle_costs_no_pause(pod: FakePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = connection_to(pod)
+    pod.faults.append("leave")
+    connection.batch(0, POSITIONS)
+    pauses: list[float] = []
+    monkeypatch.setattr(pod_connection.time, "sleep", pauses.append)
+    connection.batch(0, POSITIONS)
+    assert pauses == []
+    assert pod.count("POST batch") == 2
+
+
+def test_each_batch_tells_how_long_the_last_one_took(pod: FakePod) -> None:
+    connection = connection_to(pod)
+    pod.faults.append(StoreUnavailable("wait"))
+    connection.batch(0, POSITIONS)
+    connection.batch(0, POSITIONS)
+    first, second = (batch.waited_seconds for batch in pod.batches)
+    assert first == 0
+    assert 0.02 < second < 5
+
+
+def test_a_pickled_connection_opens_its_own_and_registers_nothing(pod: FakePod) -> None:
+    connection = connection_to(pod)
+    connection.batch(0, POSITIONS)
+    copy = pickle.loads(pickle.dumps(connection))
+    copy.batch(0, POSITIONS)
+    assert pod.count("PUT job") == 1
+
+
+def test_a_forked_process_opens_its_own(pod: FakePod) -> None:
+    connection = connection_to(pod)
+    connection.batch(0, POSITIONS)
+    before = pod.connections
+    child = os.fork()
+    if child == 0:  # no assertions and no pytest in here
+        ids = connection.batch(1, POSITIONS).sample_ids
+        os._exit(0 if len(ids) == 8 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(connection.batch(0, POSITIONS).payloads) == 8
+    assert pod.connections == before + 1
+
+
+def test_threads_do_not_share_a_connection(pod: FakePod) -> None:
+    connection = connection_to(pod)
+    found: list[list[int]] = []
+    threads = [
+        threading.Thread(
+            target=lambda: [found.append(connection.batch(0, POSITIONS).sample_ids.tolist()) for _ in range(20)]
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 80
+    assert len({tuple(ids) for ids in found}) == 1
+
+
+@pytest.fixture
+def second_pod() -> Iterator[FakePod]:
+    with serving(FakePod(text_samples(40))) as running:
+        running.jobs["job"] = JobSpec("job", "file:///data", world_size=2)
+        yield running
+
+
+def test_a_rank_has_one_home(pod: FakePod, second_pod: FakePod) -> None:
+    pod.pods = [pod.url, second_pod.url]
+    for rank, home in enumerate(pod.pods):
+        connection = PodConnection(pod.url, JobSpec("job", "file:///data", world_size=2), rank, None, 5)
+        assert connection.home == home
+        connection.batch(0, POSITIONS)
+    assert (pod.count("POST batch"), second_pod.count("POST batch")) == (1, 1)
+
+
+def test_the_service_is_asked_when_the_home_pod_can_not_be_reached(
+    pod: FakePod, caplog: pytest.LogCaptureFixture
+) -> None:
+    pod.pods = [NOWHERE]
+    connection = connection_to(pod)
+    assert len(connection.batch(0, POSITIONS).payloads) == 8
+    assert f"home pod can't be reached from here, so {pod.url} is asked" in caplog.text
+
+
+def test_a_home_can_be_given(pod: FakePod) -> None:
+    pod.pods = [NOWHERE]
+    assert connection_to(pod, home=pod.url).home == pod.url
+
+
+def test_ending_a_job_twice_is_fine(pod: FakePod) -> None:
+    connection = connection_to(pod)
+    connection.info()
+    connection.end_job()
+    connection.end_job()
+    assert pod.jobs == {}
+    assert pod.count("PUT job") == 1
+
+
+@pytest.mark.parametrize("url", ["refill:8000", "ftp://refill", "http://", "http://refill:8000/path", ""])
+def test_a_wrong_url_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="not the URL of a service"):
+        PodConnection(url, JobSpec("job", "file:///data"), 0, None, 5)

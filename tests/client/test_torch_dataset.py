@@ -1,0 +1,202 @@
+"""CacheDataset under DataLoader: exactly once, one request a batch, whatever the workers are."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import NUM_SAMPLES
+from fake_pod import FakePod, serving, tar_range
+from PIL import Image
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
+
+import refill
+from refill import CacheDataset, EpochSampler, Position
+from refill.errors import DatasetNotFound, InvalidInput, SampleDamaged
+
+DatasetOf = Callable[..., CacheDataset]
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [sample["__id__"] for batch in batches for sample in batch]
+
+
+def loader_of(dataset: CacheDataset, **settings: Any) -> DataLoader[Any]:
+    settings = {"batch_size": 8, "sampler": EpochSampler(dataset), "collate_fn": list, **settings}
+    return DataLoader(dataset, **settings)
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        {"num_workers": 0},
+        {"num_workers": 2, "multiprocessing_context": "fork"},
+        {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
+        {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
+    ],
+    ids=["in process", "forked", "forked, persistent", "spawned, persistent"],
+)
+def test_epochs_are_served_exactly_once_by_one_request_a_batch(
+    pod: FakePod, dataset_of: DatasetOf, workers: dict[str, Any]
+) -> None:
+    dataset = dataset_of(decode=True)
+    loader = loader_of(dataset, **workers)
+    orders = []
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        orders.append(ids_of(loader))
+        assert sorted(orders[-1]) == list(range(NUM_SAMPLES))
+    assert len({tuple(order) for order in orders}) == 3
+    assert Counter(batch.epoch for batch in pod.batches) == dict.fromkeys(range(3), NUM_SAMPLES // 8)
+    assert all(len(batch.positions) == 8 for batch in pod.batches)
+    assert pod.count("PUT job") == 1, "workers inherit the registration"
+    assert dataset.fetched() == (3 * NUM_SAMPLES, 3 * sum(map(len, pod.samples)))
+
+
+def test_a_sample_is_as_webdataset_has_it(dataset_of: DatasetOf) -> None:
+    raw = dataset_of()[Position(0, 3)]
+    number = raw["__id__"]
+    text = b"sample %d" % number
+    assert raw == {"__key__": f"d/{number:05}", "__id__": number, "txt": text, "cls": b"%d" % (number % 10)}
+    decoded = dataset_of(decode=True)[Position(0, 3)]
+    assert decoded == {"__key__": raw["__key__"], "__id__": number, "txt": text.decode(), "cls": number % 10}
+
+
+def test_two_ranks_share_an_epoch(pod: FakePod, dataset_of: DatasetOf) -> None:
+    ids = []
+    for rank in range(2):
+        dataset = dataset_of()
+        ids += ids_of(loader_of(dataset, sampler=EpochSampler(dataset, num_replicas=2, rank=rank)))
+    assert sorted(ids) == list(range(NUM_SAMPLES))
+    assert {batch.rank for batch in pod.batches} == {0, 1}
+
+
+def test_images_and_classes_are_collated_and_pinned() -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 6)).save(buffer, "png")
+    samples = [tar_range([(f"{i}.png", buffer.getvalue()), (f"{i}.cls", b"%d" % i)]) for i in range(8)]
+    with serving(FakePod(samples)) as pod, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*pin_memory.*")  # there is no accelerator
+        dataset = CacheDataset(pod.url, dataset="file:///data", job="job", decode=True, shuffle=False)
+        loader = DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset), num_workers=1, pin_memory=True)
+        batches = list(loader)
+    assert [batch["png"].shape for batch in batches] == [(4, 6, 4, 3)] * 2
+    assert torch.cat([batch["cls"] for batch in batches]).tolist() == list(range(8))
+    assert batches[0]["__key__"] == ["0", "1", "2", "3"]
+
+
+def test_a_transform_makes_the_sample_and_its_errors_name_it(dataset_of: DatasetOf) -> None:
+    assert dataset_of(decode=True, transform=lambda sample: sample["cls"])[Position(0, 0)] in range(10)
+    with pytest.raises(KeyError) as caught:
+        dataset_of(transform=lambda sample: sample["jpg"])[7]
+    assert caught.value.__notes__ == ["in the transform of sample 7 ('d/00007')"]
+
+
+def test_errors_in_a_worker_reach_the_loop_as_what_they_are(pod: FakePod, dataset_of: DatasetOf) -> None:
+    pod.samples[5] = tar_range([("d/5.cls", b"cat")])
+    with pytest.raises(SampleDamaged, match=r"sample 5 \('d/5'\): its member 'cls' of 3 bytes can't be decoded"):
+        ids_of(loader_of(dataset_of(decode=True), num_workers=1))
+
+
+def test_a_lost_answer_changes_nothing(pod: FakePod, dataset_of: DatasetOf) -> None:
+    pod.faults.extend(["drop", None, "cut", "reset"])
+    assert sorted(ids_of(loader_of(dataset_of(), num_workers=2))) == list(range(NUM_SAMPLES))
+    assert pod.count("POST batch") == NUM_SAMPLES // 8 + 3
+
+
+def test_plain_integers_are_exactly_those_samples(pod: FakePod, dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    assert [dataset[i]["__id__"] for i in (0, 39, -1, np.int64(7))] == [0, 39, 39, 7]
+    with pytest.raises(IndexError, match="there is no sample 40"):
+        dataset[40]
+    assert len(list(Subset(dataset, [3, 5]))) == 2
+    assert pod.batches == []
+
+
+def test_batches_of_plain_integers_are_warned_of_once(pod: FakePod, dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    loader = DataLoader(dataset, batch_size=8, sampler=RandomSampler(dataset), collate_fn=list)
+    with pytest.warns(UserWarning, match=r"refill\.EpochSampler\(dataset\)") as caught:
+        assert sorted(ids_of(loader)) == list(range(NUM_SAMPLES))
+    assert len(caught) == 1
+    assert pod.count("POST samples") == NUM_SAMPLES // 8
+
+
+def test_a_batch_sampler_as_the_sampler_makes_one_request_a_batch(pod: FakePod, dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    batches = BatchSampler(EpochSampler(dataset), 10, drop_last=False)
+    loader = DataLoader(dataset, batch_size=None, sampler=batches, collate_fn=list)
+    assert sorted(ids_of(loader)) == list(range(NUM_SAMPLES))
+    assert pod.count("POST batch") == 4
+
+
+@pytest.mark.parametrize(
+    ("batch", "why"),
+    [([Position(0, 1), Position(1, 2)], "mixes epochs 0 and 1"), ([Position(0, 1), 2], "mixes positions and plain")],
+)
+def test_mixed_batches_are_refused(dataset_of: DatasetOf, batch: list[Any], why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        dataset_of().__getitems__(batch)
+
+
+def test_nothing_is_asked_before_the_first_use_and_settings_are_checked_at_once(
+    pod: FakePod, dataset_of: DatasetOf
+) -> None:
+    dataset = dataset_of()
+    assert pod.requests == []
+    assert len(dataset) == NUM_SAMPLES
+    assert dataset.metadata == {"classes": ["cat", "dog"]}
+    for wrong in ({"job": "a/b"}, {"chunk_sise": 3}, {"chunk_size": 0}, {"rank": 1}, {"home": "x"}, {"decode": "pil"}):
+        with pytest.raises(InvalidInput):
+            dataset_of(**wrong)
+
+
+def test_errors_of_the_pod_are_raised_where_the_job_is_registered(
+    pod: FakePod, dataset_of: DatasetOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_index(spec: object) -> dict[str, Any]:
+        raise DatasetNotFound("there is no index at file:///data")
+
+    monkeypatch.setattr(pod, "register", no_index)
+    with pytest.raises(DatasetNotFound, match="there is no index at"):
+        EpochSampler(dataset_of())
+
+
+def test_rank_and_world_size_are_those_of_the_launcher(dataset_of: DatasetOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    dataset = dataset_of()
+    assert (dataset.rank, dataset.samples_per_rank) == (2, 10)
+    monkeypatch.setenv("RANK", "two")
+    with pytest.raises(InvalidInput, match="RANK='two'"):
+        dataset_of()
+
+
+def test_a_dataset_is_pickled_and_copied_without_its_connections(pod: FakePod, dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    before = dataset[Position(0, 0)]
+    for twin in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
+        assert twin[Position(0, 0)] == before
+    assert pod.count("PUT job") == 1
+
+
+def test_a_sample_does_not_keep_its_batch_in_memory(dataset_of: DatasetOf) -> None:
+    assert all(type(value) in (str, int, bytes) for value in dataset_of()[Position(0, 0)].values())
+
+
+def test_importing_refill_needs_no_torch() -> None:
+    code = "import sys, refill, refill.pod_connection; assert 'torch' not in sys.modules; refill.nothing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
+    assert "module 'refill' has no attribute 'nothing'" in done.stderr
+    assert refill.__version__

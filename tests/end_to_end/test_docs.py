@@ -1,0 +1,81 @@
+"""README and docs agree with the code: commands parse, settings and metrics are the ones that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import httpx
+import pytest
+
+from refill_service.cli import _parser
+from refill_service.demo.local_cluster import LocalCluster
+from refill_service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands_in(text: str) -> list[str]:
+    """Every ``refill ...`` line of a code block, its variables and comments left out."""
+    found = []
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if language not in ("", "sh", "bash", "console"):
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            line = re.sub(r"\s+#.*", "", line.removeprefix("$ "))
+            if match := re.match(r"^(?:\w+=(?:'[^']*'|\S*)\s+)*refill (.+)$", line):
+                found.append(match[1])
+    return found
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_commands_in_the_docs_parse(path: Path) -> None:
+    for command in commands_in(path.read_text()):
+        try:
+            _parser().parse_args(shlex.split(command))
+        except SystemExit:
+            pytest.fail(f"{path.name} shows a command that does not parse: refill {command}")
+
+
+def test_readme_shows_the_commands() -> None:
+    shown = {command.split()[0] for command in commands_in((ROOT / "README.md").read_text())}
+    assert shown >= {"pack", "index", "inspect", "serve", "simulate"}
+
+
+def test_readmes_python_lines_use_names_that_exist() -> None:
+    import refill
+
+    for path in DOCS:
+        for name in re.findall(r"\brefill\.([A-Z]\w+|timed)\b", path.read_text()):
+            assert hasattr(refill, name), f"{path.name} names refill.{name}"
+
+
+def test_settings_in_the_docs() -> None:
+    documented = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", (ROOT / "docs" / "POD.md").read_text(), re.MULTILINE))
+    documented = {name: default.strip("`") for name, default in documented.items() if not name.startswith("refill_")}
+    defaults = {n: "none" if f.default == () else str(f.default) for n, f in Settings.model_fields.items()}
+    assert documented == defaults
+
+
+def test_metrics_in_the_docs(three_pods: LocalCluster) -> None:
+    documented = set(re.findall(r"^\| `(refill_\w+)`", (ROOT / "docs" / "POD.md").read_text(), re.MULTILINE))
+    text = httpx.get(f"{three_pods.pod_urls[0]}/metrics").text
+    kinds = dict(re.findall(r"^# TYPE (refill_\w+) (\w+)", text, re.MULTILINE))
+    exported = {name for name in kinds if not name.endswith("_created")}
+    assert documented == exported
+
+
+def test_links_lead_somewhere() -> None:
+    for path in [*DOCS, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+            if target != "docs/CLIENT.md":
+                assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_help_of_every_command() -> None:
+    for command in ("pack", "index", "inspect", "serve", "simulate", "demo"):
+        with pytest.raises(SystemExit) as ended:
+            _parser().parse_args([command, "--help"])
+        assert ended.value.code == 0

@@ -1,0 +1,73 @@
+"""Settings of a job: what is refused, and that JSON brings them back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refill.errors import InvalidInput
+from refill.protocol.job_spec import JobSpec
+
+specs = st.builds(
+    JobSpec,
+    name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True),
+    dataset=st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=50),
+    world_size=st.integers(1, 2**20),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+    order=st.sampled_from(["keyed", "explicit"]),
+    chunk_size=st.integers(1, 2**16),
+    refill=st.sampled_from(["best", "random"]),
+)
+
+
+@given(specs)
+def test_json_brings_a_job_back(spec: JobSpec) -> None:
+    assert JobSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert spec.differences(spec) == []
+
+
+@given(specs, specs)
+def test_differences_are_empty_only_for_equal_jobs(one: JobSpec, other: JobSpec) -> None:
+    assert (one.differences(other) == []) == (one == other)
+    assert len(one.differences(other)) == len(other.differences(one))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"name": "a/b"}, "job name"),
+        ({"name": ""}, "job name"),
+        ({"name": "a\n"}, "job name"),
+        ({"name": "a" * 129}, "job name"),
+        ({"name": ".a"}, "job name"),
+        ({"name": 3}, "name"),
+        ({"world_size": 0}, "world_size"),
+        ({"world_size": True}, "world_size"),
+        ({"world_size": 2.0}, "world_size"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": None}, "seed"),
+        ({"shuffle": 1}, "shuffle"),
+        ({"chunk_size": 0}, "chunk_size"),
+        ({"prefetch_window": -1}, "prefetch_window"),
+        ({"memory_bytes": -1}, "memory_bytes"),
+        ({"order": "random"}, "order"),
+        ({"policy": "magic"}, "policy"),
+        ({"chunksize": 3}, "chunksize"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_its_name(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidInput, match=named) as caught:
+        JobSpec.from_dict({"name": "job", "dataset": "s3://b/p", **settings})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given_settings", [{"name": "a"}, {"dataset": "s3://b/p"}, {}, [], None, "job"])
+def test_what_is_no_object_with_name_and_dataset_is_refused(given_settings: Any) -> None:
+    with pytest.raises(InvalidInput):
+        JobSpec.from_dict(given_settings)

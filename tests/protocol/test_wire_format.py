@@ -1,0 +1,130 @@
+"""Requests and frames: what is written is read, and damaged bytes are refused with one line."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refill.errors import InvalidInput
+from refill.protocol.wire_format import (
+    FRAME_HEADER_BYTES,
+    MAX_BATCH,
+    BatchRequest,
+    FrameHeader,
+    Int64Array,
+    decode_frame_arrays,
+    encode_frame_head,
+)
+
+int64s = st.integers(-(2**63), 2**63 - 1)
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**63 - 1)  # larger ones are refused: they are counts and positions
+position_lists = st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=30, unique=True)
+requests = st.builds(
+    BatchRequest,
+    u32,
+    u32,
+    position_lists.map(lambda values: np.array(values, dtype=np.int64)),
+    u64,
+    u64,
+    u64,
+    st.floats(0, 1e9, exclude_max=True),
+)
+
+
+def array(values: list[int]) -> Int64Array:
+    return np.array(values, dtype=np.int64)
+
+
+def decode_frame(frame: bytes) -> list[Int64Array]:
+    header = FrameHeader.decode(frame)
+    return decode_frame_arrays(header, memoryview(frame)[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + header.arrays_bytes])
+
+
+@given(requests)
+def test_a_request_is_read_as_written(request: BatchRequest) -> None:
+    found = BatchRequest.decode(request.encode())
+    for field in dataclasses.fields(BatchRequest):
+        np.testing.assert_array_equal(getattr(found, field.name), getattr(request, field.name))
+
+
+@given(requests, st.data())
+def test_a_request_of_another_length_is_refused(request: BatchRequest, data: st.DataObject) -> None:
+    body = request.encode()
+    cut = data.draw(st.integers(0, len(body) - 1))
+    with pytest.raises(InvalidInput):
+        BatchRequest.decode(body[:cut])
+    with pytest.raises(InvalidInput):
+        BatchRequest.decode(body + data.draw(st.binary(min_size=1, max_size=20)))
+
+
+@settings(max_examples=200)
+@given(requests, st.data())
+def test_a_damaged_request_is_refused_or_one_that_could_be_made(request: BatchRequest, data: st.DataObject) -> None:
+    body = bytearray(request.encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = BatchRequest.decode(bytes(body))
+    except InvalidInput:
+        return
+    assert 1 <= len(found.positions) <= MAX_BATCH
+    assert (found.positions >= 0).all()
+    assert 0 <= found.waited_seconds < 1e9
+
+
+@pytest.mark.parametrize("positions", [[-1], [3, 3], []])
+def test_positions_that_no_batch_can_have_are_refused(positions: list[int]) -> None:
+    with pytest.raises(InvalidInput):
+        BatchRequest.decode(BatchRequest(0, 0, array(positions)).encode())
+
+
+@pytest.mark.parametrize("waited", [float("nan"), float("inf"), -1.0])
+def test_a_wait_that_can_not_be_counts_as_none(waited: float) -> None:
+    assert BatchRequest.decode(BatchRequest(0, 0, array([1]), waited_seconds=waited).encode()).waited_seconds == 0
+
+
+@given(st.lists(st.tuples(int64s, int64s, st.integers(0, 2**40)), max_size=30))
+def test_a_frame_is_read_as_written(rows: list[tuple[int, int, int]]) -> None:
+    columns = [array([row[i] for row in rows]) for i in range(3)]
+    head = encode_frame_head(*columns)
+    header = FrameHeader.decode(head)
+    assert len(head) == FRAME_HEADER_BYTES + header.arrays_bytes
+    assert header.total_bytes == len(head) + sum(row[2] for row in rows)
+    for found, written in zip(decode_frame(head), columns, strict=True):
+        np.testing.assert_array_equal(found, written)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(0, 2**40), max_size=8), st.data())
+def test_a_damaged_frame_is_refused_or_adds_up(lengths: list[int], data: st.DataObject) -> None:
+    head = bytearray(encode_frame_head(array(lengths), array(lengths), array(lengths)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        head[data.draw(st.integers(0, len(head) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.one_of(st.just(len(head)), st.integers(0, len(head))))
+    try:
+        found = decode_frame(bytes(head[:cut]))
+    except InvalidInput:
+        return
+    payload_bytes = FrameHeader.decode(head).payload_bytes
+    assert sum(found[2].tolist()) == payload_bytes
+    assert all(length >= 0 for length in found[2].tolist())
+
+
+def test_lengths_whose_sum_wraps_around_are_refused() -> None:
+    wrapping = array([2**62] * 4)
+    head = encode_frame_head(wrapping, wrapping, wrapping)
+    assert FrameHeader.decode(head).payload_bytes == 0
+    with pytest.raises(InvalidInput, match="do not add up"):
+        decode_frame(head)
+
+
+def test_a_payload_without_samples_is_refused() -> None:
+    head = bytearray(encode_frame_head(array([]), array([]), array([])))
+    head[16] = 5
+    with pytest.raises(InvalidInput, match="do not add up"):
+        decode_frame(bytes(head))
