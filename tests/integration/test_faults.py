@@ -84,7 +84,12 @@ def end(cluster: LocalCluster, job: dict[str, Any]) -> None:
 
 def test_a_store_that_fails_and_cuts_answers(s3_server: S3Server, in_s3: str, packed: Packed, tmp_path: Path) -> None:
     with gate(s3_server.endpoint_url, "--fail-first", "15", "--cut-first", "10") as endpoint:
-        environment = s3_server.environment | {"AWS_ENDPOINT_URL": endpoint}
+        environment = s3_server.environment | {
+            "AWS_ENDPOINT_URL": endpoint,
+            "REFILL_STORE_FIRST_BACKOFF_SECONDS": "0.01",
+            "REFILL_STORE_MAX_BACKOFF_SECONDS": "0.1",
+            "REFILL_STORE_MAX_RETRIES": "30",
+        }
         with LocalCluster(2, tmp_path, {"memory_bytes": "4MiB"}, environment) as cluster:
             batches = whole_epoch(rank_of(cluster, settings_of(in_s3)), 0)
             assert sorted(ids_of(batches)) == list(range(NUM_SAMPLES)), "not every sample came exactly once"

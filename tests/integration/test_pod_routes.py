@@ -79,10 +79,10 @@ BAD_BATCHES: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_BATCHES)
-def test_bad_batches(running: str, name: str) -> None:
-    body, message = BAD_BATCHES[name]
-    assert message in refused(httpx.post(f"{running}/batch", content=body))
+def test_bad_batches(running: str) -> None:
+    for name, (body, message) in BAD_BATCHES.items():
+        said = refused(httpx.post(f"{running}/batch", content=body))
+        assert message in said, f"{name}: {said}"
 
 
 def test_a_refused_request_does_not_move_its_rank_on(three_pods: LocalCluster, job: dict[str, Any]) -> None:
