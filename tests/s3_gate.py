@@ -30,11 +30,13 @@ class Gate(BaseHTTPRequestHandler):
     fail_first: int
     cut_first: int
     stall: bool
+    delay_seconds: float
 
     def handle_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         if self.stall:
             time.sleep(30)
+        time.sleep(self.delay_seconds)
         if type(self).fail_first > 0:
             type(self).fail_first -= 1
             return self._refuse(503, "SlowDown", "Please reduce your request rate.")
@@ -103,11 +105,13 @@ def main() -> None:
     parser.add_argument("--fail-first", type=int, default=0)
     parser.add_argument("--cut-first", type=int, default=0)
     parser.add_argument("--stall", action="store_true")
+    parser.add_argument("--delay-seconds", type=float, default=0.0)
     given = parser.parse_args()
     Gate.upstream = urlsplit(given.upstream).netloc
     Gate.secrets = dict(item.split("=", 1) for item in given.secret + given.read_only)
     Gate.read_only = {item.split("=", 1)[0] for item in given.read_only}
-    Gate.fail_first, Gate.cut_first, Gate.stall = given.fail_first, given.cut_first, given.stall
+    Gate.fail_first, Gate.cut_first = given.fail_first, given.cut_first
+    Gate.stall, Gate.delay_seconds = given.stall, given.delay_seconds
     server = ThreadingHTTPServer(("127.0.0.1", 0), Gate)
     print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
     server.serve_forever()

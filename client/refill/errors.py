@@ -169,7 +169,8 @@ def error_from_wire(answer: Any, *, status: int, source: str) -> RefillError:
         error.details = dict(details) if isinstance(details, dict) else {}
         return error
     kind: type[RefillError] = PodUnreachable if status >= 502 else InvalidInput if status < 500 else RefillError
-    return kind(f"{source} answered with status {status}: {str(answer)[:200]}")
+    text = " ".join(str(answer).split())[:200]
+    return kind(f"{source} answered with status {status}: {text}")
 
 
 def _rebuild(kind: type[RefillError], message: str, details: dict[str, Any]) -> RefillError:

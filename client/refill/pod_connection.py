@@ -125,13 +125,13 @@ class PodConnection:
     def post_trace(self, epoch: int, sample_ids: Int64Array) -> None:
         """Say which samples this rank asks for in an epoch, in which order."""
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
-        url = self.home + self._job_path(f"epochs/{epoch}/ranks/{self.rank}/trace")
+        url = self.home + self._data_path(f"epochs/{epoch}/ranks/{self.rank}/trace")
         self._retried(self.home, lambda seconds: self._call("PUT", url, seconds, content=body))
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:
         """Tell the home pod what the loop has seen since the last report; tried once."""
         seen = {"rank": self.rank, "data_wait_seconds": data_wait_seconds, "samples": samples, "bytes": num_bytes}
-        self._call("POST", self.home + self._job_path("report"), _REPORT_SECONDS, json=seen)
+        self._call("POST", self.home + self._data_path("report"), _REPORT_SECONDS, json=seen)
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """Counts of an epoch, of each pod and in sum."""
@@ -240,7 +240,7 @@ class PodConnection:
         seconds: float,
     ) -> ReceivedBatch:
         """One POST that is answered with a frame, which must answer these positions or hold these samples."""
-        response = self._post(home, self._job_path(what), body, seconds)
+        response = self._post(home, self._data_path(what), body, seconds)
         try:
             if response.status != 200:
                 _raise_answer(response.status, response.read(), home)
@@ -279,6 +279,10 @@ class PodConnection:
         if connection is not None:
             connection.close()
         self._bulk.connection = None
+
+    def _data_path(self, what: str) -> str:
+        """A path that names this registration of the job: pods refuse it when theirs is a later one."""
+        return f"{self._job_path(what)}?incarnation={quote(self.info()['incarnation'], safe='')}"
 
     def _own_process(self) -> None:
         """Drop connections that were opened before a fork: two processes must not share one."""
@@ -348,7 +352,11 @@ def _connect(url: str) -> http.client.HTTPConnection:
 
 
 def _checked_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and parts.hostname and not parts.path.strip("/") and parts.port != 0
+    except ValueError:  # a port that is no number, or a bracket that is not closed
+        right = False
+    if not right:
         raise InvalidInput(f"{url!r} is not the URL of a service, like http://refill:8000")
     return url.rstrip("/")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 __all__ = ["ByteGate"]
 
@@ -30,7 +30,8 @@ class ByteGate:
                 if turn.done() and not turn.cancelled():
                     self._leave(size_bytes)  # let in and cancelled at once
                 else:
-                    self._waiting.remove(entry)
+                    with suppress(ValueError):  # not there: it was passed over already
+                        self._waiting.remove(entry)
                     self._admit()
                 raise
         else:
@@ -50,5 +51,6 @@ class ByteGate:
     def _admit(self) -> None:
         while self._waiting and self._fits(self._waiting[0][0]):
             size_bytes, turn = self._waiting.popleft()
-            self.used_bytes += size_bytes
-            turn.set_result(None)
+            if not turn.cancelled():  # who waits may have been cancelled and not run since
+                self.used_bytes += size_bytes
+                turn.set_result(None)

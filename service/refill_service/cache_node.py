@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -11,7 +12,7 @@ from typing import Any
 
 from prometheus_client import Histogram
 
-from refill.errors import InvalidInput, JobConflict, JobLost, MemoryTooSmall, UnknownJob
+from refill.errors import InvalidInput, JobConflict, JobError, JobLost, MemoryTooSmall, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.byte_gate import ByteGate
@@ -123,23 +124,43 @@ class CacheNode:
     async def register(self, spec: JobSpec) -> dict[str, Any]:
         """Register a job on every pod; registering it again with the same settings changes nothing."""
         ordinal, path = self.settings.ordinal, f"/peer/v1/jobs/{spec.name}"
-        leader = {"incarnation": "", "fingerprint": ""}
+        leader: dict[str, Any] = {"incarnation": "", "fingerprint": "", "begun": False, "created": False}
         if ordinal != _LEADER:
             leader = await self.peers.call(_LEADER, "PUT", path, {"spec": spec.to_dict()})
-        info = await self.register_here(spec, leader["incarnation"], leader["fingerprint"])
-        others = [pod for pod in range(self.settings.num_pods) if pod not in (ordinal, _LEADER)]
-        body = {"spec": spec.to_dict(), "incarnation": info["incarnation"], "fingerprint": info["fingerprint"]}
-        await self.peers.call_all(others, "PUT", path, body)
+        created = leader["created"]
+        try:
+            info = await self.register_here(spec, leader["incarnation"], leader["fingerprint"], begun=leader["begun"])
+            created = created or info.pop("created")
+            others = [pod for pod in range(self.settings.num_pods) if pod not in (ordinal, _LEADER)]
+            body = {
+                "spec": spec.to_dict(),
+                "incarnation": info["incarnation"],
+                "fingerprint": info["fingerprint"],
+                "begun": leader["begun"] or info["begun"],
+            }
+            await self.peers.call_all(others, "PUT", path, body)
+        except RefillError as error:
+            # One pod refuses it for good: the others must not keep it, or its name and memory would be taken.
+            if created and error.status != 503 and not isinstance(error, JobError):
+                with contextlib.suppress(RefillError):
+                    await self.remove_everywhere(spec.name)
+            raise
         return info | {"pods": list(self.settings.pod_urls)}
 
-    async def register_here(self, spec: JobSpec, incarnation: str, fingerprint: str) -> dict[str, Any]:
+    async def register_here(
+        self, spec: JobSpec, incarnation: str, fingerprint: str, *, begun: bool = False
+    ) -> dict[str, Any]:
         """Register a job on this pod only.
 
         :param incarnation: as another pod names it; empty: whatever it is here, a new one if need be.
         :param fingerprint: of the dataset as another pod read it; empty: any.
+        :param begun: whether ranks were seen to ask for samples: then a pod that does not know the job has lost it.
         """
         async with self._registering:
             known = self.jobs.get(spec.name)
+            created = known is None
+            if known is None and begun:
+                raise self._lost(spec.name)
             if known is None:
                 known = await self._create(spec, incarnation or uuid.uuid4().hex)
                 self.jobs[spec.name] = known
@@ -158,11 +179,8 @@ class CacheNode:
                 differences=differences,
             )
         if incarnation and known.job.incarnation != incarnation:
-            raise JobLost(
-                f"a pod has lost job {spec.name} and was asked to begin it again: end the job on all pods "
-                f"(DELETE /v1/jobs/{spec.name}), then start it anew"
-            )
-        info = known.job.info()
+            raise self._lost(spec.name)
+        info = known.job.info() | {"begun": known.owner.begun, "created": created}
         if fingerprint and info["fingerprint"] != fingerprint:
             raise JobConflict(
                 f"dataset {spec.dataset} was replaced while job {spec.name} ran: pods read different versions; "
@@ -177,7 +195,11 @@ class CacheNode:
         if at_pod is None:
             raise UnknownJob(f"pod {self.settings.ordinal} knows no job {name}: register it first", job=name)
         if incarnation is not None and incarnation != at_pod.job.incarnation:
-            raise JobLost(f"job {name} on pod {self.settings.ordinal} is another than the one that was asked for")
+            raise JobLost(
+                f"job {name} was ended or lost by the pods and was registered again since: its epoch can't go on with "
+                "every sample exactly once; end the job and start it anew, or use another name",
+                job=name,
+            )
         at_pod.job.last_used = time.monotonic()
         return at_pod
 
@@ -223,6 +245,13 @@ class CacheNode:
             raise
         owner = Owner(job, self.gate, recent_bytes, settings.wait_seconds)
         return JobAtPod(job, owner, Home(job, owner, self.peers, remote_bytes, settings.wait_seconds))
+
+    def _lost(self, name: str) -> JobLost:
+        return JobLost(
+            f"a pod has lost job {name}, which had begun, and was asked to go on with it: end the job and start it "
+            f"anew (end it on all pods: DELETE /v1/jobs/{name})",
+            job=name,
+        )
 
     def _memory_for(self, spec: JobSpec) -> int:
         free = self.free_bytes

@@ -9,8 +9,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from refill.errors import RefillError
+from refill.errors import InvalidInput, RefillError
 
 __all__ = ["main"]
 
@@ -24,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"refill: {error.name} is not installed; the command needs: pip install 'refill[service]'", file=sys.stderr
         )
         return 2
-    args = parser.parse_args(argv)
     try:
+        args = parser.parse_args(argv)
         status: int = args.func(args)
         sys.stdout.flush()
         return status
@@ -41,15 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line, as every other error is said, in place of a page of usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidInput(f"{message}; see {self.prog} --help")
+
+
 def _parser() -> argparse.ArgumentParser:
     from refill import __version__
     from refill_service import serve_command, simulate_command
     from refill_service.datasets import commands as dataset_commands
     from refill_service.demo import command as demo_command
 
-    parser = argparse.ArgumentParser(
-        prog="refill", description="A data cache for model training: every sample exactly once an epoch."
-    )
+    parser = _Parser(prog="refill", description="A data cache for model training: every sample exactly once an epoch.")
     parser.add_argument("--version", action="version", version=f"refill {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     dataset_commands.add_commands(commands)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.errors import InvalidInput
+from refill.errors import InvalidInput, JobLost
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
 from refill_service.job import Job
@@ -124,7 +124,6 @@ class Home:
         """Raises :class:`InvalidInput` for a position past the end of the rank's trace."""
         job, epoch, rank = self.job, request.epoch, request.rank
         job.check_rank(rank)
-        await self._open(epoch, rank)
         traces = await job.traces(epoch, self._wait_seconds)
         positions = request.positions
         if int(positions.max()) >= traces.length(rank):
@@ -132,6 +131,7 @@ class Home:
                 f"rank {rank} asks for position {int(positions.max())}, but epoch {epoch} of job {job.spec.name} "
                 f"has {traces.length(rank)} positions for it"
             )
+        await self._open(epoch, rank)  # not before: what is refused must not move the rank on
         batch = _Assembly(epoch, rank, positions, *traces.asked(rank, positions))
         batch.owners = job.owner_of(batch.asked)
         self._under_way[epoch, rank] += 1
@@ -307,6 +307,11 @@ class Home:
                 (key, len(payload), (sample, bytes(payload)))
                 for key, sample, payload in zip(keys, ahead.sample_ids.tolist(), ahead.payloads, strict=True)
             ]
+        except asyncio.CancelledError:
+            if not answered.done():
+                name = self.job.spec.name
+                answered.set_exception(JobLost(f"job {name} was ended while it was asked for samples", job=name))
+            raise
         except Exception as error:
             if answered.done():
                 # What was lost was assigned to later requests; they ask on demand and get the same samples.
@@ -314,11 +319,12 @@ class Home:
             else:
                 answered.set_exception(error)
         finally:
-            answered.cancel()  # only when this task was
-            self._settle(epoch, rank, request.room_bytes, received)
-            for key in keys:
-                self._arriving.pop(key, None)
-            here.set_result(None)
+            try:
+                self._settle(epoch, rank, request.room_bytes, received)
+            finally:
+                for key in keys:
+                    self._arriving.pop(key, None)
+                here.set_result(None)
 
     def _settle(
         self, epoch: int, rank: int, room: int, received: list[tuple[tuple[int, int, int], int, tuple[int, Payload]]]

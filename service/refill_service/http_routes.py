@@ -6,11 +6,12 @@ import logging
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Body, FastAPI, Path, Request, Response
+from fastapi import APIRouter, Body, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
@@ -39,6 +40,9 @@ _BINARY_BODY: dict[str, Any] = {
 
 JobName = Annotated[str, Path(description="Name of the job.", max_length=128)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
+Incarnation = Annotated[
+    str | None, Query(max_length=64, description="The registration that is meant, as its answer named it.")
+]
 
 
 class Report(BaseModel):
@@ -88,12 +92,12 @@ def client_routes(node: CacheNode) -> APIRouter:
         "/v1/jobs/{job}/batch",
         tags=["data"],
         summary="The samples of one batch of positions.",
-        response_class=FrameResponse,
+        response_class=Response,
         responses=_FRAME_ANSWER,
         openapi_extra=_BINARY_BODY,
     )
-    async def batch(job: JobName, request: Request) -> Response:
-        at_pod = node.job(job)
+    async def batch(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
+        at_pod = node.job(job, incarnation)
         asked = BatchRequest.decode(await _body(request, 8 * MAX_BATCH + 64))
         at_pod.client(asked.rank).request_wait_seconds += asked.waited_seconds
         found = await at_pod.home.batch(asked)
@@ -103,12 +107,12 @@ def client_routes(node: CacheNode) -> APIRouter:
         "/v1/jobs/{job}/samples",
         tags=["data"],
         summary="Exactly these samples (int64 ids), outside of any epoch.",
-        response_class=FrameResponse,
+        response_class=Response,
         responses=_FRAME_ANSWER,
         openapi_extra=_BINARY_BODY,
     )
-    async def samples(job: JobName, request: Request) -> Response:
-        at_pod = node.job(job)
+    async def samples(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
+        at_pod = node.job(job, incarnation)
         ids = checked_ids(at_pod, await _body(request, 8 * MAX_BATCH))
         return FrameResponse([OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact(ids))])
 
@@ -118,15 +122,17 @@ def client_routes(node: CacheNode) -> APIRouter:
         summary="Post a rank's trace (int64 sample ids) of an epoch, for a job with order 'explicit'.",
         openapi_extra=_BINARY_BODY,
     )
-    async def trace(job: JobName, epoch: Number, rank: Number, request: Request) -> dict[str, int]:
-        at_pod = node.job(job)
+    async def trace(
+        job: JobName, epoch: Number, rank: Number, request: Request, incarnation: Incarnation = None
+    ) -> dict[str, int]:
+        at_pod = node.job(job, incarnation)
         ids = read_int64s(await _body(request, 8 * MAX_TRACE))
         await at_pod.home.post_trace(epoch, rank, ids)
         return {"positions": len(ids)}
 
     @routes.post("/v1/jobs/{job}/report", tags=["data"], status_code=204, summary="What a client measured.")
-    async def report(job: JobName, seen: Report) -> Response:
-        client = node.job(job).client(seen.rank)
+    async def report(job: JobName, seen: Report, incarnation: Incarnation = None) -> Response:
+        client = node.job(job, incarnation).client(seen.rank)
         client.data_wait_seconds += seen.data_wait_seconds
         client.samples += seen.samples
         client.bytes += seen.bytes
@@ -145,6 +151,12 @@ def add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(RefillError)
     async def refill_error(request: Request, error: RefillError) -> JSONResponse:
         return JSONResponse(error.to_wire(), status_code=error.status)
+
+    @app.exception_handler(HTTPException)
+    async def refused_before_a_route(request: Request, error: HTTPException) -> JSONResponse:
+        """No such path, no such method, a body that can't be parsed: the same form, with its own status."""
+        text = f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is"
+        return JSONResponse(InvalidInput(text).to_wire(), status_code=error.status_code, headers=error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:

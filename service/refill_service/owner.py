@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from refill.errors import EpochEnded, EpochNotReady
+from refill.errors import EpochEnded, EpochNotReady, JobLost, SampleDamaged
 from refill.protocol.wire_format import Int64Array
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.epoch_order import Traces
@@ -104,17 +104,24 @@ class Owner:
         self._rank_epochs = [-1] * job.spec.world_size
         self._moved_on = asyncio.Condition()
         self._reads: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     @property
     def resident_bytes(self) -> int:
         return sum(epoch.payloads.num_bytes for epoch in (self._current, self._previous) if epoch is not None)
 
     @property
+    def begun(self) -> bool:
+        """Whether a rank has entered an epoch, here or at another pod: all owners are told before any is asked."""
+        return max(self._rank_epochs) >= 0
+
+    @property
     def recent_bytes(self) -> int:
         return self._recent.used_bytes
 
     async def close(self) -> None:
-        """Stop all reads and forget everything."""
+        """Stop all reads and forget everything. Requests under way, and later ones, end with :class:`JobLost`."""
+        self._closed = True
         for task in self._reads:
             task.cancel()
         await asyncio.gather(*self._reads, return_exceptions=True)
@@ -153,17 +160,16 @@ class Owner:
                 payloads[i] = state.payloads.pop(samples[i])
             await self._replay(state, samples, payloads)
         except BaseException:
-            # Who asks again finds what is here already.
-            for sample, payload in zip(samples, payloads, strict=True):
-                if payload is not None:
-                    state.payloads.put(sample, payload)
+            # Who asks again finds what is here already, within the limit of what is kept of answers that left.
+            here = {sample: found for sample, found in zip(samples, payloads, strict=True) if found is not None}
+            self._recent.put(epoch, list(here), list(here.values()))
             raise
         found = [payload for payload in payloads if payload is not None]
         self._recent.put(epoch, samples, found)
         return taken.samples + first, found
 
     async def _replay(self, state: _Epoch, samples: list[int], payloads: list[bytes | None]) -> None:
-        """Fill in what is missing: assigned before, and its bytes have left with an answer that never came through."""
+        """Fill in what is missing: its bytes have left with an answer that never came through, or are damaged."""
         gone = [i for i, payload in enumerate(payloads) if payload is None]
         state.counts.replays += len(gone)
         for i in gone:
@@ -199,6 +205,7 @@ class Owner:
         return await self._exact(counts, (sample_ids - self.job.share.first_sample).tolist())
 
     async def _epoch(self, epoch: int, rank: int) -> _Epoch:
+        self._refuse_when_closed()
         await self.rank_opens(epoch, rank)
         for known in (self._current, self._previous):
             if known is not None and known.number == epoch:
@@ -219,9 +226,14 @@ class Owner:
                 f"to finish epoch {self._current.number if self._current else '?'}",
                 ranks=behind,
             ) from error
+        self._refuse_when_closed()
         if self._current is None or self._current.number < epoch:
             self._open(epoch, traces)
         return await self._epoch(epoch, rank)
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise JobLost(f"job {self.job.spec.name} was ended while it was asked for samples", job=self.job.spec.name)
 
     def _may_open(self, epoch: int) -> bool:
         """One epoch at a time holds memory: the one before is used up, or every rank has left it."""
@@ -257,10 +269,14 @@ class Owner:
             state.arriving[sample] = task
 
     async def _read(self, state: _Epoch, refill: Refill) -> None:
-        """Fetch the chunk of a refill and keep the samples that fill a slot. Raises what the store raised."""
+        """Fetch the chunk of a refill and keep the samples that fill a slot. Raises what the store raised.
+
+        A damaged sample keeps its slot without bytes: the request that it falls to reads it alone and gets the error.
+        """
         share, records = self.job.share, self.job.records
         first, end = int(share.starts[refill.chunk]), int(share.starts[refill.chunk + 1])
         samples = (refill.samples + share.first_sample).tolist()
+        kept: list[bytes | None]
         try:
             chunk = records.part(first, end)
             async with self._gate.passage(int(chunk.length.sum())):
@@ -268,22 +284,37 @@ class Owner:
                 starts = chunk.offset - chunk.offset[0]
                 # Copies, so that the wasted rest of the chunk is freed with the buffer.
                 kept = [
-                    bytes(buffer[starts[sample - first] : starts[sample - first] + chunk.length[sample - first]])
+                    self._intact(
+                        bytes(buffer[starts[sample - first] : starts[sample - first] + chunk.length[sample - first]]),
+                        sample,
+                    )
                     for sample in samples
                 ]
                 del buffer
-            for sample, payload in zip(samples, kept, strict=True):
-                self.job.dataset.verify_sample(payload, records, sample)
+        except SampleDamaged as error:  # the blob ends too early, or is gone
+            log.warning("job %s: %s", self.job.spec.name, error)
+            kept = [None] * len(samples)
         except BaseException:
             state.counts.refills_failed += 1
             state.core.refill_failed(refill)
             self._forget_arriving(state, refill)
             raise
         if not state.abandoned:
+            intact = [i for i, payload in enumerate(kept) if payload is not None]
+            arrived = Refill(refill.chunk, refill.samples[intact], refill.locations[intact])
             for sample, payload in zip(refill.samples.tolist(), kept, strict=True):
-                state.payloads.put(sample, payload)
-            state.core.refill_arrived(refill)
+                if payload is not None:
+                    state.payloads.put(sample, payload)
+            state.core.refill_arrived(arrived)
         self._forget_arriving(state, refill)
+
+    def _intact(self, payload: bytes, sample: int) -> bytes | None:
+        try:
+            self.job.dataset.verify_sample(payload, self.job.records, sample)
+        except SampleDamaged as error:
+            log.warning("job %s: %s", self.job.spec.name, error)
+            return None
+        return payload
 
     def _forget_arriving(self, state: _Epoch, refill: Refill) -> None:
         for sample in refill.samples.tolist():
@@ -304,6 +335,7 @@ class Owner:
                 raise error
 
     async def _exact(self, counts: OwnerCounts, samples: list[int]) -> list[bytes]:
+        self._refuse_when_closed()
         records, dataset = self.job.records, self.job.dataset
 
         async def read(sample: int) -> bytes:

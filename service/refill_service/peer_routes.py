@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Body, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BaseModel
 
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
@@ -20,6 +21,15 @@ Pod = Annotated[int, Query(ge=0)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
 
 
+class Registration(BaseModel):
+    """A job as another pod knows it; see :meth:`CacheNode.register_here`."""
+
+    spec: dict[str, Any]
+    incarnation: str = ""
+    fingerprint: str = ""
+    begun: bool = False
+
+
 def peer_routes(node: CacheNode) -> APIRouter:
     routes = APIRouter(prefix="/peer/v1/jobs/{job}")
 
@@ -27,9 +37,9 @@ def peer_routes(node: CacheNode) -> APIRouter:
         node.peer_bytes_sent[pod] = node.peer_bytes_sent.get(pod, 0) + sent
 
     @routes.put("")
-    async def register(job: str, body: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
-        spec = JobSpec.from_dict(body["spec"])
-        return await node.register_here(spec, body.get("incarnation", ""), body.get("fingerprint", ""))
+    async def register(job: str, body: Registration) -> dict[str, Any]:
+        spec = JobSpec.from_dict(body.spec)
+        return await node.register_here(spec, body.incarnation, body.fingerprint, begun=body.begun)
 
     @routes.delete("")
     async def remove(job: str) -> dict[str, bool]:

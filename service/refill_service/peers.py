@@ -108,8 +108,13 @@ class Peers:
             return json.loads(text) if text else None
 
     async def call_all(self, pods: list[int], method: str, path: str, body: dict[str, Any] | bytes | None) -> list[Any]:
-        """The same small request to several pods at once."""
-        return list(await asyncio.gather(*(self.call(pod, method, path, body) for pod in pods)))
+        """The same small request to several pods at once; the first error is raised when all have answered."""
+        calls = (self.call(pod, method, path, body) for pod in pods)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return answers
 
     @asynccontextmanager
     async def frames(self, pod: int, path: str, body: bytes) -> AsyncIterator[FrameReader]:

@@ -17,6 +17,9 @@ __all__ = ["Settings", "load_settings", "parse_bytes"]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
+_MAX_REPLICAS = 10_000
+
+
 def parse_bytes(text: Any) -> Any:
     """``2GiB``, ``512Mi``, ``1500MB`` or a number of bytes -> bytes; Kubernetes' and everyday suffixes."""
     if not isinstance(text, str):
@@ -24,11 +27,23 @@ def parse_bytes(text: Any) -> Any:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
     if match is None or (unit := match[2].lower()) not in _UNITS:
         raise ValueError(f"{text!r} is not a number of bytes; write for example 2GiB, 512Mi or 1500MB")
-    return int(float(match[1]) * _UNITS[unit])
+    count = float(match[1]) * _UNITS[unit]
+    if count >= 2**63:
+        raise ValueError(f"{text[:20]!r} is not a number of bytes; write for example 2GiB, 512Mi or 1500MB")
+    return int(count)
 
 
 def _split_urls(value: Any) -> Any:
     return [url.strip().rstrip("/") for url in value.split(",") if url.strip()] if isinstance(value, str) else value
+
+
+def _whole_number(value: Any, *, least: int, most: int) -> int | None:
+    """None for anything else: the field's own check says what is wrong with it."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        return None
+    return number if least <= number <= most else None
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
@@ -46,7 +61,7 @@ class Settings(BaseSettings):
     ordinal: int = Field(
         -1, ge=-1, description="Number of this pod, from 0; -1 takes it from the end of the host name, as in refill-2."
     )
-    replicas: int = Field(1, ge=1, le=10_000, description="Number of pods, when URLs are given as templates.")
+    replicas: int = Field(1, ge=1, le=_MAX_REPLICAS, description="Number of pods, when URLs are given as templates.")
     pod_urls: Urls = Field(
         (),
         description="Client URLs of all pods in the order of their ordinals, separated by commas, or one template "
@@ -71,12 +86,17 @@ class Settings(BaseSettings):
         0.5, gt=0, le=1, description="Part of the free memory that a job gets which asks for no number of bytes."
     )
     job_idle_seconds: float = Field(
-        3600, gt=0, description="A job that nobody asked anything of for this long is removed."
+        3600, gt=0, allow_inf_nan=False, description="A job that nobody asked anything of for this long is removed."
     )
     wait_seconds: float = Field(
-        10, gt=0, description="How long a request waits for other ranks before it is answered with 'not ready'."
+        10,
+        gt=0,
+        allow_inf_nan=False,
+        description="How long a request waits for other ranks before it is answered with 'not ready'.",
     )
-    peer_timeout_seconds: float = Field(60, gt=0, description="How long a pod waits for an answer of another pod.")
+    peer_timeout_seconds: float = Field(
+        60, gt=0, allow_inf_nan=False, description="How long a pod waits for an answer of another pod."
+    )
     log_level: str = Field("info", description="debug, info, warning or error.")
 
     @field_validator("log_level")
@@ -90,12 +110,13 @@ class Settings(BaseSettings):
     @classmethod
     def _fill_in(cls, given: dict[str, Any]) -> dict[str, Any]:
         given = dict(given)
+        replicas = _whole_number(given.get("replicas", 1), least=1, most=_MAX_REPLICAS) or 0
         for name in ("pod_urls", "peer_urls"):
             urls = _split_urls(given.get(name) or ())
             if len(urls) == 1 and "{ordinal}" in urls[0]:
-                urls = [urls[0].replace("{ordinal}", str(i)) for i in range(int(given.get("replicas", 1)))]
+                urls = [urls[0].replace("{ordinal}", str(i)) for i in range(replicas)]
             given[name] = tuple(urls)
-        if int(given.get("ordinal", -1)) == -1:
+        if _whole_number(given.get("ordinal", -1), least=-1, most=-1) == -1:
             number = re.search(r"-(\d+)$", socket.gethostname().split(".")[0])
             given["ordinal"] = int(number[1]) if number and len(given["peer_urls"]) > 1 else 0
         return given
@@ -104,9 +125,15 @@ class Settings(BaseSettings):
     def _agree(self) -> Settings:
         if len(self.pod_urls) != len(self.peer_urls):
             raise ValueError(f"pod_urls names {len(self.pod_urls)} pods and peer_urls {len(self.peer_urls)}")
+        for name in ("pod_urls", "peer_urls"):
+            urls = getattr(self, name)
+            if len(set(urls)) < len(urls):
+                raise ValueError(f"{name} names {next(url for url in urls if urls.count(url) > 1)} twice")
         for url in (*self.pod_urls, *self.peer_urls):
             if not re.match(r"https?://[^/]+", url):
                 raise ValueError(f"{url!r} is not a URL like http://refill-0.refill:8000")
+        if self.port == self.peer_port != 0:
+            raise ValueError(f"port and peer_port are both {self.port}: they need a port each")
         if self.ordinal >= self.num_pods:
             raise ValueError(f"ordinal is {self.ordinal} but there are {self.num_pods} pods, numbered from 0")
         if self.remote_memory_fraction + self.in_flight_fraction + self.recent_fraction > 0.95:

@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
-            status, answer = 200, self._answer(self.path.strip("/").split("/"), body)
+            status, answer = 200, self._answer(self.path.partition("?")[0].strip("/").split("/"), body)
         except RefillError as error:
             status, answer = error.status, json.dumps(error.to_wire()).encode()
         self.send_response(status)

@@ -22,7 +22,7 @@ from refill.protocol.wire_format import (
 
 int64s = st.integers(-(2**63), 2**63 - 1)
 u32 = st.integers(0, 2**32 - 1)
-u64 = st.integers(0, 2**64 - 1)
+u64 = st.integers(0, 2**63 - 1)  # larger ones are refused: they are counts and positions
 position_lists = st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=30, unique=True)
 requests = st.builds(
     BatchRequest,

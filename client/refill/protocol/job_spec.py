@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,8 @@ class JobSpec:
             raise InvalidInput(
                 f"job name {self.name!r}: use 1 to 128 letters, digits, '.', '_' or '-', first a letter or digit"
             )
+        if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in self.dataset):
+            raise InvalidInput(f"job setting dataset holds characters that no URL has: {self.dataset!r}")
         for name, least, most in (
             ("world_size", 1, 2**20),
             ("seed", -(2**63), 2**63 - 1),

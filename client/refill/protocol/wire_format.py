@@ -84,6 +84,8 @@ class BatchRequest:
             raise InvalidInput(f"batch request starts with {magic!r}, not b'RFQ1': not a request of this version")
         if not 1 <= count <= MAX_BATCH or len(body) != _REQUEST.size + 8 * count:
             raise InvalidInput(f"batch request of {len(body)} bytes can't hold the {count} positions it announces")
+        if max(room_bytes, started_below, ahead_from) >= 2**63:
+            raise InvalidInput("batch request has a room_bytes, started_below or ahead_from of 2**63 or more")
         positions = np.frombuffer(body, dtype="<i8", offset=_REQUEST.size)
         if int(positions.min()) < 0:
             raise InvalidInput(f"batch request names position {int(positions.min())}; positions start at 0")

@@ -1,0 +1,295 @@
+"""What does a user read who got something wrong? One line that names it and says what to do, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conftest import S3Server, free_port
+from tests.integration.test_faults import gate
+from tests.pod_fixtures import rank_of, write_files
+
+import refill
+from refill.errors import (
+    DatasetNotFound,
+    IndexDamaged,
+    IndexVersionUnsupported,
+    InvalidInput,
+    JobConflict,
+    MemoryTooSmall,
+    PodUnreachable,
+    RefillError,
+    SampleDamaged,
+    StoreDenied,
+    StoreNotFound,
+)
+from refill_service.demo.local_cluster import LocalCluster
+
+Packed = tuple[str, dict[str, bytes]]
+
+
+def refill_says(*arguments: str, environment: dict[str, str] | None = None) -> str:
+    """The one line that the command ends with; nothing else is printed."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("REFILL_", "AWS_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "refill_service.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=clean | {"AWS_EC2_METADATA_DISABLED": "true"} | (environment or {}),
+    )
+    lines = done.stderr.splitlines()
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 2, f"status {done.returncode}: {done.stdout}{done.stderr}"
+    assert len(lines) == 1, f"{len(lines)} lines in place of one:\n{done.stderr}"
+    assert lines[0].startswith("refill: "), lines[0]
+    assert done.stdout == ""
+    return lines[0]
+
+
+@pytest.fixture
+def dataset(packed: Packed, tmp_path: Path) -> Path:
+    """A copy of the packed dataset, to be spoilt."""
+    return Path(shutil.copytree(packed[0].removeprefix("file://"), tmp_path / "dataset"))
+
+
+def index_of(dataset: Path) -> Path:
+    return next(path for path in dataset.rglob("*") if path.is_file() and path.suffix != ".tar")
+
+
+def with_version(index: bytes, version: int) -> bytes:
+    """An index as another version would write it: the version follows the 8 bytes that all begin with."""
+    return index[:8] + version.to_bytes(4, "little") + index[12:]
+
+
+class TestCommands:
+    @pytest.mark.parametrize(
+        ("arguments", "parts"),
+        [
+            (["serve", "--memory-bytes", "lots"], ["memory_bytes", "REFILL_MEMORY_BYTES", "'lots'", "2GiB"]),
+            (["serve", "--port", "70000"], ["port", "65535"]),
+            (["serve", "--port", "1234", "--peer-port", "1234"], ["port and peer_port are both 1234"]),
+            (["serve", "--ordinal", "3"], ["ordinal is 3 but there are 1 pods"]),
+            (["serve", "--log-level", "loud"], ["log_level", "debug, info, warning or error"]),
+            (["serve", "--pod-urls", "refill:8000", "--peer-urls", "x"], ["'refill:8000' is not a URL"]),
+            (["serve", "--host", "no-such-host.invalid"], ["can't listen on no-such-host.invalid"]),
+            (["serve", "--memroy", "1GiB"], ["--memroy", "--help"]),
+            (["serve", "extra"], ["extra", "--help"]),
+            (["server"], ["server", "--help"]),
+            ([], ["COMMAND", "--help"]),
+            (["pack", "/somewhere"], ["DEST", "--help"]),
+            (["pack", "/no/such/folder", "file:///tmp/x"], ["/no/such/folder"]),
+            (["pack", "/tmp", "ftp://x/y"], ["'ftp://x/y' is not a URL of a store; write s3://bucket/prefix"]),
+            (["inspect", "s3:///prefix"], ["names no bucket; write s3://bucket/prefix"]),
+            (["inspect", "file://host/x"], ["three slashes"]),
+            (["inspect", "/no/such/dataset"], ["/no/such/dataset", "refill pack"]),
+        ],
+        ids=lambda value: " ".join(value)[:60] if value and isinstance(value, list) else "",
+    )
+    def test_one_line(self, arguments: list[str], parts: list[str]) -> None:
+        line = refill_says(*arguments)
+        for part in parts:
+            assert part in line, line
+
+    def test_a_setting_in_the_environment(self) -> None:
+        assert "setting wait_seconds (REFILL_WAIT_SECONDS)" in refill_says(
+            "serve", environment={"REFILL_WAIT_SECONDS": "soon"}
+        )
+        assert "REFILL_STORE_MAX_RETRIES" in refill_says(
+            "serve",
+            *("--port", str(free_port()), "--peer-port", str(free_port())),
+            environment={"REFILL_STORE_MAX_RETRIES": "some"},
+        )
+
+    @pytest.mark.parametrize("which", ["--port", "--peer-port"])
+    def test_a_port_in_use(self, which: str) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            ports = {"--port": str(free_port()), "--peer-port": str(free_port())} | {which: str(port)}
+            line = refill_says("serve", "--host", "127.0.0.1", *(word for pair in ports.items() for word in pair))
+        assert f"can't listen on 127.0.0.1:{port}: Address already in use; choose another port" in line
+
+    def test_an_empty_folder(self, tmp_path: Path) -> None:
+        empty = tmp_path / "empty"
+        empty.mkdir()
+        assert f"{empty} holds no files to pack" in refill_says("pack", str(empty), f"{tmp_path}/out", "--quiet")
+        assert ".tar" in refill_says("index", str(empty), "--quiet")
+
+    def test_a_dataset_that_is_there(self, dataset: Path, tmp_path: Path) -> None:
+        source = tmp_path / "source"
+        source.mkdir()
+        write_files(source, 3)
+        assert "--force" in refill_says("pack", str(source), str(dataset), "--quiet")
+
+    @pytest.mark.parametrize(
+        "spoil", [b"", b"\0", b"garbage" * 1000, os.urandom(5000)], ids=["empty", "0", "text", "random"]
+    )
+    def test_inspect_garbage(self, dataset: Path, spoil: bytes) -> None:
+        index_of(dataset).write_bytes(spoil)
+        assert index_of(dataset).name in refill_says("inspect", str(dataset))
+
+    def test_an_index_of_another_version(self, dataset: Path) -> None:
+        index = index_of(dataset)
+        index.write_bytes(with_version(index.read_bytes(), 99))
+        line = refill_says("inspect", str(dataset))
+        assert "version 99" in line, line
+
+    def test_a_missing_bucket(self, s3_server: S3Server) -> None:
+        line = refill_says("inspect", "s3://no-such-bucket-here/x", environment=s3_server.environment)
+        assert "no bucket 'no-such-bucket-here'" in line
+
+    def test_no_permission(self, s3_server: S3Server, tmp_path: Path) -> None:
+        bucket = s3_server.new_bucket()
+        write_files(tmp_path, 3)
+        with gate(s3_server.endpoint_url, "--secret", "other=secret", "--read-only", "test=test-secret") as endpoint:
+            environment = s3_server.environment | {"AWS_ENDPOINT_URL": endpoint}
+            line = refill_says("pack", str(tmp_path), f"s3://{bucket}/x", "--quiet", environment=environment)
+            assert bucket in line
+            environment["AWS_SECRET_ACCESS_KEY"] = "wrong"
+            line = refill_says("inspect", f"s3://{bucket}/x", environment=environment)
+            assert bucket in line
+
+    def test_no_server(self) -> None:
+        endpoint = f"http://127.0.0.1:{free_port()}"
+        environment = {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "y",
+            "REFILL_STORE_MAX_RETRIES": "1",
+        }
+        assert endpoint in refill_says("inspect", "s3://bucket/x", environment=environment)
+
+
+@pytest.fixture(scope="module")
+def pod(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with (
+        gate(s3_server.endpoint_url, "--secret", "other=secret") as endpoint,
+        LocalCluster(
+            2,
+            tmp_path_factory.mktemp("pods"),
+            {"memory_bytes": "4MiB"},
+            s3_server.environment | {"AWS_ENDPOINT_URL": endpoint},
+        ) as denied,
+    ):
+        yield denied
+
+
+class TestTraining:
+    """Through refill.CacheDataset, as a training script meets it."""
+
+    def says(self, kind: type[RefillError], url: str, dataset: str, **settings: Any) -> str:
+        settings = {"job": f"bad-{uuid.uuid4().hex[:8]}", "rank": 0, "timeout_seconds": 1} | settings
+        with pytest.raises(RefillError) as caught:
+            len(refill.CacheDataset(url, dataset=dataset, **settings))
+        assert type(caught.value) is kind, repr(caught.value)
+        assert "\n" not in str(caught.value)
+        assert str(caught.value)
+        return str(caught.value)
+
+    @pytest.mark.parametrize(
+        "url",
+        ["refill:8000", "", "http://", "http://x:port", "http://x:99999", "http://[::1", "ftp://x", "http://x/path"],
+    )
+    def test_a_wrong_service_url(self, url: str) -> None:
+        assert "is not the URL of a service, like http://refill:8000" in self.says(InvalidInput, url, "file:///x")
+
+    def test_an_unreachable_pod(self) -> None:
+        url = f"http://127.0.0.1:{free_port()}"
+        assert f"{url}/v1/jobs/" in self.says(PodUnreachable, url, "file:///x")
+
+    def test_something_else_answers(self, s3_server: S3Server) -> None:
+        assert s3_server.endpoint_url in self.says(InvalidInput, s3_server.endpoint_url, "file:///x")
+
+    def test_a_wrong_dataset_url(self, three_pods: LocalCluster) -> None:
+        url = three_pods.pod_urls[1]
+        assert "write s3://bucket/prefix or file:///folder" in self.says(InvalidInput, url, "data/imagenet")
+        assert "refill pack" in self.says(DatasetNotFound, url, "file:///no/such/dataset")
+
+    def test_a_missing_bucket_or_permission(self, pod: LocalCluster, s3_server: S3Server, tmp_path: Path) -> None:
+        assert "s3://" in self.says(StoreDenied, pod.pod_urls[1], f"s3://{s3_server.new_bucket()}/x")
+        with LocalCluster(1, tmp_path, environment=s3_server.environment) as cluster:
+            assert "no-such-bucket" in self.says(StoreNotFound, cluster.pod_urls[0], "s3://no-such-bucket/x")
+
+    def test_a_chunk_size_larger_than_a_blob(self, three_pods: LocalCluster, packed: Packed) -> None:
+        line = self.says(InvalidInput, three_pods.pod_urls[2], packed[0], chunk_size=1000)
+        assert "chunk size 1000 is larger than every blob" in line
+        assert "choose chunk_size <=" in line
+
+    def test_memory_too_small_for_one_chunk(self, three_pods: LocalCluster, packed: Packed) -> None:
+        job = f"bad-{uuid.uuid4().hex[:8]}"
+        url = three_pods.pod_urls[1]
+        line = self.says(MemoryTooSmall, url, packed[0], chunk_size=64, memory_bytes=50_000, job=job)
+        assert "raise REFILL_MEMORY_BYTES or lower chunk_size" in line
+        # What the line says to do works, under the same name.
+        better = refill.CacheDataset(url, dataset=packed[0], job=job, chunk_size=2, memory_bytes=50_000, rank=0)
+        assert len(better) == 1000
+        better.end_job()
+
+    @pytest.mark.parametrize("rank", [0, 1, 2])
+    def test_one_name_and_other_settings(self, three_pods: LocalCluster, job: dict[str, Any], rank: int) -> None:
+        rank_of(three_pods, job).info()
+        settings = {name: job[name] for name in ("chunk_size", "memory_bytes")}
+        line = self.says(
+            JobConflict, three_pods.pod_urls[rank], job["dataset"], job=job["name"], seed=5, world_size=3, **settings
+        )
+        assert "world_size: 1, 3; seed: 0, 5" in line
+        assert "use another name, or end that job first" in line
+
+    def test_two_who_begin_at_once_with_other_settings(self, three_pods: LocalCluster, job: dict[str, Any]) -> None:
+        def register(seed: int) -> type | None:
+            try:
+                rank_of(three_pods, job | {"seed": seed}).info()
+            except RefillError as error:
+                return type(error)
+            return None
+
+        with ThreadPoolExecutor(8) as pool:
+            ends = list(pool.map(register, [1, 2] * 4))
+        assert ends.count(None) == 4, ends
+        assert ends.count(JobConflict) == 4, ends
+
+    def test_a_wrong_rank(self, three_pods: LocalCluster, job: dict[str, Any]) -> None:
+        with pytest.raises(InvalidInput, match=r"rank 3 asks, but job .* was registered for world_size 1"):
+            rank_of(three_pods, job, rank=3).batch(0, np.arange(3))
+
+    @pytest.mark.parametrize("spoil", ["garbage", "truncated", "version"])
+    def test_a_bad_index(self, three_pods: LocalCluster, dataset: Path, spoil: str) -> None:
+        index = index_of(dataset)
+        data = index.read_bytes()
+        index.write_bytes(
+            {"garbage": os.urandom(5000), "truncated": data[:-100], "version": with_version(data, 99)}[spoil]
+        )
+        kind = IndexVersionUnsupported if spoil == "version" else IndexDamaged
+        assert index.name in self.says(kind, three_pods.pod_urls[0], dataset.as_uri(), chunk_size=16)
+
+    def test_packed_again_while_a_job_runs(
+        self, three_pods: LocalCluster, job: dict[str, Any], dataset: Path, tmp_path: Path
+    ) -> None:
+        job["dataset"] = dataset.as_uri()
+        rank = rank_of(three_pods, job, timeout_seconds=1)
+        rank.batch(0, np.arange(50))
+        source = tmp_path / "other"
+        source.mkdir()
+        write_files(source, 900, seed=2)
+        arguments = ["pack", str(source), str(dataset), "--force", "--quiet", "--blob-size", "300KB"]
+        subprocess.run([sys.executable, "-m", "refill_service.cli", *arguments], check=True, capture_output=True)
+        errors = []
+        for start in range(50, 1000, 50):
+            try:
+                rank.batch(0, np.arange(start, start + 50))
+            except SampleDamaged as error:
+                errors.append(error)
+        assert errors, "bytes of another dataset were delivered"
+        assert all(dataset.as_uri() in str(error) for error in errors)

@@ -1,0 +1,393 @@
+"""What a pod answers to whatever is sent to it: one JSON line and a 4xx for nonsense, and nothing has changed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import struct
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch
+
+from refill.errors import EpochNotReady, InvalidInput, MemoryTooSmall, UnknownJob
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.wire_format import MAX_BATCH, BatchRequest
+from refill_service.demo.local_cluster import LocalCluster
+
+Packed = tuple[str, dict[str, bytes]]
+REQUEST = struct.Struct("<4sIIIQQQd")
+
+
+@pytest.fixture
+def running(three_pods: LocalCluster, job: dict[str, Any]) -> Iterator[str]:
+    """URL of a job with two ranks, in the middle of its first epoch; after the test the epochs are still whole."""
+    job |= {"world_size": 2}
+    ranks = [rank_of(three_pods, job, rank) for rank in range(2)]
+    first = [rank.batch(0, np.arange(100)).sample_ids.tolist() for rank in ranks]
+    yield f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}"
+    for epoch in range(2):
+        ids = [[x for b in whole_epoch(rank, epoch) for x in b.sample_ids.tolist()] for rank in ranks]
+        assert sorted(ids[0] + ids[1]) == list(range(NUM_SAMPLES)), f"epoch {epoch} is not exactly once any more"
+        if epoch == 0:
+            assert [each[:100] for each in ids] == first, "what was delivered before has changed"
+
+
+def refused(answer: httpx.Response, statuses: tuple[int, ...] = (400,)) -> str:
+    """The message of a refusal, which is JSON and one line."""
+    assert answer.status_code in statuses, f"{answer.request.url}: {answer.status_code} {answer.text[:300]}"
+    body = answer.json()
+    assert set(body) == {"error", "message", "details"}, f"{answer.request.url}: {body}"
+    assert body["message"]
+    assert "\n" not in body["message"]
+    assert len(body["message"]) < 1000
+    return str(body["message"])
+
+
+def request(epoch: int = 0, rank: int = 0, positions: Any = (0,), **fields: Any) -> bytes:
+    return BatchRequest(epoch, rank, np.array(positions, dtype=np.int64), **fields).encode()
+
+
+BAD_BATCHES: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "shorter than its 48-byte header"),
+    "text": (b"{}" * 100, "not a request of this version"),
+    "truncated head": (request()[:20], "shorter than"),
+    "truncated positions": (request(positions=range(10))[:-3], "can't hold the 10 positions"),
+    "one too many": (request() + b"\0" * 8, "can't hold the 1 positions"),
+    "no positions": (REQUEST.pack(b"RFQ1", 0, 0, 0, 0, 0, 0, 0.0), "can't hold the 0 positions"),
+    "counts more than it holds": (REQUEST.pack(b"RFQ1", 0, 0, 2**32 - 1, 0, 0, 0, 0.0), "can't hold"),
+    "of another version": (b"RFQ9" + request()[4:], "not a request of this version"),
+    "negative position": (request(positions=[3, -1]), "position -1; positions start at 0"),
+    "position twice": (request(positions=[3, 3]), "a position twice"),
+    "position past the end": (request(positions=[500]), "rank 0 asks for position 500, but epoch 0"),
+    "largest position": (request(positions=[2**63 - 1]), "rank 0 asks for position"),
+    "past the end, later epoch": (request(7, positions=[500]), "rank 0 asks for position 500, but epoch 7"),
+    "wrong rank": (request(rank=2), "rank 2 asks, but job"),
+    "largest rank": (request(rank=2**32 - 1), "world_size 2"),
+    "too long": (b"RFQ1" + bytes(8 * MAX_BATCH + 100), "longer than"),
+}
+
+
+def test_bad_batches(running: str) -> None:
+    for name, (body, message) in BAD_BATCHES.items():
+        said = refused(httpx.post(f"{running}/batch", content=body))
+        assert message in said, f"{name}: {said}"
+
+
+def test_a_refused_request_does_not_move_its_rank_on(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+    """A position past the end, in a later epoch: owners must still wait for the rank in the epoch that it is in."""
+    job |= {"world_size": 2}
+    ranks = [rank_of(three_pods, job, rank, timeout_seconds=0) for rank in range(2)]
+    ranks[0].batch(0, np.arange(100))
+    whole_epoch(ranks[1], 0)
+    with pytest.raises(InvalidInput, match="has 500 positions"):
+        ranks[0].batch(7, np.array([500]))
+    with pytest.raises(EpochNotReady, match="waits for rank 0 to finish epoch 0"):
+        ranks[1].batch(1, np.arange(10))
+    assert len(ranks[0].batch(0, np.arange(100, 500)).payloads) == 400, "the rank can't finish its epoch"
+
+
+def test_random_bytes_to_every_bulk_route(running: str, three_pods: LocalCluster) -> None:
+    name = running.rpartition("/")[2]
+    incarnation = httpx.get(running).json()["incarnation"]
+    peer = f"http://127.0.0.1:{three_pods._ports[1][1]}/peer/v1/jobs/{name}"
+    query = f"?incarnation={incarnation}&pod=0"
+    http1, http2 = httpx.Client(), PriorKnowledge()
+    good = request(positions=range(20))
+
+    @st.composite
+    def damaged(draw: Callable[..., Any]) -> bytes:
+        body = bytearray(good)
+        for _ in range(draw(st.integers(1, 3))):
+            body[draw(st.integers(0, len(body) - 1))] = draw(st.integers(0, 255))
+        return bytes(body[: draw(st.integers(0, len(body)))])
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.binary(max_size=100) | damaged(), st.sampled_from(["batch", "samples", "epochs/0/ranks/0/trace"]))
+    def send(body: bytes, route: str) -> None:
+        try:
+            BatchRequest.decode(body)
+        except Exception:
+            pass
+        else:
+            return  # happens to be a request
+        if route == "samples" and len(body) % 8 == 0:
+            return
+        method = "PUT" if route.endswith("trace") else "POST"
+        refused(http1.request(method, f"{running}/{route}", content=body))
+        status, answer = http2.send(method, f"{peer}/{route.replace('batch', 'take')}{query}", body)
+        assert 400 <= status < 500, f"peer route {route}: {status} {answer[:200]!r}"
+
+    send()
+    for body, _ in BAD_BATCHES.values():
+        status, answer = http2.send("POST", f"{peer}/take{query}", body)
+        assert status == 400, f"{status} {answer[:200]!r}"
+    http2.close()
+
+
+class PriorKnowledge:
+    """One HTTP/2 request at a time, as pods send them."""
+
+    def __init__(self) -> None:
+        from pyreqwest.client import SyncClientBuilder
+
+        self._client = SyncClientBuilder().http2_prior_knowledge().build()
+
+    def send(self, method: str, url: str, body: bytes) -> tuple[int, bytes]:
+        kind = "application/octet-stream" if "?" in url else "application/json"
+        response = self._client.request(method, url).header("content-type", kind).body_bytes(body).build().send()
+        return response.status, bytes(response.bytes())
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"ahead_from": 2**64 - 1}, {"room_bytes": 2**64 - 1}, {"started_below": 2**64 - 1}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_numbers_between_pods_that_do_not_fit(running: str, three_pods: LocalCluster, fields: dict[str, int]) -> None:
+    peer = f"http://127.0.0.1:{three_pods._ports[1][1]}/peer/v1/jobs/{running.rpartition('/')[2]}"
+    incarnation = httpx.get(running).json()["incarnation"]
+    status, answer = PriorKnowledge().send(
+        "POST", f"{peer}/take?incarnation={incarnation}&pod=0", request(positions=[400], **fields)
+    )
+    assert status == 400, f"{status} {answer[:200]!r}"
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"{", b'{"spec": 1}', b'{"spec": {"name": 1}}', b"\xff"])
+def test_bad_registrations_between_pods(three_pods: LocalCluster, body: bytes) -> None:
+    url = f"http://127.0.0.1:{three_pods._ports[1][1]}/peer/v1/jobs/x"
+    status, answer = PriorKnowledge().send("PUT", url, body)
+    assert status == 400, f"{status} {answer[:200]!r}"
+
+
+def test_exact_samples(running: str) -> None:
+    assert "not a list of 8-byte integers" in refused(httpx.post(f"{running}/samples", content=b"123"))
+    for wrong in (-1, NUM_SAMPLES, 2**63 - 1, -(2**63)):
+        message = refused(httpx.post(f"{running}/samples", content=np.array([0, wrong]).tobytes()))
+        assert message == f"there is no sample {wrong}; the dataset has samples 0 to {NUM_SAMPLES - 1}"
+    assert httpx.post(f"{running}/samples", content=b"").status_code == 200
+
+
+def test_traces(running: str) -> None:
+    body = np.arange(5).tobytes()
+    assert "order 'keyed'" in refused(httpx.put(f"{running}/epochs/0/ranks/0/trace", content=body))
+    for path in (
+        "epochs/-1/ranks/0",
+        "epochs/0/ranks/-1",
+        "epochs/x/ranks/0",
+        f"epochs/{2**31}/ranks/0",
+        "epochs/1.5/ranks/0",
+    ):
+        refused(httpx.put(f"{running}/{path}/trace", content=body))
+    for epoch in ("-1", "x", str(2**40)):
+        assert "epoch" in refused(httpx.get(f"{running}/epochs/{epoch}"))
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (b"", "body"),
+        (b"{", "body"),
+        (b"\xff\xfe", "body"),
+        (b"[1]", "body"),
+        (b"null", "body"),
+        (b'{"dataset": 7}', "job setting dataset must be str, got 7"),
+        (b"{}", "job setting dataset is missing"),
+        (b'{"dataset": "file:///x", "chunks": 1}', "unknown job setting 'chunks'; there are: chunk_size"),
+        (b'{"dataset": "file:///x", "chunk_size": "64"}', "job setting chunk_size must be int, got '64'"),
+        (b'{"dataset": "file:///x", "chunk_size": 64.0}', "job setting chunk_size must be int"),
+        (b'{"dataset": "file:///x", "chunk_size": 0}', "job setting chunk_size must be 1 to 65536, got 0"),
+        (b'{"dataset": "file:///x", "world_size": -1}', "job setting world_size must be 1 to"),
+        (b'{"dataset": "file:///x", "shuffle": 1}', "job setting shuffle must be bool"),
+        (b'{"dataset": "file:///x", "seed": ' + b"9" * 5000 + b"}", ""),
+        (b'{"dataset": "file:///x", "policy": "lru2"}', "job setting policy must be redox"),
+        (b'{"dataset": "file:///x", "name": "other"}', "the URL names job 'bad' and the body 'other'"),
+        (b'{"dataset": "file:///a\\u0000b"}', ""),
+        (b'{"dataset": "file:///\\ud800"}', ""),
+        (b'{"dataset": "ftp://x/y"}', "is not a URL of a store"),
+        (b'{"dataset": "file://x/y"}', "a file URL has three slashes"),
+        (b'{"dataset": "s3://"}', "names no bucket"),
+        (b'{"dataset": ""}', "is not a URL of a store"),
+    ],
+    ids=lambda value: value[:60].decode("latin-1") if isinstance(value, bytes) else "",
+)
+@pytest.mark.parametrize("pod", [0, 1])
+def test_bad_registrations(three_pods: LocalCluster, sent: bytes, message: str, pod: int) -> None:
+    answer = httpx.put(
+        f"{three_pods.pod_urls[pod]}/v1/jobs/bad", content=sent, headers={"content-type": "application/json"}
+    )
+    assert message in refused(answer, (400, 404))
+    for url in three_pods.pod_urls:
+        assert all(known["spec"]["name"] != "bad" for known in httpx.get(f"{url}/v1/jobs").json())
+
+
+@pytest.mark.parametrize("name", ["-x", "a b", "%3F", "%00", "%2e%2e%2fx", "é", "x" * 129])
+def test_bad_names(three_pods: LocalCluster, packed: Packed, name: str) -> None:
+    url = f"{three_pods.pod_urls[0]}/v1/jobs/{name}"
+    refused(httpx.put(url, json={"dataset": packed[0]}), (400, 404))
+    refused(httpx.get(url), (400, 404))
+    refused(httpx.delete(url), (400, 404))
+    refused(httpx.post(f"{url}/batch", content=request()), (400, 404))
+
+
+def test_unknown_jobs_paths_and_methods(three_pods: LocalCluster) -> None:
+    url = three_pods.pod_urls[0]
+    for answer in (
+        httpx.get(f"{url}/v1/jobs/none"),
+        httpx.delete(f"{url}/v1/jobs/none"),
+        httpx.post(f"{url}/v1/jobs/none/batch", content=request()),
+        httpx.post(f"{url}/v1/jobs/none/samples", content=b""),
+        httpx.put(f"{url}/v1/jobs/none/epochs/0/ranks/0/trace", content=b""),
+        httpx.get(f"{url}/v1/jobs/none/epochs/0"),
+    ):
+        assert "none" in refused(answer, (404,))
+        assert answer.json()["error"] == UnknownJob.__name__
+    refused(httpx.get(f"{url}/v2/jobs"), (404,))
+    refused(httpx.post(f"{url}/v1/jobs"), (405,))
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {},
+        {"rank": -1, "data_wait_seconds": 1, "samples": 1, "bytes": 1},
+        {"rank": 2, "data_wait_seconds": 1, "samples": 1, "bytes": 1},
+        {"rank": 0, "data_wait_seconds": -1, "samples": 1, "bytes": 1},
+        {"rank": 0, "data_wait_seconds": 1, "samples": "many", "bytes": 1},
+    ],
+    ids=str,
+)
+def test_bad_reports(running: str, three_pods: LocalCluster, report: dict[str, Any]) -> None:
+    refused(httpx.post(f"{running}/report", json=report))
+    refused(httpx.post(f"{running}/report", content=b'{"rank": 0, "data_wait_seconds": NaN, "samples": 1, "bytes": 1}'))
+    assert metric(three_pods.pod_urls[0], "refill_client_samples_total", job=running.rpartition("/")[2]) == 0
+
+
+def test_openapi_lists_every_client_route(three_pods: LocalCluster) -> None:
+    from refill_service.app import client_app
+    from refill_service.cache_node import CacheNode
+    from refill_service.http_routes import client_routes
+    from refill_service.settings import load_settings
+
+    url = three_pods.pod_urls[0]
+    paths = httpx.get(f"{url}/openapi.json").json()["paths"]
+    node = CacheNode(load_settings())
+    routes = {
+        (route.path, method.lower())  # type: ignore[attr-defined]
+        for route in client_routes(node).routes
+        for method in route.methods  # type: ignore[attr-defined]
+    }
+    assert routes == {(path, method) for path, methods in paths.items() for method in methods}
+    assert len(routes) >= 12
+    assert all(answer.get("summary") for methods in paths.values() for answer in methods.values())
+    assert client_app(node).title == "refill"
+    docs = httpx.get(f"{url}/docs")
+    assert docs.status_code == 200
+    assert "openapi.json" in docs.text
+
+
+def test_health(three_pods: LocalCluster) -> None:
+    for ordinal, url in enumerate(three_pods.pod_urls):
+        assert httpx.get(f"{url}/healthz").json() == {"status": "ok"}
+        assert httpx.get(f"{url}/readyz").json() == {"status": "ready", "ordinal": ordinal, "pods": 3}
+
+
+def test_memory_of_a_job_is_held_and_freed(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+    url, big = three_pods.pod_urls[0], job | {"memory_bytes": 3 * 2**20}
+    first, second = rank_of(three_pods, big), rank_of(three_pods, big | {"name": big["name"] + "-2"})
+    whole_epoch(first, 0)
+    with pytest.raises(MemoryTooSmall, match=rf"memory too small: .*{job['name']} 3,145,728") as caught:
+        second.info()
+    assert "\n" not in str(caught.value)
+    assert httpx.delete(f"{url}/v1/jobs/{job['name']}").json() == {"removed": True}
+    for pod in three_pods.pod_urls:
+        assert metric(pod, "refill_resident_bytes") == 0, f"{pod} keeps bytes of a job that has ended"
+        assert metric(pod, "refill_jobs") == 0
+    second.info()
+    second.end_job()
+
+
+def test_a_refused_registration_leaves_nothing_behind(
+    three_pods: LocalCluster, job: dict[str, Any], packed: Packed
+) -> None:
+    """One pod has no memory left: the others must not keep the job, so that it can be tried with other settings."""
+    # Registered on pod 2 only, as if pods had different shares of their memory taken.
+    spec = JobSpec.from_dict({"name": "takes-all", "dataset": packed[0], "chunk_size": 16, "memory_bytes": 4_000_000})
+    body = json.dumps({"spec": spec.to_dict()}).encode()
+    client, peer = PriorKnowledge(), f"http://127.0.0.1:{three_pods._ports[2][1]}/peer/v1/jobs/takes-all"
+    status, answer = client.send("PUT", peer, body)
+    assert status == 200, answer
+    try:
+        for pod in range(3):
+            refusal = httpx.put(f"{three_pods.pod_urls[pod]}/v1/jobs/{job['name']}", json=job)
+            assert "pod 2 has" in refused(refusal)
+            for url in three_pods.pod_urls[:2]:
+                assert httpx.get(f"{url}/v1/jobs").json() == [], "a pod keeps a job that another has refused"
+        smaller = rank_of(three_pods, job | {"memory_bytes": 150_000, "chunk_size": 8})
+        assert len(smaller.batch(0, np.arange(10)).payloads) == 10
+    finally:
+        assert client.send("DELETE", peer, b"")[0] == 200
+
+
+def test_registering_at_once_from_many_ranks(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+    """Through different pods: one job, one incarnation."""
+    settings_sent = job | {"world_size": 24}
+
+    def register(rank: int) -> Any:
+        return httpx.put(f"{three_pods.pod_urls[rank % 3]}/v1/jobs/{job['name']}", json=settings_sent, timeout=30)
+
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(register, range(24)))
+    assert {answer.status_code for answer in answers} == {200}, [answer.text for answer in answers]
+    assert len({answer.json()["incarnation"] for answer in answers}) == 1, "ranks got different incarnations"
+    known = [httpx.get(f"{url}/v1/jobs/{job['name']}").json()["incarnation"] for url in three_pods.pod_urls]
+    assert set(known) == {answers[0].json()["incarnation"]}
+
+
+def test_idle_jobs_are_removed(packed: Packed, tmp_path: Path) -> None:
+    with LocalCluster(1, tmp_path, {"memory_bytes": "4MiB", "job_idle_seconds": 1}) as cluster:
+        url = cluster.pod_urls[0]
+        settings_sent = {"name": "idle", "dataset": packed[0], "chunk_size": 16, "memory_bytes": 4_000_000}
+        rank_of(cluster, settings_sent).batch(0, np.arange(100))
+        assert metric(url, "refill_resident_bytes") > 0
+        deadline = time.monotonic() + 10
+        while metric(url, "refill_jobs"):
+            assert time.monotonic() < deadline, "a job that nobody asks anything of is still there"
+            time.sleep(0.1)
+        assert metric(url, "refill_resident_bytes") == 0
+        other = rank_of(cluster, settings_sent | {"name": "next", "seed": 1})
+        assert other.info()["memory_bytes"] == 4_000_000, "the idle job's memory was not freed"
+
+
+def test_a_connection_that_is_cut_in_the_middle_of_a_request(running: str) -> None:
+    parts = urlsplit(running)
+    for _ in range(5):
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5)
+        connection.putrequest("POST", f"{parts.path}/batch")
+        connection.putheader("Content-Length", "1000")
+        connection.endheaders(random.randbytes(random.randint(0, 999)))
+        connection.close()
+    assert httpx.get(running).status_code == 200
+
+
+def test_another_incarnation_is_refused(running: str) -> None:
+    for answer in (
+        httpx.post(f"{running}/batch?incarnation={uuid.uuid4().hex}", content=request()),
+        httpx.post(f"{running}/samples?incarnation=", content=b""),
+    ):
+        assert "begun" in refused(answer, (409,)) or "registered again" in answer.text
+        assert answer.json()["error"] == "JobLost"

@@ -1,0 +1,169 @@
+"""The gate in front of the store: what fits goes in, in the order of asking, and no cancellation loses room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refill_service.byte_gate import ByteGate
+
+
+class Visitor:
+    """Someone at the gate: ``inside`` is set once it is let in; it leaves when told, or is cancelled."""
+
+    def __init__(self, gate: ByteGate, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.inside = asyncio.Event()
+        self._leave = asyncio.Event()
+        self.task = asyncio.create_task(self._visit(gate))
+
+    async def _visit(self, gate: ByteGate) -> None:
+        async with gate.passage(self.size_bytes):
+            self.inside.set()
+            try:
+                await self._leave.wait()
+            finally:
+                self.inside.clear()
+
+    def leave(self) -> None:
+        self._leave.set()
+
+
+async def settle() -> None:
+    """Let every task go on until none can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_lets_in_what_fits_in_the_order_of_asking() -> None:
+    async def run() -> None:
+        gate = ByteGate(100)
+        first, second, third, small = (Visitor(gate, size) for size in (60, 40, 50, 1))
+        await settle()
+        assert first.inside.is_set(), "an empty gate refused what fits"
+        assert second.inside.is_set(), "60 + 40 bytes fit under 100"
+        assert not third.inside.is_set(), "150 bytes inside a gate of 100"
+        assert not small.inside.is_set(), "a small one overtook one that waits: large ones would wait for ever"
+        assert gate.used_bytes == 100
+        first.leave()
+        await settle()
+        assert third.inside.is_set(), "room was free and the first that waits was not let in"
+        assert gate.used_bytes == 90 + 1, "the one behind fits too"
+        for visitor in (second, third, small):
+            visitor.leave()
+        await asyncio.gather(first.task, second.task, third.task, small.task)
+        assert gate.used_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_what_is_larger_than_the_gate_goes_alone() -> None:
+    async def run() -> None:
+        gate = ByteGate(100)
+        before, large, after = (Visitor(gate, size) for size in (10, 1000, 10))
+        await settle()
+        assert (before.inside.is_set(), large.inside.is_set(), after.inside.is_set()) == (True, False, False)
+        before.leave()
+        await settle()
+        assert (large.inside.is_set(), after.inside.is_set()) == (True, False), "the large one must be alone"
+        large.leave()
+        await settle()
+        assert after.inside.is_set()
+        after.leave()
+        await asyncio.gather(before.task, large.task, after.task)
+        assert gate.used_bytes == 0
+
+    asyncio.run(run())
+
+
+def _waiting(inside: Visitor, first: Visitor, second: Visitor) -> None:
+    first.task.cancel()
+
+
+def _inside(inside: Visitor, first: Visitor, second: Visitor) -> None:
+    inside.task.cancel()
+
+
+def _waiting_while_room_comes_free(inside: Visitor, first: Visitor, second: Visitor) -> None:
+    inside.leave()
+    first.task.cancel()
+
+
+def _all_at_once(inside: Visitor, first: Visitor, second: Visitor) -> None:
+    for visitor in (inside, first, second):
+        visitor.task.cancel()
+
+
+def _the_last_first(inside: Visitor, first: Visitor, second: Visitor) -> None:
+    for visitor in (second, first, inside):
+        visitor.task.cancel()
+
+
+@pytest.mark.parametrize(
+    "cancel",
+    [_waiting, _inside, _waiting_while_room_comes_free, _all_at_once, _the_last_first],
+    ids=lambda f: f.__name__,
+)
+def test_a_cancellation_loses_no_room(cancel: Callable[[Visitor, Visitor, Visitor], None]) -> None:
+    async def run() -> None:
+        gate = ByteGate(100)
+        visitors = [Visitor(gate, 80) for _ in range(3)]
+        await settle()
+        cancel(*visitors)
+        for visitor in visitors:
+            visitor.leave()
+        ends = await asyncio.gather(*(visitor.task for visitor in visitors), return_exceptions=True)
+        wrong = [end for end in ends if end is not None and not isinstance(end, asyncio.CancelledError)]
+        assert not wrong, f"a cancelled visit ended with {wrong[0]!r}"
+        assert gate.used_bytes == 0, f"{gate.used_bytes} bytes are counted as inside, and nobody is"
+        await asyncio.wait_for(visit(gate, 100), 1)
+
+    asyncio.run(run())
+
+
+def test_an_error_inside_frees_the_room() -> None:
+    async def run() -> None:
+        gate = ByteGate(10)
+        with pytest.raises(OSError, match="store"):
+            async with gate.passage(10):
+                raise OSError("store")
+        await asyncio.wait_for(visit(gate, 10), 1)
+
+    asyncio.run(run())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["come", "leave", "cancel", "go on"]), st.integers(0, 120)), max_size=40))
+def test_never_more_inside_than_the_limit_and_nothing_left_behind(steps: list[tuple[str, int]]) -> None:
+    async def run() -> None:
+        gate, visitors = ByteGate(100), []
+        for step, number in steps:
+            if step == "come":
+                visitors.append(Visitor(gate, number))
+            elif step == "go on":
+                await settle()
+            elif visitors:
+                visitor = visitors[number % len(visitors)]
+                visitor.leave() if step == "leave" else visitor.task.cancel()
+            sizes = [visitor.size_bytes for visitor in visitors if visitor.inside.is_set()]
+            assert sum(sizes) <= 100 or sum(size > 0 for size in sizes) == 1, f"{sizes} are inside a gate of 100"
+        for visitor in visitors:
+            visitor.leave()
+        ends = await asyncio.wait_for(asyncio.gather(*(v.task for v in visitors), return_exceptions=True), 2)
+        assert all(end is None or isinstance(end, asyncio.CancelledError) for end in ends), ends
+        assert gate.used_bytes == 0, f"{gate.used_bytes} bytes stay counted after all have left"
+
+    asyncio.run(run())
+
+
+def visit(gate: ByteGate, size_bytes: int) -> Coroutine[Any, Any, None]:
+    async def through() -> None:
+        async with gate.passage(size_bytes):
+            pass
+
+    return through()

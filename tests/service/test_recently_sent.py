@@ -1,0 +1,56 @@
+"""What has just left: kept up to a limit in bytes, the oldest goes first."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refill_service.recently_sent import RecentlySent
+
+
+def test_keeps_what_left_last_up_to_the_limit() -> None:
+    recent = RecentlySent(10)
+    recent.put(0, [1, 2, 3], [b"aaaa", b"bbbb", b"cccc"])
+    assert recent.get(0, 1) is None, "12 bytes were kept under a limit of 10"
+    assert (recent.get(0, 2), recent.get(0, 3)) == (b"bbbb", b"cccc")
+    assert recent.used_bytes == 8
+
+
+def test_epochs_are_told_apart() -> None:
+    recent = RecentlySent(100)
+    recent.put(0, [1], [b"old"])
+    recent.put(1, [1], [b"new"])
+    assert (recent.get(0, 1), recent.get(1, 1), recent.get(2, 1)) == (b"old", b"new", None)
+
+
+def test_put_twice_is_counted_once() -> None:
+    recent = RecentlySent(100)
+    for _ in range(3):
+        recent.put(0, [1], [b"sample"])
+    assert recent.used_bytes == 6
+
+
+def test_larger_than_the_limit_is_not_kept() -> None:
+    recent = RecentlySent(5)
+    recent.put(0, [1], [b"longer than that"])
+    assert recent.get(0, 1) is None
+    assert recent.used_bytes == 0
+
+
+def test_clear() -> None:
+    recent = RecentlySent(100)
+    recent.put(0, [1, 2], [b"a", b"b"])
+    recent.clear()
+    assert recent.used_bytes == 0
+    assert recent.get(0, 1) is None
+
+
+@given(st.integers(0, 50), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 30))))
+def test_limit_holds_and_the_count_is_right(limit: int, puts: list[tuple[int, int, int]]) -> None:
+    recent = RecentlySent(limit)
+    sizes = {}
+    for epoch, sample, size in puts:
+        size = sizes.setdefault((epoch, sample), size)
+        recent.put(epoch, [sample], [b"x" * size])
+        kept = sum(len(recent.get(*key) or b"") for key in sizes)
+        assert kept == recent.used_bytes <= limit, f"{kept} bytes kept, {recent.used_bytes} counted, limit {limit}"
