@@ -135,13 +135,16 @@ def damage_in(rank: PodConnection, length: int) -> tuple[list[SampleDamaged], li
     return errors, ids
 
 
+@pytest.mark.parametrize("policy", ["redox", "drain"])
 @pytest.mark.parametrize("home", [0, 1, 2])
-def test_flipped_bytes_are_named_and_the_rest_comes(three_pods: LocalCluster, damaged: Path, home: int) -> None:
+def test_flipped_bytes_are_named_and_the_rest_comes(
+    three_pods: LocalCluster, damaged: Path, home: int, policy: str
+) -> None:
     data = bytearray(damaged.read_bytes())
     for place in (1000, len(data) // 2):
         data[place] ^= 0xFF
     damaged.write_bytes(data)
-    job = settings_of(dataset_url(damaged))
+    job = settings_of(dataset_url(damaged), policy=policy)
     rank = PodConnection(three_pods.pod_urls[home], rank_of(three_pods, job).spec, 0, three_pods.pod_urls[home], 5)
     errors, ids = damage_in(rank, NUM_SAMPLES)
     try:
@@ -163,11 +166,12 @@ def test_flipped_bytes_are_named_and_the_rest_comes(three_pods: LocalCluster, da
         end(three_pods, job)
 
 
-def test_a_truncated_blob(three_pods: LocalCluster, damaged: Path) -> None:
+@pytest.mark.parametrize("policy", ["redox", "drain"])
+def test_a_truncated_blob(three_pods: LocalCluster, damaged: Path, policy: str) -> None:
     size = damaged.stat().st_size
     with damaged.open("r+b") as file:
         file.truncate(size // 2)
-    job = settings_of(dataset_url(damaged))
+    job = settings_of(dataset_url(damaged), policy=policy)
     rank = rank_of(three_pods, job)
     errors, ids = damage_in(rank, NUM_SAMPLES)
     try:
@@ -181,11 +185,12 @@ def test_a_truncated_blob(three_pods: LocalCluster, damaged: Path) -> None:
         end(three_pods, job)
 
 
-def test_a_batch_with_a_damaged_sample_loses_no_memory(three_pods: LocalCluster, damaged: Path) -> None:
+@pytest.mark.parametrize("policy", ["redox", "drain"])
+def test_a_batch_with_a_damaged_sample_loses_no_memory(three_pods: LocalCluster, damaged: Path, policy: str) -> None:
     data = bytearray(damaged.read_bytes())
     data[1000] ^= 0xFF
     damaged.write_bytes(data)
-    job = settings_of(dataset_url(damaged))
+    job = settings_of(dataset_url(damaged), policy=policy)
     rank = rank_of(three_pods, job)
     failed = []
     for start in range(0, NUM_SAMPLES, 50):

@@ -65,6 +65,8 @@ class DrainEpoch(OwnerEpoch):
         """Refills under way, oldest first: chunk -> those of its samples that no request was promised."""
         self._refilling = np.zeros(mapping.num_abstract_chunks, dtype=np.int64)
         """Refills under way for each abstract chunk."""
+        self._damaged: list[int] = []
+        """Samples whose bytes did not come with their chunk's: for the next who asks, whom the shell tells why."""
         self._left_of: dict[int, Int64Array] = {}
         """Samples that no request was promised of chunks whose read failed."""
 
@@ -86,6 +88,8 @@ class DrainEpoch(OwnerEpoch):
         return self._take_of(location // self.mapping.chunk_size)
 
     def _take_of(self, abstract_chunk: int) -> tuple[int, list[Refill]]:
+        if self._damaged:
+            return self._pop(self._damaged), []
         if self._ready[abstract_chunk]:
             return self._give(abstract_chunk), self._refill_if_low(abstract_chunk)
         refills = self._refill_if_low(abstract_chunk)
@@ -170,7 +174,9 @@ class DrainEpoch(OwnerEpoch):
 
     def refill_arrived(self, refill: Refill) -> None:
         abstract_chunk = self._abstract_chunk_of(refill)
-        samples = self._coming.pop(refill.chunk)
+        here = set(refill.samples.tolist())
+        samples = [sample for sample in self._coming[refill.chunk] if sample in here]
+        self._damaged += [sample for sample in self._coming.pop(refill.chunk) if sample not in here]
         self._refilling[abstract_chunk] -= 1
         if samples:
             if not self._ready[abstract_chunk]:

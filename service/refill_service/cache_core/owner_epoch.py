@@ -163,7 +163,10 @@ class OwnerEpoch(ABC):
 
     @abstractmethod
     def refill_arrived(self, refill: Refill) -> None:
-        """Fact: the bytes of a refill are in memory; they may be sent ahead from now on."""
+        """Fact: the bytes of a refill are in memory; they may be sent ahead from now on.
+
+        Its ``samples`` may be fewer than were ordered: the bytes of the others are damaged, and are never sent ahead.
+        """
 
     @abstractmethod
     def refill_failed(self, refill: Refill) -> None:
