@@ -278,6 +278,8 @@ class Home:
         task = asyncio.create_task(self._receive(pod, request, answered))
         self._receiving.add(task)
         task.add_done_callback(self._receiving.discard)
+        # However the task ends, even before it began: who waits for its answer must not wait for ever.
+        task.add_done_callback(lambda _: answered.done() or answered.set_exception(self._ended()))
         return await answered
 
     async def _receive(
@@ -307,11 +309,6 @@ class Home:
                 (key, len(payload), (sample, bytes(payload)))
                 for key, sample, payload in zip(keys, ahead.sample_ids.tolist(), ahead.payloads, strict=True)
             ]
-        except asyncio.CancelledError:
-            if not answered.done():
-                name = self.job.spec.name
-                answered.set_exception(JobLost(f"job {name} was ended while it was asked for samples", job=name))
-            raise
         except Exception as error:
             if answered.done():
                 # What was lost was assigned to later requests; they ask on demand and get the same samples.
@@ -336,6 +333,10 @@ class Home:
         kept = self.remote_memory.settle(room, wanted)
         counts.ahead_received += kept
         counts.ahead_refused += len(received) - kept
+
+    def _ended(self) -> JobLost:
+        name = self.job.spec.name
+        return JobLost(f"job {name} was ended while it was asked for samples", job=name)
 
     def _path(self, what: str) -> str:
         job = self.job
