@@ -279,7 +279,7 @@ class Home:
         self._receiving.add(task)
         task.add_done_callback(self._receiving.discard)
         # However the task ends, even before it began: who waits for its answer must not wait for ever.
-        task.add_done_callback(lambda _: answered.done() or answered.set_exception(self._ended()))
+        task.add_done_callback(lambda _: None if answered.done() else answered.set_exception(self._ended()))
         return await answered
 
     async def _receive(

@@ -345,7 +345,11 @@ class Owner:
             return payload
 
         first = self.job.share.first_sample
-        found = list(await asyncio.gather(*(read(sample + first) for sample in samples)))
+        try:
+            found = list(await asyncio.gather(*(read(sample + first) for sample in samples)))
+        except asyncio.CancelledError:
+            self._refuse_when_closed()  # the store was closed under its reads
+            raise
         counts.exact_reads += len(samples)
         counts.exact_bytes += sum(map(len, found))
         return found
