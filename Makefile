@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench-store bench-core clean
+.PHONY: demo test check format bench-store bench-core bench-policies clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -32,6 +32,9 @@ bench-store: $(READY)
 
 bench-core: $(READY)
 	$(BIN)/python benchmarks/core_takes.py
+
+bench-policies: $(READY)
+	$(BIN)/python benchmarks/policies.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info

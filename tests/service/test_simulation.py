@@ -66,6 +66,14 @@ def test_no_prefetch_asks_for_every_remote_sample(arguments: tuple[str, str]) ->
     assert result["remote_requests"] == pytest.approx(10_000, rel=0.05)
 
 
+def test_drain_reads_everything_once() -> None:
+    done = refill("simulate", "--samples", "20000", "--chunk-size", "8", "--pods", "3", "--policy", "drain", "--json")
+    result = json.loads(done.stdout)
+    assert (result["waste"], result["read_amplification"]) == (0, 1)
+    assert (result["delivered"], result["duplicates"], result["missing"]) == (20_000, 0, 0)
+    assert result["remote_requests"] < result["prefetched_samples"]
+
+
 def test_memory_for_everything_reads_everything_once() -> None:
     result = simulate(SimulationSettings(num_samples=6_400, group_size=1, num_pods=2))
     assert result.misses == 100
