@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench-store bench-core bench-policies clean
+.PHONY: demo test check format bench-store bench-core bench-policies bench-pods clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -35,6 +35,9 @@ bench-core: $(READY)
 
 bench-policies: $(READY)
 	$(BIN)/python benchmarks/policies.py
+
+bench-pods: $(READY)
+	$(BIN)/python benchmarks/pod_throughput.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -309,7 +309,7 @@ def _read_frame(
         header = FrameHeader.decode(head)
         if header.total_bytes != length:
             raise InvalidInput(f"frame says that it has {header.total_bytes} bytes, but {length} come")
-        buffer = memoryview(bytearray(length - FRAME_HEADER_BYTES))
+        buffer = np.empty(length - FRAME_HEADER_BYTES, dtype=np.uint8).data
         _read_into(response, buffer)
         found_positions, found_ids, lengths = decode_frame_arrays(header, buffer[: header.arrays_bytes])
         for asked, found in ((positions, found_positions), (sample_ids, found_ids)):

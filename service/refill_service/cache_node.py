@@ -16,13 +16,14 @@ from refill.errors import InvalidInput, JobConflict, JobError, JobLost, MemoryTo
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.byte_gate import ByteGate
+from refill_service.cache_core.owner_epoch import EpochCounts
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
-from refill_service.home import Home
+from refill_service.home import Home, HomeCounts
 from refill_service.job import Job
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
-from refill_service.owner import Owner
+from refill_service.owner import Owner, OwnerCounts
 from refill_service.peers import Peers
 from refill_service.settings import Settings
 
@@ -73,14 +74,13 @@ class JobAtPod:
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """What happened at this pod in one epoch, flat; zeros when nothing did."""
-        owner, home = self.owner.history.get(epoch), self.home.history.get(epoch)
+        owner = self.owner.history.get(epoch) or OwnerCounts(EpochCounts())
+        home = self.home.history.get(epoch) or HomeCounts()
+        owned = asdict(owner)
+        core = owned.pop("core")
+        wasted = {"bytes_wasted": owner.core.bytes_wasted}
         counts: dict[str, Any] = {"pod": self.job.ordinal, "epoch": epoch}
-        if owner is not None:
-            owned = asdict(owner)
-            core = owned.pop("core")
-            counts |= core | owned | {"bytes_wasted": owner.core.bytes_wasted}
-        if home is not None:
-            counts |= asdict(home)
+        counts |= core | wasted | owned | asdict(home)
         return counts
 
 

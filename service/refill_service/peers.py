@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 from pyreqwest.client import Client, ClientBuilder
 from pyreqwest.exceptions import PyreqwestError
 from pyreqwest.response import ResponseBodyReader
@@ -55,15 +56,15 @@ class FrameReader:
         """Raises :class:`PodUnreachable` when the stream ends too early."""
         header = FrameHeader.decode(await self._exactly(FRAME_HEADER_BYTES))
         positions, sample_ids, lengths = decode_frame_arrays(header, await self._exactly(header.arrays_bytes))
-        payload = memoryview(await self._exactly(header.payload_bytes))
+        payload = await self._exactly(header.payload_bytes)
         payloads, start = [], 0
         for length in lengths.tolist():
             payloads.append(payload[start : start + length])
             start += length
         return Frame(positions, sample_ids, payloads)
 
-    async def _exactly(self, count: int) -> bytearray:
-        buffer = bytearray(count)
+    async def _exactly(self, count: int) -> memoryview:
+        buffer = np.empty(count, dtype=np.uint8).data  # not filled with zeros first
         filled = 0
         while filled < count:
             if not self._rest:

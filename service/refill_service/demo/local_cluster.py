@@ -39,7 +39,8 @@ class LocalCluster:
     ) -> None:
         ports = _free_ports(2 * num_pods)
         self.pod_urls = [f"http://127.0.0.1:{port}" for port in ports[:num_pods]]
-        self._ports = list(zip(ports[:num_pods], ports[num_pods:], strict=True))
+        self.peer_ports = ports[num_pods:]
+        self._ports = list(zip(ports[:num_pods], self.peer_ports, strict=True))
         self._log_folder = log_folder
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("REFILL_")},
