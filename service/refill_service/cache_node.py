@@ -189,8 +189,11 @@ class CacheNode:
         known.job.last_used = time.monotonic()
         return info
 
-    def job(self, name: str, incarnation: str | None = None) -> JobAtPod:
-        """Raises :class:`UnknownJob`, or :class:`JobLost` when the asker means an earlier registration."""
+    def job(self, name: str, incarnation: str | None = None, *, looked_at: bool = False) -> JobAtPod:
+        """Raises :class:`UnknownJob`, or :class:`JobLost` when the asker means an earlier registration.
+
+        :param looked_at: by somebody who watches, which does not keep an idle job alive.
+        """
         at_pod = self.jobs.get(name)
         if at_pod is None:
             raise UnknownJob(f"pod {self.settings.ordinal} knows no job {name}: register it first", job=name)
@@ -200,7 +203,8 @@ class CacheNode:
                 "every sample exactly once; end the job and start it anew, or use another name",
                 job=name,
             )
-        at_pod.job.last_used = time.monotonic()
+        if not looked_at:
+            at_pod.job.last_used = time.monotonic()
         return at_pod
 
     async def remove(self, name: str) -> bool:

@@ -45,8 +45,10 @@ class FrameResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for piece in _joined(part for frame in self._frames for part in frame.parts()):
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        # Frame by frame, so that no piece of one that is wanted now waits for bytes of the next.
+        for frame in self._frames:
+            for piece in _joined(frame.parts()):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         if self._on_sent is not None:
             self._on_sent(self.total_bytes)

@@ -80,7 +80,7 @@ def client_routes(node: CacheNode) -> APIRouter:
 
     @routes.get("/v1/jobs/{job}", tags=["jobs"], summary="What a job is.")
     async def describe(job: JobName) -> dict[str, Any]:
-        return node.job(job).job.info()
+        return node.job(job, looked_at=True).job.info()
 
     @routes.delete("/v1/jobs/{job}", tags=["jobs"], summary="End a job on all pods and free its memory.")
     async def end(job: JobName) -> dict[str, bool]:
@@ -140,7 +140,8 @@ def client_routes(node: CacheNode) -> APIRouter:
 
     @routes.get("/v1/jobs/{job}/epochs/{epoch}", tags=["jobs"], summary="Counts of an epoch, each pod and their sum.")
     async def epoch_counts(job: JobName, epoch: Number) -> dict[str, Any]:
-        return await node.job(job).home.epoch_counts(epoch, node.job(job).epoch_counts(epoch))
+        at_pod = node.job(job, looked_at=True)
+        return await at_pod.home.epoch_counts(epoch, at_pod.epoch_counts(epoch))
 
     return routes
 

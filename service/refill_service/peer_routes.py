@@ -91,6 +91,6 @@ def peer_routes(node: CacheNode) -> APIRouter:
 
     @routes.get("/epochs/{epoch}")
     async def epoch_counts(job: str, epoch: Number, incarnation: Incarnation) -> dict[str, Any]:
-        return node.job(job, incarnation).epoch_counts(epoch)
+        return node.job(job, incarnation, looked_at=True).epoch_counts(epoch)
 
     return routes
