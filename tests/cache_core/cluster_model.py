@@ -130,17 +130,23 @@ class ClusterModel:
         """Some of the reads under way arrive, in any order; each fails with probability ``fail``."""
         self.random.shuffle(self.reading)
         for _ in range(self.random.randint(0, len(self.reading))):
-            owner, refill = self.reading.pop()
-            if self.random.random() < fail:
-                owner.refill_failed(refill)
-            else:
-                owner.refill_arrived(refill)
-                self.arrived.update((refill.samples + owner.mapping.share.first_sample).tolist())
+            self._ends(*self.reading.pop(), fail)
+
+    def all_reads_end(self) -> None:
+        while self.reading:
+            self._ends(*self.reading.pop(), fail=0.0)
+
+    def _ends(self, owner: OwnerEpoch, refill: Refill, fail: float) -> None:
+        if self.random.random() < fail:
+            owner.refill_failed(refill)
+            return
+        owner.refill_arrived(refill)
+        self.arrived.update((refill.samples + owner.mapping.share.first_sample).tolist())
+        starts = owner.mapping.share.starts
+        self.read_bytes += int(self.lengths[starts[refill.chunk] : starts[refill.chunk + 1]].sum())
 
     def _ordered(self, owner: OwnerEpoch, refill: Refill) -> None:
         self.reading.append((owner, refill))
-        starts = owner.mapping.share.starts
-        self.read_bytes += int(self.lengths[starts[refill.chunk] : starts[refill.chunk + 1]].sum())
 
     def _answered(self, rank: int, position: int, sample: int) -> None:
         before = self.answers.setdefault((rank, position), sample)

@@ -99,8 +99,8 @@ class AbstractMemory:
         still_there = self.sample_at[refill.locations] == refill.samples
         self.resident[refill.locations[still_there]] = True
 
-    def refill_failed(self, refill: Refill) -> Int64Array:
-        """Fact: the bytes will not come. Samples still in their slots are unconsumed again; returns the others.
+    def refill_failed(self, refill: Refill) -> None:
+        """Fact: the bytes will not come. Samples still in their slots are unconsumed again.
 
         The others are assigned to requests already and stay so: who asks again gets the same sample.
         """
@@ -108,10 +108,3 @@ class AbstractMemory:
         self.sample_at[refill.locations[waiting]] = _EMPTY
         row = self._consumed[refill.chunk]
         row[(refill.samples - self._starts[refill.chunk])[waiting]] = False
-        assigned: Int64Array = refill.samples[~waiting]
-        return assigned
-
-    @property
-    def num_unconsumed(self) -> int:
-        """Samples that have yet to fill a slot."""
-        return int(self._consumed.size - np.count_nonzero(self._consumed))

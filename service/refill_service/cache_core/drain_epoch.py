@@ -58,7 +58,9 @@ class DrainEpoch(OwnerEpoch):
         """Abstract chunks with samples in memory."""
         self._unread: list[list[int] | None] = [None] * mapping.num_abstract_chunks
         """Chunks that are left of each group, the next one last; None: all of them, not yet put in order."""
-        chunks = np.flatnonzero(self._num_wanted() > 0)
+        self._wanted = self._num_wanted() > 0
+        """Which chunks hold samples that the epoch asks for."""
+        chunks = np.flatnonzero(self._wanted)
         self._with_unread = _RandomSet(np.unique(mapping.abstract_chunks_of(chunks)).tolist())
         """Abstract chunks whose group has chunks left that the epoch asks for."""
         self._coming: dict[int, list[int]] = {}
@@ -145,15 +147,14 @@ class DrainEpoch(OwnerEpoch):
         self._coming[chunk] = samples.tolist()
         self._refilling[abstract_chunk] += 1
         self.held_bytes += int(self._lengths[samples].sum())
-        self._count_refill(refill)
+        self.counts.refills += 1
         return refill
 
     def _unread_of(self, abstract_chunk: int) -> list[int]:
         unread = self._unread[abstract_chunk]
         if unread is None:
-            group = self.mapping.group(abstract_chunk)
-            chunks = np.arange(self.mapping.share.num_chunks)[group]
-            unread = chunks[self._num_wanted()[group] > 0].tolist()
+            chunks = range(self.mapping.share.num_chunks)[self.mapping.group(abstract_chunk)]
+            unread = [chunk for chunk in chunks if self._wanted[chunk]]
             random.Random(f"{self._key} group {abstract_chunk}").shuffle(unread)
             self._unread[abstract_chunk] = unread
         return unread
@@ -172,7 +173,7 @@ class DrainEpoch(OwnerEpoch):
         samples = np.arange(self._starts[chunk], self._starts[chunk + 1], dtype=np.int64)
         return samples if self._members is None else samples[self._members[samples]]
 
-    def refill_arrived(self, refill: Refill) -> None:
+    def _arrived(self, refill: Refill) -> None:
         abstract_chunk = self._abstract_chunk_of(refill)
         here = set(refill.samples.tolist())
         samples = [sample for sample in self._coming[refill.chunk] if sample in here]

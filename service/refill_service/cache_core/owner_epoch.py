@@ -56,14 +56,14 @@ NONE_AHEAD = Ahead(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 @dataclass
 class EpochCounts:
-    """What happened at one owner in one epoch. Bytes are of whole samples."""
+    """What happened at one owner in one epoch. Bytes are of whole samples. No count ever falls."""
 
     takes: int = 0
     """Requests answered, each counted once, sent ahead or not."""
     misses: int = 0
     """Takes that had to wait for the store: none of their policy's choices was in memory."""
     refills: int = 0
-    """Chunks read."""
+    """Chunks ordered."""
     sent_ahead: int = 0
     """Takes that were sent ahead of their request."""
     samples_read: int = 0
@@ -161,12 +161,22 @@ class OwnerEpoch(ABC):
         started_below: int,
     ) -> Ahead: ...
 
-    @abstractmethod
     def refill_arrived(self, refill: Refill) -> None:
         """Fact: the bytes of a refill are in memory; they may be sent ahead from now on.
 
         Its ``samples`` may be fewer than were ordered: the bytes of the others are damaged, and are never sent ahead.
         """
+        # Counted here and not when it was ordered, so that no count ever has to be taken back.
+        counts = self.counts
+        first, end = int(self._starts[refill.chunk]), int(self._starts[refill.chunk + 1])
+        counts.samples_read += end - first
+        counts.samples_filled += len(refill.samples)
+        counts.bytes_read += int(self._lengths[first:end].sum())
+        counts.bytes_filled += int(self._lengths[refill.samples].sum())
+        self._arrived(refill)
+
+    @abstractmethod
+    def _arrived(self, refill: Refill) -> None: ...
 
     @abstractmethod
     def refill_failed(self, refill: Refill) -> None:
@@ -176,15 +186,6 @@ class OwnerEpoch(ABC):
     def finished(self) -> bool:
         """Whether every request that this owner can get in the epoch was answered or sent ahead."""
         return self.counts.takes >= self.num_requests
-
-    def _count_refill(self, refill: Refill) -> None:
-        counts = self.counts
-        first, end = int(self._starts[refill.chunk]), int(self._starts[refill.chunk + 1])
-        counts.refills += 1
-        counts.samples_read += end - first
-        counts.samples_filled += len(refill.samples)
-        counts.bytes_read += int(self._lengths[first:end].sum())
-        counts.bytes_filled += int(self._lengths[refill.samples].sum())
 
 
 def pieces(length: int) -> Iterator[slice]:

@@ -54,7 +54,7 @@ class RedoxEpoch(OwnerEpoch):
         if refill is None:
             return sample, []
         self.counts.misses += 1
-        self._count_refill(refill)
+        self.counts.refills += 1
         return sample, [refill]
 
     def _choose_ahead(
@@ -104,7 +104,7 @@ class RedoxEpoch(OwnerEpoch):
         self._assigned[asked[chosen]] = samples
         return chosen, samples, room
 
-    def refill_arrived(self, refill: Refill) -> None:
+    def _arrived(self, refill: Refill) -> None:
         self.memory.refill_arrived(refill)
 
     def refill_failed(self, refill: Refill) -> None:
