@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import io
 import multiprocessing
-import os
-import platform
 import random
 import socket
 import tarfile
@@ -22,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from machine import machine
 from PIL import Image
 
 from refill import CacheDataset, Position
@@ -35,7 +34,7 @@ INFO = b'{"incarnation": "1", "num_samples": 256, "samples_per_rank": 256, "meta
 
 
 def main() -> None:
-    print(f"{_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, numpy {np.__version__}")
+    print(f"{machine()}, numpy {np.__version__}")
     print(f"{'CPU microseconds per sample':44}{'3 KB':>10}{'100 KB':>10}")
     sizes = (3_000, 100_000)
     for label, name in (("short names", NAME), ("long names", "d" * 150 + "/n01440764_10026")):
@@ -132,11 +131,6 @@ def _serve(listening: socket.socket, frame: bytes) -> None:
 
 def _row(label: str, values: list[float]) -> None:
     print(f"{label:44}" + "".join(f"{value:10.1f}" for value in values), flush=True)
-
-
-def _processor() -> str:
-    with open("/proc/cpuinfo") as info:
-        return next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "unknown")
 
 
 if __name__ == "__main__":

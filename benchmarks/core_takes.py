@@ -9,13 +9,12 @@ random slots of an array of the same size. Prints this machine's processor; take
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
+from machine import machine
 
 from refill_service.cache_core.epoch_order import KeyedTraces
 from refill_service.cache_core.redox_epoch import RedoxEpoch
@@ -28,7 +27,7 @@ ROUNDS = 3
 
 
 def main() -> None:
-    print(f"{_processor()}, Python {platform.python_version()}, numpy {np.__version__}")
+    print(f"{machine()}, numpy {np.__version__}")
     print(f"takes a second, median of {ROUNDS} rounds")
     order = KeyedTraces(NUM_SAMPLES, seed=1).asked(0, np.arange(NUM_SAMPLES))[0]
     for what, work in (
@@ -87,13 +86,6 @@ def _timed(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import random
 import socket
 import statistics
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+from machine import machine
 
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
@@ -42,7 +42,7 @@ Measure = tuple[float, float]
 
 
 def main() -> None:
-    print(f"{_processor()}, {os.cpu_count()} cores, Python {platform.python_version()}; medians of {ROUNDS} rounds")
+    print(f"{machine()}; medians of {ROUNDS} rounds")
     print(f"{'':16} {'sample':>8} {'MB/s':>7} {'of raw':>7} {'samples/s':>10} {'CPU s/GB':>9}")
     for size, count in SHAPES:
         with tempfile.TemporaryDirectory(prefix="refill-bench-") as folder:
@@ -154,13 +154,6 @@ def _cpu(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = os.times()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + own.user + own.system
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

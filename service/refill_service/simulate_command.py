@@ -65,7 +65,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--paper",
         action="store_true",
-        help="the four variants of the papers' table (ImageNet-1k, three pods) beside the papers' values; about a minute",
+        help="the four variants of the papers' table (ImageNet-1k, three pods) beside the papers' values; a minute",
     )
     parser.set_defaults(func=_run)
 
