@@ -33,7 +33,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, byt
 @pytest.fixture(scope="session")
 def three_pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three pods with 4 MiB each: a part of the dataset, so that the protocol has choices to make."""
-    with LocalCluster(3, tmp_path_factory.mktemp("pods"), {"memory_bytes": "4MiB", "wait_seconds": 1}) as cluster:
+    settings = {"memory_bytes": "4MiB", "pinned_fraction": 0, "wait_seconds": 1}
+    with LocalCluster(3, tmp_path_factory.mktemp("pods"), settings) as cluster:
         yield cluster
 
 

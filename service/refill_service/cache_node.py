@@ -8,8 +8,10 @@ import logging
 import time
 import uuid
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prometheus_client import Histogram
 
 from refill.errors import InvalidInput, JobConflict, JobError, JobLost, MemoryTooSmall, RefillError, UnknownJob
@@ -17,7 +19,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.owner_epoch import EpochCounts
-from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.cache_core.sample_mapping import ChunkLayout, default_chunk_size
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.home import Home, HomeCounts
 from refill_service.job import Job
@@ -25,6 +27,7 @@ from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.owner import Owner, OwnerCounts
 from refill_service.peers import Peers
+from refill_service.pinned_tier import PinnedShare, PinnedTier
 from refill_service.settings import Settings
 
 __all__ = ["CacheNode", "ClientCounts", "JobAtPod"]
@@ -52,6 +55,7 @@ class JobAtPod:
     job: Job
     owner: Owner
     home: Home
+    pinned: PinnedShare
     clients: dict[int, ClientCounts] = field(default_factory=dict)
 
     def client(self, rank: int) -> ClientCounts:
@@ -100,6 +104,11 @@ class CacheNode:
         )
         self.gate = ByteGate(int(settings.memory_bytes * settings.in_flight_fraction))
         self.peers = Peers(settings.peer_urls, settings.peer_timeout_seconds)
+        self.pinned = PinnedTier(
+            int(settings.memory_bytes * settings.pinned_fraction),
+            Path(settings.pinned_dir) if settings.pinned_dir else None,
+            settings.pinned_dir_bytes,
+        )
         self.jobs: dict[str, JobAtPod] = {}
         self.peer_bytes_sent: dict[int, int] = {}
         self._store_settings = store_settings or StoreSettings.from_environment()
@@ -116,10 +125,12 @@ class CacheNode:
         for name in list(self.jobs):
             await self.remove(name)
         await self.peers.close()
+        self.pinned.close()
 
     @property
     def free_bytes(self) -> int:
-        return self.settings.memory_bytes - sum(at_pod.job.memory_bytes for at_pod in self.jobs.values())
+        for_jobs = self.settings.memory_bytes - self.pinned.memory_bytes
+        return for_jobs - sum(at_pod.job.memory_bytes for at_pod in self.jobs.values())
 
     async def register(self, spec: JobSpec) -> dict[str, Any]:
         """Register a job on every pod; registering it again with the same settings changes nothing."""
@@ -169,7 +180,7 @@ class CacheNode:
                     spec.name,
                     spec.dataset,
                     known.job.mapping.num_abstract_chunks,
-                    spec.chunk_size,
+                    known.job.layout.chunk_size,
                     known.job.mapping.group_size,
                 )
         if differences := known.job.spec.differences(spec):
@@ -215,6 +226,7 @@ class CacheNode:
         await at_pod.home.close()
         await at_pod.owner.close()
         await at_pod.job.dataset.close()
+        self.pinned.release(at_pod.pinned)
         return True
 
     async def remove_everywhere(self, name: str) -> bool:
@@ -227,7 +239,7 @@ class CacheNode:
         memory_bytes = self._memory_for(spec)
         dataset = await Dataset.open(spec.dataset, self._store_settings, counters=self.store_counters)
         try:
-            layout = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size)
+            layout = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size or _chunk_size(spec, dataset))
             share = layout.share(settings.ordinal, settings.num_pods)
             records = await dataset.load_records(share.first_sample, share.end_sample)
             remote_bytes = int(memory_bytes * settings.remote_memory_fraction) if settings.num_pods > 1 else 0
@@ -247,8 +259,9 @@ class CacheNode:
         except BaseException:
             await dataset.close()
             raise
-        owner = Owner(job, self.gate, recent_bytes, settings.wait_seconds)
-        return JobAtPod(job, owner, Home(job, owner, self.peers, remote_bytes, settings.wait_seconds))
+        pinned = self.pinned.lease(dataset.index.fingerprint, records)
+        owner = Owner(job, self.gate, pinned, recent_bytes, settings.wait_seconds)
+        return JobAtPod(job, owner, Home(job, owner, self.peers, remote_bytes, settings.wait_seconds), pinned)
 
     def _lost(self, name: str) -> JobLost:
         return JobLost(
@@ -264,7 +277,8 @@ class CacheNode:
             taken = ", ".join(f"{name} {at_pod.job.memory_bytes:,}" for name, at_pod in self.jobs.items())
             raise MemoryTooSmall(
                 f"memory too small: job {spec.name} wants {wanted:,} bytes and pod {self.settings.ordinal} has "
-                f"{free:,} of {self.settings.memory_bytes:,} free (taken: {taken or 'none'})",
+                f"{free:,} of {self.settings.memory_bytes:,} free (pinned: {self.pinned.memory_bytes:,}; "
+                f"taken: {taken or 'none'})",
                 pod=self.settings.ordinal,
             )
         return wanted
@@ -277,3 +291,8 @@ class CacheNode:
             for name in [n for n, at_pod in self.jobs.items() if now - at_pod.job.last_used > idle_seconds]:
                 log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
                 await self.remove(name)
+
+
+def _chunk_size(spec: JobSpec, dataset: Dataset) -> int:
+    sample_bytes = dataset.index.sample_bytes / max(1, dataset.num_samples)
+    return default_chunk_size(spec.policy, sample_bytes, int(np.diff(dataset.blobs.first_sample).max(initial=1)))

@@ -18,7 +18,8 @@ from refill_service.datasets.dataset_reader import Dataset
 
 __all__ = ["Job"]
 
-_KEPT_EPOCHS = 2
+_KEPT_EPOCHS = 3
+"""The one before, for who asks again; the one that is asked for; the one that is loaded ahead."""
 
 
 class Job:
@@ -81,9 +82,21 @@ class Job:
             "metadata": self.dataset.index.metadata,
             "ordinal": self.ordinal,
             "memory_bytes": self.memory_bytes,
+            "chunk_size": self.layout.chunk_size,
             "group_size": self.mapping.group_size,
             "abstract_chunks": self.mapping.num_abstract_chunks,
         }
+
+    def has_epoch(self, epoch: int) -> bool:
+        """Whether the job may ask for this epoch."""
+        return self.spec.num_epochs == 0 or epoch < self.spec.num_epochs
+
+    def known_traces(self, epoch: int) -> Traces | None:
+        """The traces of an epoch if they can be told now: explicit ones when all ranks have posted theirs."""
+        if self.spec.order == "keyed":
+            return self._keyed(epoch)
+        posted = self._posted.get(epoch, {})
+        return ExplicitTraces(self.layout.num_samples, posted) if len(posted) == self.spec.world_size else None
 
     async def traces(self, epoch: int, wait_seconds: float) -> Traces:
         """The traces of an epoch; waits until every rank has posted its own when the order is explicit."""
@@ -147,7 +160,7 @@ class Job:
         if found == 0 or int(chunk_bytes.max()) > abstract_bytes:
             raise MemoryTooSmall(
                 f"memory too small: job {self.spec.name} has {abstract_bytes:,} bytes for chunks on pod "
-                f"{self.ordinal}, and its largest chunk of {self.spec.chunk_size} samples takes "
+                f"{self.ordinal}, and its largest chunk of {self.layout.chunk_size} samples takes "
                 f"{int(chunk_bytes.max()):,}; raise REFILL_MEMORY_BYTES or lower chunk_size",
                 pod=self.ordinal,
                 abstract_bytes=abstract_bytes,

@@ -49,7 +49,14 @@ class _NodeCollector(Collector):
         resident.add_metric(["remote"], sum(at_pod.home.remote_memory.used for at_pod in jobs))
         resident.add_metric(["recent"], sum(at_pod.owner.recent_bytes for at_pod in jobs))
         resident.add_metric(["in_flight"], node.gate.used_bytes)
+        resident.add_metric(["pinned"], node.pinned.used_memory_bytes)
         yield resident
+        on_disk = GaugeMetricFamily("refill_pinned_disk_bytes", "Bytes of samples kept on the local disk.")
+        on_disk.add_metric([], node.pinned.used_disk_bytes)
+        yield on_disk
+        damaged = CounterMetricFamily("refill_pinned_damaged_samples", "Samples found damaged on the local disk.")
+        damaged.add_metric([], node.pinned.damaged_samples)
+        yield damaged
         count = GaugeMetricFamily("refill_jobs", "Jobs registered on the pod.")
         count.add_metric([], len(node.jobs))
         yield count
@@ -109,9 +116,9 @@ def _jobs(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
         prefetched.add_metric([name, "used"], sum(counts.remote_memory for counts in homes))
         prefetched.add_metric([name, "refused"], sum(counts.ahead_refused for counts in homes))
         if owners:
-            latest = owners[max(owners)].core
-            fill_ratio.add_metric([name], latest.samples_filled / latest.samples_read if latest.samples_read else 0.0)
-            epoch.add_metric([name], max(owners))
+            current = owners.get(at_pod.owner.epoch, owners[min(owners)]).core
+            fill_ratio.add_metric([name], current.samples_filled / max(1, current.samples_read))
+            epoch.add_metric([name], at_pod.owner.epoch)
     yield from (answered, prefetched, fill_ratio, epoch)
     yield from _owner_counters(jobs)
     yield from _client_counters(jobs)
@@ -123,9 +130,11 @@ _CORE_COUNTERS = {
         "refill_misses",
         "Takes that nothing in memory could answer, so that they waited for the store.",
     ),
-    "samples_read": ("refill_samples_read", "Samples in the chunks that were read."),
+    "refills_pinned": ("refill_refills_pinned", "Chunks that the pinned tier had, so that the store was not asked."),
+    "bytes_pinned": ("refill_bytes_pinned", "Bytes of chunks that the pinned tier had."),
+    "samples_read": ("refill_samples_read", "Samples in the chunks that were read from the store."),
     "samples_filled": ("refill_samples_filled", "Samples read that were put into a slot."),
-    "bytes_read": ("refill_bytes_read", "Bytes of the chunks that were read."),
+    "bytes_read": ("refill_bytes_read", "Bytes of the chunks that were read from the store."),
     "bytes_wasted": ("refill_bytes_wasted", "Bytes read that were not put into a slot."),
 }
 _SHELL_COUNTERS = {

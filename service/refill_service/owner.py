@@ -1,7 +1,8 @@
 """How does a pod serve its share of a job? Carries out what ``OwnerEpoch`` decides: reads chunks, keeps bytes.
 
-The path of a request: ``take`` -> the core assigns samples and orders refills -> ``_read`` fetches each chunk and
-keeps what fills a slot -> the bytes leave with the answer and are forgotten. ``ahead`` follows the answer.
+The path of a request: ``take`` -> the core assigns samples and orders refills -> ``_read`` has the chunks fetched and
+keeps what fills a slot -> the bytes leave with the answer and are forgotten. ``ahead`` follows the answer. When an
+epoch has nothing left to read, ``_preload`` begins the next one with the memory that it leaves.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
-from refill.errors import EpochEnded, EpochNotReady, JobLost, SampleDamaged
+from refill.errors import EpochEnded, EpochNotReady, JobLost
 from refill.protocol.wire_format import Int64Array
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.owner_epoch import EpochCounts, OwnerEpoch
 from refill_service.cache_core.policies import new_epoch
 from refill_service.cache_core.refill import Refill
+from refill_service.chunk_reader import ChunkReader, ReadChunk
 from refill_service.job import Job
+from refill_service.peers import Payload
+from refill_service.pinned_tier import PinnedShare
 from refill_service.recently_sent import RecentlySent
 
 __all__ = ["Owner", "OwnerCounts"]
@@ -57,25 +62,29 @@ class _Epoch:
     """The refill under way that brings a local sample."""
     abandoned: bool = False
 
+    @property
+    def is_over(self) -> bool:
+        return self.abandoned or self.core.finished
+
 
 class _Payloads:
     """Bytes by local sample, and how many they are."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        self._by_sample: dict[int, bytes] = {}
+        self._by_sample: dict[int, Payload] = {}
 
-    def put(self, sample: int, payload: bytes) -> None:
+    def put(self, sample: int, payload: Payload) -> None:
         self._by_sample[sample] = payload
         self.num_bytes += len(payload)
 
-    def pop(self, sample: int) -> bytes | None:
+    def pop(self, sample: int) -> Payload | None:
         payload = self._by_sample.pop(sample, None)
         if payload is not None:
             self.num_bytes -= len(payload)
         return payload
 
-    def take(self, sample: int) -> bytes:
+    def take(self, sample: int) -> Payload:
         """Of a sample that must be here."""
         payload = self._by_sample.pop(sample)
         self.num_bytes -= len(payload)
@@ -90,30 +99,39 @@ class Owner:
     """One pod's share of one job.
 
     :param gate: bounds the bytes of reads in flight, over all jobs of the pod.
+    :param pinned: what the pod keeps of this share, for all jobs.
     :param recent_bytes: how much of what was sent is kept for those who ask again.
     """
 
-    def __init__(self, job: Job, gate: ByteGate, recent_bytes: int, wait_seconds: float) -> None:
+    def __init__(self, job: Job, gate: ByteGate, pinned: PinnedShare, recent_bytes: int, wait_seconds: float) -> None:
         self.job = job
         self.history: dict[int, OwnerCounts] = {}
         self._gate = gate
+        self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned)
         self._recent = RecentlySent(recent_bytes)
         self.wait_seconds = wait_seconds
-        self._current: _Epoch | None = None
-        self._previous: _Epoch | None = None
+        self._epochs: list[_Epoch] = []
+        """The newest last. While it loads, the one before it can still be in use, and what the one before that gave
+        can still be asked for again."""
         self._rank_epochs = [-1] * job.spec.world_size
-        self._moved_on = asyncio.Condition()
+        self._moved_on = asyncio.Event()
+        """Set, and replaced by a new one, when a rank has moved on or an epoch was opened."""
         self._reads: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
     def resident_bytes(self) -> int:
-        return sum(epoch.payloads.num_bytes for epoch in (self._current, self._previous) if epoch is not None)
+        return sum(epoch.payloads.num_bytes for epoch in self._epochs)
+
+    @property
+    def epoch(self) -> int:
+        """The latest epoch that a rank has entered; -1 when none has."""
+        return max(self._rank_epochs)
 
     @property
     def begun(self) -> bool:
         """Whether a rank has entered an epoch, here or at another pod: all owners are told before any is asked."""
-        return max(self._rank_epochs) >= 0
+        return self.epoch >= 0
 
     @property
     def recent_bytes(self) -> int:
@@ -125,7 +143,7 @@ class Owner:
         for task in self._reads:
             task.cancel()
         await asyncio.gather(*self._reads, return_exceptions=True)
-        self._current = self._previous = None
+        self._epochs.clear()
         self._recent.clear()
 
     async def rank_opens(self, epoch: int, rank: int) -> None:
@@ -133,10 +151,10 @@ class Owner:
         self.job.check_rank(rank)
         if self._rank_epochs[rank] < epoch:
             self._rank_epochs[rank] = epoch
-            async with self._moved_on:
-                self._moved_on.notify_all()
+            self._leave_behind()
+            self._wake()
 
-    async def take(self, epoch: int, rank: int, asked: Int64Array) -> tuple[Int64Array, list[bytes]]:
+    async def take(self, epoch: int, rank: int, asked: Int64Array) -> tuple[Int64Array, list[Payload]]:
         """Answer requests for samples of this share: ``(sample ids, their bytes)`` in the order of ``asked``.
 
         :param asked: ``(n,)`` sample ids that the rank's trace asks for, all different, none a repeat.
@@ -148,11 +166,11 @@ class Owner:
             )
         first = self.job.share.first_sample
         taken = state.core.take(asked - first)
-        for refill in taken.refills:
-            self._order(state, refill)
+        self._order(state, taken.refills)
         samples = taken.samples.tolist()
         payloads = [state.payloads.pop(sample) for sample in samples]
         missing = [i for i, payload in enumerate(payloads) if payload is None]
+        self._preload()
         try:
             if missing:
                 await self._wait_for(state, [samples[i] for i in missing])
@@ -168,7 +186,7 @@ class Owner:
         self._recent.put(epoch, samples, found)
         return taken.samples + first, found
 
-    async def _replay(self, state: _Epoch, samples: list[int], payloads: list[bytes | None]) -> None:
+    async def _replay(self, state: _Epoch, samples: list[int], payloads: list[Payload | None]) -> None:
         """Fill in what is missing: its bytes have left with an answer that never came through, or are damaged."""
         gone = [i for i, payload in enumerate(payloads) if payload is None]
         state.counts.replays += len(gone)
@@ -180,54 +198,54 @@ class Owner:
 
     def ahead(
         self, epoch: int, rank: int, answered: Int64Array, ahead_from: int, room: int, started_below: int
-    ) -> tuple[Int64Array, Int64Array, list[bytes]]:
+    ) -> tuple[Int64Array, Int64Array, list[Payload]]:
         """What to send after an answer: ``(positions, sample ids, their bytes)``. Parameters as ``send_ahead``.
 
         :param answered: the samples that the requests just answered asked for.
         """
-        state = self._current
-        if state is None or state.number != epoch:
+        state = self._known(epoch)
+        if state is None or state.abandoned:
             empty = np.empty(0, dtype=np.int64)
             return empty, empty, []
         first = self.job.share.first_sample
         locations = self.job.mapping.locations(answered - first)
         ahead = state.core.send_ahead(rank, locations, ahead_from, room, started_below)
-        for refill in ahead.refills:
-            self._order(state, refill)
+        self._order(state, ahead.refills)
         samples = ahead.samples.tolist()
         payloads = [state.payloads.take(sample) for sample in samples]
+        self._preload()
         self._recent.put(epoch, samples, payloads)
         return ahead.positions, ahead.samples + first, payloads
 
-    async def exact(self, sample_ids: Int64Array) -> list[bytes]:
+    async def exact(self, sample_ids: Int64Array) -> list[Payload]:
         """The bytes of exactly these samples of the share, outside of any epoch's protocol."""
-        counts = self._current.counts if self._current else OwnerCounts(EpochCounts())
+        counts = self._epochs[-1].counts if self._epochs else OwnerCounts(EpochCounts())
         return await self._exact(counts, (sample_ids - self.job.share.first_sample).tolist())
 
     async def _epoch(self, epoch: int, rank: int) -> _Epoch:
         self._refuse_when_closed()
         await self.rank_opens(epoch, rank)
-        for known in (self._current, self._previous):
-            if known is not None and known.number == epoch:
-                return known
-        if self._current is not None and epoch < self._current.number:
+        if (known := self._known(epoch)) is not None:
+            return known
+        if self._epochs and epoch < self._epochs[-1].number:
             raise EpochEnded(
-                f"job {self.job.spec.name} is at epoch {self._current.number}, epoch {epoch} has ended: "
+                f"job {self.job.spec.name} is at epoch {self.epoch}, epoch {epoch} has ended: "
                 "use another job name to start over, or end this job first"
             )
         traces = await self.job.traces(epoch, self.wait_seconds)
         try:
-            async with asyncio.timeout(self.wait_seconds), self._moved_on:
-                await self._moved_on.wait_for(lambda: self._may_open(epoch))
+            async with asyncio.timeout(self.wait_seconds):
+                while not self._may_open(epoch):
+                    await self._moved_on.wait()
         except TimeoutError as error:
             behind = [rank for rank, at in enumerate(self._rank_epochs) if at < epoch]
             raise EpochNotReady(
                 f"epoch {epoch} of job {self.job.spec.name} waits for rank {behind[0] if behind else '?'} "
-                f"to finish epoch {self._current.number if self._current else '?'}",
+                f"to finish epoch {max(0, min(self._rank_epochs))}",
                 ranks=behind,
             ) from error
         self._refuse_when_closed()
-        if self._current is None or self._current.number < epoch:
+        if not self._epochs or self._epochs[-1].number < epoch:
             self._open(epoch, traces)
         return await self._epoch(epoch, rank)
 
@@ -235,10 +253,22 @@ class Owner:
         if self._closed:
             raise JobLost(f"job {self.job.spec.name} was ended while it was asked for samples", job=self.job.spec.name)
 
+    def _wake(self) -> None:
+        """Whoever waits for an epoch looks again whether it may open."""
+        self._moved_on.set()
+        self._moved_on = asyncio.Event()
+
+    def _known(self, epoch: int) -> _Epoch | None:
+        return next((known for known in self._epochs if known.number == epoch), None)
+
     def _may_open(self, epoch: int) -> bool:
-        """One epoch at a time holds memory: the one before is used up, or every rank has left it."""
-        current = self._current
-        return current is None or current.number >= epoch or current.core.finished or min(self._rank_epochs) >= epoch
+        """Those before need no more memory: they are used up, or every rank has left them."""
+        if not self._epochs or self._epochs[-1].number >= epoch or self._all_reached(epoch):
+            return True
+        return all(known.is_over for known in self._epochs)
+
+    def _all_reached(self, epoch: int) -> bool:
+        return min(self._rank_epochs) >= epoch
 
     def _open(self, epoch: int, traces: Traces) -> None:
         spec = self.job.spec
@@ -248,73 +278,90 @@ class Owner:
             self.job.mapping,
             traces,
             self.job.records.length,
-            capacity_bytes=self.job.abstract_bytes,
+            capacity_bytes=0,  # until _use_freed_memory says how much there is
             refill=spec.refill,
             prefetch_window=spec.prefetch_window,
             key=f"{spec.seed} {epoch} {self.job.ordinal}",
         )
-        if self._current is not None and not self._current.core.finished:
-            self._current.abandoned = True
-            self._current.payloads.clear()
-        self._previous, self._current = self._current, _Epoch(epoch, core, OwnerCounts(core.counts))
-        self.history[epoch] = self._current.counts
-        for refill in core.start():
-            self._order(self._current, refill)
+        self._epochs = [*self._epochs[-2:], _Epoch(epoch, core, OwnerCounts(core.counts))]
+        self.history[epoch] = self._epochs[-1].counts
+        self._leave_behind()
+        self._use_freed_memory()
+        self._wake()
 
-    def _order(self, state: _Epoch, refill: Refill) -> None:
-        task = asyncio.create_task(self._read(state, refill))
-        self._reads.add(task)
-        task.add_done_callback(self._reads.discard)
-        for sample in refill.samples.tolist():
-            state.arriving[sample] = task
+    def _leave_behind(self) -> None:
+        """An epoch that all ranks have left, with samples that nobody asked for, gives its memory to the next."""
+        for before, after in pairwise(self._epochs):
+            if not before.is_over and self._all_reached(after.number):
+                before.abandoned = True
+                before.payloads.clear()
+                self._use_freed_memory()
 
-    async def _read(self, state: _Epoch, refill: Refill) -> None:
-        """Fetch the chunk of a refill and keep the samples that fill a slot. Raises what the store raised.
+    def _preload(self) -> None:
+        """Near the end of an epoch, the memory that it leaves loads for the next: no gap between them (DESIGN 4.2)."""
+        if self._closed or not self._epochs:
+            return
+        self._use_freed_memory()
+        *before, newest = self._epochs
+        following = newest.number + 1
+        if (
+            newest.core.nothing_left_to_read
+            and all(known.is_over for known in before)
+            and self._all_reached(newest.number)
+            and self.job.has_epoch(following)
+            and (traces := self.job.known_traces(following)) is not None
+        ):
+            self._open(following, traces)
 
-        A damaged sample keeps its slot without bytes: the request that it falls to reads it alone and gets the error.
-        """
-        share, records = self.job.share, self.job.records
-        first, end = int(share.starts[refill.chunk]), int(share.starts[refill.chunk + 1])
-        samples = (refill.samples + share.first_sample).tolist()
-        kept: list[bytes | None]
+    def _use_freed_memory(self) -> None:
+        """The newest epoch gets what those before it do not hold any more."""
+        *before, newest = self._epochs
+        held_bytes = sum(known.core.held_bytes for known in before if not known.is_over)
+        self._order(newest, newest.core.capacity_changed(self.job.abstract_bytes - held_bytes))
+
+    def _order(self, state: _Epoch, refills: list[Refill]) -> None:
+        to_read = []
+        for refill in refills:
+            if (chunk := self._chunks.pinned(refill)) is not None:
+                self._arrived(state, chunk)
+            else:
+                to_read.append(refill)
+        for group in self._chunks.together(to_read):
+            task = asyncio.create_task(self._read(state, group))
+            self._reads.add(task)
+            task.add_done_callback(self._reads.discard)
+            for refill in group:
+                for sample in refill.samples.tolist():
+                    state.arriving[sample] = task
+
+    async def _read(self, state: _Epoch, group: list[Refill]) -> None:
+        """Fetch the chunks of some refills and keep the samples that fill a slot. Raises what the store raised."""
+        waiting = {refill.chunk: refill for refill in group}
+
+        def arrived(chunk: ReadChunk) -> None:
+            del waiting[chunk.refill.chunk]
+            self._arrived(state, chunk)
+
         try:
-            chunk = records.part(first, end)
-            async with self._gate.passage(int(chunk.length.sum())):
-                buffer = await self.job.dataset.read_samples(records, first, end)
-                starts = chunk.offset - chunk.offset[0]
-                # Copies, so that the wasted rest of the chunk is freed with the buffer.
-                kept = [
-                    self._intact(
-                        bytes(buffer[starts[sample - first] : starts[sample - first] + chunk.length[sample - first]]),
-                        sample,
-                    )
-                    for sample in samples
-                ]
-                del buffer
-        except SampleDamaged as error:  # the blob ends too early, or is gone
-            log.warning("job %s: %s", self.job.spec.name, error)
-            kept = [None] * len(samples)
-        except BaseException:
-            state.counts.refills_failed += 1
-            state.core.refill_failed(refill)
-            self._forget_arriving(state, refill)
-            raise
+            await self._chunks.read(group, arrived)
+        finally:
+            for refill in waiting.values():
+                state.counts.refills_failed += 1
+                state.core.refill_failed(refill)
+                self._forget_arriving(state, refill)
+
+    def _arrived(self, state: _Epoch, chunk: ReadChunk) -> None:
+        """A damaged sample keeps its slot without bytes: the request that it falls to reads it alone and gets the
+        error."""
+        refill = chunk.refill
         if not state.abandoned:
-            intact = [i for i, payload in enumerate(kept) if payload is not None]
-            arrived = Refill(refill.chunk, refill.samples[intact], refill.locations[intact])
-            for sample, payload in zip(refill.samples.tolist(), kept, strict=True):
+            intact = [i for i, payload in enumerate(chunk.payloads) if payload is not None]
+            for sample, payload in zip(refill.samples.tolist(), chunk.payloads, strict=True):
                 if payload is not None:
                     state.payloads.put(sample, payload)
-            state.core.refill_arrived(arrived)
+            arrived = Refill(refill.chunk, refill.samples[intact], refill.locations[intact])
+            state.core.refill_arrived(arrived, pinned=chunk.pinned)
         self._forget_arriving(state, refill)
-
-    def _intact(self, payload: bytes, sample: int) -> bytes | None:
-        try:
-            self.job.dataset.verify_sample(payload, self.job.records, sample)
-        except SampleDamaged as error:
-            log.warning("job %s: %s", self.job.spec.name, error)
-            return None
-        return payload
 
     def _forget_arriving(self, state: _Epoch, refill: Refill) -> None:
         for sample in refill.samples.tolist():
@@ -334,11 +381,11 @@ class Owner:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
-    async def _exact(self, counts: OwnerCounts, samples: list[int]) -> list[bytes]:
+    async def _exact(self, counts: OwnerCounts, samples: list[int]) -> list[Payload]:
         self._refuse_when_closed()
         records, dataset = self.job.records, self.job.dataset
 
-        async def read(sample: int) -> bytes:
+        async def read(sample: int) -> Payload:
             async with self._gate.passage(int(records.length[sample - records.first_sample])):
                 payload = bytes(await dataset.read_samples(records, sample, sample + 1))
             dataset.verify_sample(payload, records, sample)

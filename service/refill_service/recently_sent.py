@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from refill_service.peers import Payload
+
 __all__ = ["RecentlySent"]
 
 
@@ -17,9 +19,9 @@ class RecentlySent:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._payloads: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._payloads: OrderedDict[tuple[int, int], Payload] = OrderedDict()
 
-    def put(self, epoch: int, samples: list[int], payloads: list[bytes]) -> None:
+    def put(self, epoch: int, samples: list[int], payloads: list[Payload]) -> None:
         for sample, payload in zip(samples, payloads, strict=True):
             if (epoch, sample) not in self._payloads:
                 self._payloads[epoch, sample] = payload
@@ -28,7 +30,7 @@ class RecentlySent:
             _, oldest = self._payloads.popitem(last=False)
             self.used_bytes -= len(oldest)
 
-    def get(self, epoch: int, sample: int) -> bytes | None:
+    def get(self, epoch: int, sample: int) -> Payload | None:
         return self._payloads.get((epoch, sample))
 
     def clear(self) -> None:

@@ -82,6 +82,16 @@ class Settings(BaseSettings):
     recent_fraction: float = Field(
         0.05, ge=0, le=0.5, description="Part of memory_bytes for samples just sent, in case they are asked for again."
     )
+    pinned_fraction: float = Field(
+        0.2,
+        ge=0,
+        le=0.9,
+        description="Part of memory_bytes that keeps chunks from epoch to epoch and from job to job; jobs share it.",
+    )
+    pinned_dir: str = Field(
+        "", description="Folder on a local disk that keeps more of them; each pod needs one of its own. Empty: none."
+    )
+    pinned_dir_bytes: Bytes = Field(0, ge=0, description="How much of that disk may be used.")
     job_memory_fraction: float = Field(
         0.5, gt=0, le=1, description="Part of the free memory that a job gets which asks for no number of bytes."
     )
@@ -140,6 +150,8 @@ class Settings(BaseSettings):
             raise ValueError(
                 "remote_memory_fraction, in_flight_fraction and recent_fraction leave no memory for chunks"
             )
+        if bool(self.pinned_dir) != bool(self.pinned_dir_bytes):
+            raise ValueError("pinned_dir and pinned_dir_bytes need each other: which folder, and how much of its disk")
         return self
 
     @property

@@ -47,7 +47,7 @@ def add_command(commands: Any) -> None:
         metavar="P",
         help="a rank's next requests to one owner that may be sent ahead; 0 sends nothing (default: 20000)",
     )
-    parser.add_argument("--policy", choices=["drain", "redox"], default="redox", help="(default: redox)")
+    parser.add_argument("--policy", choices=["drain", "redox"], default="drain", help="(default: drain)")
     parser.add_argument(
         "--refill", choices=["best", "random"], default="best", help="which chunk refills (default: best)"
     )

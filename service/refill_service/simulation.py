@@ -37,7 +37,7 @@ class SimulationSettings:
     num_pods: int = 1
     remote_memory_samples: int = 10_000
     window: int = 10_000
-    policy: str = "redox"
+    policy: str = "drain"
     refill: str = "best"
     group_order: str = "consecutive"
     seed: int = 0
@@ -103,6 +103,7 @@ class PaperVariant:
             num_pods=3,
             remote_memory_samples=10_000,
             window=self.window,
+            policy="redox",
             refill=self.refill,
             seed=seed,
         )

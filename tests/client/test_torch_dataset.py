@@ -157,7 +157,7 @@ def test_nothing_is_asked_before_the_first_use_and_settings_are_checked_at_once(
     assert pod.requests == []
     assert len(dataset) == NUM_SAMPLES
     assert dataset.metadata == {"classes": ["cat", "dog"]}
-    for wrong in ({"job": "a/b"}, {"chunk_sise": 3}, {"chunk_size": 0}, {"rank": 1}, {"home": "x"}, {"decode": "pil"}):
+    for wrong in ({"job": "a/b"}, {"chunk_sise": 3}, {"chunk_size": -1}, {"rank": 1}, {"home": "x"}, {"decode": "pil"}):
         with pytest.raises(InvalidInput):
             dataset_of(**wrong)
 

@@ -21,15 +21,16 @@ Packed = tuple[str, dict[str, bytes]]
 @pytest.mark.parametrize(
     "settings",
     [
-        {"refill": "best"},
-        {"refill": "random", "group_order": "interleaved"},
-        {"prefetch_window": 0},
-        {"chunk_size": 1},
+        {"policy": "redox", "refill": "best"},
+        {"policy": "redox", "refill": "random", "group_order": "interleaved"},
+        {"policy": "redox", "prefetch_window": 0},
+        {"policy": "redox", "chunk_size": 1},
+        {"policy": "redox", "memory_bytes": 200_000},
         {"shuffle": False},
-        {"memory_bytes": 200_000},
-        {"policy": "drain"},
-        {"policy": "drain", "memory_bytes": 200_000, "chunk_size": 8},
-        {"policy": "drain", "group_order": "interleaved", "prefetch_window": 0},
+        {},
+        {"chunk_size": 1},
+        {"memory_bytes": 200_000, "chunk_size": 8},
+        {"group_order": "interleaved", "prefetch_window": 0},
     ],
     ids=str,
 )
@@ -62,7 +63,7 @@ def test_every_sample_once_by_concurrent_ranks(
         assert total["takes"] == NUM_SAMPLES
         assert total["repeats"] == 2
         assert total["bytes_filled"] + total["bytes_wasted"] == total["bytes_read"]
-        if job.get("policy") == "drain":
+        if job.get("policy") != "redox":
             assert total["bytes_wasted"] == 0, "drain reads nothing twice"
         assert total["local"] + total["remote_memory"] + total["remote_on_demand"] == NUM_SAMPLES
 
@@ -152,6 +153,7 @@ def test_explicit_traces(three_pods: LocalCluster, job: dict[str, Any]) -> None:
 
 
 def test_metrics_agree_with_what_happened(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+    job |= {"policy": "redox"}
     rank = rank_of(three_pods, job)
     batches = whole_epoch(rank, 0)
     rank.report(1.5, NUM_SAMPLES, 12345)

@@ -210,7 +210,7 @@ def test_traces(running: str) -> None:
         (b'{"dataset": "file:///x", "chunks": 1}', "unknown job setting 'chunks'; there are: chunk_size"),
         (b'{"dataset": "file:///x", "chunk_size": "64"}', "job setting chunk_size must be int, got '64'"),
         (b'{"dataset": "file:///x", "chunk_size": 64.0}', "job setting chunk_size must be int"),
-        (b'{"dataset": "file:///x", "chunk_size": 0}', "job setting chunk_size must be 1 to 65536, got 0"),
+        (b'{"dataset": "file:///x", "chunk_size": -1}', "job setting chunk_size must be 0 to 65536, got -1"),
         (b'{"dataset": "file:///x", "world_size": -1}', "job setting world_size must be 1 to"),
         (b'{"dataset": "file:///x", "shuffle": 1}', "job setting shuffle must be bool"),
         (b'{"dataset": "file:///x", "seed": ' + b"9" * 5000 + b"}", ""),
@@ -359,7 +359,7 @@ def test_registering_at_once_from_many_ranks(three_pods: LocalCluster, job: dict
 
 
 def test_idle_jobs_are_removed(packed: Packed, tmp_path: Path) -> None:
-    with LocalCluster(1, tmp_path, {"memory_bytes": "4MiB", "job_idle_seconds": 1}) as cluster:
+    with LocalCluster(1, tmp_path, {"memory_bytes": "4MiB", "pinned_fraction": 0, "job_idle_seconds": 1}) as cluster:
         url = cluster.pod_urls[0]
         settings_sent = {"name": "idle", "dataset": packed[0], "chunk_size": 16, "memory_bytes": 4_000_000}
         rank_of(cluster, settings_sent).batch(0, np.arange(100))

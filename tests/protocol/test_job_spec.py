@@ -53,7 +53,7 @@ def test_differences_are_empty_only_for_equal_jobs(one: JobSpec, other: JobSpec)
         ({"seed": 2**63}, "seed"),
         ({"seed": None}, "seed"),
         ({"shuffle": 1}, "shuffle"),
-        ({"chunk_size": 0}, "chunk_size"),
+        ({"chunk_size": -1}, "chunk_size"),
         ({"prefetch_window": -1}, "prefetch_window"),
         ({"memory_bytes": -1}, "memory_bytes"),
         ({"order": "random"}, "order"),

@@ -75,7 +75,7 @@ def test_drain_reads_everything_once() -> None:
 
 
 def test_memory_for_everything_reads_everything_once() -> None:
-    result = simulate(SimulationSettings(num_samples=6_400, group_size=1, num_pods=2))
+    result = simulate(SimulationSettings(num_samples=6_400, group_size=1, num_pods=2, policy="redox"))
     assert result.misses == 100
     assert result.waste == 0
     assert result.read_amplification == 1

@@ -35,12 +35,15 @@ class JobSpec:
     """As torch's DistributedSampler: drop the tail that does not divide by ``world_size``, or pad with repeats."""
     order: str = "keyed"
     """``keyed``: traces follow from the seed. ``explicit``: each rank posts its trace before it asks."""
-    chunk_size: int = 64
-    """K, samples that are read from the store together."""
+    num_epochs: int = 0
+    """How many epochs will be asked for, so that nothing is loaded ahead of the last one's end; 0: not known."""
+    chunk_size: int = 0
+    """K, samples that are read from the store together. 0: 64 with ``redox``; with ``drain`` the smallest power of two
+    from 8 to 64 that makes chunks of 512 KiB: small chunks shuffle better, and cost more requests."""
     group_order: str = "consecutive"
     """Which chunks share an abstract chunk: ``consecutive`` or ``interleaved`` (Brand 3.2)."""
-    policy: str = "redox"
-    """``redox``: a request is bound to a slot, as in papers. ``drain``: to an abstract chunk; reads each byte once."""
+    policy: str = "drain"
+    """``drain``: a request is bound to an abstract chunk, each byte is read once. ``redox``: to a slot (the papers)."""
     refill: str = "best"
     """Chunk choice of a refill: ``best`` (most slots filled, ties at random) or ``random`` (Brand 3.3)."""
     prefetch_window: int = 10_000
@@ -63,7 +66,8 @@ class JobSpec:
         for name, least, most in (
             ("world_size", 1, 2**20),
             ("seed", -(2**63), 2**63 - 1),
-            ("chunk_size", 1, 2**16),
+            ("num_epochs", 0, 2**31),
+            ("chunk_size", 0, 2**16),
             ("prefetch_window", 0, 2**24),
             ("memory_bytes", 0, 2**62),
         ):

@@ -44,12 +44,13 @@ class DrainEpoch(OwnerEpoch):
         key: str = "",
     ) -> None:
         super().__init__(mapping, traces, lengths, prefetch_window=prefetch_window)
-        self.held_bytes = 0
-        """Bytes of samples in memory or on their way that no request was promised."""
         self._capacity_bytes = capacity_bytes
+        self._to_start = list(range(mapping.num_abstract_chunks))
+        """Abstract chunks that there was no room for yet to begin the epoch with; the next one last."""
         self._lengths_view = np.ascontiguousarray(lengths, dtype=np.int64).data
         self._key = key
         self._random = random.Random(key)
+        self._random.shuffle(self._to_start)
         self._low = int(mapping.chunk_size * refill_below)
         self._ready: list[list[int]] = [[] for _ in range(mapping.num_abstract_chunks)]
         """Samples in memory, by abstract chunk."""
@@ -74,9 +75,23 @@ class DrainEpoch(OwnerEpoch):
 
     def start(self) -> list[Refill]:
         """Fill every abstract chunk, as far as there is room."""
-        order = list(range(self.mapping.num_abstract_chunks))
-        self._random.shuffle(order)
-        return [refill for abstract_chunk in order for refill in self._refill_if_low(abstract_chunk)]
+        refills: list[Refill] = []
+        while self._to_start:
+            ordered = self._refill_if_low(self._to_start[-1])
+            if not ordered and self._needs_refill(self._to_start[-1]):
+                break  # no room
+            self._to_start.pop()
+            refills += ordered
+        return refills
+
+    def capacity_changed(self, capacity_bytes: int) -> list[Refill]:
+        """Fact: samples may take so much memory from now on. What is in memory stays, should it be less."""
+        self._capacity_bytes = capacity_bytes
+        return self.start()
+
+    @property
+    def nothing_left_to_read(self) -> bool:
+        return not self._with_unread
 
     def _take_new(self, locations: Int64Array) -> tuple[Int64Array, list[Refill]]:
         samples, refills = [], []
@@ -123,12 +138,15 @@ class DrainEpoch(OwnerEpoch):
         self.held_bytes -= self._lengths_view[sample]
         return sample
 
+    def _needs_refill(self, abstract_chunk: int) -> bool:
+        return (
+            not self._refilling[abstract_chunk]
+            and len(self._ready[abstract_chunk]) <= self._low
+            and abstract_chunk in self._with_unread
+        )
+
     def _refill_if_low(self, abstract_chunk: int) -> list[Refill]:
-        if (
-            self._refilling[abstract_chunk]
-            or len(self._ready[abstract_chunk]) > self._low
-            or abstract_chunk not in self._with_unread
-        ):
+        if not self._needs_refill(abstract_chunk):
             return []
         chunk = self._unread_of(abstract_chunk)[-1]
         size = int(self._lengths[int(self._starts[chunk]) : int(self._starts[chunk + 1])].sum())

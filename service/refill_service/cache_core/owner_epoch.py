@@ -70,6 +70,9 @@ class EpochCounts:
     samples_filled: int = 0
     bytes_read: int = 0
     bytes_filled: int = 0
+    refills_pinned: int = 0
+    """Refills that the pinned tier served. What it serves is not read from the store, and not counted as read."""
+    bytes_pinned: int = 0
 
     @property
     def bytes_wasted(self) -> int:
@@ -89,6 +92,8 @@ class OwnerEpoch(ABC):
         share = mapping.share
         self.mapping = mapping
         self.counts = EpochCounts()
+        self.held_bytes = 0
+        """Bytes of samples in memory or on their way that no request was promised, of policies that count them."""
         self._traces = traces
         self._lengths = lengths
         self._window = prefetch_window
@@ -103,6 +108,15 @@ class OwnerEpoch(ABC):
     def start(self) -> list[Refill]:
         """Orders to begin the epoch with."""
         return []
+
+    def capacity_changed(self, capacity_bytes: int) -> list[Refill]:
+        """Fact: samples may take so much memory from now on. Returns orders for what there is room for now."""
+        return []
+
+    @property
+    def nothing_left_to_read(self) -> bool:
+        """Whether every chunk was ordered, so that the memory that is freed from now on is for the next epoch."""
+        return False
 
     def take(self, asked: Int64Array) -> Taken:
         """Answer requests for the local samples ``asked``, ``(n,)``, all different."""
@@ -161,13 +175,20 @@ class OwnerEpoch(ABC):
         started_below: int,
     ) -> Ahead: ...
 
-    def refill_arrived(self, refill: Refill) -> None:
+    def refill_arrived(self, refill: Refill, *, pinned: bool = False) -> None:
         """Fact: the bytes of a refill are in memory; they may be sent ahead from now on.
 
         Its ``samples`` may be fewer than were ordered: the bytes of the others are damaged, and are never sent ahead.
+
+        :param pinned: they came from the pinned tier, not from the store.
         """
         # Counted here and not when it was ordered, so that no count ever has to be taken back.
         counts = self.counts
+        if pinned:
+            counts.refills_pinned += 1
+            counts.bytes_pinned += int(self._lengths[refill.samples].sum())
+            self._arrived(refill)
+            return
         first, end = int(self._starts[refill.chunk]), int(self._starts[refill.chunk + 1])
         counts.samples_read += end - first
         counts.samples_filled += len(refill.samples)

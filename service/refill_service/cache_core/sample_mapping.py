@@ -23,9 +23,14 @@ __all__ = [
     "OwnerShare",
     "abstract_chunks_for_budget",
     "abstract_chunks_for_groups",
+    "default_chunk_size",
 ]
 
 Int64Array = NDArray[np.int64]
+
+_SMALLEST_DEFAULT, _LARGEST_DEFAULT = 8, 64
+_WORTH_A_REQUEST_BYTES = 512 << 10
+"""At 100 MB/s a transfer of 5 ms: a request's latency of some 25 ms is hidden by a handful of them in flight."""
 
 
 class ChunkLayout:
@@ -163,3 +168,19 @@ def abstract_chunks_for_budget(num_chunks: int, chunk_bytes: float, budget_bytes
     :param chunk_bytes: mean bytes of a chunk. Returns 0 when the budget does not hold one.
     """
     return min(num_chunks, int(budget_bytes // max(chunk_bytes, 1.0)))
+
+
+def default_chunk_size(policy: str, sample_bytes: float, largest_blob: int) -> int:
+    """K for a job that asks for none; follows from the dataset alone, so that all pods agree.
+
+    ``redox`` spreads chunk-mates by its re-reads and takes the papers' 64. ``drain`` spreads them by small chunks: the
+    smallest power of two from 8 to 64 whose chunks are worth a request of their own.
+
+    :param sample_bytes: mean bytes of a sample.
+    :param largest_blob: samples of the largest blob, which no chunk exceeds.
+    """
+    chunk_size = _LARGEST_DEFAULT
+    if policy == "drain":
+        while chunk_size > _SMALLEST_DEFAULT and chunk_size // 2 * sample_bytes >= _WORTH_A_REQUEST_BYTES:
+            chunk_size //= 2
+    return min(chunk_size, largest_blob)

@@ -1,0 +1,188 @@
+"""Where do the bytes of a chunk come from? From the pinned tier, or from the store by as few ranged GETs as can be.
+
+The path of a refill: ``pinned`` finds it in memory at once, or ``together`` joins it with its neighbours and
+``read`` fetches them, verifies each sample, and keeps what belongs to the pinned tier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from refill.errors import SampleDamaged
+from refill_service.byte_gate import ByteGate
+from refill_service.cache_core.coalesce import coalesced
+from refill_service.cache_core.dataset_index import SampleRecords
+from refill_service.cache_core.refill import Refill
+from refill_service.cache_core.sample_mapping import OwnerShare
+from refill_service.datasets.dataset_reader import Dataset
+from refill_service.peers import Payload
+from refill_service.pinned_tier import PinnedMemory, PinnedShare
+
+__all__ = ["ChunkReader", "ReadChunk"]
+
+log = logging.getLogger(__name__)
+
+COALESCED_BYTES = 8 << 20
+"""Most bytes of chunks that are read together: more would gain nothing over the time of one request."""
+
+
+@dataclass(frozen=True)
+class ReadChunk:
+    refill: Refill
+    payloads: list[Payload | None]
+    """Of the refill's samples, in their order; None for one that is damaged."""
+    pinned: bool = False
+    """Whether they came from the pinned tier."""
+
+
+class ChunkReader:
+    """Reads chunks of one share of a dataset.
+
+    :param gate: bounds the bytes of reads in flight, over all jobs of the pod.
+    :param pinned: what the pod keeps of this share, for all jobs.
+    """
+
+    def __init__(
+        self, dataset: Dataset, records: SampleRecords, share: OwnerShare, gate: ByteGate, pinned: PinnedShare
+    ) -> None:
+        self._dataset = dataset
+        self._records = records
+        self._share = share
+        self._gate = gate
+        self._pinned = pinned
+        self._limit_bytes = min(COALESCED_BYTES, gate.limit_bytes // 4)
+
+    def pinned(self, refill: Refill) -> ReadChunk | None:
+        """A chunk that lies in the pinned tier's memory."""
+        first, end = self._bounds(refill)
+        part = self._pinned.part_for(first, end)
+        if not isinstance(part, PinnedMemory) or not part.holds(first, end):
+            return None
+        return self._of_refill(refill, part.views(first, end), pinned=True)
+
+    def together(self, refills: list[Refill]) -> list[list[Refill]]:
+        """What one ranged GET reads each; alone what the pinned tier may have, or is about to get."""
+        if len(refills) == 1:
+            return [refills]
+        alone = [self._is_pinned_or_coming(refill) for refill in refills]
+        rest = [refill for refill, apart in zip(refills, alone, strict=True) if not apart]
+        return [[refill] for refill, apart in zip(refills, alone, strict=True) if apart] + coalesced(
+            rest, self._neighbours, self._size_bytes, self._limit_bytes
+        )
+
+    async def read(self, group: list[Refill], arrived: Callable[[ReadChunk], None]) -> None:
+        """Fetch the chunks of a group; ``arrived`` is called with each once its bytes are here and verified.
+
+        Raises what the store raised; then some of the chunks may have arrived.
+        """
+        if len(group) == 1 and (found := await self._from_pinned_tier(group[0])) is not None:
+            arrived(found)
+            return
+        announced = self._announce(group)
+        try:
+            await self._from_store(group, arrived)
+        finally:
+            for first in announced:
+                self._pinned.being_read.pop(first).set_result(None)
+
+    def _announce(self, group: list[Refill]) -> list[int]:
+        """Let other jobs know what will be in the pinned tier soon."""
+        chunks = [self._bounds(refill) for refill in group]
+        coming = [first for first, end in chunks if self._pinned.part_for(first, end) is not None]
+        new = [first for first in coming if first not in self._pinned.being_read]
+        self._pinned.being_read.update({first: asyncio.get_running_loop().create_future() for first in new})
+        return new
+
+    async def _from_pinned_tier(self, refill: Refill) -> ReadChunk | None:
+        first, end = self._bounds(refill)
+        part = self._pinned.part_for(first, end)
+        if part is None:
+            return None
+        while first in self._pinned.being_read:
+            await asyncio.wait([self._pinned.being_read[first]])
+        if not part.holds(first, end):
+            return None
+        async with self._gate.passage(self._size_bytes(refill.chunk)):
+            found = await part.load(first, end)
+        if found is None:
+            log.warning("%s: samples %d-%d in the pinned tier are damaged; read again", self._dataset.url, first, end)
+            return None
+        return self._of_refill(refill, found, pinned=True)
+
+    async def _from_store(self, group: list[Refill], arrived: Callable[[ReadChunk], None]) -> None:
+        first, end = self._bounds(group[0])[0], self._bounds(group[-1])[1]
+        async with self._gate.passage(sum(self._size_bytes(refill.chunk) for refill in group)):
+            try:
+                buffer = await self._dataset.read_samples(self._records, first, end)
+            except SampleDamaged as error:  # the blob ends too early, or is gone
+                if len(group) == 1:
+                    log.warning("%s", error)
+                    arrived(ReadChunk(group[0], [None] * len(group[0].samples)))
+                    return
+            else:
+                start = int(self._records.part(first, end).offset[0])
+                for refill in group:
+                    await self._hand_over(refill, buffer, start, arrived)
+                return
+        for refill in group:  # one of them may be intact all the same
+            await self._from_store([refill], arrived)
+
+    async def _hand_over(
+        self, refill: Refill, buffer: memoryview, start: int, arrived: Callable[[ReadChunk], None]
+    ) -> None:
+        """Verify a chunk's samples out of a buffer that begins at byte ``start`` of the blob, and keep them."""
+        first, end = self._bounds(refill)
+        part = self._pinned.part_for(first, end)
+        # What is not wanted is verified only to be pinned.
+        samples = (refill.samples + self._share.first_sample).tolist() if part is None else list(range(first, end))
+        payloads = [self._intact(buffer, start, sample) for sample in samples]
+        intact = [payload for payload in payloads if payload is not None]
+        if part is None:
+            arrived(ReadChunk(refill, payloads))
+        elif len(intact) < end - first:
+            arrived(self._of_refill(refill, payloads))
+        elif part.in_memory:
+            arrived(self._of_refill(refill, await part.keep(first, intact)))
+        else:
+            arrived(self._of_refill(refill, payloads))
+            await part.keep(first, intact)
+
+    def _intact(self, buffer: memoryview, start: int, sample: int) -> Payload | None:
+        place = sample - self._records.first_sample
+        offset = int(self._records.offset[place]) - start
+        # A copy, so that the wasted rest of the buffer is freed with it.
+        payload = bytes(buffer[offset : offset + int(self._records.length[place])])
+        try:
+            self._dataset.verify_sample(payload, self._records, sample)
+        except SampleDamaged as error:
+            log.warning("%s", error)
+            return None
+        return payload
+
+    def _of_refill(self, refill: Refill, payloads: Sequence[Payload | None], *, pinned: bool = False) -> ReadChunk:
+        """Of a chunk's payloads those of the samples that are wanted."""
+        first = self._bounds(refill)[0] - self._share.first_sample
+        return ReadChunk(refill, [payloads[sample - first] for sample in refill.samples.tolist()], pinned)
+
+    def _is_pinned_or_coming(self, refill: Refill) -> bool:
+        first, end = self._bounds(refill)
+        part = self._pinned.part_for(first, end)
+        return part is not None and (part.holds(first, end) or first in self._pinned.being_read)
+
+    def _bounds(self, refill: Refill) -> tuple[int, int]:
+        starts = self._share.starts
+        return int(starts[refill.chunk]), int(starts[refill.chunk + 1])
+
+    def _size_bytes(self, chunk: int) -> int:
+        first, end = int(self._share.starts[chunk]), int(self._share.starts[chunk + 1])
+        records = self._records.part(first, end)
+        return int(records.offset[-1] + records.length[-1] - records.offset[0])
+
+    def _neighbours(self, chunk: int, next_chunk: int) -> bool:
+        layout, first = self._share.layout, self._share.first_chunk
+        return next_chunk == chunk + 1 and layout.blob_of_chunk(first + chunk) == layout.blob_of_chunk(
+            first + next_chunk
+        )

@@ -1,0 +1,336 @@
+"""What stays on the pod from epoch to epoch and from job to job? The first samples of a share, in memory, then on disk.
+
+Every sample is read once an epoch, so which part of a share is kept makes no difference to how much is saved: a
+prefix, filled as its chunks are read and never evicted while a job uses it (CoorDL's rule: cache until full, never
+evict). A prefix serves jobs of every chunk size, and a position in it follows from the index, so memory and file are
+plain arrays of samples back to back, and a file needs no table of its own that could be torn.
+
+What lies in memory was verified when it was put there. What lies on disk is verified by the index's checksums each
+time it is read: a half-written, damaged or foreign file is read again from the store, and never served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import mmap
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from refill.errors import InvalidInput
+from refill.protocol.wire_format import Int64Array
+from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
+from refill_service.peers import Payload
+
+__all__ = ["PinnedMemory", "PinnedShare", "PinnedTier"]
+
+log = logging.getLogger(__name__)
+
+_SUFFIX = ".pinned"
+
+
+class PinnedTier:
+    """What a pod keeps, of all datasets. A dataset that no job uses gives way when another one wants the room.
+
+    :param folder: for the part on disk; None: there is none. It belongs to one pod at a time. Raises
+        :class:`InvalidInput` when it can't be used.
+    """
+
+    def __init__(self, memory_bytes: int, folder: Path | None = None, disk_bytes: int = 0) -> None:
+        self.memory_bytes = memory_bytes
+        self.disk_bytes = disk_bytes
+        self._folder = folder
+        self._lock = None if folder is None else _locked(folder)
+        self._shares: dict[int, PinnedShare] = {}
+        """By the dataset's fingerprint, the one longest unused first."""
+
+    def close(self) -> None:
+        """Files stay, for the next pod of this name."""
+        for share in self._shares.values():
+            share.close()
+        self._shares.clear()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def used_memory_bytes(self) -> int:
+        return sum(part.used_bytes for share in self._shares.values() for part in share.parts if part.in_memory)
+
+    @property
+    def used_disk_bytes(self) -> int:
+        return sum(part.used_bytes for share in self._shares.values() for part in share.parts if not part.in_memory)
+
+    @property
+    def damaged_samples(self) -> int:
+        """Samples that were found damaged on disk, since the pod started."""
+        return sum(part.damaged_samples for share in self._shares.values() for part in share.parts)
+
+    def lease(self, fingerprint: int, records: SampleRecords) -> PinnedShare:
+        """The pinned part of a dataset's share, for one more job. Give it back with :meth:`release`."""
+        share = self._shares.pop(fingerprint, None)
+        if share is None:
+            share = self._new_share(fingerprint, records)
+        self._shares[fingerprint] = share
+        share.num_jobs += 1
+        return share
+
+    def release(self, share: PinnedShare) -> None:
+        share.num_jobs -= 1
+
+    def _new_share(self, fingerprint: int, records: SampleRecords) -> PinnedShare:
+        parts: list[_PinnedPart] = []
+        wanted = int(records.length.sum())
+        self._make_room(wanted)
+        memory = _prefix(records, records.first_sample, self.memory_bytes - self._limit_bytes(in_memory=True))
+        if len(memory):
+            parts.append(PinnedMemory(memory))
+        if self._folder is not None:
+            name = self._folder / f"{fingerprint:016x}-{memory.end_sample}{_SUFFIX}"
+            self._remove_leftovers(name, wanted - int(memory.length.sum()))
+            free = self.disk_bytes - self._limit_bytes(in_memory=False) - sum(_size(path) for path in self._leftovers())
+            # What an earlier pod of this name left for this very share is used again.
+            on_disk = _prefix(records, memory.end_sample, free + _size(name))
+            if len(on_disk):
+                try:
+                    parts.append(_PinnedFile(on_disk, name))
+                except OSError as error:
+                    log.warning("%s: %s; nothing is kept there", name, error.strerror)
+        return PinnedShare(parts)
+
+    def _limit_bytes(self, *, in_memory: bool) -> int:
+        parts = [part for share in self._shares.values() for part in share.parts if part.in_memory == in_memory]
+        return sum(part.limit_bytes for part in parts)
+
+    def _make_room(self, wanted: int) -> None:
+        """Drop what no job uses, the one longest unused first, until there is room or nothing is left to drop."""
+        for fingerprint in [known for known, share in self._shares.items() if share.num_jobs == 0]:
+            limit = self._limit_bytes(in_memory=True) + self._limit_bytes(in_memory=False)
+            if self.memory_bytes + self.disk_bytes - limit >= wanted:
+                return
+            self._shares.pop(fingerprint).close(forget=True)
+
+    def _leftovers(self) -> list[Path]:
+        """Files of datasets that nobody leased since the pod started, the oldest first."""
+        if self._folder is None:
+            return []
+        leased = {part.path for share in self._shares.values() for part in share.parts if isinstance(part, _PinnedFile)}
+        found = [path for path in self._folder.glob(f"*{_SUFFIX}") if path not in leased]
+        return sorted(found, key=lambda path: path.stat().st_mtime)
+
+    def _remove_leftovers(self, keep: Path, wanted: int) -> None:
+        leftovers = [path for path in self._leftovers() if path != keep]
+        free = self.disk_bytes - self._limit_bytes(in_memory=False) - sum(map(_size, leftovers)) - _size(keep)
+        for path in leftovers:
+            if free + _size(keep) >= wanted:
+                return
+            free += _size(path)
+            path.unlink()
+
+
+class PinnedShare:
+    """The pinned part of one share: at most one part in memory, and one on disk after it."""
+
+    def __init__(self, parts: Sequence[_PinnedPart]) -> None:
+        self.parts = parts
+        self.num_jobs = 0
+        self.being_read: dict[int, asyncio.Future[None]] = {}
+        """Chunks that some job reads from the store now, by their first sample: who wants them too can wait."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """What it holds when it is full."""
+        return sum(part.limit_bytes for part in self.parts)
+
+    def part_for(self, first: int, end: int) -> _PinnedPart | None:
+        """The part that holds, or may hold, all samples ``[first, end)``."""
+        for part in self.parts:
+            if part.records.first_sample <= first and end <= part.records.end_sample:
+                return part
+        return None
+
+    def close(self, *, forget: bool = False) -> None:
+        for part in self.parts:
+            part.close(forget=forget)
+
+
+class _PinnedPart(ABC):
+    """Samples of ``records`` back to back, each there or not."""
+
+    in_memory: bool
+
+    def __init__(self, records: SampleRecords) -> None:
+        self.records = records
+        self.damaged_samples = 0
+        self._starts = np.concatenate([[0], np.cumsum(records.length)])
+        self._there = np.zeros(len(records), dtype=bool)
+
+    @property
+    def limit_bytes(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def used_bytes(self) -> int:
+        return int(self.records.length[self._there].sum())
+
+    def holds(self, first: int, end: int) -> bool:
+        """Whether all samples ``[first, end)`` are there, as far as is known without reading them."""
+        return bool(self._there[self._places(first, end)].all())
+
+    def _places(self, first: int, end: int) -> slice:
+        return slice(first - self.records.first_sample, end - self.records.first_sample)
+
+    def _bounds(self, first: int, end: int) -> Int64Array:
+        """Where each of the samples starts, then where the last one ends."""
+        places = self._places(first, end)
+        return self._starts[places.start : places.stop + 1]
+
+    @abstractmethod
+    async def load(self, first: int, end: int) -> list[Payload] | None:
+        """The samples ``[first, end)``, intact; None when one of them is not."""
+
+    @abstractmethod
+    async def keep(self, first: int, payloads: list[Payload]) -> list[Payload]:
+        """Keep intact samples from ``first`` on. Returns the same bytes, where they are best held from now on."""
+
+    @abstractmethod
+    def close(self, *, forget: bool) -> None: ...
+
+
+class PinnedMemory(_PinnedPart):
+    """The part of a share that is kept in memory."""
+
+    in_memory = True
+
+    def __init__(self, records: SampleRecords) -> None:
+        super().__init__(records)
+        # Pages come into being as they are written. Freed when the last view of a sample is gone.
+        self._memory = memoryview(mmap.mmap(-1, max(1, self.limit_bytes)))
+
+    def views(self, first: int, end: int) -> list[Payload]:
+        """The samples' bytes, not copied; they never change."""
+        bounds = self._bounds(first, end).tolist()
+        return [self._memory[start:stop] for start, stop in pairwise(bounds)]
+
+    async def load(self, first: int, end: int) -> list[Payload] | None:
+        return self.views(first, end) if self.holds(first, end) else None
+
+    async def keep(self, first: int, payloads: list[Payload]) -> list[Payload]:
+        end = first + len(payloads)
+        if not self.holds(first, end):
+            for view, payload in zip(self.views(first, end), payloads, strict=True):
+                view[:] = payload  # type: ignore[index]
+            self._there[self._places(first, end)] = True
+        return self.views(first, end)
+
+    def close(self, *, forget: bool) -> None:
+        self._there[:] = False
+
+
+class _PinnedFile(_PinnedPart):
+    in_memory = False
+
+    def __init__(self, records: SampleRecords, path: Path) -> None:
+        super().__init__(records)
+        self.path = path
+        self._full = False
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.ftruncate(self._file, self.limit_bytes)
+        os.utime(path)
+        # What was written before is taken to be there; whether it is intact, its checksums will tell.
+        for start, stop in _written(self._file):
+            first, end = np.searchsorted(self._starts, start), np.searchsorted(self._starts, stop, side="right") - 1
+            self._there[first : max(first, end)] = True
+
+    async def load(self, first: int, end: int) -> list[Payload] | None:
+        if not self.holds(first, end):
+            return None
+        found = await asyncio.to_thread(self._read_intact, first, end)
+        if found is None:
+            self._there[self._places(first, end)] = False
+        return found
+
+    async def keep(self, first: int, payloads: list[Payload]) -> list[Payload]:
+        end = first + len(payloads)
+        if not self._full and not self.holds(first, end):
+            try:
+                await asyncio.to_thread(self._write, first, end, payloads)
+                self._there[self._places(first, end)] = True
+            except OSError as error:
+                self._full = True
+                log.warning("%s: %s; nothing more is kept there", self.path, error.strerror)
+        return payloads
+
+    def close(self, *, forget: bool) -> None:
+        os.close(self._file)
+        if forget:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+    def _read_intact(self, first: int, end: int) -> list[Payload] | None:
+        bounds = self._bounds(first, end)
+        try:
+            data = memoryview(os.pread(self._file, int(bounds[-1] - bounds[0]), int(bounds[0])))
+        except OSError as error:
+            log.warning("%s: %s", self.path, error.strerror)
+            return None
+        bounds = bounds - bounds[0]
+        payloads = [bytes(data[start:stop]) for start, stop in pairwise(bounds)]
+        checksums = self.records.checksum[self._places(first, end)].tolist()
+        damaged = sum(sample_checksum(data) != sum_ for data, sum_ in zip(payloads, checksums, strict=True))
+        self.damaged_samples += damaged
+        return None if damaged else list(payloads)
+
+    def _write(self, first: int, end: int, payloads: list[Payload]) -> None:
+        data, place = memoryview(b"".join(payloads)), int(self._bounds(first, end)[0])
+        while data:
+            written = os.pwrite(self._file, data, place)
+            data, place = data[written:], place + written
+
+
+def _prefix(records: SampleRecords, first: int, limit_bytes: int) -> SampleRecords:
+    """The records from sample ``first`` on of as many samples as fit."""
+    rest = records.part(first, records.end_sample)
+    fitting = int(np.searchsorted(np.cumsum(rest.length), max(0, limit_bytes), side="right"))
+    return rest.part(first, first + fitting) if limit_bytes > 0 else rest.part(first, first)
+
+
+def _written(file: int) -> Iterator[tuple[int, int]]:
+    """The byte ranges ``[start, stop)`` of a sparse file that were written."""
+    place = 0
+    while True:
+        try:
+            place = os.lseek(file, place, os.SEEK_DATA)
+        except OSError:  # nothing after this place
+            return
+        stop = os.lseek(file, place, os.SEEK_HOLE)
+        yield place, stop
+        place = stop
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _locked(folder: Path) -> int:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InvalidInput(f"pinned_dir {folder} can't be used: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise InvalidInput(f"pinned_dir {folder} is used by another pod: give each pod a folder of its own") from error
+    return lock

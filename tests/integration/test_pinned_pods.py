@@ -1,0 +1,140 @@
+"""Pods with a pinned tier: what they keep is not read from the store again, by any job, and never wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch, write_files
+
+from refill.tar_samples import parse_members
+from refill_service.datasets.pack import pack
+from refill_service.demo.local_cluster import LocalCluster
+
+Packed = tuple[str, dict[str, bytes]]
+
+
+def run_epochs(cluster: LocalCluster, packed: Packed, name: str, epochs: int, **more: Any) -> list[dict[str, Any]]:
+    """A job of one rank, from registration to its end: the counts of each epoch over all pods."""
+    rank = rank_of(cluster, {"name": name, "dataset": packed[0], "num_epochs": epochs} | more)
+    counts = []
+    for epoch in range(epochs):
+        batches = whole_epoch(rank, epoch)
+        for batch in batches:
+            for sample_id, payload in zip(batch.sample_ids.tolist(), batch.payloads, strict=True):
+                key, members = parse_members(payload, sample_id)
+                assert bytes(members["bin"]) == packed[1][key], f"sample {sample_id} ({key}) came with other bytes"
+        assert len(np.unique(np.concatenate([batch.sample_ids for batch in batches]))) == NUM_SAMPLES
+        counts.append(httpx.get(f"{cluster.pod_urls[0]}/v1/jobs/{name}/epochs/{epoch}").json()["total"])
+    rank.end_job()
+    return counts
+
+
+def total_of(cluster: LocalCluster, name: str, **labels: str) -> float:
+    return sum(metric(url, name, **labels) for url in cluster.pod_urls)
+
+
+def amplification(counts: dict[str, Any]) -> float:
+    return counts["bytes_read"] / (counts["bytes_read"] + counts["bytes_pinned"])
+
+
+def test_from_the_second_epoch_on_the_store_gives_what_is_not_pinned(packed: Packed, tmp_path: Path) -> None:
+    settings = {"memory_bytes": "2MiB", "pinned_fraction": 0.25}
+    with LocalCluster(2, tmp_path, settings) as cluster:
+        dataset_bytes = rank_of(cluster, {"name": "look", "dataset": packed[0]}).info()["total_bytes"]
+        pinned = 2 * 0.25 * 2**21 / dataset_bytes
+        first, second, third = run_epochs(cluster, packed, "job", 3, chunk_size=8)
+        assert amplification(first) == 1
+        for later in (second, third):
+            # Two pods: at each, a chunk of 8 at the end of what fits is not kept.
+            assert amplification(later) == pytest.approx(1 - pinned, abs=2 * 8 * 4000 / dataset_bytes)
+        assert total_of(cluster, "refill_resident_bytes", kind="pinned") <= 2 * 0.25 * 2**21
+
+
+def test_another_job_finds_it_with_another_chunk_size(packed: Packed, tmp_path: Path) -> None:
+    with LocalCluster(2, tmp_path, {"memory_bytes": "8MiB", "pinned_fraction": 0.5}) as cluster:
+        assert amplification(run_epochs(cluster, packed, "first", 1, chunk_size=8)[0]) == 1
+        before = total_of(cluster, "refill_store_bytes_total", operation="read_range")
+        assert amplification(run_epochs(cluster, packed, "second", 1, chunk_size=20)[0]) < 0.05
+        assert amplification(run_epochs(cluster, packed, "third", 1, chunk_size=16, policy="redox")[0]) < 0.05
+        read = total_of(cluster, "refill_store_bytes_total", operation="read_range") - before
+        assert read < 300_000, "the dataset was read from the store again"
+
+
+def test_jobs_at_the_same_time_read_the_store_once(packed: Packed, tmp_path: Path) -> None:
+    """Four jobs with the same seed want the same chunks at the same moment."""
+    with LocalCluster(1, tmp_path, {"memory_bytes": "32MiB", "pinned_fraction": 0.3}) as cluster:
+        counts: list[dict[str, Any]] = []
+        jobs = [
+            threading.Thread(
+                target=lambda name=name: counts.extend(
+                    run_epochs(cluster, packed, name, 2, chunk_size=8, memory_bytes=3_000_000)
+                )
+            )
+            for name in ("a", "b", "c", "d")
+        ]
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join(60)
+        assert len(counts) == 8
+        dataset_bytes = max(each["bytes_read"] + each["bytes_pinned"] for each in counts)
+        assert sum(each["bytes_read"] for each in counts) < 1.2 * dataset_bytes
+
+
+def test_the_disk_tier_survives_a_restart_and_its_damage_is_read_again(packed: Packed, tmp_path: Path) -> None:
+    folder = tmp_path / "nvme"
+    settings = {"memory_bytes": "2MiB", "pinned_fraction": 0, "pinned_dir": str(folder), "pinned_dir_bytes": "16MiB"}
+    with LocalCluster(1, tmp_path, settings) as cluster:
+        first, second = run_epochs(cluster, packed, "first", 2, chunk_size=8)
+        assert (amplification(first), amplification(second)) == (1, 0)
+        cluster.kill(0)
+        (file,) = folder.glob("*.pinned")
+        with file.open("r+b") as opened:
+            for place in (10_000, file.stat().st_size // 2):
+                opened.seek(place)
+                opened.write(b"not what was written")
+            opened.truncate(file.stat().st_size - 100_000)
+        cluster.restart(0)
+        again, after = run_epochs(cluster, packed, "second", 2, chunk_size=8)
+        assert 0 < amplification(again) < 0.2, "only what was damaged or cut off is read again"
+        assert amplification(after) == 0, "what was damaged was not kept anew"
+        assert metric(cluster.pod_urls[0], "refill_pinned_damaged_samples_total") >= 2
+        assert "damaged; read again" in cluster.log(0)
+
+
+def test_two_pods_can_not_share_a_folder(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    settings = {"pinned_dir": str(tmp_path / "nvme"), "pinned_dir_bytes": "16MiB"}
+    with LocalCluster(1, tmp_path, settings):
+        arguments = ["--port", "0", "--peer-port", "0", "--pinned-dir", settings["pinned_dir"]]
+        second = subprocess.run(
+            [sys.executable, "-m", "refill_service.cli", "serve", *arguments, "--pinned-dir-bytes", "16MiB"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert second.returncode != 0
+    assert "is used by another pod" in second.stderr
+    assert len(second.stderr.strip().splitlines()) == 1, second.stderr
+
+
+def test_a_dataset_that_was_packed_anew_is_read_anew(tmp_path: Path) -> None:
+    """The same address, other bytes: nothing of the old dataset is served."""
+    settings = {"memory_bytes": "16MiB", "pinned_fraction": 0.5}
+    with LocalCluster(1, tmp_path, settings) as cluster:
+        for seed in (1, 2):
+            files = tmp_path / f"files-{seed}"
+            files.mkdir()
+            content = write_files(files, NUM_SAMPLES, seed=seed)
+            url = (tmp_path / "store").as_uri()
+            asyncio.run(pack(str(files), url, force=seed > 1))
+            run_epochs(cluster, (url, content), f"job-{uuid.uuid4().hex[:4]}", 2)

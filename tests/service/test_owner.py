@@ -1,0 +1,179 @@
+"""An owner over several epochs: every sample once in each, within its memory, with the next epoch loaded ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refill.errors import EpochEnded
+from refill.protocol.job_spec import JobSpec
+from refill_service.byte_gate import ByteGate
+from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.datasets.dataset_reader import Dataset
+from refill_service.job import Job
+from refill_service.owner import Owner
+from refill_service.pinned_tier import PinnedTier
+
+BATCH = 32
+
+
+@asynccontextmanager
+async def owner_of(url: str, abstract_bytes: int, pinned_bytes: int = 0, **settings: Any) -> AsyncIterator[Owner]:
+    """An owner of a whole dataset, without a pod around it."""
+    spec = JobSpec("job", url, **{"chunk_size": 8} | settings)
+    dataset = await Dataset.open(url)
+    records = await dataset.load_records(0, dataset.num_samples)
+    job = Job(
+        spec,
+        dataset,
+        records,
+        ChunkLayout(dataset.blobs.first_sample, spec.chunk_size),
+        ordinal=0,
+        num_pods=1,
+        memory_bytes=2 * abstract_bytes,
+        abstract_bytes=abstract_bytes,
+        incarnation="",
+    )
+    owner = Owner(job, ByteGate(100_000), PinnedTier(pinned_bytes).lease(1, records), 10_000, wait_seconds=5)
+    try:
+        yield owner
+    finally:
+        await owner.close()
+        await dataset.close()
+
+
+async def take(owner: Owner, epoch: int, rank: int, start: int) -> list[int]:
+    traces = await owner.job.traces(epoch, 1)
+    end = min(start + BATCH, traces.length(rank))
+    asked, repeats = traces.asked(rank, np.arange(start, end))
+    samples, payloads = await owner.take(epoch, rank, asked[~repeats])
+    for sample, payload in zip(samples.tolist(), payloads, strict=True):
+        owner.job.dataset.verify_sample(payload, owner.job.records, sample)
+    return samples.tolist()
+
+
+async def reads_end(owner: Owner) -> None:
+    while owner._reads:
+        await asyncio.wait(owner._reads)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("policy", ["drain", "redox"])
+def test_ranks_that_drift_apart_at_epoch_boundaries(packed: tuple[str, Any], policy: str, seed: int) -> None:
+    """Three ranks of different speed; each epoch gives every sample once, and memory stays below its limit."""
+    abstract_bytes, chooser = 300_000, random.Random(seed)
+
+    async def run() -> None:
+        async with owner_of(packed[0], abstract_bytes, policy=policy, world_size=3, seed=seed) as owner:
+            received: dict[int, list[int]] = {epoch: [] for epoch in range(4)}
+
+            async def rank_runs(rank: int) -> None:
+                for epoch in range(4):
+                    for start in range(0, owner.job.samples_per_rank(), BATCH):
+                        received[epoch] += await take(owner, epoch, rank, start)
+                        if policy == "drain":
+                            held = sum(known.core.held_bytes for known in owner._epochs if not known.is_over)
+                            assert held <= abstract_bytes, f"{held} bytes are held, {abstract_bytes} were given"
+                        await asyncio.sleep(chooser.random() * 0.003 * rank)
+
+            await asyncio.gather(*(rank_runs(rank) for rank in range(3)))
+            for epoch, samples in received.items():
+                counts = Counter(samples)
+                assert len(counts) == len(samples) == owner.job.layout.num_samples, f"epoch {epoch} is not exact"
+
+    asyncio.run(run())
+
+
+def test_the_next_epoch_is_loaded_before_it_is_asked_for(packed: tuple[str, Any]) -> None:
+    async def run() -> None:
+        async with owner_of(packed[0], 500_000) as owner:
+            length = owner.job.samples_per_rank()
+            for start in range(0, length, BATCH):
+                await take(owner, 0, 0, start)
+            await reads_end(owner)
+            assert owner.history[1].core.refills > 0, "nothing was loaded for the next epoch"
+            assert 400_000 < owner.resident_bytes <= 500_000, "the memory that the epoch left is not filled"
+            waited = []
+            for start in range(0, length, BATCH):
+                await take(owner, 1, 0, start)
+                waited.append(owner.history[1].waited_takes)
+                await reads_end(owner)
+            assert waited[0] == 0, "the first batch of the next epoch waited for the store"
+            assert owner.history[1].core.misses == 0
+
+    asyncio.run(run())
+
+
+def test_nothing_is_loaded_after_the_last_epoch(packed: tuple[str, Any]) -> None:
+    async def run() -> None:
+        async with owner_of(packed[0], 500_000, num_epochs=2) as owner:
+            for epoch in range(2):
+                for start in range(0, owner.job.samples_per_rank(), BATCH):
+                    await take(owner, epoch, 0, start)
+            await reads_end(owner)
+            assert list(owner.history) == [0, 1]
+            assert owner.resident_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_an_epoch_that_was_left_early_gives_its_memory_to_the_next(packed: tuple[str, Any]) -> None:
+    async def run() -> None:
+        async with owner_of(packed[0], 10_000_000, world_size=2) as owner:
+            for rank in range(2):
+                await take(owner, 0, rank, 0)  # all of the dataset is in memory now, and the next epoch was opened
+            await reads_end(owner)
+            received = [await take(owner, 1, 0, start) for start in range(0, owner.job.samples_per_rank(), BATCH)]
+            await take(owner, 0, 1, BATCH)  # the other rank goes on, then leaves, too
+            received += [await take(owner, 1, 1, start) for start in range(0, owner.job.samples_per_rank(), BATCH)]
+            assert sorted(sample for batch in received for sample in batch) == list(range(owner.job.layout.num_samples))
+            assert owner._epochs[0].payloads.num_bytes == 0, "the epoch that was left still holds samples"
+            with pytest.raises(EpochEnded, match="left epoch 0"):
+                await take(owner, 0, 1, 2 * BATCH)
+
+    asyncio.run(run())
+
+
+def test_the_epoch_before_can_be_asked_again_while_the_next_is_loaded(packed: tuple[str, Any]) -> None:
+    async def run() -> None:
+        async with owner_of(packed[0], 10_000_000) as owner:
+            first = await take(owner, 0, 0, 0)
+            for epoch in range(2):
+                for start in range(0, owner.job.samples_per_rank(), BATCH):
+                    await take(owner, epoch, 0, start)
+            assert [known.number for known in owner._epochs] == [0, 1, 2]
+            assert await take(owner, 0, 0, 0) == first
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("policy", ["drain", "redox"])
+def test_what_is_pinned_is_not_read_again(packed: tuple[str, Any], policy: str) -> None:
+    async def run() -> None:
+        async with owner_of(packed[0], 300_000, pinned_bytes=700_000, policy=policy, num_epochs=3) as owner:
+            reads = owner.job.dataset.store.counters.operations["read_range"]
+            total = int(owner.job.records.length.sum())
+            for epoch in range(3):
+                before, samples = reads.bytes, []
+                for start in range(0, owner.job.samples_per_rank(), BATCH):
+                    samples += await take(owner, epoch, 0, start)
+                await reads_end(owner)
+                assert len(set(samples)) == len(samples) == owner.job.layout.num_samples
+                counts = owner.history[epoch].core
+                if policy == "drain":
+                    assert counts.bytes_pinned + counts.bytes_read == total
+                    if epoch:
+                        # All but the chunk at the end of what fits, and the headers between samples of a blob.
+                        assert counts.bytes_pinned == pytest.approx(700_000, abs=8 * 4000)
+                        assert reads.bytes - before == pytest.approx(total - 700_000, rel=0.5, abs=0)
+                else:
+                    assert epoch == 0 or counts.bytes_pinned > 700_000 * 0.9
+
+    asyncio.run(run())

@@ -1,0 +1,189 @@
+"""The pinned tier keeps a prefix of a share, verified, within its limits, and gives way when nobody uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refill.errors import InvalidInput
+from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
+from refill_service.peers import Payload
+from refill_service.pinned_tier import PinnedShare, PinnedTier
+
+COUNT, SIZE = 100, 1000
+
+
+def dataset(seed: int, first: int = 0) -> tuple[SampleRecords, list[Payload]]:
+    data: list[Payload] = [random.Random(f"{seed} {i}").randbytes(SIZE) for i in range(COUNT)]
+    checksums = np.array([sample_checksum(payload) for payload in data], dtype=np.uint64)
+    return SampleRecords(first, np.arange(COUNT) * SIZE, np.full(COUNT, SIZE), checksums), data
+
+
+def keep_all(share: PinnedShare, records: SampleRecords, data: list[Payload], chunk: int = 10) -> None:
+    for start in range(0, COUNT, chunk):
+        first = records.first_sample + start
+        if (part := share.part_for(first, first + chunk)) is not None:
+            asyncio.run(part.keep(first, data[start : start + chunk]))
+
+
+def kept(share: PinnedShare, records: SampleRecords, data: list[Payload], chunk: int = 10) -> list[int]:
+    """The chunks that come out of the tier, after a check of their bytes."""
+    found = []
+    for start in range(0, COUNT, chunk):
+        first = records.first_sample + start
+        part = share.part_for(first, first + chunk)
+        if part is not None and (payloads := asyncio.run(part.load(first, first + chunk))) is not None:
+            assert [bytes(payload) for payload in payloads] == data[start : start + chunk]
+            found.append(start // chunk)
+    return found
+
+
+def test_memory_keeps_what_fits() -> None:
+    tier = PinnedTier(25 * SIZE)
+    records, data = dataset(1, first=7000)
+    share = tier.lease(1, records)
+    assert kept(share, records, data) == [], "nothing is there before it was read"
+    keep_all(share, records, data)
+    assert kept(share, records, data) == [0, 1], "two chunks of ten fit into 25 samples' memory"
+    assert tier.used_memory_bytes == 20 * SIZE
+    assert kept(share, records, data, chunk=5) == [0, 1, 2, 3], "chunks of another size find the same samples"
+    assert tier.lease(1, records) is share, "another job on the dataset shares it"
+
+
+def test_disk_follows_memory(tmp_path: Path) -> None:
+    tier = PinnedTier(20 * SIZE, tmp_path, 30 * SIZE)
+    records, data = dataset(1)
+    share = tier.lease(1, records)
+    keep_all(share, records, data)
+    assert kept(share, records, data) == [0, 1, 2, 3, 4]
+    assert (tier.used_memory_bytes, tier.used_disk_bytes) == (20 * SIZE, 30 * SIZE)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 30 * SIZE
+    tier.close()
+
+
+def test_disk_outlives_the_pod(tmp_path: Path) -> None:
+    records, data = dataset(1)
+    for expected in ([], list(range(10))):
+        tier = PinnedTier(0, tmp_path, COUNT * SIZE)
+        share = tier.lease(1, records)
+        assert kept(share, records, data) == expected
+        keep_all(share, records, data)
+        tier.close()
+
+
+def test_a_half_written_file_gives_what_is_whole(tmp_path: Path) -> None:
+    records, data = dataset(1)
+    tier = PinnedTier(0, tmp_path, COUNT * SIZE)
+    keep_all(tier.lease(1, records), records, data)
+    tier.close()
+    (file,) = tmp_path.glob("*.pinned")
+    os.truncate(file, 35_500)
+    tier = PinnedTier(0, tmp_path, COUNT * SIZE)
+    share = tier.lease(1, records)
+    assert kept(share, records, data) == [0, 1, 2]
+    keep_all(share, records, data)
+    assert kept(share, records, data) == list(range(10)), "what was damaged is kept again"
+    tier.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_damaged_bytes_are_never_served(tmp_path: Path, seed: int) -> None:
+    records, data = dataset(1)
+    tier = PinnedTier(0, tmp_path, COUNT * SIZE)
+    share = tier.lease(1, records)
+    keep_all(share, records, data)
+    (file,) = tmp_path.glob("*.pinned")
+    place = random.Random(seed).randrange(COUNT * SIZE)
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    with file.open("r+b") as opened:
+        opened.write(content)
+    assert kept(share, records, data) == [c for c in range(10) if c != place // (10 * SIZE)]
+    assert tier.damaged_samples == 1
+    tier.close()
+
+
+def test_a_file_of_another_dataset_under_this_name_is_not_believed(tmp_path: Path) -> None:
+    records, data = dataset(1)
+    others = dataset(2)
+    tier = PinnedTier(0, tmp_path, COUNT * SIZE)
+    keep_all(tier.lease(1, others[0]), *others)
+    tier.close()
+    tier = PinnedTier(0, tmp_path, COUNT * SIZE)
+    assert kept(tier.lease(1, records), records, data) == []
+    tier.close()
+
+
+def test_a_full_disk_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records, data = dataset(1)
+    tier = PinnedTier(0, tmp_path, COUNT * SIZE)
+    share = tier.lease(1, records)
+    write, calls = os.pwrite, []
+
+    def full_after_three(file: int, content: memoryview, place: int) -> int:
+        calls.append(place)
+        if len(calls) > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, content, place)
+
+    monkeypatch.setattr(os, "pwrite", full_after_three)
+    keep_all(share, records, data)
+    assert kept(share, records, data) == [0, 1, 2]
+    assert len(calls) == 4, "a full disk is not tried again and again"
+    tier.close()
+
+
+def test_who_is_not_used_gives_way(tmp_path: Path) -> None:
+    tier = PinnedTier(50 * SIZE, tmp_path, 50 * SIZE)
+    first, second, third = dataset(1), dataset(2), dataset(3)
+    share = tier.lease(1, first[0])
+    keep_all(share, *first)
+    assert kept(tier.lease(2, second[0]), *second) == []
+    assert len(kept(share, *first)) == 10, "a dataset that a job uses is not evicted"
+    tier.release(share)
+    share = tier.lease(3, third[0])
+    keep_all(share, *third)
+    assert len(kept(share, *third)) == 10
+    assert tier.used_memory_bytes <= 50 * SIZE
+    assert tier.used_disk_bytes <= 50 * SIZE
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 50 * SIZE
+    tier.close()
+
+
+def test_files_left_by_an_earlier_pod_give_way(tmp_path: Path) -> None:
+    first, second = dataset(1), dataset(2)
+    tier = PinnedTier(0, tmp_path, COUNT * SIZE)
+    keep_all(tier.lease(1, first[0]), *first)
+    tier.close()
+    tier = PinnedTier(0, tmp_path, COUNT * SIZE)
+    share = tier.lease(2, second[0])
+    keep_all(share, *second)
+    assert len(kept(share, *second)) == 10
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= COUNT * SIZE
+    tier.close()
+
+
+def test_one_pod_a_folder(tmp_path: Path) -> None:
+    tier = PinnedTier(0, tmp_path, 1000)
+    with pytest.raises(InvalidInput, match=r"pinned_dir .* is used by another pod"):
+        PinnedTier(0, tmp_path, 1000)
+    tier.close()
+    PinnedTier(0, tmp_path, 1000).close()
+
+
+def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match=r"pinned_dir .*/file can't be used: "):
+        PinnedTier(0, tmp_path / "file", 1000)
+
+
+def test_an_empty_share_and_no_memory_at_all() -> None:
+    records, _ = dataset(1)
+    assert PinnedTier(0).lease(1, records).limit_bytes == 0
+    assert PinnedTier(1000).lease(1, records.part(0, 0)).part_for(0, 0) is None
