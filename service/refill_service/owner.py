@@ -386,7 +386,8 @@ class Owner:
         records, dataset = self.job.records, self.job.dataset
 
         async def read(sample: int) -> Payload:
-            async with self._gate.passage(int(records.length[sample - records.first_sample])):
+            # Somebody waits for it; the reads ahead of need can wait.
+            async with self._gate.passage(int(records.length[sample - records.first_sample]), urgent=True):
                 payload = bytes(await dataset.read_samples(records, sample, sample + 1))
             dataset.verify_sample(payload, records, sample)
             return payload

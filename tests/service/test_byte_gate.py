@@ -16,14 +16,15 @@ from refill_service.byte_gate import ByteGate
 class Visitor:
     """Someone at the gate: ``inside`` is set once it is let in; it leaves when told, or is cancelled."""
 
-    def __init__(self, gate: ByteGate, size_bytes: int) -> None:
+    def __init__(self, gate: ByteGate, size_bytes: int, urgent: bool = False) -> None:
+        self._urgent = urgent
         self.size_bytes = size_bytes
         self.inside = asyncio.Event()
         self._leave = asyncio.Event()
         self.task = asyncio.create_task(self._visit(gate))
 
     async def _visit(self, gate: ByteGate) -> None:
-        async with gate.passage(self.size_bytes):
+        async with gate.passage(self.size_bytes, urgent=self._urgent):
             self.inside.set()
             try:
                 await self._leave.wait()
@@ -77,6 +78,43 @@ def test_what_is_larger_than_the_gate_goes_alone() -> None:
         after.leave()
         await asyncio.gather(before.task, large.task, after.task)
         assert gate.used_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_opens_by_what_has_come_through() -> None:
+    async def run() -> None:
+        gate = ByteGate(100, opens_with_bytes=20)
+        visitors = [Visitor(gate, 10) for _ in range(20)]
+        inside = []
+        for _ in range(5):
+            await settle()
+            inside.append([visitor for visitor in visitors if visitor.inside.is_set()])
+            for visitor in inside[-1]:
+                visitor.leave()
+        assert [len(round_) for round_ in inside] == [2, 4, 8, 6, 0], "twice as many each round, up to the limit"
+        await asyncio.gather(*(visitor.task for visitor in visitors))
+        visitors = [Visitor(gate, 10) for _ in range(3)]
+        await settle()
+        assert sum(v.inside.is_set() for v in visitors) == 2, "a gate that nobody uses opens a little again"
+        for visitor in visitors:
+            visitor.leave()
+        await asyncio.gather(*(visitor.task for visitor in visitors))
+
+    asyncio.run(run())
+
+
+def test_who_is_urgent_goes_before_those_who_wait() -> None:
+    async def run() -> None:
+        gate = ByteGate(10)
+        inside, waiting, urgent = Visitor(gate, 10), Visitor(gate, 10), Visitor(gate, 10, urgent=True)
+        await settle()
+        inside.leave()
+        await settle()
+        assert (urgent.inside.is_set(), waiting.inside.is_set()) == (True, False)
+        for visitor in (urgent, waiting):
+            visitor.leave()
+        await asyncio.gather(inside.task, urgent.task, waiting.task)
 
     asyncio.run(run())
 
@@ -138,13 +176,20 @@ def test_an_error_inside_frees_the_room() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["come", "leave", "cancel", "go on"]), st.integers(0, 120)), max_size=40))
-def test_never_more_inside_than_the_limit_and_nothing_left_behind(steps: list[tuple[str, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["come", "hurry", "leave", "cancel", "go on"]), st.integers(0, 120)), max_size=40
+    ),
+    st.sampled_from([None, 1, 30]),
+)
+def test_never_more_inside_than_the_limit_and_nothing_left_behind(
+    steps: list[tuple[str, int]], opens_with_bytes: int | None
+) -> None:
     async def run() -> None:
-        gate, visitors = ByteGate(100), []
+        gate, visitors = ByteGate(100, opens_with_bytes), []
         for step, number in steps:
-            if step == "come":
-                visitors.append(Visitor(gate, number))
+            if step in ("come", "hurry"):
+                visitors.append(Visitor(gate, number, urgent=step == "hurry"))
             elif step == "go on":
                 await settle()
             elif visitors:
