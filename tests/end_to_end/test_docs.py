@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from refill.protocol.job_spec import JobSpec
 from refill_service.cli import _parser
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.settings import Settings
@@ -57,6 +59,14 @@ def test_settings_in_the_docs() -> None:
     documented = {name: default.strip("`") for name, default in documented.items() if not name.startswith("refill_")}
     defaults = {n: "none" if f.default in ((), "") else str(f.default) for n, f in Settings.model_fields.items()}
     assert documented == defaults
+
+
+def test_job_settings_in_the_docs() -> None:
+    """Those that are no argument of CacheDataset by name."""
+    documented = dict(re.findall(r"^\| `(\w+)` \| `(\S+)` \|", (ROOT / "docs" / "CLIENT.md").read_text(), re.MULTILINE))
+    by_name = {"name", "dataset", "world_size", "seed", "shuffle", "drop_last", "order"}
+    fields = {field.name: str(field.default) for field in dataclasses.fields(JobSpec) if field.name not in by_name}
+    assert documented == fields
 
 
 def test_metrics_in_the_docs(three_pods: LocalCluster) -> None:
