@@ -2,8 +2,8 @@
 
     python benchmarks/core_takes.py
 
-*From memory*: every slot is valid and resident, so no take needs a refill. *Whole epoch*: best refill with groups of
-ten chunks, refill decisions included, bytes arriving at once. Floor: what numpy needs to gather and clear as many
+*From memory*: every slot is valid and resident, so no take needs a refill. *Whole epoch*: groups of ten chunks, refill
+decisions included, bytes arriving at once. Floor: what numpy needs to gather and clear as many
 random slots of an array of the same size. Prints this machine's processor; takes about 20 s.
 """
 
@@ -16,7 +16,9 @@ from collections.abc import Callable
 import numpy as np
 from machine import machine
 
+from refill_service.cache_core.drain_epoch import DrainEpoch
 from refill_service.cache_core.epoch_order import KeyedTraces
+from refill_service.cache_core.owner_epoch import OwnerEpoch
 from refill_service.cache_core.redox_epoch import RedoxEpoch
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_groups
 
@@ -31,8 +33,10 @@ def main() -> None:
     print(f"takes a second, median of {ROUNDS} rounds")
     order = KeyedTraces(NUM_SAMPLES, seed=1).asked(0, np.arange(NUM_SAMPLES))[0]
     for what, work in (
-        ("from memory", lambda: _epoch(_full_core(), order)),
-        ("whole epoch", lambda: _epoch(_core(group_size=10), order)),
+        ("redox, from memory", lambda: _epoch(_full_core(), order)),
+        ("redox, whole epoch", lambda: _epoch(_core(group_size=10), order)),
+        ("drain, whole epoch, K = 64", lambda: _epoch(_drain_core(64), order)),
+        ("drain, whole epoch, K = 8", lambda: _epoch(_drain_core(8), order)),
         ("floor (numpy gather and clear)", lambda: _floor(order)),
         ("order (position -> sample)", lambda: _order()),
     ):
@@ -43,6 +47,17 @@ def _core(group_size: int) -> RedoxEpoch:
     layout = ChunkLayout(np.array([0, NUM_SAMPLES]), CHUNK_SIZE)
     mapping = AbstractMapping(layout.share(0, 1), abstract_chunks_for_groups(layout.num_chunks, group_size))
     return RedoxEpoch(mapping, KeyedTraces(NUM_SAMPLES, seed=1), np.full(NUM_SAMPLES, 100_000), key="benchmark")
+
+
+def _drain_core(chunk_size: int) -> DrainEpoch:
+    """Memory for a tenth of the samples."""
+    layout = ChunkLayout(np.array([0, NUM_SAMPLES]), chunk_size)
+    mapping = AbstractMapping(layout.share(0, 1), abstract_chunks_for_groups(layout.num_chunks, 10))
+    traces, lengths = KeyedTraces(NUM_SAMPLES, seed=1), np.full(NUM_SAMPLES, 100_000)
+    core = DrainEpoch(mapping, traces, lengths, capacity_bytes=NUM_SAMPLES * 10_000, key="benchmark")
+    for refill in core.start():
+        core.refill_arrived(refill)
+    return core
 
 
 def _full_core() -> RedoxEpoch:
@@ -56,11 +71,11 @@ def _full_core() -> RedoxEpoch:
     return core
 
 
-def _epoch(core: RedoxEpoch, order: np.ndarray) -> float:
+def _epoch(core: OwnerEpoch, order: np.ndarray) -> float:
     return _timed(lambda: [_take(core, order[i : i + BATCH]) for i in range(0, NUM_SAMPLES, BATCH)])
 
 
-def _take(core: RedoxEpoch, asked: np.ndarray) -> None:
+def _take(core: OwnerEpoch, asked: np.ndarray) -> None:
     for refill in core.take(asked).refills:
         core.refill_arrived(refill)
 
