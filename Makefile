@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench-store bench-core bench-policies bench-pods clean
+.PHONY: demo test check format bench-store bench-core bench-pods clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -32,9 +32,6 @@ bench-store: $(READY)
 
 bench-core: $(READY)
 	$(BIN)/python benchmarks/core_takes.py
-
-bench-policies: $(READY)
-	$(BIN)/python benchmarks/policies.py
 
 bench-pods: $(READY)
 	$(BIN)/python benchmarks/pod_throughput.py
