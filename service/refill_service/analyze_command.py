@@ -232,7 +232,8 @@ def _print(
     print(
         f"{workload.num_samples:,} samples, {bytes_text(int(total))}; memory for chunks"
         f" {workload.memory_share:.1%} of it over {workload.num_pods} pod{'s' * (workload.num_pods > 1)}"
-        f" (memory_bytes of a job {bytes_text(int(_pod_memory_bytes(workload)))} each); batches of {workload.batch_size}"
+        f" (memory_bytes of a job {bytes_text(int(_pod_memory_bytes(workload)))} each);"
+        f" batches of {workload.batch_size}"
     )
     table = Table(box=None, pad_edge=False)
     for name in (

@@ -105,13 +105,14 @@ class CacheNode:
         self.store_counters = StoreCounters(
             lambda request: self.store_seconds.labels(request.operation).observe(request.seconds)
         )
-        self.gate = ByteGate(int(settings.memory_bytes * settings.in_flight_fraction), _FIRST_READS_BYTES)
         self.peers = Peers(settings.peer_urls, settings.peer_timeout_seconds)
         self.pinned = PinnedTier(
             int(settings.memory_bytes * settings.pinned_fraction),
             Path(settings.pinned_dir) if settings.pinned_dir else None,
             settings.pinned_dir_bytes,
         )
+        for_jobs = settings.memory_bytes - self.pinned.memory_bytes
+        self.gate = ByteGate(int(for_jobs * settings.in_flight_fraction), _FIRST_READS_BYTES)
         self.jobs: dict[str, JobAtPod] = {}
         self.peer_bytes_sent: dict[int, int] = {}
         self._store_settings = store_settings or StoreSettings.from_environment()
@@ -259,10 +260,10 @@ class CacheNode:
                 abstract_bytes=memory_bytes - remote_bytes - recent_bytes - in_flight_bytes,
                 incarnation=incarnation,
             )
+            pinned = self.pinned.lease(dataset.index.fingerprint, records)
         except BaseException:
             await dataset.close()
             raise
-        pinned = self.pinned.lease(dataset.index.fingerprint, records)
         owner = Owner(job, self.gate, pinned, recent_bytes, settings.wait_seconds)
         return JobAtPod(job, owner, Home(job, owner, self.peers, remote_bytes, settings.wait_seconds), pinned)
 

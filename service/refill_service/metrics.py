@@ -117,7 +117,8 @@ def _jobs(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
         prefetched.add_metric([name, "refused"], sum(counts.ahead_refused for counts in homes))
         if owners:
             current = owners.get(at_pod.owner.epoch, owners[min(owners)]).core
-            fill_ratio.add_metric([name], current.samples_filled / max(1, current.samples_read))
+            if current.samples_read:
+                fill_ratio.add_metric([name], current.samples_filled / current.samples_read)
             epoch.add_metric([name], at_pod.owner.epoch)
     yield from (answered, prefetched, fill_ratio, epoch)
     yield from _owner_counters(jobs)
@@ -148,7 +149,9 @@ _SHELL_COUNTERS = {
 
 
 def _owner_counters(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
-    refills = CounterMetricFamily("refill_refills", "Chunks read into abstract memory.", labels=["job"])
+    refills = CounterMetricFamily(
+        "refill_refills", "Chunks ordered into abstract memory, from the store or the pinned tier.", labels=["job"]
+    )
     for name, at_pod in jobs.items():
         refills.add_metric([name], sum(counts.core.refills for counts in at_pod.owner.history.values()))
     yield refills

@@ -71,16 +71,22 @@ class Settings(BaseSettings):
         (), description="Peer URLs of all pods, given as pod_urls are: http://refill-{ordinal}.refill:8001"
     )
     memory_bytes: Bytes = Field(
-        2**30, ge=2**20, description="Memory for samples: abstract memory, remote memory and reads in flight."
+        2**30,
+        ge=2**20,
+        description="Memory for samples: the pinned tier; and for jobs abstract memory, remote memory, reads in flight "
+        "and what was just sent.",
     )
     remote_memory_fraction: float = Field(
-        0.1, ge=0, le=0.9, description="Part of memory_bytes for samples that other pods send ahead."
+        0.1, ge=0, le=0.9, description="Part of a job's memory for samples that other pods send ahead."
     )
     in_flight_fraction: float = Field(
-        0.1, gt=0, le=0.5, description="Part of memory_bytes for chunks that are being read from the store."
+        0.1, gt=0, le=0.5, description="Part of the jobs' memory for chunks that are being read from the store."
     )
     recent_fraction: float = Field(
-        0.05, ge=0, le=0.5, description="Part of memory_bytes for samples just sent, in case they are asked for again."
+        0.05,
+        ge=0,
+        le=0.5,
+        description="Part of a job's memory for samples just sent, in case they are asked for again.",
     )
     pinned_fraction: float = Field(
         0.2,

@@ -36,10 +36,12 @@ class JobSpec:
     order: str = "keyed"
     """``keyed``: traces follow from the seed. ``explicit``: each rank posts its trace before it asks."""
     num_epochs: int = 0
-    """How many epochs will be asked for, so that nothing is loaded ahead of the last one's end; 0: not known."""
+    """How many epochs will be asked for, so that nothing is loaded ahead of the last one's end; 0: not known. No more
+    than a hint: what the first registration says holds, and another value is no other job."""
     chunk_size: int = 0
     """K, samples that are read from the store together. 0: 64 with ``redox``; with ``drain`` the smallest power of two
-    from 8 to 64 that makes chunks of 512 KiB: small chunks shuffle better, and cost more requests."""
+    from 8 to 64 that makes chunks of 512 KiB, fewer where that is over 16 MiB. Small chunks shuffle better and cost
+    more requests."""
     group_order: str = "consecutive"
     """Which chunks share an abstract chunk: ``consecutive`` or ``interleaved`` (Brand 3.2)."""
     policy: str = "drain"
@@ -49,7 +51,7 @@ class JobSpec:
     prefetch_window: int = 10_000
     """P, how many of a rank's next requests to one owner are considered to be sent ahead; 0 sends nothing ahead."""
     memory_bytes: int = 0
-    """Bytes of each pod's budget that the job may use; 0 takes what is free."""
+    """Bytes of each pod's budget that the job may use; 0: ``job_memory_fraction`` (half) of what is free."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -102,5 +104,5 @@ class JobSpec:
         return [
             f"{field.name}: {getattr(self, field.name)!r}, {getattr(other, field.name)!r}"
             for field in dataclasses.fields(self)
-            if getattr(self, field.name) != getattr(other, field.name)
+            if getattr(self, field.name) != getattr(other, field.name) and field.name != "num_epochs"
         ]

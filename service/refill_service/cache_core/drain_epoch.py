@@ -71,7 +71,7 @@ class DrainEpoch(OwnerEpoch):
         self._damaged: list[int] = []
         """Samples whose bytes did not come with their chunk's: for the next who asks, whom the shell tells why."""
         self._left_of: dict[int, Int64Array] = {}
-        """Samples that no request was promised of chunks whose read failed."""
+        """Samples that no request was promised of chunks whose read failed; counted as held."""
 
     def start(self) -> list[Refill]:
         """Fill every abstract chunk, as far as there is room."""
@@ -113,15 +113,15 @@ class DrainEpoch(OwnerEpoch):
         if self._filled:
             other = self._filled.pick(self._random)
             return self._give(other), refills + self._refill_if_low(other)
-        self.counts.misses += 1
-        promised = next((samples for samples in self._coming.values() if samples), None)
-        if promised is None:
+        coming = next((chunk for chunk, samples in self._coming.items() if samples), None)
+        if coming is None:
             # Nothing is in memory or to come, so nothing can make room: read on, whether or not it fits.
             needed = abstract_chunk if abstract_chunk in self._with_unread else self._with_unread.pick(self._random)
             refill = self._refill(needed)
             refills.append(refill)
-            promised = self._coming[refill.chunk]
-        return self._pop(promised), refills
+            coming = refill.chunk
+        self.counts.misses += not self.at_hand(coming)
+        return self._pop(self._coming[coming]), refills
 
     def _give(self, abstract_chunk: int) -> int:
         """Take a random sample of an abstract chunk that has one in memory."""
@@ -149,9 +149,10 @@ class DrainEpoch(OwnerEpoch):
         if not self._needs_refill(abstract_chunk):
             return []
         chunk = self._unread_of(abstract_chunk)[-1]
-        size = int(self._lengths[int(self._starts[chunk]) : int(self._starts[chunk + 1])].sum())
-        if self.held_bytes + size > self._capacity_bytes:
-            return []
+        if chunk not in self._left_of:  # whose bytes are counted still
+            size = int(self._lengths[int(self._starts[chunk]) : int(self._starts[chunk + 1])].sum())
+            if self.held_bytes + size > self._capacity_bytes:
+                return []
         return [self._refill(abstract_chunk)]
 
     def _refill(self, abstract_chunk: int) -> Refill:
@@ -160,11 +161,14 @@ class DrainEpoch(OwnerEpoch):
         chunk = unread.pop()
         if not unread:
             self._with_unread.remove(abstract_chunk)
-        samples = self._wanted_of(chunk)
+        if chunk in self._left_of:
+            samples = self._left_of.pop(chunk)
+        else:
+            samples = self._wanted_of(chunk)
+            self.held_bytes += int(self._lengths[samples].sum())
         refill = Refill(chunk, samples, self.mapping.locations(samples))
         self._coming[chunk] = samples.tolist()
         self._refilling[abstract_chunk] += 1
-        self.held_bytes += int(self._lengths[samples].sum())
         self.counts.refills += 1
         return refill
 
@@ -185,9 +189,7 @@ class DrainEpoch(OwnerEpoch):
         return np.asarray(upto[self._starts[1:]] - upto[self._starts[:-1]])
 
     def _wanted_of(self, chunk: int) -> Int64Array:
-        """The samples of a chunk that the epoch asks for and that no request was promised."""
-        if chunk in self._left_of:
-            return self._left_of.pop(chunk)
+        """The samples of a chunk that the epoch asks for."""
         samples = np.arange(self._starts[chunk], self._starts[chunk + 1], dtype=np.int64)
         return samples if self._members is None else samples[self._members[samples]]
 
@@ -207,8 +209,7 @@ class DrainEpoch(OwnerEpoch):
         abstract_chunk = self._abstract_chunk_of(refill)
         samples = np.array(sorted(self._coming.pop(refill.chunk)), dtype=np.int64)
         self._refilling[abstract_chunk] -= 1
-        self.held_bytes -= int(self._lengths[samples].sum())
-        if len(samples):
+        if len(samples):  # they keep their place in memory: another epoch may have been given all that is free
             self._left_of[refill.chunk] = samples
             self._unread_of(abstract_chunk).append(refill.chunk)
             if abstract_chunk not in self._with_unread:

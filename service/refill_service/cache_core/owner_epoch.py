@@ -12,7 +12,7 @@ This file holds what every policy shares; which sample answers and which chunk i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +63,7 @@ class EpochCounts:
     misses: int = 0
     """Takes that had to wait for the store: none of their policy's choices was in memory."""
     refills: int = 0
-    """Chunks ordered."""
+    """Chunks ordered, whether the store or the pinned tier has them."""
     sent_ahead: int = 0
     """Takes that were sent ahead of their request."""
     samples_read: int = 0
@@ -92,6 +92,8 @@ class OwnerEpoch(ABC):
         share = mapping.share
         self.mapping = mapping
         self.counts = EpochCounts()
+        self.at_hand: Callable[[int], bool] = lambda chunk: False
+        """Whether a chunk needs no store: then nobody waits for its refill, and that is no miss."""
         self.held_bytes = 0
         """Bytes of samples in memory or on their way that no request was promised, of policies that count them."""
         self._traces = traces

@@ -53,7 +53,7 @@ class RedoxEpoch(OwnerEpoch):
         sample, refill = self.memory.take_one(location)
         if refill is None:
             return sample, []
-        self.counts.misses += 1
+        self.counts.misses += not self.at_hand(refill.chunk)
         self.counts.refills += 1
         return sample, [refill]
 
