@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from refill.errors import SampleDamaged
 from refill_service.byte_gate import ByteGate
@@ -19,9 +20,9 @@ from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.sample_mapping import OwnerShare
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.peers import Payload
-from refill_service.pinned_tier import PinnedMemory, PinnedShare
+from refill_service.pinned_tier import PinnedMemory, PinnedPart, PinnedShare
 
-__all__ = ["ChunkReader", "ReadChunk"]
+__all__ = ["ChunkReader", "ReadChunk", "ReadGroup"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,22 @@ class ReadChunk:
     """Of the refill's samples, in their order; None for one that is damaged."""
     pinned: bool = False
     """Whether they came from the pinned tier."""
+
+
+@dataclass(frozen=True)
+class ReadGroup:
+    """Refills that are read together."""
+
+    refills: list[Refill]
+    waits_for: set[asyncio.Future[None]]
+    """Other jobs' reads of the same samples."""
+    ended: Callable[[], None]
+
+
+class _ToKeep(NamedTuple):
+    part: PinnedPart
+    first: int
+    payloads: list[Payload]
 
 
 class ChunkReader:
@@ -57,53 +74,50 @@ class ChunkReader:
 
     def pinned(self, refill: Refill) -> ReadChunk | None:
         """A chunk that lies in the pinned tier's memory."""
-        first, end = self._bounds(refill)
-        part = self._pinned.part_for(first, end)
-        if not isinstance(part, PinnedMemory) or not part.holds(first, end):
-            return None
-        return self._of_refill(refill, part.views(first, end), pinned=True)
+        first, end = self._bounds(refill.chunk)
+        part = self._in_memory(first, end)
+        return None if part is None else self._of_refill(refill, part.views(first, end), pinned=True)
 
-    def together(self, refills: list[Refill]) -> list[list[Refill]]:
-        """What one ranged GET reads each; alone what the pinned tier may have, or is about to get."""
-        if len(refills) == 1:
-            return [refills]
-        alone = [self._is_pinned_or_coming(refill) for refill in refills]
-        rest = [refill for refill, apart in zip(refills, alone, strict=True) if not apart]
-        return [[refill] for refill, apart in zip(refills, alone, strict=True) if apart] + coalesced(
-            rest, self._neighbours, self._size_bytes, self._limit_bytes
-        )
+    def is_at_hand(self, chunk: int) -> bool:
+        """Whether a chunk lies in the pinned tier's memory."""
+        return self._in_memory(*self._bounds(chunk)) is not None
 
-    async def read(self, group: list[Refill], arrived: Callable[[ReadChunk], None]) -> None:
+    def together(self, refills: list[Refill]) -> list[ReadGroup]:
+        """What one ranged GET reads each; alone what the pinned tier has on disk, or is about to get. Who reads a group
+        calls its ``ended`` afterwards."""
+        groups, rest = [], []
+        for refill in refills:
+            first, end = self._bounds(refill.chunk)
+            part = self._pinned.part_for(first, end)
+            coming = set() if part is None else self._pinned.coming(first, end)
+            if coming or (part is not None and part.holds(first, end)):
+                groups.append(ReadGroup([refill], coming, lambda: None))
+            else:
+                rest.append(refill)
+        for group in coalesced(rest, self._neighbours, self._size_bytes, self._limit_bytes):
+            # Other jobs learn at once that it will be in the pinned tier soon.
+            chunks = [self._bounds(refill.chunk) for refill in group]
+            ended = self._pinned.announce([bounds for bounds in chunks if self._pinned.part_for(*bounds) is not None])
+            groups.append(ReadGroup(group, set(), ended))
+        return groups
+
+    async def read(self, group: ReadGroup, arrived: Callable[[ReadChunk], None]) -> None:
         """Fetch the chunks of a group; ``arrived`` is called with each once its bytes are here and verified.
 
         Raises what the store raised; then some of the chunks may have arrived.
         """
-        if len(group) == 1 and (found := await self._from_pinned_tier(group[0])) is not None:
+        if group.waits_for:
+            await asyncio.wait(group.waits_for)
+        if len(group.refills) == 1 and (found := await self._from_pinned_tier(group.refills[0])) is not None:
             arrived(found)
             return
-        announced = self._announce(group)
-        try:
-            await self._from_store(group, arrived)
-        finally:
-            for first in announced:
-                self._pinned.being_read.pop(first).set_result(None)
-
-    def _announce(self, group: list[Refill]) -> list[int]:
-        """Let other jobs know what will be in the pinned tier soon."""
-        chunks = [self._bounds(refill) for refill in group]
-        coming = [first for first, end in chunks if self._pinned.part_for(first, end) is not None]
-        new = [first for first in coming if first not in self._pinned.being_read]
-        self._pinned.being_read.update({first: asyncio.get_running_loop().create_future() for first in new})
-        return new
+        for part, first, payloads in await self._from_store(group.refills, arrived):
+            await part.keep(first, payloads)
 
     async def _from_pinned_tier(self, refill: Refill) -> ReadChunk | None:
-        first, end = self._bounds(refill)
+        first, end = self._bounds(refill.chunk)
         part = self._pinned.part_for(first, end)
-        if part is None:
-            return None
-        while first in self._pinned.being_read:
-            await asyncio.wait([self._pinned.being_read[first]])
-        if not part.holds(first, end):
+        if part is None or not part.holds(first, end):
             return None
         async with self._gate.passage(self._size_bytes(refill.chunk)):
             found = await part.load(first, end)
@@ -112,8 +126,9 @@ class ChunkReader:
             return None
         return self._of_refill(refill, found, pinned=True)
 
-    async def _from_store(self, group: list[Refill], arrived: Callable[[ReadChunk], None]) -> None:
-        first, end = self._bounds(group[0])[0], self._bounds(group[-1])[1]
+    async def _from_store(self, group: list[Refill], arrived: Callable[[ReadChunk], None]) -> list[_ToKeep]:
+        """Returns what is left to be kept, when nobody waits for it any more."""
+        first, end = self._bounds(group[0].chunk)[0], self._bounds(group[-1].chunk)[1]
         async with self._gate.passage(sum(self._size_bytes(refill.chunk) for refill in group)):
             try:
                 buffer = await self._dataset.read_samples(self._records, first, end)
@@ -121,34 +136,31 @@ class ChunkReader:
                 if len(group) == 1:
                     log.warning("%s", error)
                     arrived(ReadChunk(group[0], [None] * len(group[0].samples)))
-                    return
+                    return []
             else:
                 start = int(self._records.part(first, end).offset[0])
-                for refill in group:
-                    await self._hand_over(refill, buffer, start, arrived)
-                return
-        for refill in group:  # one of them may be intact all the same
-            await self._from_store([refill], arrived)
+                return [kept for refill in group for kept in self._hand_over(refill, buffer, start, arrived)]
+        # One of them may be intact all the same.
+        return [kept for refill in group for kept in await self._from_store([refill], arrived)]
 
-    async def _hand_over(
+    def _hand_over(
         self, refill: Refill, buffer: memoryview, start: int, arrived: Callable[[ReadChunk], None]
-    ) -> None:
-        """Verify a chunk's samples out of a buffer that begins at byte ``start`` of the blob, and keep them."""
-        first, end = self._bounds(refill)
+    ) -> list[_ToKeep]:
+        """Verify a chunk's samples out of a buffer that begins at byte ``start`` of the blob."""
+        first, end = self._bounds(refill.chunk)
         part = self._pinned.part_for(first, end)
         # What is not wanted is verified only to be pinned.
         samples = (refill.samples + self._share.first_sample).tolist() if part is None else list(range(first, end))
         payloads = [self._intact(buffer, start, sample) for sample in samples]
-        intact = [payload for payload in payloads if payload is not None]
         if part is None:
             arrived(ReadChunk(refill, payloads))
-        elif len(intact) < end - first:
-            arrived(self._of_refill(refill, payloads))
-        elif part.in_memory:
-            arrived(self._of_refill(refill, await part.keep(first, intact)))
-        else:
-            arrived(self._of_refill(refill, payloads))
-            await part.keep(first, intact)
+            return []
+        intact = [payload for payload in payloads if payload is not None]
+        if isinstance(part, PinnedMemory) and len(intact) == len(payloads):
+            arrived(self._of_refill(refill, part.put(first, intact)))
+            return []
+        arrived(self._of_refill(refill, payloads))
+        return [_ToKeep(part, first, intact)] if len(intact) == len(payloads) else []
 
     def _intact(self, buffer: memoryview, start: int, sample: int) -> Payload | None:
         place = sample - self._records.first_sample
@@ -164,21 +176,19 @@ class ChunkReader:
 
     def _of_refill(self, refill: Refill, payloads: Sequence[Payload | None], *, pinned: bool = False) -> ReadChunk:
         """Of a chunk's payloads those of the samples that are wanted."""
-        first = self._bounds(refill)[0] - self._share.first_sample
+        first = self._bounds(refill.chunk)[0] - self._share.first_sample
         return ReadChunk(refill, [payloads[sample - first] for sample in refill.samples.tolist()], pinned)
 
-    def _is_pinned_or_coming(self, refill: Refill) -> bool:
-        first, end = self._bounds(refill)
+    def _in_memory(self, first: int, end: int) -> PinnedMemory | None:
         part = self._pinned.part_for(first, end)
-        return part is not None and (part.holds(first, end) or first in self._pinned.being_read)
+        return part if isinstance(part, PinnedMemory) and part.holds(first, end) else None
 
-    def _bounds(self, refill: Refill) -> tuple[int, int]:
-        starts = self._share.starts
-        return int(starts[refill.chunk]), int(starts[refill.chunk + 1])
+    def _bounds(self, chunk: int) -> tuple[int, int]:
+        """The samples ``[first, end)`` of a chunk."""
+        return int(self._share.starts[chunk]), int(self._share.starts[chunk + 1])
 
     def _size_bytes(self, chunk: int) -> int:
-        first, end = int(self._share.starts[chunk]), int(self._share.starts[chunk + 1])
-        records = self._records.part(first, end)
+        records = self._records.part(*self._bounds(chunk))
         return int(records.offset[-1] + records.length[-1] - records.offset[0])
 
     def _neighbours(self, chunk: int, next_chunk: int) -> bool:

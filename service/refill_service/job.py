@@ -91,6 +91,10 @@ class Job:
         """Whether the job may ask for this epoch."""
         return self.spec.num_epochs == 0 or epoch < self.spec.num_epochs
 
+    def asks_nothing(self, epoch: int, rank: int) -> bool:
+        """Whether a rank posted an empty trace for this epoch."""
+        return self.spec.order == "explicit" and len(self._posted.get(epoch, {}).get(rank, (None,))) == 0
+
     def known_traces(self, epoch: int) -> Traces | None:
         """The traces of an epoch if they can be told now: explicit ones when all ranks have posted theirs."""
         if self.spec.order == "keyed":

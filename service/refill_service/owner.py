@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -22,7 +23,7 @@ from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.owner_epoch import EpochCounts, OwnerEpoch
 from refill_service.cache_core.policies import new_epoch
 from refill_service.cache_core.refill import Refill
-from refill_service.chunk_reader import ChunkReader, ReadChunk
+from refill_service.chunk_reader import ChunkReader, ReadChunk, ReadGroup
 from refill_service.job import Job
 from refill_service.peers import Payload
 from refill_service.pinned_tier import PinnedShare
@@ -58,8 +59,8 @@ class _Epoch:
     counts: OwnerCounts
     payloads: _Payloads = field(default_factory=lambda: _Payloads())
     """Bytes of local samples that fill a slot, or that were assigned and have yet to leave."""
-    arriving: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    """The refill under way that brings a local sample."""
+    arriving: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+    """Done when the refill under way that brings a local sample has arrived, or failed."""
     abandoned: bool = False
 
     @property
@@ -84,11 +85,10 @@ class _Payloads:
             self.num_bytes -= len(payload)
         return payload
 
-    def take(self, sample: int) -> Payload:
-        """Of a sample that must be here."""
-        payload = self._by_sample.pop(sample)
-        self.num_bytes -= len(payload)
-        return payload
+    def drop_oldest(self, limit_bytes: int) -> None:
+        """Until no more than ``limit_bytes`` are left. Whoever was promised one of them has it read alone."""
+        while self.num_bytes > limit_bytes:
+            self.pop(next(iter(self._by_sample)))
 
     def clear(self) -> None:
         self._by_sample.clear()
@@ -118,6 +118,8 @@ class Owner:
         """Set, and replaced by a new one, when a rank has moved on or an epoch was opened."""
         self._reads: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._store_fails = False
+        """So that an outage is one line in the log."""
 
     @property
     def resident_bytes(self) -> int:
@@ -140,6 +142,7 @@ class Owner:
     async def close(self) -> None:
         """Stop all reads and forget everything. Requests under way, and later ones, end with :class:`JobLost`."""
         self._closed = True
+        self._wake()
         for task in self._reads:
             task.cancel()
         await asyncio.gather(*self._reads, return_exceptions=True)
@@ -171,6 +174,8 @@ class Owner:
         payloads = [state.payloads.pop(sample) for sample in samples]
         missing = [i for i, payload in enumerate(payloads) if payload is None]
         self._preload()
+        if state.core.finished:
+            self._wake()
         try:
             if missing:
                 await self._wait_for(state, [samples[i] for i in missing])
@@ -193,8 +198,10 @@ class Owner:
         for i in gone:
             payloads[i] = self._recent.get(state.number, samples[i])
         lost = [i for i in gone if payloads[i] is None]
-        for i, payload in zip(lost, await self._exact(state.counts, [samples[i] for i in lost]), strict=True):
-            payloads[i] = payload
+        results = await self._exact(state.counts, [samples[i] for i in lost])
+        for i, result in zip(lost, results, strict=True):
+            payloads[i] = None if isinstance(result, BaseException) else result
+        _raise_first(results)
 
     def ahead(
         self, epoch: int, rank: int, answered: Int64Array, ahead_from: int, room: int, started_below: int
@@ -211,16 +218,22 @@ class Owner:
         locations = self.job.mapping.locations(answered - first)
         ahead = state.core.send_ahead(rank, locations, ahead_from, room, started_below)
         self._order(state, ahead.refills)
-        samples = ahead.samples.tolist()
-        payloads = [state.payloads.take(sample) for sample in samples]
+        found = [state.payloads.pop(sample) for sample in ahead.samples.tolist()]
+        here = [i for i, payload in enumerate(found) if payload is not None]
+        samples = ahead.samples[here].tolist()
+        payloads = [payload for payload in found if payload is not None]
         self._preload()
+        if state.core.finished:
+            self._wake()
         self._recent.put(epoch, samples, payloads)
-        return ahead.positions, ahead.samples + first, payloads
+        return ahead.positions[here], ahead.samples[here] + first, payloads
 
     async def exact(self, sample_ids: Int64Array) -> list[Payload]:
         """The bytes of exactly these samples of the share, outside of any epoch's protocol."""
         counts = self._epochs[-1].counts if self._epochs else OwnerCounts(EpochCounts())
-        return await self._exact(counts, (sample_ids - self.job.share.first_sample).tolist())
+        results = await self._exact(counts, (sample_ids - self.job.share.first_sample).tolist())
+        _raise_first(results)
+        return [result for result in results if not isinstance(result, BaseException)]
 
     async def _epoch(self, epoch: int, rank: int) -> _Epoch:
         self._refuse_when_closed()
@@ -237,6 +250,7 @@ class Owner:
             async with asyncio.timeout(self.wait_seconds):
                 while not self._may_open(epoch):
                     await self._moved_on.wait()
+                    self._refuse_when_closed()
         except TimeoutError as error:
             behind = [rank for rank, at in enumerate(self._rank_epochs) if at < epoch]
             raise EpochNotReady(
@@ -268,7 +282,8 @@ class Owner:
         return all(known.is_over for known in self._epochs)
 
     def _all_reached(self, epoch: int) -> bool:
-        return min(self._rank_epochs) >= epoch
+        """Whether every rank that asks for anything in this epoch has entered it."""
+        return all(at >= epoch or self.job.asks_nothing(epoch, rank) for rank, at in enumerate(self._rank_epochs))
 
     def _open(self, epoch: int, traces: Traces) -> None:
         spec = self.job.spec
@@ -283,6 +298,7 @@ class Owner:
             prefetch_window=spec.prefetch_window,
             key=f"{spec.seed} {epoch} {self.job.ordinal}",
         )
+        core.at_hand = self._chunks.is_at_hand
         self._epochs = [*self._epochs[-2:], _Epoch(epoch, core, OwnerCounts(core.counts))]
         self.history[epoch] = self._epochs[-1].counts
         self._leave_behind()
@@ -327,33 +343,59 @@ class Owner:
             else:
                 to_read.append(refill)
         for group in self._chunks.together(to_read):
-            task = asyncio.create_task(self._read(state, group))
+            here: dict[int, asyncio.Future[None]] = {}
+            for refill in group.refills:
+                here[refill.chunk] = asyncio.get_running_loop().create_future()
+                state.arriving.update(dict.fromkeys(refill.samples.tolist(), here[refill.chunk]))
+            task = asyncio.create_task(self._read(state, group, here))
             self._reads.add(task)
-            task.add_done_callback(self._reads.discard)
-            for refill in group:
-                for sample in refill.samples.tolist():
-                    state.arriving[sample] = task
+            task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, group, here))  # type: ignore[misc]
 
-    async def _read(self, state: _Epoch, group: list[Refill]) -> None:
-        """Fetch the chunks of some refills and keep the samples that fill a slot. Raises what the store raised."""
-        waiting = {refill.chunk: refill for refill in group}
+    async def _read(self, state: _Epoch, group: ReadGroup, here: dict[int, asyncio.Future[None]]) -> None:
+        """Fetch the chunks of some refills and keep the samples that fill a slot. Tells who waits how it went."""
 
         def arrived(chunk: ReadChunk) -> None:
-            del waiting[chunk.refill.chunk]
             self._arrived(state, chunk)
+            here[chunk.refill.chunk].set_result(None)
 
+        error: BaseException | None = None
         try:
             await self._chunks.read(group, arrived)
+        except BaseException as raised:
+            error = raised
+            if not isinstance(raised, Exception):
+                raise
         finally:
-            for refill in waiting.values():
-                state.counts.refills_failed += 1
-                state.core.refill_failed(refill)
-                self._forget_arriving(state, refill)
+            for refill in group.refills:
+                if not here[refill.chunk].done():
+                    self._failed(state, refill, here[refill.chunk], error)
+
+    def _failed(self, state: _Epoch, refill: Refill, here: asyncio.Future[None], error: BaseException | None) -> None:
+        if isinstance(error, Exception) and not self._store_fails:
+            log.warning("job %s: a refill failed, and is ordered again when needed: %s", self.job.spec.name, error)
+        self._store_fails = True
+        state.counts.refills_failed += 1
+        state.core.refill_failed(refill)
+        self._forget_arriving(state, refill)
+        if not isinstance(error, Exception):
+            here.cancel()
+            return
+        if not here.cancelled():
+            here.set_exception(error)
+            here.exception()  # known: a read ahead of need has nobody who waits for it
+
+    def _read_ended(self, task: asyncio.Task[None], group: ReadGroup, here: dict[int, asyncio.Future[None]]) -> None:
+        """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
+        self._reads.discard(task)
+        group.ended()
+        for each in here.values():
+            each.cancel()
 
     def _arrived(self, state: _Epoch, chunk: ReadChunk) -> None:
         """A damaged sample keeps its slot without bytes: the request that it falls to reads it alone and gets the
         error."""
         refill = chunk.refill
+        self._store_fails = self._store_fails and chunk.pinned
         if not state.abandoned:
             intact = [i for i, payload in enumerate(chunk.payloads) if payload is not None]
             for sample, payload in zip(refill.samples.tolist(), chunk.payloads, strict=True):
@@ -361,6 +403,9 @@ class Owner:
                     state.payloads.put(sample, payload)
             arrived = Refill(refill.chunk, refill.samples[intact], refill.locations[intact])
             state.core.refill_arrived(arrived, pinned=chunk.pinned)
+            if not self.job.spec.shuffle:
+                # Chunks are used up one after another, unless one rank falls far behind the others.
+                state.payloads.drop_oldest(self.job.abstract_bytes)
         self._forget_arriving(state, refill)
 
     def _forget_arriving(self, state: _Epoch, refill: Refill) -> None:
@@ -369,19 +414,20 @@ class Owner:
 
     async def _wait_for(self, state: _Epoch, samples: list[int]) -> None:
         """Wait for the refills that bring these samples, and raise what went wrong with the first that failed."""
-        tasks = {state.arriving[sample] for sample in samples if sample in state.arriving}
-        if not tasks:
+        arriving = {state.arriving[sample] for sample in samples if sample in state.arriving}
+        if not arriving:
             return
         waiting = sum(sample in state.arriving for sample in samples)
         started = time.perf_counter()
-        done, _ = await asyncio.wait(tasks)
+        done, _ = await asyncio.wait(arriving)
         state.counts.waited_takes += waiting
         state.counts.wait_seconds += time.perf_counter() - started
-        for task in done:
-            if not task.cancelled() and (error := task.exception()) is not None:
+        for each in done:
+            if not each.cancelled() and (error := each.exception()) is not None:
                 raise error
 
-    async def _exact(self, counts: OwnerCounts, samples: list[int]) -> list[Payload]:
+    async def _exact(self, counts: OwnerCounts, samples: list[int]) -> list[Payload | BaseException]:
+        """Read single samples; what went wrong stands in the place of each that failed."""
         self._refuse_when_closed()
         records, dataset = self.job.records, self.job.dataset
 
@@ -393,11 +439,16 @@ class Owner:
             return payload
 
         first = self.job.share.first_sample
-        try:
-            found = list(await asyncio.gather(*(read(sample + first) for sample in samples)))
-        except asyncio.CancelledError:
+        found = await asyncio.gather(*(read(sample + first) for sample in samples), return_exceptions=True)
+        if any(isinstance(each, asyncio.CancelledError) for each in found):
             self._refuse_when_closed()  # the store was closed under its reads
-            raise
-        counts.exact_reads += len(samples)
-        counts.exact_bytes += sum(map(len, found))
+        payloads = [each for each in found if not isinstance(each, BaseException)]
+        counts.exact_reads += len(payloads)
+        counts.exact_bytes += sum(map(len, payloads))
         return found
+
+
+def _raise_first(results: Sequence[object]) -> None:
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

@@ -18,7 +18,8 @@ import logging
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,11 +30,14 @@ from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
 from refill_service.peers import Payload
 
-__all__ = ["PinnedMemory", "PinnedShare", "PinnedTier"]
+__all__ = ["PinnedMemory", "PinnedPart", "PinnedShare", "PinnedTier"]
 
 log = logging.getLogger(__name__)
 
 _SUFFIX = ".pinned"
+
+_MOST_WRITING_BYTES = 16 << 20
+"""Bytes that wait for the disk; a chunk that comes then is not kept."""
 
 
 class PinnedTier:
@@ -50,6 +54,7 @@ class PinnedTier:
         self._lock = None if folder is None else _locked(folder)
         self._shares: dict[int, PinnedShare] = {}
         """By the dataset's fingerprint, the one longest unused first."""
+        self._damaged_in_dropped = 0
 
     def close(self) -> None:
         """Files stay, for the next pod of this name."""
@@ -71,14 +76,19 @@ class PinnedTier:
     @property
     def damaged_samples(self) -> int:
         """Samples that were found damaged on disk, since the pod started."""
-        return sum(part.damaged_samples for share in self._shares.values() for part in share.parts)
+        here = sum(part.damaged_samples for share in self._shares.values() for part in share.parts)
+        return here + self._damaged_in_dropped
 
     def lease(self, fingerprint: int, records: SampleRecords) -> PinnedShare:
         """The pinned part of a dataset's share, for one more job. Give it back with :meth:`release`."""
         share = self._shares.pop(fingerprint, None)
+        if share is not None and share.num_jobs == 0 and self._would_grow(share, int(records.length.sum())):
+            self._drop(share)
+            share = None
         if share is None:
             share = self._new_share(fingerprint, records)
-        self._shares[fingerprint] = share
+        if share.parts:
+            self._shares[fingerprint] = share
         share.num_jobs += 1
         return share
 
@@ -86,16 +96,17 @@ class PinnedTier:
         share.num_jobs -= 1
 
     def _new_share(self, fingerprint: int, records: SampleRecords) -> PinnedShare:
-        parts: list[_PinnedPart] = []
+        parts: list[PinnedPart] = []
         wanted = int(records.length.sum())
-        self._make_room(wanted)
-        memory = _prefix(records, records.first_sample, self.memory_bytes - self._limit_bytes(in_memory=True))
+        self._make_room(wanted, in_memory=True)
+        memory = _prefix(records, records.first_sample, self._free_bytes(in_memory=True))
         if len(memory):
             parts.append(PinnedMemory(memory))
         if self._folder is not None:
             name = self._folder / f"{fingerprint:016x}-{memory.end_sample}{_SUFFIX}"
+            self._make_room(wanted - int(memory.length.sum()), in_memory=False)
             self._remove_leftovers(name, wanted - int(memory.length.sum()))
-            free = self.disk_bytes - self._limit_bytes(in_memory=False) - sum(_size(path) for path in self._leftovers())
+            free = self._free_bytes(in_memory=False) - sum(_size(path) for path in self._leftovers())
             # What an earlier pod of this name left for this very share is used again.
             on_disk = _prefix(records, memory.end_sample, free + _size(name))
             if len(on_disk):
@@ -105,17 +116,31 @@ class PinnedTier:
                     log.warning("%s: %s; nothing is kept there", name, error.strerror)
         return PinnedShare(parts)
 
-    def _limit_bytes(self, *, in_memory: bool) -> int:
-        parts = [part for share in self._shares.values() for part in share.parts if part.in_memory == in_memory]
-        return sum(part.limit_bytes for part in parts)
+    def _free_bytes(self, *, in_memory: bool, unused: bool = False) -> int:
+        """
+        :param unused: count as free what no job uses.
+        """
+        taken = [share for share in self._shares.values() if share.num_jobs or not unused]
+        parts = [part for share in taken for part in share.parts if part.in_memory == in_memory]
+        return (self.memory_bytes if in_memory else self.disk_bytes) - sum(part.limit_bytes for part in parts)
 
-    def _make_room(self, wanted: int) -> None:
+    def _would_grow(self, share: PinnedShare, wanted: int) -> bool:
+        """Whether a share that no job uses would be larger if it were leased anew."""
+        free = self._free_bytes(in_memory=True, unused=True) + self._free_bytes(in_memory=False, unused=True)
+        return share.limit_bytes < 0.9 * min(wanted, free)
+
+    def _make_room(self, wanted: int, *, in_memory: bool) -> None:
         """Drop what no job uses, the one longest unused first, until there is room or nothing is left to drop."""
+        wanted = min(wanted, self.memory_bytes if in_memory else self.disk_bytes)
         for fingerprint in [known for known, share in self._shares.items() if share.num_jobs == 0]:
-            limit = self._limit_bytes(in_memory=True) + self._limit_bytes(in_memory=False)
-            if self.memory_bytes + self.disk_bytes - limit >= wanted:
+            if self._free_bytes(in_memory=in_memory) >= wanted:
                 return
-            self._shares.pop(fingerprint).close(forget=True)
+            if any(part.in_memory == in_memory for part in self._shares[fingerprint].parts):
+                self._drop(self._shares.pop(fingerprint))
+
+    def _drop(self, share: PinnedShare) -> None:
+        self._damaged_in_dropped += sum(part.damaged_samples for part in share.parts)
+        share.close(forget=True)
 
     def _leftovers(self) -> list[Path]:
         """Files of datasets that nobody leased since the pod started, the oldest first."""
@@ -127,41 +152,60 @@ class PinnedTier:
 
     def _remove_leftovers(self, keep: Path, wanted: int) -> None:
         leftovers = [path for path in self._leftovers() if path != keep]
-        free = self.disk_bytes - self._limit_bytes(in_memory=False) - sum(map(_size, leftovers)) - _size(keep)
+        free = self._free_bytes(in_memory=False) - sum(map(_size, leftovers))
         for path in leftovers:
-            if free + _size(keep) >= wanted:
+            if free >= wanted:
                 return
-            free += _size(path)
-            path.unlink()
+            size = _size(path)
+            with contextlib.suppress(OSError):
+                path.unlink()
+                free += size
 
 
 class PinnedShare:
     """The pinned part of one share: at most one part in memory, and one on disk after it."""
 
-    def __init__(self, parts: Sequence[_PinnedPart]) -> None:
+    def __init__(self, parts: Sequence[PinnedPart]) -> None:
         self.parts = parts
         self.num_jobs = 0
-        self.being_read: dict[int, asyncio.Future[None]] = {}
-        """Chunks that some job reads from the store now, by their first sample: who wants them too can wait."""
+        self._being_read: dict[int, asyncio.Future[None]] = {}
+        """Samples that some job reads from the store now: who wants them, too, can wait for it."""
 
     @property
     def limit_bytes(self) -> int:
         """What it holds when it is full."""
         return sum(part.limit_bytes for part in self.parts)
 
-    def part_for(self, first: int, end: int) -> _PinnedPart | None:
+    def part_for(self, first: int, end: int) -> PinnedPart | None:
         """The part that holds, or may hold, all samples ``[first, end)``."""
         for part in self.parts:
             if part.records.first_sample <= first and end <= part.records.end_sample:
                 return part
         return None
 
+    def coming(self, first: int, end: int) -> set[asyncio.Future[None]]:
+        """The reads under way of samples ``[first, end)``."""
+        return {self._being_read[sample] for sample in range(first, end) if sample in self._being_read}
+
+    def announce(self, chunks: Sequence[tuple[int, int]]) -> Callable[[], None]:
+        """Samples ``[first, end)`` of each are being read from now on, until what is returned is called."""
+        here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        samples = [sample for first, end in chunks for sample in range(first, end) if sample not in self._being_read]
+        self._being_read.update(dict.fromkeys(samples, here))
+
+        def ended() -> None:
+            for sample in samples:
+                del self._being_read[sample]
+            here.set_result(None)
+
+        return ended
+
     def close(self, *, forget: bool = False) -> None:
         for part in self.parts:
             part.close(forget=forget)
 
 
-class _PinnedPart(ABC):
+class PinnedPart(ABC):
     """Samples of ``records`` back to back, each there or not."""
 
     in_memory: bool
@@ -197,14 +241,14 @@ class _PinnedPart(ABC):
         """The samples ``[first, end)``, intact; None when one of them is not."""
 
     @abstractmethod
-    async def keep(self, first: int, payloads: list[Payload]) -> list[Payload]:
-        """Keep intact samples from ``first`` on. Returns the same bytes, where they are best held from now on."""
+    async def keep(self, first: int, payloads: list[Payload]) -> None:
+        """Keep intact samples from ``first`` on."""
 
     @abstractmethod
     def close(self, *, forget: bool) -> None: ...
 
 
-class PinnedMemory(_PinnedPart):
+class PinnedMemory(PinnedPart):
     """The part of a share that is kept in memory."""
 
     in_memory = True
@@ -222,7 +266,11 @@ class PinnedMemory(_PinnedPart):
     async def load(self, first: int, end: int) -> list[Payload] | None:
         return self.views(first, end) if self.holds(first, end) else None
 
-    async def keep(self, first: int, payloads: list[Payload]) -> list[Payload]:
+    async def keep(self, first: int, payloads: list[Payload]) -> None:
+        self.put(first, payloads)
+
+    def put(self, first: int, payloads: list[Payload]) -> list[Payload]:
+        """Keep intact samples from ``first`` on. Returns views of them here, which take no further memory."""
         end = first + len(payloads)
         if not self.holds(first, end):
             for view, payload in zip(self.views(first, end), payloads, strict=True):
@@ -234,50 +282,59 @@ class PinnedMemory(_PinnedPart):
         self._there[:] = False
 
 
-class _PinnedFile(_PinnedPart):
+class _PinnedFile(PinnedPart):
     in_memory = False
 
     def __init__(self, records: SampleRecords, path: Path) -> None:
         super().__init__(records)
         self.path = path
         self._full = False
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._file, self.limit_bytes)
+        self._writing_bytes = 0
+        # Closed when it is closed here and no thread is at work on it any more.
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0)
+        self._file.truncate(self.limit_bytes)
         os.utime(path)
         # What was written before is taken to be there; whether it is intact, its checksums will tell.
-        for start, stop in _written(self._file):
+        for start, stop in _written(self._file.fileno()):
             first, end = np.searchsorted(self._starts, start), np.searchsorted(self._starts, stop, side="right") - 1
             self._there[first : max(first, end)] = True
 
     async def load(self, first: int, end: int) -> list[Payload] | None:
         if not self.holds(first, end):
             return None
-        found = await asyncio.to_thread(self._read_intact, first, end)
+        found = await asyncio.to_thread(self._read_intact, self._file, first, end)
         if found is None:
             self._there[self._places(first, end)] = False
         return found
 
-    async def keep(self, first: int, payloads: list[Payload]) -> list[Payload]:
+    async def keep(self, first: int, payloads: list[Payload]) -> None:
+        """Nothing is kept of what comes faster than the disk takes it: there are more epochs."""
         end = first + len(payloads)
-        if not self._full and not self.holds(first, end):
-            try:
-                await asyncio.to_thread(self._write, first, end, payloads)
-                self._there[self._places(first, end)] = True
-            except OSError as error:
-                self._full = True
-                log.warning("%s: %s; nothing more is kept there", self.path, error.strerror)
-        return payloads
+        size = int(self._bounds(first, end)[-1] - self._bounds(first, end)[0])
+        if self._full or self.holds(first, end) or self._writing_bytes > _MOST_WRITING_BYTES:
+            return
+        self._writing_bytes += size
+        try:
+            await asyncio.to_thread(self._write, self._file, first, end, payloads)
+            self._there[self._places(first, end)] = True
+        except OSError as error:
+            self._full = True
+            log.warning("%s: %s; nothing more is kept there", self.path, error.strerror)
+        finally:
+            self._writing_bytes -= size
 
     def close(self, *, forget: bool) -> None:
-        os.close(self._file)
+        self._there[:] = False
+        self._full = True
+        del self._file
         if forget:
             with contextlib.suppress(OSError):
                 self.path.unlink()
 
-    def _read_intact(self, first: int, end: int) -> list[Payload] | None:
+    def _read_intact(self, file: FileIO, first: int, end: int) -> list[Payload] | None:
         bounds = self._bounds(first, end)
         try:
-            data = memoryview(os.pread(self._file, int(bounds[-1] - bounds[0]), int(bounds[0])))
+            data = memoryview(os.pread(file.fileno(), int(bounds[-1] - bounds[0]), int(bounds[0])))
         except OSError as error:
             log.warning("%s: %s", self.path, error.strerror)
             return None
@@ -288,10 +345,10 @@ class _PinnedFile(_PinnedPart):
         self.damaged_samples += damaged
         return None if damaged else list(payloads)
 
-    def _write(self, first: int, end: int, payloads: list[Payload]) -> None:
+    def _write(self, file: FileIO, first: int, end: int, payloads: list[Payload]) -> None:
         data, place = memoryview(b"".join(payloads)), int(self._bounds(first, end)[0])
         while data:
-            written = os.pwrite(self._file, data, place)
+            written = os.pwrite(file.fileno(), data, place)
             data, place = data[written:], place + written
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refill.errors import EpochEnded
+from refill.errors import EpochEnded, JobLost, StoreUnavailable
 from refill.protocol.job_spec import JobSpec
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.sample_mapping import ChunkLayout
@@ -175,5 +175,154 @@ def test_what_is_pinned_is_not_read_again(packed: tuple[str, Any], policy: str) 
                         assert reads.bytes - before == pytest.approx(total - 700_000, rel=0.5, abs=0)
                 else:
                     assert epoch == 0 or counts.bytes_pinned > 700_000 * 0.9
+
+    asyncio.run(run())
+
+
+class Outage:
+    """A store whose reads fail while it lasts."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._dataset, self._read = owner.job.dataset, owner.job.dataset.read_samples
+
+    def __enter__(self) -> None:
+        async def fails(*_: Any) -> memoryview:
+            await asyncio.sleep(0)
+            raise StoreUnavailable("the store is away")
+
+        self._dataset.read_samples = fails  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        self._dataset.read_samples = self._read  # type: ignore[method-assign]
+
+
+async def until_it_comes(owner: Owner, epoch: int, rank: int, start: int) -> list[int]:
+    for _ in range(50):
+        try:
+            return await take(owner, epoch, rank, start)
+        except StoreUnavailable:
+            continue
+    raise AssertionError("the batch never came")
+
+
+def test_an_outage_at_the_end_of_an_epoch_takes_no_more_memory(
+    packed: tuple[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was to be read keeps its place, though the next epoch has been given all that is free."""
+
+    async def run() -> None:
+        limit = 3_000_000
+        async with owner_of(packed[0], limit) as owner:
+            with Outage(owner):
+                with pytest.raises(StoreUnavailable):
+                    await take(owner, 0, 0, 0)
+                await reads_end(owner)
+            received = []
+            for start in range(0, owner.job.samples_per_rank(), BATCH):
+                received += await until_it_comes(owner, 0, 0, start)
+                held = sum(known.core.held_bytes for known in owner._epochs if not known.is_over)
+                assert held <= limit
+                assert owner.resident_bytes <= limit
+            assert len(set(received)) == len(received) == owner.job.layout.num_samples
+
+    asyncio.run(run())
+    assert sum("a refill failed" in record.message for record in caplog.records) == 1, "an outage is one line"
+    assert not [record for record in caplog.records if "never retrieved" in record.message]
+
+
+def test_what_came_is_not_lost_to_what_failed(packed: tuple[str, Any]) -> None:
+    """Samples of a batch that are read alone: each attempt keeps what it got."""
+
+    async def run() -> None:
+        async with owner_of(packed[0], 300_000, num_epochs=1) as owner:
+            with Outage(owner), pytest.raises(StoreUnavailable):
+                await take(owner, 0, 0, 0)
+            read, count = owner.job.dataset.read_samples, 0
+
+            async def every_third(records: Any, first: int, end: int) -> memoryview:
+                nonlocal count
+                count += 1
+                if count % 3 == 0:
+                    raise StoreUnavailable("the store stutters")
+                return await read(records, first, end)
+
+            owner.job.dataset.read_samples = every_third  # type: ignore[method-assign]
+            owner._recent.limit_bytes = 1_000_000
+            for attempt in range(8):
+                try:
+                    assert len(await take(owner, 0, 0, 0)) == BATCH
+                    break
+                except StoreUnavailable:
+                    assert attempt < 7, "no progress"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("policy", ["drain", "redox"])
+def test_who_waits_for_the_end_of_an_epoch_is_woken_by_it(packed: tuple[str, Any], policy: str) -> None:
+    async def run() -> None:
+        async with owner_of(packed[0], 300_000, policy=policy, world_size=2) as owner:
+            length = owner.job.samples_per_rank()
+            for start in range(0, length, BATCH):
+                await take(owner, 0, 0, start)
+            waiting = asyncio.create_task(take(owner, 1, 0, 0))
+            for start in range(0, length, BATCH):
+                await asyncio.sleep(0)
+                await take(owner, 0, 1, start)
+            assert len(await asyncio.wait_for(waiting, 1)) == BATCH, "it slept until its time was over"
+
+    asyncio.run(run())
+
+
+def test_ending_a_job_wakes_who_waits_for_an_epoch(packed: tuple[str, Any]) -> None:
+    async def run() -> None:
+        async with owner_of(packed[0], 300_000, policy="redox", world_size=2) as owner:
+            await take(owner, 0, 0, 0)
+            waiting = asyncio.create_task(take(owner, 1, 0, 0))
+            await asyncio.sleep(0.01)
+            await owner.close()
+            with pytest.raises(JobLost):
+                await asyncio.wait_for(waiting, 1)
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_asks_for_nothing_holds_nobody_up(packed: tuple[str, Any]) -> None:
+    async def run() -> None:
+        async with owner_of(packed[0], 300_000, order="explicit", world_size=2) as owner:
+            for epoch in range(3):
+                await owner.job.post_trace(epoch, 0, np.arange(100))
+                await owner.job.post_trace(epoch, 1, np.arange(0))
+                if epoch == 1:  # left early
+                    await take(owner, epoch, 0, 0)
+                    continue
+                samples = [await take(owner, epoch, 0, start) for start in range(0, 100, BATCH)]
+                assert sorted(sample for batch in samples for sample in batch) == list(range(100))
+
+    asyncio.run(run())
+
+
+def test_unshuffled_ranks_that_drift_apart_stay_within_memory(packed: tuple[str, Any]) -> None:
+    async def run() -> None:
+        async with owner_of(packed[0], 100_000, shuffle=False, world_size=2) as owner:
+            received = []
+            for rank in range(2):
+                for start in range(0, owner.job.samples_per_rank(), BATCH):
+                    received += await take(owner, 0, rank, start)
+                    assert owner.resident_bytes <= 100_000
+            assert sorted(received) == list(range(owner.job.layout.num_samples))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("policy", ["drain", "redox"])
+def test_what_the_pinned_tier_has_is_no_miss(packed: tuple[str, Any], policy: str) -> None:
+    async def run() -> None:
+        async with owner_of(packed[0], 300_000, pinned_bytes=10_000_000, policy=policy) as owner:
+            for epoch in range(2):
+                for start in range(0, owner.job.samples_per_rank(), BATCH):
+                    await take(owner, epoch, 0, start)
+            assert owner.history[0].core.misses > 0
+            assert (owner.history[1].core.misses, owner.history[1].waited_takes) == (0, 0)
 
     asyncio.run(run())

@@ -187,3 +187,53 @@ def test_an_empty_share_and_no_memory_at_all() -> None:
     records, _ = dataset(1)
     assert PinnedTier(0).lease(1, records).limit_bytes == 0
     assert PinnedTier(1000).lease(1, records.part(0, 0)).part_for(0, 0) is None
+
+
+def test_a_share_that_got_little_gets_more_when_there_is_room(tmp_path: Path) -> None:
+    tier = PinnedTier(100 * SIZE)
+    first, second = dataset(1), dataset(2)
+    one = tier.lease(1, first[0])
+    other = tier.lease(2, second[0])
+    assert (one.limit_bytes, other.limit_bytes) == (100 * SIZE, 0)
+    tier.release(one)
+    tier.release(other)
+    assert tier.lease(2, second[0]).limit_bytes == 100 * SIZE
+
+
+def test_memory_gives_way_though_there_is_room_on_disk(tmp_path: Path) -> None:
+    tier = PinnedTier(100 * SIZE, tmp_path, 1000 * SIZE)
+    tier.release(tier.lease(1, dataset(1)[0]))
+    assert [part.in_memory for part in tier.lease(2, dataset(2)[0]).parts] == [True]
+    tier.close()
+
+
+def test_a_slow_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refill_service.pinned_tier._MOST_WRITING_BYTES", 15 * SIZE)
+    records, data = dataset(1)
+    tier = PinnedTier(0, tmp_path, COUNT * SIZE)
+    share = tier.lease(1, records)
+
+    async def all_at_once() -> None:
+        parts = [(share.part_for(start, start + 10), start) for start in range(0, COUNT, 10)]
+        await asyncio.gather(*(part.keep(start, data[start : start + 10]) for part, start in parts if part is not None))
+
+    asyncio.run(all_at_once())
+    assert len(kept(share, records, data)) == 2, "two chunks of ten are under way when the third comes"
+    keep_all(share, records, data)
+    assert len(kept(share, records, data)) == 10
+    tier.close()
+
+
+def test_damage_stays_counted(tmp_path: Path) -> None:
+    records, data = dataset(1)
+    tier = PinnedTier(0, tmp_path, COUNT * SIZE)
+    share = tier.lease(1, records)
+    keep_all(share, records, data)
+    (file,) = tmp_path.glob("*.pinned")
+    file.write_bytes(b"x" * COUNT * SIZE)
+    kept(share, records, data)
+    assert tier.damaged_samples == COUNT
+    tier.release(share)
+    tier.lease(2, dataset(2)[0])
+    assert tier.damaged_samples == COUNT
+    tier.close()
