@@ -26,7 +26,17 @@ from refill_service.cache_core.sample_mapping import (
     abstract_chunks_for_budget,
 )
 
-__all__ = ["MATES", "Analysis", "Recommendation", "Store", "Workload", "analyze", "randomization_level", "recommend"]
+__all__ = [
+    "MATES",
+    "Analysis",
+    "Recommendation",
+    "Store",
+    "Workload",
+    "analyze",
+    "randomization_level",
+    "recommend",
+    "spread",
+]
 
 MATES = 64
 """Chunk-mates are the samples of one run of so many neighbours in a blob, whatever K is."""
@@ -145,7 +155,7 @@ def analyze(workload: Workload, policy: str, chunk_size: int, store: Store, most
     amplification = sum(count.samples_read for count in counts) / small.num_samples
     gets = gets_per_sample * workload.num_samples
     read_bytes = amplification * workload.total_bytes
-    distance, co_batch = _spread(run.position, run.batch, small)
+    distance, co_batch = spread(run.position, run.batch, small)
     chunk_bytes = chunk_size * workload.sample_bytes
     get_seconds = store.latency_seconds + chunk_bytes / store.bandwidth_bytes
     pods = workload.num_pods
@@ -286,7 +296,7 @@ class _Run:
         self.most_held = max(self.most_held, self._in_memory[pod])
 
 
-def _spread(position: Int64Array, batch: Int64Array, workload: Workload) -> tuple[float, float]:
+def spread(position: Int64Array, batch: Int64Array, workload: Workload) -> tuple[float, float]:
     """``(mean distance, co-batch ratio)`` of runs of ``MATES`` neighbours, or of a blob if that is smaller."""
     first = np.concatenate([[0], np.cumsum(workload.blob_samples)])
     size = min(MATES, int(workload.blob_samples.max()))

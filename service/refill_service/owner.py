@@ -61,6 +61,8 @@ class _Epoch:
     """Bytes of local samples that fill a slot, or that were assigned and have yet to leave."""
     arriving: dict[int, asyncio.Future[None]] = field(default_factory=dict)
     """Done when the refill under way that brings a local sample has arrived, or failed."""
+    coming: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+    """The same by chunk."""
     abandoned: bool = False
 
     @property
@@ -177,8 +179,7 @@ class Owner:
         if state.core.finished:
             self._wake()
         try:
-            if missing:
-                await self._wait_for(state, [samples[i] for i in missing])
+            await self._wait_for(state, [samples[i] for i in missing], taken.answer_after)
             for i in missing:
                 payloads[i] = state.payloads.pop(samples[i])
             await self._replay(state, samples, payloads)
@@ -347,6 +348,7 @@ class Owner:
             for refill in group.refills:
                 here[refill.chunk] = asyncio.get_running_loop().create_future()
                 state.arriving.update(dict.fromkeys(refill.samples.tolist(), here[refill.chunk]))
+                state.coming[refill.chunk] = here[refill.chunk]
             task = asyncio.create_task(self._read(state, group, here))
             self._reads.add(task)
             task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, group, here))  # type: ignore[misc]
@@ -409,20 +411,25 @@ class Owner:
         self._forget_arriving(state, refill)
 
     def _forget_arriving(self, state: _Epoch, refill: Refill) -> None:
+        state.coming.pop(refill.chunk, None)
         for sample in refill.samples.tolist():
             state.arriving.pop(sample, None)
 
-    async def _wait_for(self, state: _Epoch, samples: list[int]) -> None:
-        """Wait for the refills that bring these samples, and raise what went wrong with the first that failed."""
-        arriving = {state.arriving[sample] for sample in samples if sample in state.arriving}
-        if not arriving:
+    async def _wait_for(self, state: _Epoch, samples: list[int], chunk: int | None) -> None:
+        """Wait for the refills that bring these samples, and raise what went wrong with the first that failed.
+
+        :param chunk: wait for this one, too, whatever becomes of it.
+        """
+        waiting = [state.arriving[sample] for sample in samples if sample in state.arriving]
+        arriving = set(waiting)
+        paced = {state.coming[chunk]} if chunk in state.coming else set()
+        if not arriving | paced:
             return
-        waiting = sum(sample in state.arriving for sample in samples)
         started = time.perf_counter()
-        done, _ = await asyncio.wait(arriving)
-        state.counts.waited_takes += waiting
+        await asyncio.wait(arriving | paced)
+        state.counts.waited_takes += max(1, len(waiting))
         state.counts.wait_seconds += time.perf_counter() - started
-        for each in done:
+        for each in arriving:
             if not each.cancelled() and (error := each.exception()) is not None:
                 raise error
 

@@ -4,6 +4,12 @@ A request is bound to an abstract chunk, not to a slot of it. The abstract chunk
 of need, with the next unread chunk of its group in the epoch's own order, whole: what is read is kept, what is kept
 is delivered. When nothing of an abstract chunk is in memory, another one of the owner answers, so that a slow read
 stalls nobody while anything is here; the totals stay right, since in the end each has given all that it read.
+
+What spreads the samples of a chunk over the epoch is that many others lie beside them in memory. Where training is
+faster than the store, memory would run empty, and each chunk would be handed out as it comes. So half of memory is kept
+as a *reserve*: requests that would take from it are answered at the pace at which chunks arrive. That costs no time but
+what it takes to fill the reserve once, since the store is read at full speed meanwhile; and it is filled while the
+first batches are answered, at two thirds of their pace.
 """
 
 from __future__ import annotations
@@ -21,6 +27,9 @@ from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
 
 __all__ = ["DrainEpoch"]
+
+_SPREAD_SAMPLES = 64
+"""With nothing in memory, requests are promised samples of so many that come next and are not promised yet."""
 
 
 class DrainEpoch(OwnerEpoch):
@@ -68,6 +77,8 @@ class DrainEpoch(OwnerEpoch):
         """Refills under way, oldest first: chunk -> those of its samples that no request was promised."""
         self._refilling = np.zeros(mapping.num_abstract_chunks, dtype=np.int64)
         """Refills under way for each abstract chunk."""
+        self._ready_bytes = 0
+        self._given_bytes = 0
         self._damaged: list[int] = []
         """Samples whose bytes did not come with their chunk's: for the next who asks, whom the shell tells why."""
         self._left_of: dict[int, Int64Array] = {}
@@ -93,6 +104,25 @@ class DrainEpoch(OwnerEpoch):
     def nothing_left_to_read(self) -> bool:
         return not self._with_unread
 
+    @property
+    def _reserve_bytes(self) -> int:
+        """What should stay in memory, so that samples of a chunk are spread. Nothing once all is on its way.
+
+        Half, as is the level at which abstract chunks are refilled: with a store that keeps up it is always there.
+        """
+        return 0 if self.nothing_left_to_read else min(self._capacity_bytes, self._given_bytes) // 2
+
+    def _answer_after(self) -> int | None:
+        """The chunk that brings the reserve back to its level; on the way to it the oldest come first."""
+        missing = self._reserve_bytes - self._ready_bytes
+        if missing <= 0 or not self._coming:
+            return None
+        for chunk, samples in self._coming.items():  # noqa: B007
+            missing -= sum(self._lengths_view[sample] for sample in samples)
+            if missing <= 0:
+                break
+        return chunk
+
     def _take_new(self, locations: Int64Array) -> tuple[Int64Array, list[Refill]]:
         samples, refills = [], []
         for abstract_chunk in (locations // self.mapping.chunk_size).tolist():
@@ -113,7 +143,7 @@ class DrainEpoch(OwnerEpoch):
         if self._filled:
             other = self._filled.pick(self._random)
             return self._give(other), refills + self._refill_if_low(other)
-        coming = next((chunk for chunk, samples in self._coming.items() if samples), None)
+        coming = self._pick_coming()
         if coming is None:
             # Nothing is in memory or to come, so nothing can make room: read on, whether or not it fits.
             needed = abstract_chunk if abstract_chunk in self._with_unread else self._with_unread.pick(self._random)
@@ -123,19 +153,33 @@ class DrainEpoch(OwnerEpoch):
         self.counts.misses += not self.at_hand(coming)
         return self._pop(self._coming[coming]), refills
 
+    def _pick_coming(self) -> int | None:
+        """One of the chunks on their way: not the next one alone, so that it is not handed out whole."""
+        candidates, num_samples = [], 0
+        for chunk, samples in self._coming.items():
+            if samples:
+                candidates.append(chunk)
+                num_samples += len(samples)
+                if num_samples >= _SPREAD_SAMPLES:
+                    break
+        return self._random.choice(candidates) if candidates else None
+
     def _give(self, abstract_chunk: int) -> int:
         """Take a random sample of an abstract chunk that has one in memory."""
         ready = self._ready[abstract_chunk]
         self._num_ready[abstract_chunk] -= 1
         if len(ready) == 1:
             self._filled.remove(abstract_chunk)
-        return self._pop(ready)
+        sample = self._pop(ready)
+        self._ready_bytes -= self._lengths_view[sample]
+        return sample
 
     def _pop(self, samples: list[int]) -> int:
         place = int(self._random.random() * len(samples))
         samples[place], samples[-1] = samples[-1], samples[place]
         sample = samples.pop()
         self.held_bytes -= self._lengths_view[sample]
+        self._given_bytes += self._lengths_view[sample]
         return sample
 
     def _needs_refill(self, abstract_chunk: int) -> bool:
@@ -203,6 +247,7 @@ class DrainEpoch(OwnerEpoch):
             if not self._ready[abstract_chunk]:
                 self._filled.add(abstract_chunk)
             self._ready[abstract_chunk] += samples
+            self._ready_bytes += sum(self._lengths_view[sample] for sample in samples)
             self._num_ready[abstract_chunk] += len(samples)
 
     def refill_failed(self, refill: Refill) -> None:
@@ -228,6 +273,7 @@ class DrainEpoch(OwnerEpoch):
         started_below: int,
     ) -> Ahead:
         """No conflicts: a rank can hold any number of samples of an abstract chunk. Opportunistic all the same."""
+        room = min(room, self._ready_bytes - self._reserve_bytes)
         if room <= 0:
             return NONE_AHEAD
         positions, asked, locations = upcoming.after(ahead_from - 1, self._window)
@@ -261,6 +307,8 @@ class DrainEpoch(OwnerEpoch):
         self._ready[abstract_chunk].append(sample)
         self._num_ready[abstract_chunk] += 1
         self.held_bytes += self._lengths_view[sample]
+        self._ready_bytes += self._lengths_view[sample]
+        self._given_bytes -= self._lengths_view[sample]
 
 
 class _RandomSet:

@@ -39,6 +39,8 @@ class Taken:
     """Orders; the samples of a refill may serve several of the requests."""
     repeated: NDArray[np.bool_] | None
     """``(n,)`` which requests had been answered before; None: none of them."""
+    answer_after: int | None = None
+    """A chunk under way: the answer waits until it has arrived or failed, though no sample of it may be wanted."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class OwnerEpoch(ABC):
         samples[todo], refills = self._take_new(self.mapping.locations(asked[todo]))
         self._assigned[asked] = samples
         self.counts.takes += len(todo)
-        return Taken(samples, refills, repeated if any_repeated else None)
+        return Taken(samples, refills, repeated if any_repeated else None, self._answer_after() if len(todo) else None)
 
     def take_one(self, asked: int, location: int) -> tuple[int, list[Refill]]:
         """``take`` for one request, with its location looked up before: what the simulation calls a million times."""
@@ -162,6 +164,9 @@ class OwnerEpoch(ABC):
     @abstractmethod
     def _take_new(self, locations: Int64Array) -> tuple[Int64Array, list[Refill]]:
         """Samples for requests at ``locations`` that were never answered before, and the orders that this needs."""
+
+    def _answer_after(self) -> int | None:
+        return None
 
     @abstractmethod
     def _take_new_one(self, location: int) -> tuple[int, list[Refill]]: ...

@@ -1,0 +1,85 @@
+"""Training that is faster than the store: requests wait for chunks to arrive, so that memory spreads samples still."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from refill_service.analysis import Workload, spread
+from refill_service.cache_core.drain_epoch import DrainEpoch
+from refill_service.cache_core.epoch_order import KeyedTraces
+from refill_service.cache_core.refill import Refill
+from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
+
+NUM_SAMPLES, CHUNK_SIZE, BATCH = 16_384, 8, 64
+
+
+class SlowStore:
+    """Chunks arrive one after another, in the order in which they were ordered, and only while somebody waits."""
+
+    def __init__(self, memory_share: float) -> None:
+        share = ChunkLayout(np.array([0, NUM_SAMPLES]), CHUNK_SIZE).share(0, 1)
+        self.capacity = int(NUM_SAMPLES * memory_share)
+        mapping = AbstractMapping(share, abstract_chunks_for_budget(share.num_chunks, CHUNK_SIZE, self.capacity))
+        lengths = np.ones(NUM_SAMPLES, dtype=np.int64)
+        self.core = DrainEpoch(
+            mapping, KeyedTraces(NUM_SAMPLES, seed=3), lengths, capacity_bytes=self.capacity, prefetch_window=0, key="1"
+        )
+        self.ordered: list[Refill] = self.core.start()
+        self.arrived: set[int] = set()
+        self.chunks: set[int] = set()
+
+    def take(self, asked: np.ndarray) -> tuple[np.ndarray, int]:
+        """``(samples, samples that arrived while the answer waited)``"""
+        taken = self.core.take(asked)
+        self.ordered += taken.refills
+        before = len(self.arrived)
+        while not set(taken.samples.tolist()) <= self.arrived or taken.answer_after not in self.chunks | {None}:
+            assert self.ordered, "an answer waits for what nobody has ordered"
+            refill = self.ordered.pop(0)
+            self.core.refill_arrived(refill)
+            self.arrived |= set(refill.samples.tolist())
+            self.chunks.add(refill.chunk)
+        return taken.samples, len(self.arrived) - before
+
+    def epoch(self) -> tuple[np.ndarray, list[int]]:
+        """``(position of each sample, samples that arrived for each batch)``"""
+        asked = KeyedTraces(NUM_SAMPLES, seed=3).asked(0, np.arange(NUM_SAMPLES))[0]
+        position, arrived = np.full(NUM_SAMPLES, -1), []
+        for start in range(0, NUM_SAMPLES, BATCH):
+            samples, count = self.take(asked[start : start + BATCH])
+            position[samples] = np.arange(start, start + BATCH)
+            arrived.append(count)
+        return position, arrived
+
+
+@pytest.mark.parametrize("memory_share", [0.1, 0.25])
+def test_chunk_mates_are_spread_all_the_same(memory_share: float) -> None:
+    position, _ = SlowStore(memory_share).epoch()
+    assert sorted(position) == list(range(NUM_SAMPLES))
+    workload = Workload(np.array([NUM_SAMPLES]), 1, memory_share, batch_size=BATCH)
+    distance, co_batch = spread(position, position // BATCH, workload)
+    assert distance > 0.3
+    assert co_batch < 2.5, "chunks are handed out as they come (a chunk's samples in one batch gives 28)"
+
+
+def test_the_first_answers_wait_for_half_as_much_again_as_they_take() -> None:
+    store = SlowStore(0.25)
+    _, arrived = store.epoch()
+    filling = store.capacity // BATCH
+    assert arrived[0] == pytest.approx(2 * BATCH, abs=2 * CHUNK_SIZE), "as much again, so that mates are not together"
+    assert sum(arrived[:filling]) == pytest.approx(1.5 * BATCH * filling, rel=0.05)
+    steady = arrived[filling + 5 : -store.capacity // BATCH - 5]
+    assert np.mean(steady) == pytest.approx(BATCH, rel=0.05), "then as much comes as goes"
+
+
+def test_a_fast_store_is_never_waited_for() -> None:
+    store = SlowStore(0.1)
+    asked = KeyedTraces(NUM_SAMPLES, seed=3).asked(0, np.arange(NUM_SAMPLES))[0]
+    for start in range(0, NUM_SAMPLES, BATCH):
+        while store.ordered:
+            store.core.refill_arrived(store.ordered.pop())
+        taken = store.core.take(asked[start : start + BATCH])
+        store.ordered += taken.refills
+        assert taken.answer_after is None
+    assert store.core.counts.misses == 0
