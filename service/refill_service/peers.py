@@ -30,7 +30,6 @@ Payload = bytes | memoryview
 STREAM_WINDOW_BYTES = 16 << 20
 CONNECTION_WINDOW_BYTES = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
-_READ_BYTES = 1 << 20
 _CONNECT_SECONDS = 5
 
 
@@ -68,7 +67,7 @@ class FrameReader:
         filled = 0
         while filled < count:
             if not self._rest:
-                chunk = await self._reader.read(_READ_BYTES)
+                chunk = await self._reader.read_chunk()  # as it came: read(n) would copy it first
                 if chunk is None:
                     raise PodUnreachable(f"{self._source} broke off its answer after {self.bytes_received} bytes")
                 self._rest = memoryview(chunk)
