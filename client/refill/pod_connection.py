@@ -4,6 +4,8 @@ Batches go over one HTTP/1.1 connection per process and thread, read straight in
 httpx. A request is idempotent, so it is sent again after a lost answer, a timeout or a "not ready", until
 ``timeout_seconds`` have passed. Connections open lazily, in the process that uses them: DataLoader workers are
 forked or spawned.
+
+A pod is named by a URL, ``http://refill:8000``, or on its own machine by its Unix socket, ``unix:/run/refill.sock``.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import logging
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -52,6 +55,9 @@ _PROBE_SECONDS = 5.0
 _PROBES = 3
 _PROBE_PAUSE_SECONDS = 0.5
 _RETRIED_STATUS = 503
+_UNIX = "unix:"
+_LONGEST_UNIX_PATH_BYTES = 107
+"""What Linux takes."""
 
 
 class ReceivedBatch:
@@ -70,7 +76,8 @@ class PodConnection:
     as :class:`PodUnreachable`.
 
     :param service_url: any pod, or the service in front of them; asked to register the job.
-    :param home: the URL of the pod to fetch batches from; None: the pod that the rank's number falls to.
+    :param home: the URL of the pod to fetch batches from; None: the pod that the rank's number falls to, or the one
+        behind ``service_url`` if that is a Unix socket.
     :param timeout_seconds: how long a request is tried again before its last error is raised; 0: tried once.
     """
 
@@ -83,7 +90,7 @@ class PodConnection:
         self.timeout_seconds = timeout_seconds
         self._home = None if home is None else _checked_url(home)
         self._info: dict[str, Any] | None = None
-        self._control: httpx.Client | None = None
+        self._control: dict[str, httpx.Client] = {}
         self._forget_connections()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,40 +132,40 @@ class PodConnection:
     def post_trace(self, epoch: int, sample_ids: Int64Array) -> None:
         """Say which samples this rank asks for in an epoch, in which order."""
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
-        url = self.home + self._data_path(f"epochs/{epoch}/ranks/{self.rank}/trace")
-        self._retried(self.home, lambda seconds: self._call("PUT", url, seconds, content=body))
+        home, path = self.home, self._data_path(f"epochs/{epoch}/ranks/{self.rank}/trace")
+        self._retried(home, lambda seconds: self._call("PUT", home, path, seconds, content=body))
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:
         """Tell the home pod what the loop has seen since the last report; tried once."""
         seen = {"rank": self.rank, "data_wait_seconds": data_wait_seconds, "samples": samples, "bytes": num_bytes}
-        self._call("POST", self.home + self._data_path("report"), _REPORT_SECONDS, json=seen)
+        self._call("POST", self.home, self._data_path("report"), _REPORT_SECONDS, json=seen)
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """Counts of an epoch, of each pod and in sum."""
-        url = self.home + self._job_path(f"epochs/{epoch}")
-        return self._retried(self.home, lambda seconds: self._call("GET", url, seconds))
+        home, path = self.home, self._job_path(f"epochs/{epoch}")
+        return self._retried(home, lambda seconds: self._call("GET", home, path, seconds))
 
     def end_job(self) -> None:
         """End the job on all pods and free its memory; nothing happens when that was done before."""
-        url = self.service_url + self._job_path()
+        pod, path = self.service_url, self._job_path()
         try:
-            self._retried(self.service_url, lambda seconds: self._call("DELETE", url, seconds), register=False)
+            self._retried(pod, lambda seconds: self._call("DELETE", pod, path, seconds), register=False)
         except UnknownJob:
             log.info("job %s had ended before", self.spec.name)
 
     def _register(self, url: str, seconds: float) -> dict[str, Any]:
-        return self._call("PUT", url + self._job_path(), seconds, json=self.spec.to_dict())
+        return self._call("PUT", url, self._job_path(), seconds, json=self.spec.to_dict())
 
     def _find_home(self, pods: list[str]) -> str:
         """The pod that the rank's number falls to; the service itself when that pod can't be reached from here."""
-        if not pods:
+        if not pods or self.service_url.startswith(_UNIX):
             return self.service_url
         home = _checked_url(pods[self.rank % len(pods)])
         if home == self.service_url:
             return home
         for probe in range(_PROBES):
             try:
-                self._call("GET", f"{home}/healthz", _PROBE_SECONDS)
+                self._call("GET", home, "/healthz", _PROBE_SECONDS)
                 return home
             except RefillError as error:
                 if probe + 1 == _PROBES:
@@ -210,16 +217,16 @@ class PodConnection:
                 job=self.spec.name,
             )
 
-    def _call(self, method: str, url: str, seconds: float, **content: Any) -> dict[str, Any]:
+    def _call(self, method: str, pod: str, path: str, seconds: float, **content: Any) -> dict[str, Any]:
         """One request that is answered with a JSON object, or with nothing."""
         self._own_process()
-        if self._control is None:
-            # Pods are asked directly: http.client, which fetches the batches, knows no proxies either.
-            self._control = httpx.Client(trust_env=False)
+        url = pod + path
+        if pod not in self._control:
+            self._control[pod] = _control_client(pod)
         try:
-            response = self._control.request(method, url, timeout=seconds, **content)
+            response = self._control[pod].request(method, path, timeout=seconds, **content)
         except httpx.HTTPError as error:
-            raise _unreachable(url, error) from error
+            raise _unreachable(pod, error) from error
         if response.status_code >= 300:
             _raise_answer(response.status_code, response.content, url)
         try:
@@ -292,7 +299,7 @@ class PodConnection:
     def _forget_connections(self) -> None:
         self._process = os.getpid()
         self._bulk = threading.local()
-        self._control = None
+        self._control = {}
 
     def _job_path(self, what: str = "") -> str:
         return f"/v1/jobs/{quote(self.spec.name, safe='')}{what and '/'}{what}"
@@ -345,18 +352,50 @@ def _unreachable(url: str, error: Exception) -> PodUnreachable:
     return PodUnreachable(f"{url} does not answer: {str(error) or type(error).__name__}", url=url)
 
 
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP/1.1 over the Unix socket of a pod on this machine."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("pod")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
 def _connect(url: str) -> http.client.HTTPConnection:
+    if url.startswith(_UNIX):
+        return _UnixConnection(url.removeprefix(_UNIX))
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     return kind(parts.hostname or "", parts.port)
 
 
+def _control_client(url: str) -> httpx.Client:
+    # Pods are asked directly: http.client, which fetches the batches, knows no proxies either.
+    if url.startswith(_UNIX):
+        return httpx.Client(base_url="http://pod", transport=httpx.HTTPTransport(uds=url.removeprefix(_UNIX)))
+    return httpx.Client(base_url=url, trust_env=False)
+
+
 def _checked_url(url: str) -> str:
+    if url.startswith(_UNIX):
+        path = url.removeprefix(_UNIX)
+        if not path.startswith("/") or len(os.fsencode(path)) > _LONGEST_UNIX_PATH_BYTES:
+            raise InvalidInput(
+                f"{url!r} is not the Unix socket of a pod: write unix: and a path that begins with / and has at most "
+                f"{_LONGEST_UNIX_PATH_BYTES} bytes, like unix:/run/refill/refill.sock"
+            )
+        return url
     try:
         parts = urlsplit(url)
         right = parts.scheme in ("http", "https") and parts.hostname and not parts.path.strip("/") and parts.port != 0
     except ValueError:  # a port that is no number, or a bracket that is not closed
         right = False
     if not right:
-        raise InvalidInput(f"{url!r} is not the URL of a service, like http://refill:8000")
+        raise InvalidInput(
+            f"{url!r} is not the URL of a service, like http://refill:8000 or unix:/run/refill/refill.sock"
+        )
     return url.rstrip("/")

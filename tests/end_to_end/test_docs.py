@@ -55,7 +55,7 @@ def test_readmes_python_lines_use_names_that_exist() -> None:
 def test_settings_in_the_docs() -> None:
     documented = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", (ROOT / "docs" / "POD.md").read_text(), re.MULTILINE))
     documented = {name: default.strip("`") for name, default in documented.items() if not name.startswith("refill_")}
-    defaults = {n: "none" if f.default == () else str(f.default) for n, f in Settings.model_fields.items()}
+    defaults = {n: "none" if f.default in ((), "") else str(f.default) for n, f in Settings.model_fields.items()}
     assert documented == defaults
 
 
