@@ -24,6 +24,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 from machine import machine
+from targets import target
 
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
@@ -50,12 +51,8 @@ def main() -> None:
 
 
 def _measure(folder: Path, size: int, count: int) -> None:
-    (folder / "files").mkdir()
-    generator = random.Random(1)
-    for number in range(count):
-        (folder / "files" / f"{number:06}.bin").write_bytes(generator.randbytes(size))
     dataset = (folder / "store").as_uri()
-    total = asyncio.run(pack(str(folder / "files"), dataset)).blob_bytes
+    total = asyncio.run(pack(str(written_files(folder, size, count)), dataset)).blob_bytes
     settings = {"memory_bytes": 3 * total, "job_memory_fraction": 0.9, "recent_fraction": 0}
     with LocalCluster(1, folder, settings) as cluster:
         pid = cluster.processes[0].pid
@@ -80,6 +77,24 @@ def _measure(folder: Path, size: int, count: int) -> None:
         )
 
 
+def written_files(folder: Path, size: int, count: int) -> Path:
+    """A folder of files to pack."""
+    files = folder / "files"
+    files.mkdir()
+    generator = random.Random(1)
+    for number in range(count):
+        (files / f"{number:06}.bin").write_bytes(generator.randbytes(size))
+    return files
+
+
+def print_resident(what: str, pid: int, memory_bytes: int) -> None:
+    """The most that a pod's process has held since it started, against what Kubernetes is told."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    most = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
+    allowed = 1.15 * memory_bytes + 150e6
+    target(f"{what}: resident set / (memory_bytes + 15 % + 150 MB)", most / allowed, at_most=1)
+
+
 def _job(pod_url: str, dataset: str) -> PodConnection:
     """A job of one epoch, begun, with every sample in memory."""
     spec = JobSpec(f"bench-{uuid.uuid4().hex[:8]}", dataset, chunk_size=64, policy="drain", prefetch_window=0)
@@ -100,10 +115,10 @@ def _resident_bytes(pod_url: str) -> float:
 
 def _client(pod_url: str, dataset: str, count: int, pid: int) -> Measure:
     rank = _job(pod_url, dataset)
-    cpu, started = _cpu(pid), time.perf_counter()
+    cpu, started = cpu_of(pid), time.perf_counter()
     for start in range(1, count, BATCH):
         rank.batch(0, np.arange(start, min(start + BATCH, count)))
-    taken = time.perf_counter() - started, _cpu(pid) - cpu
+    taken = time.perf_counter() - started, cpu_of(pid) - cpu
     rank.end_job()
     return taken
 
@@ -114,13 +129,13 @@ def _peer(pod_url: str, peer_url: str, dataset: str, count: int, pid: int) -> Me
 
     async def ask() -> Measure:
         peers = Peers((peer_url,), 60)
-        cpu, started = _cpu(pid), time.perf_counter()
+        cpu, started = cpu_of(pid), time.perf_counter()
         for start in range(1, count, BATCH):
             body = BatchRequest(0, 0, np.arange(start, min(start + BATCH, count))).encode()
             async with peers.frames(0, path, body) as frames:
                 for _ in range(3):
                     await frames.frame()
-        taken = time.perf_counter() - started, _cpu(pid) - cpu
+        taken = time.perf_counter() - started, cpu_of(pid) - cpu
         await peers.close()
         return taken
 
@@ -149,7 +164,7 @@ def _raw(total: int, batch: int) -> Measure:
         return taken, time.process_time() - cpu + usage.ru_utime + usage.ru_stime
 
 
-def _cpu(pid: int) -> float:
+def cpu_of(pid: int) -> float:
     """CPU seconds of the pod and of this process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = os.times()
