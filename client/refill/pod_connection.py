@@ -18,7 +18,8 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -28,12 +29,15 @@ import numpy as np
 from refill.errors import InvalidInput, JobLost, PodUnreachable, RefillError, UnknownJob, error_from_wire
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import (
+    FRAME_BYTES_HEADER,
     FRAME_HEADER_BYTES,
+    MEMORY_HEADER,
     BatchRequest,
     FrameHeader,
     Int64Array,
     decode_frame_arrays,
 )
+from refill.shared_segments import SharedSegment, SharedSegments
 
 __all__ = ["PodConnection", "ReceivedBatch"]
 
@@ -56,8 +60,8 @@ _PROBES = 3
 _PROBE_PAUSE_SECONDS = 0.5
 _RETRIED_STATUS = 503
 _UNIX = "unix:"
-_LONGEST_UNIX_PATH_BYTES = 107
-"""What Linux takes."""
+_LONGEST_UNIX_PATH_BYTES = 100
+"""Linux takes 107, of which ``.memory`` needs 7."""
 
 
 class ReceivedBatch:
@@ -247,21 +251,53 @@ class PodConnection:
         seconds: float,
     ) -> ReceivedBatch:
         """One POST that is answered with a frame, which must answer these positions or hold these samples."""
-        response = self._post(home, self._data_path(what), body, seconds)
+        segments = self._shared_segments(home)
+        segment = segments.lend() if segments is not None else None
+        response: http.client.HTTPResponse | None = None
         try:
+            response = self._post(home, self._data_path(what), body, seconds, segment)
             if response.status != 200:
                 _raise_answer(response.status, response.read(), home)
-            return _read_frame(response, positions, sample_ids, home)
+            written = response.getheader(FRAME_BYTES_HEADER)
+            if segments is not None and segment is not None and written is not None:
+                response.read()  # nothing
+                frame = segments.frame_in(segment, int(written))
+                return _decode_frame(frame, positions, sample_ids, home)
+            received = _read_frame(response, positions, sample_ids, home)
         except BaseException as error:
+            if segments is not None and segment is not None:
+                segments.drop(segment)  # the pod may still write there
+            if response is None:
+                raise
             # Whatever is left of this answer must not be taken for the next one's; KeyboardInterrupt included.
             if not response.isclosed() or not isinstance(error, RefillError):
                 self._hang_up()
             if isinstance(error, (OSError, http.client.HTTPException)):
                 raise _unreachable(home, error) from error
             raise
+        if segments is not None:
+            segments.seen(int(response.getheader("Content-Length") or 0))
+            if segment is not None:
+                segments.drop(segment)  # too small, or the pod was restarted
+        return received
 
-    def _post(self, home: str, path: str, body: bytes, seconds: float) -> http.client.HTTPResponse:
+    def _shared_segments(self, home: str) -> SharedSegments | None:
+        """What this thread lends to a pod on its own machine."""
         self._own_process()
+        if not home.startswith(_UNIX):
+            return None
+        if not hasattr(self._bulk, "segments"):
+            self._bulk.segments = SharedSegments(home.removeprefix(_UNIX))
+        segments: SharedSegments = self._bulk.segments
+        return segments
+
+    def _post(
+        self, home: str, path: str, body: bytes, seconds: float, segment: SharedSegment | None
+    ) -> http.client.HTTPResponse:
+        self._own_process()
+        headers = {"Content-Type": "application/octet-stream"}
+        if segment is not None:
+            headers[MEMORY_HEADER] = segment.name
         while True:
             connection: http.client.HTTPConnection | None = getattr(self._bulk, "connection", None)
             was_idle = connection is not None
@@ -271,7 +307,7 @@ class PodConnection:
             if connection.sock is not None:
                 connection.sock.settimeout(seconds)
             try:
-                connection.request("POST", path, body, {"Content-Type": "application/octet-stream"})
+                connection.request("POST", path, body, headers)
                 return connection.getresponse()
             except BaseException as error:
                 self._hang_up()
@@ -310,25 +346,45 @@ def _read_frame(
 ) -> ReceivedBatch:
     """Reads the answer's body into one buffer; its payload is not copied again."""
     length = response.length or 0
-    head = bytearray(min(FRAME_HEADER_BYTES, length))
-    _read_into(response, memoryview(head))
-    try:
-        header = FrameHeader.decode(head)
-        if header.total_bytes != length:
-            raise InvalidInput(f"frame says that it has {header.total_bytes} bytes, but {length} come")
-        buffer = np.empty(length - FRAME_HEADER_BYTES, dtype=np.uint8).data
-        _read_into(response, buffer)
-        found_positions, found_ids, lengths = decode_frame_arrays(header, buffer[: header.arrays_bytes])
+    frame = np.empty(length, dtype=np.uint8).data
+    head = frame[:FRAME_HEADER_BYTES]
+    _read_into(response, head)
+    with _translated(source):
+        _checked_header(head, length)  # before the rest is waited for
+    _read_into(response, frame[FRAME_HEADER_BYTES:])
+    return _decode_frame(frame, positions, sample_ids, source)
+
+
+def _decode_frame(
+    frame: memoryview, positions: Int64Array | None, sample_ids: Int64Array | None, source: str
+) -> ReceivedBatch:
+    """Payloads are views into ``frame``."""
+    with _translated(source):
+        header = _checked_header(frame[:FRAME_HEADER_BYTES], len(frame))
+        found_positions, found_ids, lengths = decode_frame_arrays(header, frame[FRAME_HEADER_BYTES:])
         for asked, found in ((positions, found_positions), (sample_ids, found_ids)):
             if asked is not None and not np.array_equal(asked, found):
                 raise InvalidInput(f"frame answers other requests than the {len(asked)} that were made")
-    except InvalidInput as error:
-        raise RefillError(f"{source} sent something else than a pod would: {error.message}") from error
-    payloads, start = [], header.arrays_bytes
+    payloads, start = [], FRAME_HEADER_BYTES + header.arrays_bytes
     for size in lengths.tolist():
-        payloads.append(buffer[start : start + size])
+        payloads.append(frame[start : start + size])
         start += size
     return ReceivedBatch(found_ids.copy(), payloads)
+
+
+def _checked_header(head: memoryview, length: int) -> FrameHeader:
+    header = FrameHeader.decode(head)
+    if header.total_bytes != length:
+        raise InvalidInput(f"frame says that it has {header.total_bytes} bytes, but {length} come")
+    return header
+
+
+@contextmanager
+def _translated(source: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidInput as error:
+        raise RefillError(f"{source} sent something else than a pod would: {error.message}") from error
 
 
 def _read_into(response: http.client.HTTPResponse, buffer: memoryview) -> None:

@@ -18,6 +18,7 @@ from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.owner_epoch import EpochCounts
 from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.client_memory import ClientMemory
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.home import Home, HomeCounts
 from refill_service.job import Job
@@ -31,6 +32,7 @@ __all__ = ["CacheNode", "ClientCounts", "JobAtPod"]
 
 log = logging.getLogger(__name__)
 
+_CLIENT_MEMORY_FRACTION = 0.05
 _LEADER = 0
 """The pod that names the incarnation of a job, so that ranks that register at the same time agree."""
 
@@ -99,6 +101,7 @@ class CacheNode:
             lambda request: self.store_seconds.labels(request.operation).observe(request.seconds)
         )
         self.gate = ByteGate(int(settings.memory_bytes * settings.in_flight_fraction))
+        self.client_memory = ClientMemory(int(settings.memory_bytes * _CLIENT_MEMORY_FRACTION))
         self.peers = Peers(settings.peer_urls, settings.peer_timeout_seconds)
         self.jobs: dict[str, JobAtPod] = {}
         self.peer_bytes_sent: dict[int, int] = {}
@@ -107,6 +110,8 @@ class CacheNode:
         self._cleaner: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        if self.settings.unix_socket:
+            self.client_memory.listen(f"{self.settings.unix_socket}.memory")
         self._cleaner = asyncio.create_task(self._remove_idle_jobs())
 
     async def close(self) -> None:
@@ -115,6 +120,7 @@ class CacheNode:
             await asyncio.gather(self._cleaner, return_exceptions=True)
         for name in list(self.jobs):
             await self.remove(name)
+        self.client_memory.close()
         await self.peers.close()
 
     @property

@@ -38,14 +38,15 @@ def serve(settings: Settings) -> None:
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for port in (settings.port, settings.peer_port):
         _check_free(settings.host, port)
-    if settings.unix_socket:
-        _make_way(settings.unix_socket)
+    unix_sockets = [settings.unix_socket, f"{settings.unix_socket}.memory"] if settings.unix_socket else []
+    for path in unix_sockets:
+        _make_way(path)
     _use_one_malloc_arena()
     try:
         uvloop.run(_serve(settings))
     finally:
-        if settings.unix_socket:
-            Path(settings.unix_socket).unlink(missing_ok=True)
+        for path in unix_sockets:
+            Path(path).unlink(missing_ok=True)
 
 
 async def _serve(settings: Settings) -> None:
@@ -145,7 +146,8 @@ def _make_way(path: str) -> None:
     elif os.path.lexists(path) and not Path(path).is_socket():
         wrong = "there is something else"
     else:
-        with socket.socket(socket.AF_UNIX) as probe:
+        kind = socket.SOCK_SEQPACKET if path.endswith(".memory") else socket.SOCK_STREAM
+        with socket.socket(socket.AF_UNIX, kind) as probe:
             try:
                 probe.connect(path)
                 wrong = "another process serves it"

@@ -114,8 +114,8 @@ class Settings(BaseSettings):
     @field_validator("unix_socket")
     @classmethod
     def _possible_socket(cls, value: str) -> str:
-        if value and (not value.startswith("/") or len(value.encode()) > 107 or "\0" in value):
-            raise ValueError(f"{value!r} is not a path that begins with / and has at most 107 bytes")
+        if value and (not value.startswith("/") or len(value.encode()) > 100 or "\0" in value):
+            raise ValueError(f"{value!r} is not a path that begins with / and has at most 100 bytes")
         return value
 
     @model_validator(mode="before")
