@@ -4,7 +4,7 @@
 
 One run, rounds alternating, medians. *raw socket*, *raw Unix*: one process sends a batch's bytes with sendall, another
 receives them into one buffer. *client <- pod*: ``PodConnection.batch`` of 256 samples from one pod that has them in
-memory; *Unix*: the same over its Unix socket. *pod <- pod*: the same batches over HTTP/2, asked by ``Peers`` as a home
+memory; *Unix*: the same over its Unix socket, in memory that the client lends. *pod <- pod*: the same batches over HTTP/2, asked by ``Peers`` as a home
 pod asks an owner, in uvloop as there. *memcpy*: the same bytes copied once, by one process. Both ends and this process
 share the machine's cores. CPU of both ends, and of the one that asks. About 40 s.
 """
@@ -37,6 +37,8 @@ from refill_service.peers import Peers
 
 BATCH = 256
 ROUNDS = 5
+WARM_UP = 1 + 2 * BATCH
+"""Samples that are taken before the clock starts: connections are open then, buffers there."""
 SHAPES = ((100_000, 2560), (3_000, 25_600))
 """``(bytes of a sample, samples)``"""
 
@@ -54,9 +56,15 @@ def main() -> None:
 
 def _measure(folder: Path, size: int, count: int) -> None:
     dataset = (folder / "store").as_uri()
-    total = asyncio.run(pack(str(written_files(folder, size, count)), dataset)).blob_bytes
+    packed = asyncio.run(pack(str(written_files(folder, size, count + WARM_UP)), dataset)).blob_bytes
+    total = packed * count // (count + WARM_UP)
     unix_socket = f"{folder}/refill.sock"
-    settings = {"memory_bytes": 3 * total, "job_memory_fraction": 0.9, "recent_fraction": 0, "unix_socket": unix_socket}
+    settings = {
+        "memory_bytes": 3 * packed,
+        "job_memory_fraction": 0.9,
+        "recent_fraction": 0,
+        "unix_socket": unix_socket,
+    }
     with LocalCluster(1, folder, settings) as cluster:
         pid, pod_url = cluster.processes[0].pid, cluster.pod_urls[0]
         peer_url = f"http://127.0.0.1:{cluster.peer_ports[0]}"
@@ -65,7 +73,7 @@ def _measure(folder: Path, size: int, count: int) -> None:
             "raw Unix": lambda: _raw(total, total * BATCH // count, socket.socketpair),
             "memcpy": lambda: _memcpy(total, total * BATCH // count),
             "client <- pod": lambda: _client(pod_url, pod_url, dataset, count, pid),
-            "... Unix": lambda: _client(pod_url, f"unix:{unix_socket}", dataset, count, pid),
+            "... Unix": lambda: _client(pod_url, f"unix:{path}", dataset, count, pid),
             "pod <- pod": lambda: _peer(pod_url, peer_url, dataset, count, pid),
         }
         rounds: dict[str, list[Measure]] = {way: [] for way in ways}
@@ -92,7 +100,7 @@ def _measure(folder: Path, size: int, count: int) -> None:
             target("pod <- pod / raw socket", raw / peer[0], at_least=0.5)
         else:
             target("client <- pod, samples of 3 KB a second", count / client[0], at_least=60_000)
-        print_resident(f"samples of {size:,} bytes", pid, 3 * total)
+        print_resident(f"samples of {size:,} bytes", pid, 3 * packed)
 
 
 def written_files(folder: Path, size: int, count: int) -> Path:
@@ -114,7 +122,7 @@ def print_resident(what: str, pid: int, memory_bytes: int) -> None:
 
 
 def _job(pod_url: str, home: str, dataset: str) -> PodConnection:
-    """A job of one epoch, begun, with every sample in memory."""
+    """A job of one epoch, begun and warm, with every sample in memory that is left."""
     spec = JobSpec(f"bench-{uuid.uuid4().hex[:8]}", dataset, chunk_size=64, policy="drain", prefetch_window=0)
     rank = PodConnection(pod_url, spec, 0, home, 60)
     rank.batch(0, np.array([0]))
@@ -123,6 +131,8 @@ def _job(pod_url: str, home: str, dataset: str) -> PodConnection:
         if time.monotonic() > deadline:
             raise TimeoutError("the pod did not load the dataset within 30 s")
         time.sleep(0.05)
+    for start in range(1, WARM_UP, BATCH):
+        rank.batch(0, np.arange(start, start + BATCH))
     return rank
 
 
@@ -134,8 +144,8 @@ def _resident_bytes(pod_url: str) -> float:
 def _client(pod_url: str, home: str, dataset: str, count: int, pid: int) -> Measure:
     rank = _job(pod_url, home, dataset)
     cpu, started = _both_cpu(pid), time.perf_counter()
-    for start in range(1, count, BATCH):
-        rank.batch(0, np.arange(start, min(start + BATCH, count)))
+    for start in range(WARM_UP, WARM_UP + count, BATCH):
+        rank.batch(0, np.arange(start, start + BATCH))
     taken = _since(started, cpu, pid)
     rank.end_job()
     return taken
@@ -148,8 +158,8 @@ def _peer(pod_url: str, peer_url: str, dataset: str, count: int, pid: int) -> Me
     async def ask() -> Measure:
         peers = Peers((peer_url,), 60)
         cpu, started = _both_cpu(pid), time.perf_counter()
-        for start in range(1, count, BATCH):
-            body = BatchRequest(0, 0, np.arange(start, min(start + BATCH, count))).encode()
+        for start in range(WARM_UP, WARM_UP + count, BATCH):
+            body = BatchRequest(0, 0, np.arange(start, start + BATCH)).encode()
             async with peers.frames(0, path, body) as frames:
                 for _ in range(3):
                     await frames.frame()

@@ -87,7 +87,7 @@ class SharedSegment:
             os.posix_fallocate(fd, 0, num_bytes)
             # A pod takes nothing that could shrink under its hands: it would die of SIGBUS.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-            self.memory = mmap.mmap(fd, num_bytes)
+            self.memory = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
             self._connection.settimeout(_OFFER_SECONDS)
             self._connection.connect(offer_path)
             socket.send_fds(self._connection, [b"m"], [fd])

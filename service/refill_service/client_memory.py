@@ -99,7 +99,8 @@ class ClientMemory:
             return None
         if num_bytes == 0 or self.used_bytes + num_bytes > self.limit_bytes:
             return None
-        return mmap.mmap(fd, num_bytes)
+        # All pages at once: a fault for each would take longer than the copies.
+        return mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
     def _drop(self, connection: socket.socket) -> None:
         asyncio.get_running_loop().remove_reader(connection)
