@@ -3,10 +3,11 @@
     python benchmarks/pod_throughput.py
 
 One run, rounds alternating, medians. *raw socket*, *raw Unix*: one process sends a batch's bytes with sendall, another
-receives them into one buffer. *client <- pod*: ``PodConnection.batch`` of 256 samples from one pod that has them in
-memory; *Unix*: the same over its Unix socket, in memory that the client lends. *pod <- pod*: the same batches over HTTP/2, asked by ``Peers`` as a home
-pod asks an owner, in uvloop as there. *memcpy*: the same bytes copied once, by one process. Both ends and this process
-share the machine's cores. CPU of both ends, and of the one that asks. About 40 s.
+receives them into one buffer. *memcpy*: the same bytes copied once, by one process. *client <- pod*:
+``PodConnection.batch`` of 256 samples from one pod that has them in memory; *Unix*: the same over its Unix socket, in
+memory that the client lends. *pod <- pod*: the same batches over HTTP/2, asked by ``Peers`` as a home pod asks an
+owner, in uvloop as there. Both ends and this process share the machine's cores. CPU of both ends, then of each.
+About 30 s.
 """
 
 from __future__ import annotations
@@ -58,13 +59,8 @@ def _measure(folder: Path, size: int, count: int) -> None:
     dataset = (folder / "store").as_uri()
     packed = asyncio.run(pack(str(written_files(folder, size, count + WARM_UP)), dataset)).blob_bytes
     total = packed * count // (count + WARM_UP)
-    unix_socket = f"{folder}/refill.sock"
-    settings = {
-        "memory_bytes": 3 * packed,
-        "job_memory_fraction": 0.9,
-        "recent_fraction": 0,
-        "unix_socket": unix_socket,
-    }
+    path = f"{folder}/refill.sock"
+    settings = {"memory_bytes": 3 * packed, "job_memory_fraction": 0.9, "recent_fraction": 0, "unix_socket": path}
     with LocalCluster(1, folder, settings) as cluster:
         pid, pod_url = cluster.processes[0].pid, cluster.pod_urls[0]
         peer_url = f"http://127.0.0.1:{cluster.peer_ports[0]}"
