@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench-store bench-core bench-pods clean
+.PHONY: demo test check format bench bench-store bench-core bench-pods bench-refill clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -27,6 +27,9 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# What has to be reached, each figure beside its bound.
+bench: bench-core bench-pods bench-refill
+
 bench-store: $(READY)
 	$(BIN)/python benchmarks/store_libraries.py
 
@@ -35,6 +38,9 @@ bench-core: $(READY)
 
 bench-pods: $(READY)
 	$(BIN)/python benchmarks/pod_throughput.py
+
+bench-refill: $(READY)
+	$(BIN)/python benchmarks/refill_throughput.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -14,14 +14,9 @@ import asyncio
 import os
 import platform
 import random
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +26,7 @@ import boto3
 import obstore
 from botocore.config import Config
 from obstore.store import LocalStore, S3Store
+from s3_server import s3_server
 
 CONCURRENCY = 16
 ROUNDS = 5
@@ -47,37 +43,14 @@ def main() -> None:
     versions = f"boto3 {boto3.__version__}, obstore {obstore.__version__}"
     print(f"{versions}; {CONCURRENCY} GETs at once, medians of {ROUNDS} rounds")
     with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        environment = {**os.environ, "BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port)}
-        server = subprocess.Popen(
-            [sys.executable, "-m", "ministack"],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            measure_s3(f"http://127.0.0.1:{port}")
-        finally:
-            server.kill()
-            server.wait()
+        with s3_server() as environment:
+            measure_s3(environment["AWS_ENDPOINT_URL"])
         measure_files(Path(folder))
 
 
 def measure_s3(endpoint: str) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            urllib.request.urlopen(endpoint, timeout=2).close()
-            break
-        except urllib.error.HTTPError:
-            break
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
     client = boto3.client("s3", endpoint_url=endpoint, config=Config(max_pool_connections=CONCURRENCY), **keys)
-    client.create_bucket(Bucket="bench")
     for number in range(OBJECTS):
         client.put_object(Bucket="bench", Key=f"o{number}", Body=random.randbytes(OBJECT_BYTES))
     store = S3Store(
@@ -192,12 +165,6 @@ def timed(run: Round, items: list[tuple[str, int, int]]) -> tuple[float, float]:
     cpu, wall = time.process_time(), time.perf_counter()
     run(items)
     return time.perf_counter() - wall, time.process_time() - cpu
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ Batches go over one HTTP/1.1 connection per process and thread, read straight in
 httpx. A request is idempotent, so it is sent again after a lost answer, a timeout or a "not ready", until
 ``timeout_seconds`` have passed. Connections open lazily, in the process that uses them: DataLoader workers are
 forked or spawned.
+
+A pod is named by a URL, ``http://refill:8000``, or on its own machine by its Unix socket, ``unix:/run/refill.sock``.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import json
 import logging
 import os
 import random
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -25,12 +29,15 @@ import numpy as np
 from refill.errors import InvalidInput, JobLost, PodUnreachable, RefillError, UnknownJob, error_from_wire
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import (
+    FRAME_BYTES_HEADER,
     FRAME_HEADER_BYTES,
+    MEMORY_HEADER,
     BatchRequest,
     FrameHeader,
     Int64Array,
     decode_frame_arrays,
 )
+from refill.shared_segments import SharedSegment, SharedSegments
 
 __all__ = ["PodConnection", "ReceivedBatch"]
 
@@ -52,6 +59,9 @@ _PROBE_SECONDS = 5.0
 _PROBES = 3
 _PROBE_PAUSE_SECONDS = 0.5
 _RETRIED_STATUS = 503
+_UNIX = "unix:"
+_LONGEST_UNIX_PATH_BYTES = 100
+"""Linux takes 107, of which ``.memory`` needs 7."""
 
 
 class ReceivedBatch:
@@ -70,7 +80,8 @@ class PodConnection:
     as :class:`PodUnreachable`.
 
     :param service_url: any pod, or the service in front of them; asked to register the job.
-    :param home: the URL of the pod to fetch batches from; None: the pod that the rank's number falls to.
+    :param home: the URL of the pod to fetch batches from; None: the pod that the rank's number falls to, or the one
+        behind ``service_url`` if that is a Unix socket.
     :param timeout_seconds: how long a request is tried again before its last error is raised; 0: tried once.
     """
 
@@ -83,7 +94,7 @@ class PodConnection:
         self.timeout_seconds = timeout_seconds
         self._home = None if home is None else _checked_url(home)
         self._info: dict[str, Any] | None = None
-        self._control: httpx.Client | None = None
+        self._control: dict[str, httpx.Client] = {}
         self._forget_connections()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,40 +136,40 @@ class PodConnection:
     def post_trace(self, epoch: int, sample_ids: Int64Array) -> None:
         """Say which samples this rank asks for in an epoch, in which order."""
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
-        url = self.home + self._data_path(f"epochs/{epoch}/ranks/{self.rank}/trace")
-        self._retried(self.home, lambda seconds: self._call("PUT", url, seconds, content=body))
+        home, path = self.home, self._data_path(f"epochs/{epoch}/ranks/{self.rank}/trace")
+        self._retried(home, lambda seconds: self._call("PUT", home, path, seconds, content=body))
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:
         """Tell the home pod what the loop has seen since the last report; tried once."""
         seen = {"rank": self.rank, "data_wait_seconds": data_wait_seconds, "samples": samples, "bytes": num_bytes}
-        self._call("POST", self.home + self._data_path("report"), _REPORT_SECONDS, json=seen)
+        self._call("POST", self.home, self._data_path("report"), _REPORT_SECONDS, json=seen)
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """Counts of an epoch, of each pod and in sum."""
-        url = self.home + self._job_path(f"epochs/{epoch}")
-        return self._retried(self.home, lambda seconds: self._call("GET", url, seconds))
+        home, path = self.home, self._job_path(f"epochs/{epoch}")
+        return self._retried(home, lambda seconds: self._call("GET", home, path, seconds))
 
     def end_job(self) -> None:
         """End the job on all pods and free its memory; nothing happens when that was done before."""
-        url = self.service_url + self._job_path()
+        pod, path = self.service_url, self._job_path()
         try:
-            self._retried(self.service_url, lambda seconds: self._call("DELETE", url, seconds), register=False)
+            self._retried(pod, lambda seconds: self._call("DELETE", pod, path, seconds), register=False)
         except UnknownJob:
             log.info("job %s had ended before", self.spec.name)
 
     def _register(self, url: str, seconds: float) -> dict[str, Any]:
-        return self._call("PUT", url + self._job_path(), seconds, json=self.spec.to_dict())
+        return self._call("PUT", url, self._job_path(), seconds, json=self.spec.to_dict())
 
     def _find_home(self, pods: list[str]) -> str:
         """The pod that the rank's number falls to; the service itself when that pod can't be reached from here."""
-        if not pods:
+        if not pods or self.service_url.startswith(_UNIX):
             return self.service_url
         home = _checked_url(pods[self.rank % len(pods)])
         if home == self.service_url:
             return home
         for probe in range(_PROBES):
             try:
-                self._call("GET", f"{home}/healthz", _PROBE_SECONDS)
+                self._call("GET", home, "/healthz", _PROBE_SECONDS)
                 return home
             except RefillError as error:
                 if probe + 1 == _PROBES:
@@ -210,16 +221,16 @@ class PodConnection:
                 job=self.spec.name,
             )
 
-    def _call(self, method: str, url: str, seconds: float, **content: Any) -> dict[str, Any]:
+    def _call(self, method: str, pod: str, path: str, seconds: float, **content: Any) -> dict[str, Any]:
         """One request that is answered with a JSON object, or with nothing."""
         self._own_process()
-        if self._control is None:
-            # Pods are asked directly: http.client, which fetches the batches, knows no proxies either.
-            self._control = httpx.Client(trust_env=False)
+        url = pod + path
+        if pod not in self._control:
+            self._control[pod] = _control_client(pod)
         try:
-            response = self._control.request(method, url, timeout=seconds, **content)
+            response = self._control[pod].request(method, path, timeout=seconds, **content)
         except httpx.HTTPError as error:
-            raise _unreachable(url, error) from error
+            raise _unreachable(pod, error) from error
         if response.status_code >= 300:
             _raise_answer(response.status_code, response.content, url)
         try:
@@ -240,21 +251,53 @@ class PodConnection:
         seconds: float,
     ) -> ReceivedBatch:
         """One POST that is answered with a frame, which must answer these positions or hold these samples."""
-        response = self._post(home, self._data_path(what), body, seconds)
+        segments = self._shared_segments(home)
+        segment = segments.lend() if segments is not None else None
+        response: http.client.HTTPResponse | None = None
         try:
+            response = self._post(home, self._data_path(what), body, seconds, segment)
             if response.status != 200:
                 _raise_answer(response.status, response.read(), home)
-            return _read_frame(response, positions, sample_ids, home)
+            written = response.getheader(FRAME_BYTES_HEADER)
+            if segments is not None and segment is not None and written is not None:
+                response.read()  # nothing
+                frame = segments.frame_in(segment, int(written))
+                return _decode_frame(frame, positions, sample_ids, home)
+            received = _read_frame(response, positions, sample_ids, home)
         except BaseException as error:
+            if segments is not None and segment is not None:
+                segments.drop(segment)  # the pod may still write there
+            if response is None:
+                raise
             # Whatever is left of this answer must not be taken for the next one's; KeyboardInterrupt included.
             if not response.isclosed() or not isinstance(error, RefillError):
                 self._hang_up()
             if isinstance(error, (OSError, http.client.HTTPException)):
                 raise _unreachable(home, error) from error
             raise
+        if segments is not None:
+            segments.seen(int(response.getheader("Content-Length") or 0))
+            if segment is not None:
+                segments.drop(segment)  # too small, or the pod was restarted
+        return received
 
-    def _post(self, home: str, path: str, body: bytes, seconds: float) -> http.client.HTTPResponse:
+    def _shared_segments(self, home: str) -> SharedSegments | None:
+        """What this thread lends to a pod on its own machine."""
         self._own_process()
+        if not home.startswith(_UNIX):
+            return None
+        if not hasattr(self._bulk, "segments"):
+            self._bulk.segments = SharedSegments(home.removeprefix(_UNIX))
+        segments: SharedSegments = self._bulk.segments
+        return segments
+
+    def _post(
+        self, home: str, path: str, body: bytes, seconds: float, segment: SharedSegment | None
+    ) -> http.client.HTTPResponse:
+        self._own_process()
+        headers = {"Content-Type": "application/octet-stream"}
+        if segment is not None:
+            headers[MEMORY_HEADER] = segment.name
         while True:
             connection: http.client.HTTPConnection | None = getattr(self._bulk, "connection", None)
             was_idle = connection is not None
@@ -264,7 +307,7 @@ class PodConnection:
             if connection.sock is not None:
                 connection.sock.settimeout(seconds)
             try:
-                connection.request("POST", path, body, {"Content-Type": "application/octet-stream"})
+                connection.request("POST", path, body, headers)
                 return connection.getresponse()
             except BaseException as error:
                 self._hang_up()
@@ -292,7 +335,7 @@ class PodConnection:
     def _forget_connections(self) -> None:
         self._process = os.getpid()
         self._bulk = threading.local()
-        self._control = None
+        self._control = {}
 
     def _job_path(self, what: str = "") -> str:
         return f"/v1/jobs/{quote(self.spec.name, safe='')}{what and '/'}{what}"
@@ -303,25 +346,45 @@ def _read_frame(
 ) -> ReceivedBatch:
     """Reads the answer's body into one buffer; its payload is not copied again."""
     length = response.length or 0
-    head = bytearray(min(FRAME_HEADER_BYTES, length))
-    _read_into(response, memoryview(head))
-    try:
-        header = FrameHeader.decode(head)
-        if header.total_bytes != length:
-            raise InvalidInput(f"frame says that it has {header.total_bytes} bytes, but {length} come")
-        buffer = np.empty(length - FRAME_HEADER_BYTES, dtype=np.uint8).data
-        _read_into(response, buffer)
-        found_positions, found_ids, lengths = decode_frame_arrays(header, buffer[: header.arrays_bytes])
+    frame = np.empty(length, dtype=np.uint8).data
+    head = frame[:FRAME_HEADER_BYTES]
+    _read_into(response, head)
+    with _translated(source):
+        _checked_header(head, length)  # before the rest is waited for
+    _read_into(response, frame[FRAME_HEADER_BYTES:])
+    return _decode_frame(frame, positions, sample_ids, source)
+
+
+def _decode_frame(
+    frame: memoryview, positions: Int64Array | None, sample_ids: Int64Array | None, source: str
+) -> ReceivedBatch:
+    """Payloads are views into ``frame``."""
+    with _translated(source):
+        header = _checked_header(frame[:FRAME_HEADER_BYTES], len(frame))
+        found_positions, found_ids, lengths = decode_frame_arrays(header, frame[FRAME_HEADER_BYTES:])
         for asked, found in ((positions, found_positions), (sample_ids, found_ids)):
             if asked is not None and not np.array_equal(asked, found):
                 raise InvalidInput(f"frame answers other requests than the {len(asked)} that were made")
-    except InvalidInput as error:
-        raise RefillError(f"{source} sent something else than a pod would: {error.message}") from error
-    payloads, start = [], header.arrays_bytes
+    payloads, start = [], FRAME_HEADER_BYTES + header.arrays_bytes
     for size in lengths.tolist():
-        payloads.append(buffer[start : start + size])
+        payloads.append(frame[start : start + size])
         start += size
     return ReceivedBatch(found_ids.copy(), payloads)
+
+
+def _checked_header(head: memoryview, length: int) -> FrameHeader:
+    header = FrameHeader.decode(head)
+    if header.total_bytes != length:
+        raise InvalidInput(f"frame says that it has {header.total_bytes} bytes, but {length} come")
+    return header
+
+
+@contextmanager
+def _translated(source: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidInput as error:
+        raise RefillError(f"{source} sent something else than a pod would: {error.message}") from error
 
 
 def _read_into(response: http.client.HTTPResponse, buffer: memoryview) -> None:
@@ -345,18 +408,50 @@ def _unreachable(url: str, error: Exception) -> PodUnreachable:
     return PodUnreachable(f"{url} does not answer: {str(error) or type(error).__name__}", url=url)
 
 
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP/1.1 over the Unix socket of a pod on this machine."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("pod")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
 def _connect(url: str) -> http.client.HTTPConnection:
+    if url.startswith(_UNIX):
+        return _UnixConnection(url.removeprefix(_UNIX))
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     return kind(parts.hostname or "", parts.port)
 
 
+def _control_client(url: str) -> httpx.Client:
+    # Pods are asked directly: http.client, which fetches the batches, knows no proxies either.
+    if url.startswith(_UNIX):
+        return httpx.Client(base_url="http://pod", transport=httpx.HTTPTransport(uds=url.removeprefix(_UNIX)))
+    return httpx.Client(base_url=url, trust_env=False)
+
+
 def _checked_url(url: str) -> str:
+    if url.startswith(_UNIX):
+        path = url.removeprefix(_UNIX)
+        if not path.startswith("/") or len(os.fsencode(path)) > _LONGEST_UNIX_PATH_BYTES:
+            raise InvalidInput(
+                f"{url!r} is not the Unix socket of a pod: write unix: and a path that begins with / and has at most "
+                f"{_LONGEST_UNIX_PATH_BYTES} bytes, like unix:/run/refill/refill.sock"
+            )
+        return url
     try:
         parts = urlsplit(url)
         right = parts.scheme in ("http", "https") and parts.hostname and not parts.path.strip("/") and parts.port != 0
     except ValueError:  # a port that is no number, or a bracket that is not closed
         right = False
     if not right:
-        raise InvalidInput(f"{url!r} is not the URL of a service, like http://refill:8000")
+        raise InvalidInput(
+            f"{url!r} is not the URL of a service, like http://refill:8000 or unix:/run/refill/refill.sock"
+        )
     return url.rstrip("/")

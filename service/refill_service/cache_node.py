@@ -20,6 +20,7 @@ from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.owner_epoch import EpochCounts
 from refill_service.cache_core.sample_mapping import ChunkLayout, default_chunk_size
+from refill_service.client_memory import ClientMemory
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.home import Home, HomeCounts
 from refill_service.job import Job
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 _FIRST_READS_BYTES = 4 << 20
 """In flight at first: some 40 ms of a 100 MB/s store. A faster one is filled after a few round trips."""
 
+_CLIENT_MEMORY_FRACTION = 0.05
 _LEADER = 0
 """The pod that names the incarnation of a job, so that ranks that register at the same time agree."""
 
@@ -105,6 +107,7 @@ class CacheNode:
         self.store_counters = StoreCounters(
             lambda request: self.store_seconds.labels(request.operation).observe(request.seconds)
         )
+        self.client_memory = ClientMemory(int(settings.memory_bytes * _CLIENT_MEMORY_FRACTION))
         self.peers = Peers(settings.peer_urls, settings.peer_timeout_seconds)
         self.pinned = PinnedTier(
             int(settings.memory_bytes * settings.pinned_fraction),
@@ -120,6 +123,8 @@ class CacheNode:
         self._cleaner: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        if self.settings.unix_socket:
+            self.client_memory.listen(f"{self.settings.unix_socket}.memory")
         self._cleaner = asyncio.create_task(self._remove_idle_jobs())
 
     async def close(self) -> None:
@@ -128,6 +133,7 @@ class CacheNode:
             await asyncio.gather(self._cleaner, return_exceptions=True)
         for name in list(self.jobs):
             await self.remove(name)
+        self.client_memory.close()
         await self.peers.close()
         self.pinned.close()
 

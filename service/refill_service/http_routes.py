@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
-from refill.protocol.wire_format import MAX_BATCH, BatchRequest, Int64Array
+from refill.protocol.wire_format import FRAME_BYTES_HEADER, MAX_BATCH, MEMORY_HEADER, BatchRequest, Int64Array
 from refill_service.cache_node import CacheNode, JobAtPod
 from refill_service.frame_response import FrameResponse, OutgoingFrame
 from refill_service.metrics import node_registry
@@ -57,6 +57,13 @@ class Report(BaseModel):
 def client_routes(node: CacheNode) -> APIRouter:
     routes = APIRouter()
     registry = node_registry(node)
+
+    def framed(request: Request, frame: OutgoingFrame) -> Response:
+        """In the memory that the request names, if it has room; else as the body."""
+        name = request.headers.get(MEMORY_HEADER)
+        if name is not None and node.client_memory.write(name, frame):
+            return Response(headers={FRAME_BYTES_HEADER: str(frame.total_bytes)})
+        return FrameResponse([frame])
 
     @routes.get("/healthz", tags=["health"], summary="The process answers.")
     async def healthz() -> dict[str, str]:
@@ -101,7 +108,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         asked = BatchRequest.decode(await _body(request, 8 * MAX_BATCH + 64))
         at_pod.client(asked.rank).request_wait_seconds += asked.waited_seconds
         found = await at_pod.home.batch(asked)
-        return FrameResponse([OutgoingFrame(found.positions, found.sample_ids, found.payloads)])
+        return framed(request, OutgoingFrame(found.positions, found.sample_ids, found.payloads))
 
     @routes.post(
         "/v1/jobs/{job}/samples",
@@ -114,7 +121,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     async def samples(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
         at_pod = node.job(job, incarnation)
         ids = checked_ids(at_pod, await _body(request, 8 * MAX_BATCH))
-        return FrameResponse([OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact(ids))])
+        return framed(request, OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact(ids)))
 
     @routes.put(
         "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}/trace",

@@ -30,13 +30,14 @@ Payload = bytes | memoryview
 STREAM_WINDOW_BYTES = 16 << 20
 CONNECTION_WINDOW_BYTES = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
-_READ_BYTES = 1 << 20
 _CONNECT_SECONDS = 5
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Samples as they came over the wire; ``payloads`` are views into one buffer that they keep alive."""
+    """Samples as they came over the wire; ``payloads`` are views into the pieces that they came in, kept alive by them.
+
+    A piece is about 1 MB, so one sample of a few bytes may hold that much: copy what is to stay."""
 
     positions: Int64Array
     sample_ids: Int64Array
@@ -44,40 +45,51 @@ class Frame:
 
 
 class FrameReader:
-    """Reads the frames of one streamed answer, each payload into one buffer of its own."""
+    """Reads the frames of one streamed answer without copying a sample that arrives whole."""
 
     def __init__(self, reader: ResponseBodyReader, source: str) -> None:
         self._reader = reader
         self._source = source
-        self._rest = memoryview(b"")
+        self._piece = memoryview(b"")
         self.bytes_received = 0
 
     async def frame(self) -> Frame:
         """Raises :class:`PodUnreachable` when the stream ends too early."""
         header = FrameHeader.decode(await self._exactly(FRAME_HEADER_BYTES))
         positions, sample_ids, lengths = decode_frame_arrays(header, await self._exactly(header.arrays_bytes))
-        payload = await self._exactly(header.payload_bytes)
-        payloads, start = [], 0
+        payloads = []
         for length in lengths.tolist():
-            payloads.append(payload[start : start + length])
-            start += length
+            if length <= len(self._piece):  # as below, but without the cost of a call for each small sample
+                payloads.append(self._piece[:length])
+                self._piece = self._piece[length:]
+            else:
+                payloads.append(await self._exactly(length))
         return Frame(positions, sample_ids, payloads)
 
     async def _exactly(self, count: int) -> memoryview:
+        """The next ``count`` bytes: a view into the piece that they came in, or a copy when they came in several."""
+        if count and not self._piece:
+            await self._next_piece()
+        if count <= len(self._piece):
+            found, self._piece = self._piece[:count], self._piece[count:]
+            return found
         buffer = np.empty(count, dtype=np.uint8).data  # not filled with zeros first
         filled = 0
         while filled < count:
-            if not self._rest:
-                chunk = await self._reader.read(_READ_BYTES)
-                if chunk is None:
-                    raise PodUnreachable(f"{self._source} broke off its answer after {self.bytes_received} bytes")
-                self._rest = memoryview(chunk)
-                self.bytes_received += len(chunk)
-            part = self._rest[: count - filled]
+            if not self._piece:
+                await self._next_piece()
+            part = self._piece[: count - filled]
             buffer[filled : filled + len(part)] = part
             filled += len(part)
-            self._rest = self._rest[len(part) :]
+            self._piece = self._piece[len(part) :]
         return buffer
+
+    async def _next_piece(self) -> None:
+        piece = await self._reader.read_chunk()  # as it came: read(n) would copy it
+        if piece is None:
+            raise PodUnreachable(f"{self._source} broke off its answer after {self.bytes_received} bytes")
+        self._piece = memoryview(piece)
+        self.bytes_received += len(piece)
 
 
 class Peers:

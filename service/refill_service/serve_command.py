@@ -19,7 +19,7 @@ def add_command(commands: Any) -> None:
     )
     for name, field in Settings.model_fields.items():
         default = field.default
-        shown = "none" if default == () else default
+        shown = "none" if default in ((), "") else default
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             metavar=name.split("_")[-1].upper(),

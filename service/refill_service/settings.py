@@ -58,6 +58,11 @@ class Settings(BaseSettings):
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port for clients (HTTP/1.1).")
     peer_port: int = Field(8001, ge=0, le=65535, description="Port for other pods (HTTP/2).")
+    unix_socket: str = Field(
+        "",
+        description="Path of a Unix socket for clients on the pod's own machine; empty: none. They name it as "
+        "unix:PATH.",
+    )
     ordinal: int = Field(
         -1, ge=-1, description="Number of this pod, from 0; -1 takes it from the end of the host name, as in refill-2."
     )
@@ -121,6 +126,13 @@ class Settings(BaseSettings):
         if value.lower() not in ("debug", "info", "warning", "error"):
             raise ValueError("must be debug, info, warning or error")
         return value.lower()
+
+    @field_validator("unix_socket")
+    @classmethod
+    def _possible_socket(cls, value: str) -> str:
+        if value and (not value.startswith("/") or len(value.encode()) > 100 or "\0" in value):
+            raise ValueError(f"{value!r} is not a path that begins with / and has at most 100 bytes")
+        return value
 
     @model_validator(mode="before")
     @classmethod

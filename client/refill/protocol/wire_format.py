@@ -23,14 +23,21 @@ from numpy.typing import NDArray
 from refill.errors import InvalidInput
 
 __all__ = [
+    "FRAME_BYTES_HEADER",
     "FRAME_HEADER_BYTES",
     "MAX_BATCH",
+    "MEMORY_HEADER",
     "BatchRequest",
     "FrameHeader",
     "Int64Array",
     "decode_frame_arrays",
     "encode_frame_head",
 ]
+
+MEMORY_HEADER = "x-refill-memory"
+"""Of a request: the name of memory that the answer's frame may be written into (client/refill/shared_segments.py)."""
+FRAME_BYTES_HEADER = "x-refill-frame-bytes"
+"""Of an answer without a body: so many bytes were written there."""
 
 Int64Array = NDArray[np.int64]
 

@@ -1,0 +1,198 @@
+"""A training process on the pod's own machine: the same answers over a Unix socket, and clear words when it fails."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refill.errors import InvalidInput, PodUnreachable
+from refill.pod_connection import PodConnection
+from refill.protocol.job_spec import JobSpec
+from refill_service.demo.local_cluster import LocalCluster
+
+Packed = tuple[str, dict[str, bytes]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "refill.sock"
+
+
+@pytest.fixture
+def pod(tmp_path: Path, path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(1, tmp_path, {"memory_bytes": "4MiB", "unix_socket": str(path)}) as cluster:
+        yield cluster
+
+
+def rank_at(url: str, dataset: str, name: str) -> PodConnection:
+    return PodConnection(url, JobSpec(name, dataset, chunk_size=16, policy="redox"), 0, None, 10)
+
+
+def test_batches_are_the_same_as_over_tcp(pod: LocalCluster, path: Path, packed: Packed) -> None:
+    unix, tcp = rank_at(f"unix:{path}", packed[0], "job"), rank_at(pod.pod_urls[0], packed[0], "job")
+    assert unix.home == f"unix:{path}", "who names a socket wants no detour over TCP"
+    for start in range(0, 1000, 250):
+        positions = np.arange(start, start + 250)
+        received = pickle.loads(pickle.dumps(unix)).batch(0, positions)  # as a DataLoader worker gets it
+        again = tcp.batch(0, positions)  # a request is idempotent: the same samples
+        assert received.sample_ids.tolist() == again.sample_ids.tolist()
+        assert list(map(bytes, received.payloads)) == list(map(bytes, again.payloads))
+    assert unix.samples(np.array([3, 5])).sample_ids.tolist() == [3, 5]
+    assert unix.epoch_counts(0)["total"]["takes"] == 1000
+    unix.report(0.5, 1000, 1)
+    unix.end_job()
+
+
+def test_whoever_reaches_the_folder_may_ask(pod: LocalCluster, path: Path) -> None:
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666
+
+
+def test_the_socket_of_a_killed_pod_is_replaced_and_goes_with_the_pod(
+    pod: LocalCluster, path: Path, packed: Packed
+) -> None:
+    pod.kill(0)
+    assert path.is_socket()
+    with pytest.raises(PodUnreachable, match=f"unix:{path} does not answer: .*refused"):
+        PodConnection(f"unix:{path}", JobSpec("job", packed[0]), 0, None, 0).info()
+    pod.restart(0)
+    assert rank_at(f"unix:{path}", packed[0], "job").batch(0, np.array([0])).num_bytes > 0
+    pod.stop()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("url", ["unix:refill.sock", "unix:", "unix:/" + 100 * "x"])
+def test_what_can_be_no_socket_is_refused_at_once(url: str) -> None:
+    with pytest.raises(InvalidInput, match="is not the Unix socket of a pod"):
+        PodConnection(url, JobSpec("job", "file:///nowhere"), 0, None, 0)
+
+
+def test_a_path_where_nothing_is(path: Path) -> None:
+    with pytest.raises(PodUnreachable, match=f"unix:{path} does not answer: .*No such file"):
+        PodConnection(f"unix:{path}", JobSpec("job", "file:///nowhere"), 0, None, 0).info()
+
+
+def served_at(path: str) -> str:
+    """What a pod says that can't start."""
+    environment: dict[str, Any] = {name: value for name, value in os.environ.items() if not name.startswith("REFILL_")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "refill_service.cli", "serve", "--port", "0", "--peer-port", "0", "--unix-socket", path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert ended.returncode != 0
+    (line,) = ended.stderr.splitlines()
+    return line
+
+
+def test_a_pod_says_in_one_line_why_it_cannot_listen(tmp_path: Path) -> None:
+    assert "its folder is not there" in served_at(str(tmp_path / "none" / "refill.sock"))
+    (tmp_path / "file").write_text("keep")
+    assert "there is something else" in served_at(str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "keep"
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(tmp_path / "taken"))
+        taken.listen()
+        assert "another process serves it" in served_at(str(tmp_path / "taken"))
+    assert "unix_socket" in served_at("refill.sock")
+
+
+@pytest.fixture
+def roomy(tmp_path: Path, path: Path) -> Iterator[LocalCluster]:
+    """A pod that takes memory of clients: 5 % of its own, more than a segment."""
+    with LocalCluster(1, tmp_path, {"memory_bytes": "256MiB", "unix_socket": str(path)}) as cluster:
+        yield cluster
+
+
+def lent(pod: LocalCluster) -> int:
+    """Segments of clients that the pod has mapped."""
+    return Path(f"/proc/{pod.processes[0].pid}/maps").read_text().count("memfd:refill")
+
+
+def test_answers_come_in_memory_that_the_client_lends(roomy: LocalCluster, path: Path, packed: Packed) -> None:
+    unix, tcp = rank_at(f"unix:{path}", packed[0], "job"), rank_at(roomy.pod_urls[0], packed[0], "job")
+    kept = []
+    for start in range(0, 1000, 100):
+        positions = np.arange(start, start + 100)
+        kept.append((unix.batch(0, positions), tcp.batch(0, positions)))
+    assert lent(roomy) == 2, "both segments are in use by batches that are still here; later ones crossed the socket"
+    for received, again in kept:
+        assert received.sample_ids.tolist() == again.sample_ids.tolist()
+        assert list(map(bytes, received.payloads)) == list(map(bytes, again.payloads)), "a later answer overwrote it"
+
+
+def test_a_segment_is_written_again_when_nothing_points_into_it(
+    roomy: LocalCluster, path: Path, packed: Packed
+) -> None:
+    unix = rank_at(f"unix:{path}", packed[0], "job")
+    for start in range(0, 1000, 100):
+        payloads = unix.batch(0, np.arange(start, start + 100)).payloads
+        del payloads
+    assert lent(roomy) in (1, 2)
+
+
+def test_what_a_dead_client_lent_is_let_go(roomy: LocalCluster, path: Path, packed: Packed) -> None:
+    code = f"""
+import os, numpy as np
+from refill.pod_connection import PodConnection
+from refill.protocol.job_spec import JobSpec
+rank = PodConnection("unix:{path}", JobSpec("job", "{packed[0]}", chunk_size=16), 0, None, 10)
+kept = [rank.batch(0, np.arange(start, start + 100)) for start in range(0, 400, 100)]
+print(flush=True)
+input()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        client.stdout.readline()
+        assert lent(roomy) > 0
+        client.kill()
+    assert rank_at(f"unix:{path}", packed[0], "job").batch(0, np.array([0])).num_bytes > 0
+    assert lent(roomy) == 0
+
+
+@pytest.mark.parametrize("what", ["no seal", "too much", "no memory", "nothing"])
+def test_memory_that_could_harm_the_pod_is_refused(roomy: LocalCluster, path: Path, what: str) -> None:
+    fd = os.memfd_create("refill", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, (1 << 30) if what == "too much" else 4096)
+    if what != "no seal":
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    if what == "no memory":
+        os.close(fd)
+        fd = os.open("/dev/null", os.O_RDWR)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as offer:
+        offer.settimeout(10)
+        offer.connect(f"{path}.memory")
+        if what == "nothing":
+            offer.send(b"m")
+        else:
+            socket.send_fds(offer, [b"m"], [fd])
+        assert offer.recv(64) in (b"-", b"")
+    os.close(fd)
+    assert lent(roomy) == 0
+
+
+def test_a_pod_that_restarts_gets_its_memory_again(roomy: LocalCluster, path: Path, packed: Packed) -> None:
+    unix = rank_at(f"unix:{path}", packed[0], "job")
+    for start in range(0, 300, 100):
+        unix.batch(0, np.arange(start, start + 100))
+    unix.end_job()
+    roomy.kill(0)
+    roomy.restart(0)
+    again = rank_at(f"unix:{path}", packed[0], "other")
+    again._bulk = unix._bulk  # its segments are those of the pod that is gone
+    again._hang_up()
+    ids = [int(i) for s in range(0, 1000, 100) for i in again.batch(0, np.arange(s, s + 100)).sample_ids]
+    assert sorted(ids) == list(range(1000))
+    assert lent(roomy) > 0
