@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench-store bench-core bench-pods clean
+.PHONY: demo test check format bench-store bench-core bench-pods bench-shaped clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -35,6 +35,9 @@ bench-core: $(READY)
 
 bench-pods: $(READY)
 	$(BIN)/python benchmarks/pod_throughput.py
+
+bench-shaped: $(READY)
+	$(BIN)/python benchmarks/shaped_link.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info
