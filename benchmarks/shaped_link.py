@@ -126,6 +126,8 @@ class ShapedLink:
                 "REFILL_PEER_PORT": str(PEER_PORT),
                 "REFILL_MEMORY_BYTES": str(self._memory_bytes),
                 "REFILL_JOB_MEMORY_FRACTION": "1",
+                # Every job is to read all of the dataset.
+                "REFILL_PINNED_FRACTION": "0",
             }
             argv = [sys.executable, "-m", "refill_service.cli", "serve"]
             self._pods.append(self._start(f"pod{pod}", f"pod{pod}", argv, settings))

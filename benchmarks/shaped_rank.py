@@ -54,6 +54,7 @@ def main() -> None:
             transform=to_tensor,
             policy="drain",
             chunk_size=given["chunk_size"],
+            num_epochs=given["epochs"],
         )
         sampler = refill.EpochSampler(data)
     else:
