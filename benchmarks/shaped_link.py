@@ -29,6 +29,7 @@ from typing import Any
 import httpx
 import numpy as np
 from machine import machine
+from numpy.typing import NDArray
 from shaped_network import ShapedNetwork
 from targets import target
 
@@ -50,9 +51,12 @@ LOAD = 0.5
 FRESH_JOBS = 5
 FIRST_BATCH = 4
 """Small: the four first batches together are not more than one chunk of each pod."""
+INDEX_BYTES = NUM_SAMPLES * 16
 PORT = 8000
 PEER_PORT = 8001
 DATASET = "s3://bench/data"
+
+Floats = NDArray[np.float64]
 
 
 def main() -> None:
@@ -136,32 +140,27 @@ class ShapedLink:
 
     def first_batches(self, rtt_seconds: float, link_rate: float) -> None:
         """From the first request of a fresh job on; ranks ask at once, a thread each, by connections that are new."""
-        bound = 3 * rtt_seconds + NUM_PODS * CHUNK_SIZE * SAMPLE_BYTES / link_rate
-        first, last = [], []
-        for number in range(1 + FRESH_JOBS):
-            times = self._first_batch(f"first-{number}")
-            if number == 0:
-                print(
-                    f"first batch, the pods' first job ever: {min(times) * 1000:.0f} ms, "
-                    f"{(min(times) / rtt_seconds):.1f} round trips; last rank {max(times) * 1000:.0f} ms"
-                )
-                continue
-            first.append(min(times))
-            last.append(max(times))
+        pods = [f"pod{pod}" for pod in range(NUM_PODS)]
+        chunk_bytes = CHUNK_SIZE * SAMPLE_BYTES
+        bound = 3 + NUM_PODS * chunk_bytes / link_rate / rtt_seconds
         print(
-            f"bound of the first batch: 3 round trips and {NUM_PODS} chunks of {CHUNK_SIZE} samples: "
-            f"{bound * 1000:.0f} ms"
+            f"bound of the first batch: 3 round trips and {NUM_PODS} chunks of {CHUNK_SIZE} samples: {bound:.1f} of them"
         )
-        target(
-            "first batch of a fresh job, first rank: round trips",
-            statistics.median(first) / rtt_seconds,
-            at_most=bound / rtt_seconds,
-        )
-        target(
-            "first batch of a fresh job, last rank: round trips",
-            statistics.median(last) / rtt_seconds,
-            at_most=bound / rtt_seconds,
-        )
+        for window, what in ((10, "slow start"), (1000, "no slow start")):
+            self._network.set_initial_window(window)
+            fresh, floor = [], []
+            for number in range(1 + FRESH_JOBS):
+                fresh.append(self._first_batch(f"first-{window}-{number}") / rtt_seconds)
+                floor.append(self._network.first_bytes_seconds(pods, (INDEX_BYTES, chunk_bytes)) / rtt_seconds)
+            if window == 10:
+                print(f"the first job of pods that have just started: {fresh[0][0]:.1f} round trips")
+            first, last = np.median(fresh[1:], axis=0)
+            print(
+                f"{what}: first batch after {first:.1f} round trips, of the last rank {last:.1f}; plain sockets that "
+                f"connect, read the index and one chunk for each pod: {np.median(floor):.1f}"
+            )
+            target(f"first batch of a fresh job, {what}: round trips", float(first), at_most=bound)
+        self._network.set_initial_window(10)
 
     def io_bound(self, floor_rate: float) -> None:
         with LinkRecord(self._network) as link:
@@ -222,8 +221,8 @@ class ShapedLink:
         )
         target("peak memory of a pod, of 1.15 budgets and 150 MB", max(peaks) / bound, at_most=1)
 
-    def _first_batch(self, job: str) -> list[float]:
-        """Seconds to each rank's first batch."""
+    def _first_batch(self, job: str) -> Floats:
+        """Seconds to the first batch of the first rank that gets one, and of the last."""
         spec = JobSpec(job, DATASET, world_size=NUM_RANKS, policy="drain", chunk_size=CHUNK_SIZE)
         connections = [PodConnection(self._urls[0], spec, rank, None, 30) for rank in range(NUM_RANKS)]
         seconds = [0.0] * NUM_RANKS
@@ -241,7 +240,7 @@ class ShapedLink:
                 thread.join()
             time.sleep(0.5)  # what is still being read
             connections[0].end_job()
-        return seconds
+        return np.array([min(seconds), max(seconds)])
 
     def _ranks(self, job: str, compute_seconds: float, service: bool = True) -> list[dict[str, Any]]:
         """Run all ranks over all epochs; returns what each of them wrote."""

@@ -170,6 +170,39 @@ class ShapedNetwork:
         server.close()
         return LinkSpeed(rtt_seconds, sum(rates), self.share_of_link(counted, taken))
 
+    def set_initial_window(self, packets: int) -> None:
+        """How much the store sends on a new or idle connection before the first acknowledgement (Linux: 10 packets).
+
+        A large one leaves TCP's slow start out, so that what is left of a time are the round trips of who asks.
+        """
+        network = self.address("store").rpartition(".")[0] + ".0/24"
+        self._in("store", "ip", "route", "change", network, "dev", "eth0", "initcwnd", str(packets))
+
+    def first_bytes_seconds(self, hosts: Sequence[str], sizes: Sequence[int]) -> float:
+        """Until each host has got ``sizes`` bytes, one after another over one new connection, by plain sockets."""
+        with self.inside("store"):
+            server = socket.create_server((self.address("store"), 0), backlog=256)
+        threading.Thread(target=_serve, args=(server,), daemon=True).start()
+        seconds = [0.0] * len(hosts)
+
+        def fetch(number: int) -> None:
+            started = time.perf_counter()
+            with self.inside(hosts[number]), socket.create_connection(server.getsockname(), 10) as connection:
+                for size in sizes:
+                    connection.sendall(b"n" + size.to_bytes(8, "little"))
+                    got = 0
+                    while got < size:
+                        got += len(connection.recv(1 << 20))
+            seconds[number] = time.perf_counter() - started
+
+        threads = [threading.Thread(target=fetch, args=(number,)) for number in range(len(hosts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        server.close()
+        return max(seconds)
+
     def _make(self) -> None:
         _run("ip", "netns", "add", self._prefix + "switch")
         self._in("switch", "ip", "link", "add", "bridge", "type", "bridge")
@@ -263,7 +296,7 @@ def _run(*argv: str) -> str:
 
 
 def _serve(server: socket.socket) -> None:
-    """To who sends ``p`` each byte back; to who sends ``s`` bytes without end."""
+    """To who sends ``p`` each byte back; to ``s`` bytes without end; to ``n`` and a number that many bytes."""
     while True:
         try:
             connection, _ = server.accept()
@@ -279,6 +312,8 @@ def _answer(connection: socket.socket) -> None:
         while what := connection.recv(1):
             if what == b"p":
                 connection.sendall(what)
+            if what == b"n":
+                connection.sendall(bytes(int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "little")))
             while what == b"s":
                 connection.sendall(block)
 
