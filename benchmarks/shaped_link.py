@@ -143,9 +143,7 @@ class ShapedLink:
         pods = [f"pod{pod}" for pod in range(NUM_PODS)]
         chunk_bytes = CHUNK_SIZE * SAMPLE_BYTES
         bound = 3 + NUM_PODS * chunk_bytes / link_rate / rtt_seconds
-        print(
-            f"bound of the first batch: 3 round trips and {NUM_PODS} chunks of {CHUNK_SIZE} samples: {bound:.1f} of them"
-        )
+        print(f"bound of the first batch: 3 round trips and {NUM_PODS} chunks of {CHUNK_SIZE} samples: {bound:.1f}")
         for window, what in ((10, "slow start"), (1000, "no slow start")):
             self._network.set_initial_window(window)
             fresh, floor = [], []
