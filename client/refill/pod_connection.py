@@ -83,7 +83,7 @@ class PodConnection:
         self.timeout_seconds = timeout_seconds
         self._home = None if home is None else _checked_url(home)
         self._info: dict[str, Any] | None = None
-        self._control: httpx.Client | None = None
+        self._control: dict[str, httpx.Client] = {}
         self._forget_connections()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -213,11 +213,13 @@ class PodConnection:
     def _call(self, method: str, url: str, seconds: float, **content: Any) -> dict[str, Any]:
         """One request that is answered with a JSON object, or with nothing."""
         self._own_process()
-        if self._control is None:
+        scheme = urlsplit(url).scheme
+        if scheme not in self._control:
             # Pods are asked directly: http.client, which fetches the batches, knows no proxies either.
-            self._control = httpx.Client(trust_env=False)
+            # Certificates are read for TLS only: that takes as long as a round trip to a store.
+            self._control[scheme] = httpx.Client(trust_env=False, verify=scheme == "https")
         try:
-            response = self._control.request(method, url, timeout=seconds, **content)
+            response = self._control[scheme].request(method, url, timeout=seconds, **content)
         except httpx.HTTPError as error:
             raise _unreachable(url, error) from error
         if response.status_code >= 300:
@@ -292,7 +294,7 @@ class PodConnection:
     def _forget_connections(self) -> None:
         self._process = os.getpid()
         self._bulk = threading.local()
-        self._control = None
+        self._control = {}
 
     def _job_path(self, what: str = "") -> str:
         return f"/v1/jobs/{quote(self.spec.name, safe='')}{what and '/'}{what}"
