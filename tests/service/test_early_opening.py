@@ -16,10 +16,10 @@ from refill_service.early_opening import EarlyOpening
 
 class FakeDataset:
     def __init__(self) -> None:
-        self.closed = False
+        self.closed = asyncio.Event()
 
     async def close(self) -> None:
-        self.closed = True
+        self.closed.set()
 
 
 class Store:
@@ -28,6 +28,7 @@ class Store:
     def __init__(self) -> None:
         self.opened: list[FakeDataset] = []
         self.go = asyncio.Event()
+        self.has_opened = asyncio.Event()
         self.missing = False
 
     async def open(self, url: str) -> Dataset:
@@ -35,6 +36,7 @@ class Store:
         if self.missing:
             raise DatasetNotFound("no dataset there", url=url)
         self.opened.append(FakeDataset())
+        self.has_opened.set()
         return cast(Dataset, self.opened[-1])
 
 
@@ -58,7 +60,7 @@ def test_what_was_begun_is_opened_once_and_belongs_to_who_takes_it() -> None:
         taken = cast(FakeDataset, await taking)
         await opening.close()
         assert store.opened == [taken]
-        assert not taken.closed
+        assert not taken.closed.is_set()
         assert await opening.take("s3://b/data") is not taken
 
     run(work)
@@ -70,8 +72,8 @@ def test_what_nobody_takes_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(store: Store, opening: EarlyOpening) -> None:
         opening.begin("s3://b/data")
         store.go.set()
-        while not (store.opened and store.opened[0].closed):
-            await asyncio.sleep(0)
+        await store.has_opened.wait()
+        await store.opened[0].closed.wait()
         assert await opening.take("s3://b/data") is store.opened[1]
 
     run(work)
@@ -85,10 +87,9 @@ def test_closing_ends_what_is_being_opened_and_closes_what_is_open() -> None:
         assert store.opened == []
         opening.begin("s3://b/data")
         store.go.set()
-        while not store.opened:
-            await asyncio.sleep(0)
+        await store.has_opened.wait()
         await opening.close()
-        assert store.opened[0].closed
+        assert store.opened[0].closed.is_set()
 
     run(work)
 
