@@ -91,6 +91,8 @@ class ShapedLink:
         self._folder = folder
         self._urls = [f"http://{network.address(f'pod{pod}')}:{PORT}" for pod in range(NUM_PODS)]
         self._pods: list[subprocess.Popen[bytes]] = []
+        self._idle_bytes = 0
+        """Peak memory of a pod that has just started."""
         self._memory_bytes = int(NUM_SAMPLES * SAMPLE_BYTES * MEMORY_SHARE / NUM_PODS)
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "REFILL_"))},
@@ -137,6 +139,7 @@ class ShapedLink:
             self._pods.append(self._start(f"pod{pod}", f"pod{pod}", argv, settings))
         for pod, url in enumerate(self._urls):
             self._wait_for(f"pod{pod}", f"{url}/readyz")
+        self._idle_bytes = max(map(_peak_bytes, self._pods))
 
     def first_batches(self, rtt_seconds: float, link_rate: float) -> None:
         """From the first request of a fresh job on; ranks ask at once, a thread each, by connections that are new."""
@@ -211,13 +214,10 @@ class ShapedLink:
 
     def memory(self) -> None:
         bound = self._memory_bytes * 1.15 + 150e6
-        peaks = []
-        for pod in self._pods:
-            status = Path(f"/proc/{pod.pid}/status").read_text().splitlines()
-            peaks.append(next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM")))
+        peaks = [_peak_bytes(pod) for pod in self._pods]
         print(
-            f"peak memory of the pods, MB: {', '.join(f'{peak / 1e6:.0f}' for peak in peaks)}; budget "
-            f"{self._memory_bytes / 1e6:.0f}"
+            f"peak memory of the pods, MB: {', '.join(f'{peak / 1e6:.0f}' for peak in peaks)}; "
+            f"just started {self._idle_bytes / 1e6:.0f}; budget {self._memory_bytes / 1e6:.0f}"
         )
         target("peak memory of a pod, of 1.15 budgets and 150 MB", max(peaks) / bound, at_most=1)
 
@@ -333,6 +333,11 @@ class LinkRecord:
             count = self._network.store_link_bytes()
             self._times.append((before + time.monotonic()) / 2)
             self._bytes.append(count)
+
+
+def _peak_bytes(pod: subprocess.Popen[bytes]) -> int:
+    status = Path(f"/proc/{pod.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 
 
 def _epoch_seconds(rank: dict[str, Any]) -> list[float]:
