@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench bench-store bench-core bench-pods bench-refill clean
+.PHONY: demo test check format bench bench-store bench-core bench-pods bench-refill bench-shaped clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -28,7 +28,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 # What has to be reached, each figure beside its bound.
-bench: bench-core bench-pods bench-refill
+bench: bench-core bench-pods bench-refill bench-shaped
 
 bench-store: $(READY)
 	$(BIN)/python benchmarks/store_libraries.py
@@ -41,6 +41,9 @@ bench-pods: $(READY)
 
 bench-refill: $(READY)
 	$(BIN)/python benchmarks/refill_throughput.py
+
+bench-shaped: $(READY)
+	$(BIN)/python benchmarks/shaped_link.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info

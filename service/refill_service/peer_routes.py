@@ -30,6 +30,12 @@ class Registration(BaseModel):
     begun: bool = False
 
 
+class Opening(BaseModel):
+    """The dataset of a job that is about to be registered; see :mod:`refill_service.early_opening`."""
+
+    dataset: str
+
+
 def peer_routes(node: CacheNode) -> APIRouter:
     routes = APIRouter(prefix="/peer/v1/jobs/{job}")
 
@@ -40,6 +46,12 @@ def peer_routes(node: CacheNode) -> APIRouter:
     async def register(job: str, body: Registration) -> dict[str, Any]:
         spec = JobSpec.from_dict(body.spec)
         return await node.register_here(spec, body.incarnation, body.fingerprint, begun=body.begun)
+
+    @routes.post("/opening")
+    async def opening(job: str, body: Opening) -> dict[str, bool]:
+        if job not in node.jobs:
+            node.opening.begin(body.dataset)
+        return {"opening": True}
 
     @routes.delete("")
     async def remove(job: str) -> dict[str, bool]:

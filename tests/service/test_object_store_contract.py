@@ -70,6 +70,18 @@ class TestContract:
 
         on_store(url, work)
 
+    def test_the_start_of_an_object_comes_with_its_size(self, url: str) -> None:
+        async def work(store: ObjectStore) -> None:
+            await store.write("x", b"0123456789")
+            await store.write("empty", b"")
+            for most_bytes, found in ((4, b"0123"), (10, b"0123456789"), (4000, b"0123456789")):
+                assert await store.read_start("x", most_bytes) == (found, 10)
+            assert await store.read_start("empty", 4) == (b"", 0)
+            with pytest.raises(StoreNotFound):
+                await store.read_start("no/such", 4)
+
+        on_store(url, work)
+
     def test_a_range_past_the_end_is_refused_and_named(self, url: str) -> None:
         async def work(store: ObjectStore) -> None:
             await store.write("x", b"0123456789")

@@ -20,20 +20,25 @@ from refill_service.object_store.store_settings import StoreSettings
 
 __all__ = ["Dataset", "read_index"]
 
-_FIRST_READ_BYTES = 64 << 10
-"""Holds the whole head of an index of a thousand blobs, so that opening takes two requests."""
+_FIRST_READ_BYTES = 256 << 10
+"""Holds the head of an index of a few thousand blobs, so that opening takes one request, and all of the index of some
+ten thousand samples, so that their records take none."""
 
 _RECORDS_READ_BYTES = 16 << 20
 """Most bytes of records in one request."""
 
 
 class Dataset:
-    """A dataset in a store. Holds the blob table and metadata, no records; those belong to who loaded them."""
+    """A dataset in a store. Holds the blob table and metadata; the records belong to who loaded them.
 
-    def __init__(self, url: str, store: ObjectStore, index: DatasetIndex) -> None:
+    :param start: the first bytes of the index, which hold some records already.
+    """
+
+    def __init__(self, url: str, store: ObjectStore, index: DatasetIndex, start: memoryview) -> None:
         self.url = url
         self.store = store
         self.index = index
+        self._start = start
 
     @classmethod
     async def open(
@@ -51,7 +56,7 @@ class Dataset:
         """
         store = open_store(url, settings, counters=counters) if store is None else store
         try:
-            return cls(url.rstrip("/"), store, await read_index(store))
+            return cls(url.rstrip("/"), store, *await _read_head(store))
         except BaseException:
             await store.close()
             raise
@@ -129,6 +134,8 @@ class Dataset:
         )
 
     async def _read_blocks(self, start: int, stop: int) -> memoryview:
+        if stop <= len(self._start):
+            return self._start[start:stop]
         try:
             return await self.store.read_range(INDEX_KEY, start, stop)
         except (ObjectTooShort, StoreNotFound) as error:
@@ -143,12 +150,17 @@ class Dataset:
 
 
 async def read_index(store: ObjectStore) -> DatasetIndex:
+    index, _ = await _read_head(store)
+    return index
+
+
+async def _read_head(store: ObjectStore) -> tuple[DatasetIndex, memoryview]:
+    """The head of the index, and the first bytes of the index as they are in the store."""
     source = store.url_of(INDEX_KEY)
     try:
-        object_bytes = await store.head(INDEX_KEY)
-        # Read while the object is what `head` said; one that is replaced in between fails its checksums.
-        data = await store.read_range(INDEX_KEY, 0, min(object_bytes, _FIRST_READ_BYTES))
-        header = decode_header(data, source, object_bytes)
+        start, object_bytes = await store.read_start(INDEX_KEY, _FIRST_READ_BYTES)
+        header, data = decode_header(start, source, object_bytes), start
+        # An index that is replaced between this request and a later one fails its checksums.
         if header.head_bytes > len(data):
             rest = await store.read_range(INDEX_KEY, len(data), header.head_bytes)
             data = memoryview(bytes(data) + bytes(rest))
@@ -161,10 +173,10 @@ async def read_index(store: ObjectStore) -> DatasetIndex:
             " tar shards that are there already",
             url=store.url,
         ) from error
-    return decode_index(header, data[HEADER_BYTES : header.head_bytes])
+    return decode_index(header, data[HEADER_BYTES : header.head_bytes]), start
 
 
 async def _refuse_missing_bucket(store: ObjectStore) -> None:
-    """S3 tells in answers with a body only, which those to HEAD are not."""
+    """A bucket that is not there is another error than a bucket without a dataset: listing tells."""
     async for _ in store.list(INDEX_KEY):
         return

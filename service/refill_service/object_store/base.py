@@ -1,6 +1,6 @@
 """What does refill ask of an object store?
 
-Five operations, each one asynchronous, rooted at a URL: keys are relative to the bucket and prefix, or to the
+Six operations, each one asynchronous, rooted at a URL: keys are relative to the bucket and prefix, or to the
 folder. Every store behind this interface passes the same tests (tests/service/test_object_store_contract.py).
 
 Callers see errors of :mod:`refill.errors` only: :class:`StoreNotFound`, :class:`StoreDenied`,
@@ -67,6 +67,16 @@ class ObjectStore(ABC):
                 raise self._too_short(key, start, end, f"it ends at byte {start + len(buffer)}")
             return buffer
 
+    async def read_start(self, key: str, most_bytes: int) -> tuple[memoryview, int]:
+        """The first bytes of an object, all of a smaller one, and the object's size: one request tells both."""
+        self._check_key(key)
+        with self.counters.counted("read_range") as request:
+            buffer, size_bytes = await self._read_start(key, most_bytes)
+            request.num_bytes = len(buffer)
+            if len(buffer) != min(size_bytes, most_bytes):
+                raise self._too_short(key, 0, min(size_bytes, most_bytes), f"it ends at byte {len(buffer)}")
+            return buffer, size_bytes
+
     async def write(self, key: str, data: WritableData) -> None:
         """Create or replace an object, atomically: a reader sees the old bytes or all the new ones.
 
@@ -113,6 +123,9 @@ class ObjectStore(ABC):
     @abstractmethod
     async def _read_range(self, key: str, start: int, end: int) -> memoryview:
         """May return fewer bytes when the object is short."""
+
+    @abstractmethod
+    async def _read_start(self, key: str, most_bytes: int) -> tuple[memoryview, int]: ...
 
     @abstractmethod
     async def _write(self, key: str, data: WritableData) -> int:

@@ -49,6 +49,10 @@ class FileStore(ObjectStore):
     async def _read_range(self, key: str, start: int, end: int) -> memoryview:
         return await self._in_thread(self._pread, key, start, end)
 
+    async def _read_start(self, key: str, most_bytes: int) -> tuple[memoryview, int]:
+        size_bytes = await self._in_thread(self._size, key)
+        return await self._in_thread(self._pread, key, 0, min(size_bytes, most_bytes)), size_bytes
+
     async def _write(self, key: str, data: WritableData) -> int:
         return await self._in_thread(self._replace, key, data)
 

@@ -1,0 +1,73 @@
+"""How do all pods open the dataset of a new job at once? Each begins as soon as it hears of the job.
+
+Registration goes from pod to pod, since one of them names the incarnation. Opening a dataset takes round trips to the
+store and depends on nothing that other pods say, so it need not wait for its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from refill.errors import RefillError
+from refill_service.datasets.dataset_reader import Dataset
+
+__all__ = ["EarlyOpening"]
+
+_KEPT_SECONDS = 5
+"""For registrations that never come. Short: a dataset may be made anew meanwhile."""
+
+
+class EarlyOpening:
+    """Datasets that are being opened, by URL. Close it when done.
+
+    :param open_dataset: opens a dataset; called once for each that is begun.
+    """
+
+    def __init__(self, open_dataset: Callable[[str], Awaitable[Dataset]]) -> None:
+        self._open_dataset = open_dataset
+        self._begun: dict[str, asyncio.Task[Dataset]] = {}
+        self._waiting: set[str] = set()
+        self._forgetting: set[asyncio.Task[None]] = set()
+
+    def begin(self, url: str) -> None:
+        """Fact: a job with this dataset is about to be registered."""
+        if url not in self._begun:
+            self._begun[url] = asyncio.ensure_future(self._open(url))
+            forgetting = asyncio.create_task(self._forget_later(url, self._begun[url]))
+            self._forgetting.add(forgetting)
+            forgetting.add_done_callback(self._forgetting.discard)
+
+    async def take(self, url: str) -> Dataset:
+        """The dataset, from now on the caller's; one caller at a time. Raises as :meth:`Dataset.open` does."""
+        self.begin(url)
+        self._waiting.add(url)
+        try:
+            return await asyncio.shield(self._begun[url])
+        finally:
+            self._waiting.discard(url)
+            if self._begun[url].done():
+                del self._begun[url]
+
+    async def close(self) -> None:
+        for task in self._forgetting:
+            task.cancel()
+        await asyncio.gather(*self._forgetting, return_exceptions=True)
+        for url in list(self._begun):
+            self._begun[url].cancel()
+            await self._forget(url)
+
+    async def _open(self, url: str) -> Dataset:
+        return await self._open_dataset(url)
+
+    async def _forget_later(self, url: str, task: asyncio.Task[Dataset]) -> None:
+        await asyncio.sleep(_KEPT_SECONDS)
+        await asyncio.wait([task])
+        if self._begun.get(url) is task and url not in self._waiting:
+            await self._forget(url)
+
+    async def _forget(self, url: str) -> None:
+        with suppress(RefillError, asyncio.CancelledError):
+            dataset = await self._begun.pop(url)
+            await dataset.close()

@@ -1,0 +1,107 @@
+"""A dataset that is opened ahead of its job: once, for one taker, and closed when nobody takes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from refill.errors import DatasetNotFound
+from refill_service import early_opening
+from refill_service.datasets.dataset_reader import Dataset
+from refill_service.early_opening import EarlyOpening
+
+
+class FakeDataset:
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+
+    async def close(self) -> None:
+        self.closed.set()
+
+
+class Store:
+    """Opens datasets when it is let; notes what it opened."""
+
+    def __init__(self) -> None:
+        self.opened: list[FakeDataset] = []
+        self.go = asyncio.Event()
+        self.has_opened = asyncio.Event()
+        self.missing = False
+
+    async def open(self, url: str) -> Dataset:
+        await self.go.wait()
+        if self.missing:
+            raise DatasetNotFound("no dataset there", url=url)
+        self.opened.append(FakeDataset())
+        self.has_opened.set()
+        return cast(Dataset, self.opened[-1])
+
+
+def run(work: Callable[[Store, EarlyOpening], Awaitable[Any]]) -> None:
+    async def with_store() -> None:
+        store = Store()
+        opening = EarlyOpening(store.open)
+        await work(store, opening)
+        await opening.close()
+
+    asyncio.run(with_store())
+
+
+def test_what_was_begun_is_opened_once_and_belongs_to_who_takes_it() -> None:
+    async def work(store: Store, opening: EarlyOpening) -> None:
+        opening.begin("s3://b/data")
+        taking = asyncio.create_task(opening.take("s3://b/data"))
+        await asyncio.sleep(0)
+        opening.begin("s3://b/data")  # heard of late
+        store.go.set()
+        taken = cast(FakeDataset, await taking)
+        await opening.close()
+        assert store.opened == [taken]
+        assert not taken.closed.is_set()
+        assert await opening.take("s3://b/data") is not taken
+
+    run(work)
+
+
+def test_what_nobody_takes_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_opening, "_KEPT_SECONDS", 0)
+
+    async def work(store: Store, opening: EarlyOpening) -> None:
+        opening.begin("s3://b/data")
+        store.go.set()
+        await store.has_opened.wait()
+        await store.opened[0].closed.wait()
+        assert await opening.take("s3://b/data") is store.opened[1]
+
+    run(work)
+
+
+def test_closing_ends_what_is_being_opened_and_closes_what_is_open() -> None:
+    async def work(store: Store, opening: EarlyOpening) -> None:
+        opening.begin("s3://b/never")
+        await asyncio.sleep(0)
+        await opening.close()
+        assert store.opened == []
+        opening.begin("s3://b/data")
+        store.go.set()
+        await store.has_opened.wait()
+        await opening.close()
+        assert store.opened[0].closed.is_set()
+
+    run(work)
+
+
+def test_who_takes_gets_the_error_and_the_next_one_tries_again() -> None:
+    async def work(store: Store, opening: EarlyOpening) -> None:
+        store.missing = True
+        store.go.set()
+        opening.begin("s3://b/data")
+        with pytest.raises(DatasetNotFound):
+            await opening.take("s3://b/data")
+        store.missing = False
+        assert await opening.take("s3://b/data") is store.opened[0]
+
+    run(work)
