@@ -1,0 +1,378 @@
+"""What would an epoch cost under each policy and chunk size, and how well would it shuffle?
+
+``analyze`` runs one epoch of the protocol core with no I/O (``simulation.lockstep``) and derives a :class:`Row`:
+
+- *spread of chunk-mates*: samples that lie within one run of 64 of a blob. Distance is their mean distance in the
+  epoch, as a part of it (a uniform shuffle has 1/3); co-batch is how often two of them meet in one batch, against a
+  uniform shuffle (1.0).
+- *times*: see :func:`read_seconds`. A floor that the store sets, no measurement.
+- *randomization level*: see :func:`randomization_level`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from refill.errors import InvalidInput, MemoryTooSmall
+from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.epoch_order import KeyedTraces
+from refill_service.cache_core.owner_epoch import OwnerEpoch
+from refill_service.cache_core.policies import new_epoch
+from refill_service.cache_core.sample_mapping import (
+    AbstractMapping,
+    ChunkLayout,
+    Int64Array,
+    abstract_chunks_for_budget,
+)
+from refill_service.simulation import Rank, lockstep, refills_arrived
+
+__all__ = [
+    "LEAST_DISTANCE",
+    "MOST_CO_BATCH",
+    "RUN",
+    "Analysis",
+    "DatasetShape",
+    "Row",
+    "StoreTerms",
+    "analyze",
+    "first_batch_gets",
+    "randomization_level",
+    "read_seconds",
+    "recommend",
+    "sample_by_sample",
+    "spread",
+]
+
+RUN = 64
+"""Chunk-mates are samples within a run of this many of a blob, whatever K is, so that rows can be compared."""
+MOST_CO_BATCH = 1.5
+LEAST_DISTANCE = 0.3
+"""0.9 of what a uniform shuffle has. With the bound above: what a recommended chunk size has to reach."""
+
+_HELD_EVERY = 16
+_COUNTED_EXACTLY = 1 << 22
+
+
+@dataclass(frozen=True)
+class DatasetShape:
+    """How large a dataset is, and the part of it, from its start, that an epoch is simulated on."""
+
+    num_samples: int
+    total_bytes: int
+    first_sample: Int64Array
+    """``(blobs + 1,)`` of the simulated part, as of :class:`ChunkLayout`."""
+    lengths: Int64Array
+    """``(simulated samples,)`` bytes of each."""
+
+    def __post_init__(self) -> None:
+        if self.largest_blob < 2:
+            raise InvalidInput("no blob holds more than one sample: there are no chunks to choose a size of")
+        if not int(self.lengths.sum()):
+            raise InvalidInput("all samples are empty: there is nothing to cache")
+
+    @classmethod
+    def uniform(cls, num_samples: int, sample_bytes: int, most_simulated: int) -> DatasetShape:
+        """One blob of samples of one size."""
+        simulated = min(num_samples, most_simulated)
+        lengths = np.full(simulated, sample_bytes, dtype=np.int64)
+        return cls(num_samples, num_samples * sample_bytes, np.array([0, simulated], dtype=np.int64), lengths)
+
+    @property
+    def simulated(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def largest_blob(self) -> int:
+        """Samples of the largest blob."""
+        return int(np.diff(self.first_sample).max(initial=0))
+
+
+@dataclass(frozen=True)
+class StoreTerms:
+    """What the store charges, and how fast it is; speeds are of one pod."""
+
+    dollars_per_1000_gets: float = 0.0004
+    dollars_per_gb: float = 0.0
+    latency_seconds: float = 0.03
+    """From a GET to its first byte."""
+    bytes_per_second: float = 1e9
+    concurrency: int = 32
+    """GETs under way at once."""
+
+    def dollars(self, gets: float, num_bytes: float) -> float:
+        return gets / 1000 * self.dollars_per_1000_gets + num_bytes / 1e9 * self.dollars_per_gb
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What to analyse."""
+
+    shape: DatasetShape
+    memory_bytes: int
+    """For chunks, over all pods."""
+    num_pods: int = 1
+    """Each the home of one rank."""
+    batch_size: int = 256
+    """Samples of one training step, over all ranks."""
+    group_order: str = JobSpec.group_order
+    prefetch_window: int = JobSpec.prefetch_window
+    remote_bytes: int = 0
+    """What a home pod can hold of what owners send ahead."""
+    store: StoreTerms = StoreTerms()
+    compute_samples_per_second: float | None = None
+    """How fast the job would train if data were always there; None: nothing is said of it."""
+    seed: int = 1
+
+    @property
+    def memory_fraction(self) -> float:
+        return min(1.0, self.memory_bytes / self.shape.total_bytes)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy and chunk size; counts and bytes are of one epoch, over all pods."""
+
+    policy: str
+    chunk_size: int
+    gets: float
+    gets_per_64_samples: float
+    bytes_read: float
+    read_amplification: float
+    store_dollars: float
+    held_peak_bytes: float
+    """The most bytes of samples that the pods held together: in abstract memory, and sent ahead."""
+    held_mean_bytes: float
+    distance: float
+    co_batch: float
+    randomization_level: float
+    first_batch_seconds: float
+    read_seconds: float
+    """What the store needs for the epoch's reads."""
+    epoch_seconds: float
+    """The larger of that and the time to compute, from the first batch on."""
+    io_bound: bool | None
+    """Whether the store needs longer than the training; None: its speed was not given."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
+    """Simulate one epoch.
+
+    Raises :class:`InvalidInput` when no blob holds a chunk, :class:`MemoryTooSmall` when a pod's memory holds none.
+    """
+    shape, num_pods = analysis.shape, analysis.num_pods
+    lengths = shape.lengths
+    simulated_bytes = int(lengths.sum())
+    # The same part of the dataset fits into memory, and of a pod's remote memory is left the same part, too.
+    scale = shape.total_bytes / simulated_bytes
+    layout = ChunkLayout(shape.first_sample, chunk_size)
+    traces = KeyedTraces(shape.simulated, num_pods, seed=analysis.seed)
+    owners = [
+        _owner(policy, layout, traces, pod, analysis, int(analysis.memory_bytes / scale) // num_pods)
+        for pod in range(num_pods)
+    ]
+    for owner in owners:
+        refills_arrived(owner, owner.start())
+    ranks = [Rank(traces, rank, owners, int(analysis.remote_bytes / scale)) for rank in range(num_pods)]
+    window = analysis.prefetch_window if num_pods > 1 else 0
+
+    place_of = np.empty(shape.simulated, dtype=np.int64)
+    sizes = lengths.tolist()
+    delivered_bytes = 0
+    held: list[int] = []
+    for place, sample in lockstep(owners, ranks, lengths, window):
+        if place % _HELD_EVERY == 0:
+            held.append(sum(owner.counts.bytes_filled for owner in owners) - delivered_bytes)
+        place_of[sample] = place
+        delivered_bytes += sizes[sample]
+
+    gets = sum(owner.counts.refills for owner in owners) * shape.num_samples / shape.simulated
+    bytes_read = sum(owner.counts.bytes_read for owner in owners) * scale
+    distance, co_batch = spread(place_of, shape.first_sample, analysis.batch_size)
+    abstract_chunks = sum(owner.mapping.num_abstract_chunks for owner in owners) * scale / num_pods
+    chunk_bytes = bytes_read / gets
+    asked_first = -(-min(analysis.batch_size, shape.num_samples) // num_pods)
+    return _row(
+        analysis,
+        policy=policy,
+        chunk_size=chunk_size,
+        gets=gets,
+        bytes_read=bytes_read,
+        held_peak_bytes=max(held) * scale,
+        held_mean_bytes=sum(held) / len(held) * scale,
+        distance=distance,
+        co_batch=co_batch,
+        randomization_level=randomization_level(shape.num_samples, analysis.memory_fraction),
+        first_batch_seconds=read_seconds(
+            first_batch_gets(policy, asked_first, chunk_size, abstract_chunks), chunk_bytes, analysis.store
+        ),
+    )
+
+
+def sample_by_sample(analysis: Analysis) -> Row:
+    """What the same epoch takes with no cache: a true shuffle, and a GET for every sample."""
+    shape = analysis.shape
+    sample_bytes = shape.total_bytes / shape.num_samples
+    asked_first = -(-min(analysis.batch_size, shape.num_samples) // analysis.num_pods)
+    return _row(
+        analysis,
+        policy="none",
+        chunk_size=1,
+        gets=shape.num_samples,
+        bytes_read=shape.total_bytes,
+        held_peak_bytes=0.0,
+        held_mean_bytes=0.0,
+        distance=1 / 3,
+        co_batch=1.0,
+        randomization_level=1.0,
+        first_batch_seconds=read_seconds(asked_first, sample_bytes, analysis.store),
+    )
+
+
+def _row(analysis: Analysis, *, gets: float, bytes_read: float, first_batch_seconds: float, **measured: Any) -> Row:
+    shape, store = analysis.shape, analysis.store
+    reading = read_seconds(gets / analysis.num_pods, bytes_read / gets, store)
+    epoch_seconds, io_bound = reading, None
+    if analysis.compute_samples_per_second is not None:
+        computing = shape.num_samples / analysis.compute_samples_per_second
+        epoch_seconds, io_bound = max(reading, first_batch_seconds + computing), reading > computing
+    return Row(
+        gets=gets,
+        gets_per_64_samples=gets * 64 / shape.num_samples,
+        bytes_read=bytes_read,
+        read_amplification=bytes_read / shape.total_bytes,
+        store_dollars=store.dollars(gets, bytes_read),
+        first_batch_seconds=first_batch_seconds,
+        read_seconds=reading,
+        epoch_seconds=epoch_seconds,
+        io_bound=io_bound,
+        **measured,
+    )
+
+
+def _owner(
+    policy: str, layout: ChunkLayout, traces: KeyedTraces, pod: int, analysis: Analysis, abstract_bytes: int
+) -> OwnerEpoch:
+    """As a pod makes it for a job with so many bytes for chunks."""
+    share = layout.share(pod, analysis.num_pods)
+    lengths = analysis.shape.lengths[share.first_sample : share.end_sample]
+    num_abstract_chunks = 0
+    if share.num_chunks:
+        chunk_bytes = np.add.reduceat(lengths, share.starts[:-1] - share.first_sample)
+        num_abstract_chunks = abstract_chunks_for_budget(share.num_chunks, float(chunk_bytes.mean()), abstract_bytes)
+        if num_abstract_chunks == 0 or int(chunk_bytes.max()) > abstract_bytes:
+            raise MemoryTooSmall(
+                f"memory too small: a pod's part, {abstract_bytes:,} bytes for {share.num_samples:,} samples, does not"
+                f" hold its largest chunk of {layout.chunk_size}, {int(chunk_bytes.max()):,} bytes"
+            )
+    return new_epoch(
+        policy,
+        AbstractMapping(share, num_abstract_chunks, analysis.group_order),
+        traces,
+        lengths,
+        capacity_bytes=abstract_bytes,
+        refill="best",
+        prefetch_window=analysis.prefetch_window if analysis.num_pods > 1 else 0,
+        key=f"analysis {analysis.seed} {pod}",
+    )
+
+
+def spread(place_of: Int64Array, first_sample: Int64Array, batch_size: int) -> tuple[float, float]:
+    """``(mean distance, co-batch ratio)`` of chunk-mates.
+
+    :param place_of: ``(n,)`` the place in the epoch, ``0 <= place < n``, at which each sample was delivered.
+    :param first_sample: ``(blobs + 1,)``; a run ends where its blob ends.
+    """
+    num_samples = len(place_of)
+    run_size = min(RUN, int(np.diff(first_sample).max()))
+    run, _ = ChunkLayout(first_sample, run_size).locate(np.arange(num_samples, dtype=np.int64))
+    order = np.lexsort((place_of, run))
+    place, run = place_of[order], run[order]
+    sizes = np.bincount(run)
+    pairs = float((sizes * (sizes - 1)).sum()) / 2
+    # Of n sorted places the k-th is larger than k others and smaller than n - 1 - k.
+    rank_in_run = np.arange(num_samples) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    distance = float((place * (2 * rank_in_run - sizes[run] + 1)).sum()) / pairs / num_samples
+
+    batch = place // batch_size
+    together = np.unique(run * (num_samples // batch_size + 1) + batch, return_counts=True)[1]
+    met = float((together * (together - 1)).sum()) / 2 / pairs
+    batches = np.bincount(np.arange(num_samples) // batch_size)
+    met_if_uniform = float((batches * (batches - 1)).sum()) / (num_samples * (num_samples - 1))
+    return distance, met / met_if_uniform
+
+
+def first_batch_gets(policy: str, asked: int, chunk_size: int, abstract_chunks: float) -> int:
+    """GETs of one pod before it can answer the first ``asked`` requests of a job, with nothing in memory.
+
+    ``drain`` answers from whatever comes first. ``redox`` answers from the slot that is asked for, so that it reads a
+    chunk for every abstract chunk that the requests touch: of M, 1 - (1 - 1/M)**asked are expected to be.
+    """
+    if policy == "drain":
+        return -(-asked // chunk_size)
+    return max(1, round(abstract_chunks * -math.expm1(asked * math.log1p(-1 / max(abstract_chunks, 1 + 1e-9)))))
+
+
+def read_seconds(gets: float, chunk_bytes: float, store: StoreTerms) -> float:
+    """The least time in which one pod can read so many chunks; a floor, not a measurement.
+
+    Two things bound it. Each of the GETs under way at once takes a latency and its transfer, one after the other; and
+    after the first latency all bytes come through the pod's bandwidth. The larger counts. Left out: what GETs under
+    way at once take from each other, retries, waits of the training loop for reads that were not ordered ahead.
+    """
+    transfer = chunk_bytes / store.bytes_per_second
+    rounds = math.ceil(gets / store.concurrency)
+    return max(rounds * (store.latency_seconds + transfer), store.latency_seconds + gets * transfer)
+
+
+def randomization_level(num_samples: int, memory_fraction: float) -> float:
+    """DeepIO's measure of how random an order is that is drawn from memory for a part of the dataset (1.0: fully).
+
+    DeepIO ("Entropy-Aware I/O Pipelining for Large-Scale Deep Learning on HPC Systems"), section III-C, equations 1, 4
+    and 5: ``RL = H / H_fully = sum_i Q(i) log2 P(i, r) / sum_i Q(i) log2 Q(i)`` with ``Q(i) = 1 / (N - i)`` and
+    ``P(i, r) = 1 / (1/R - r) * 1 / (N_mem - i mod N_mem)``. R is the part of the dataset that memory holds,
+    N_mem = R N, and r = i div N_mem the round of loading. Where R does not divide 1, the last round loads the rest.
+
+    It knows the size of memory and nothing of chunks, so it is the same for every policy and chunk size. What it lacks
+    to 1 goes with 1 / (log N)**2; beyond 2**22 samples it is scaled so, which is right to four digits.
+    """
+    if num_samples > _COUNTED_EXACTLY:
+        lacking = 1 - randomization_level(_COUNTED_EXACTLY, memory_fraction)
+        return 1 - lacking * (math.log(_COUNTED_EXACTLY) / math.log(num_samples)) ** 2
+    # Up, so that rounding never adds a round of a few samples: the last ones weigh most.
+    in_memory = max(1, math.ceil(num_samples * min(1.0, memory_fraction) - 1e-6))
+    pipelined = fully = 0.0
+    for start in range(0, num_samples, 1 << 20):
+        i = np.arange(start, min(start + (1 << 20), num_samples), dtype=np.float64)
+        first_of_round = i // in_memory * in_memory
+        rounds_left = np.maximum(1.0, (num_samples - first_of_round) / in_memory)
+        loaded = np.minimum(in_memory, num_samples - first_of_round)
+        q = 1 / (num_samples - i)
+        pipelined -= float((q * np.log2(rounds_left * (loaded - (i - first_of_round)))).sum())
+        fully += float((q * np.log2(q)).sum())
+    return pipelined / fully if fully else 1.0
+
+
+def recommend(rows: Sequence[Row]) -> tuple[int | None, str]:
+    """``(K, the reason in one line)``: of ``drain``, the largest K that still shuffles well; None without such rows."""
+    drain = sorted((row for row in rows if row.policy == "drain"), key=lambda row: row.chunk_size)
+    if not drain:
+        return None, "no row of policy drain to recommend"
+    good = [row for row in drain if row.co_batch <= MOST_CO_BATCH and row.distance >= LEAST_DISTANCE]
+    chosen = good[-1] if good else drain[0]
+    figures = f"co-batch {chosen.co_batch:.2f}, distance {chosen.distance:.3f}"
+    bounds = f"co-batch <= {MOST_CO_BATCH} and distance >= {LEAST_DISTANCE}"
+    if good:
+        return chosen.chunk_size, f"drain with K={chosen.chunk_size}: the fewest GETs with {bounds} ({figures})"
+    return (
+        chosen.chunk_size,
+        f"drain with K={chosen.chunk_size}, the smallest, but no K has {bounds} ({figures}): give more memory",
+    )

@@ -1,0 +1,385 @@
+"""``refill analyze``: arguments in; a table with a recommended chunk size, JSON or a plot out."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from refill.errors import InvalidInput, MemoryTooSmall
+
+if TYPE_CHECKING:
+    from refill_service.analysis import Analysis, DatasetShape, Row
+    from refill_service.object_store.store_settings import StoreSettings
+
+__all__ = ["add_command"]
+
+_PLOT_KINDS = (".png", ".svg")
+
+
+def add_command(commands: Any) -> None:
+    from refill_service.analysis import StoreTerms
+    from refill_service.datasets.commands import add_store_options
+
+    parser = commands.add_parser(
+        "analyze",
+        help="what an epoch would cost and how well it would shuffle, by policy and chunk size; recommends one",
+        description="Simulate an epoch of the protocol core, with no I/O, for policy redox and for drain at several"
+        " chunk sizes. docs/ANALYZE.md explains every column.",
+        epilog="example: refill analyze s3://datasets/imagenet --memory 64GiB --pods 4 --batch-size 1024",
+    )
+    parser.add_argument("dataset", metavar="DATASET", nargs="?", help="s3://bucket/prefix, file:///folder, or a path")
+    parser.add_argument("--samples", type=_whole(2), metavar="N", help="in place of DATASET: one with so many samples")
+    parser.add_argument(
+        "--sample-bytes", default="100kB", metavar="SIZE", help="with --samples, of each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--memory",
+        default="10%",
+        metavar="SIZE",
+        help="for chunks, over all pods: 64GiB, 500MB or a part of the dataset (default: 10%%)",
+    )
+    parser.add_argument("--pods", type=_whole(1), default=1, metavar="N", help="each the home of one rank (default: 1)")
+    parser.add_argument(
+        "--batch-size",
+        type=_whole(2),
+        default=256,
+        metavar="B",
+        help="samples of a step, over all ranks (default: 256)",
+    )
+    parser.add_argument(
+        "--chunk-sizes",
+        type=_wholes,
+        default=[4, 8, 16, 32, 64, 128],
+        metavar="K,K,...",
+        help="of drain (default: 4,8,16,32,64,128)",
+    )
+    parser.add_argument(
+        "--redox-chunk-sizes", type=_wholes, default=[64], metavar="K,K,...", help="of redox (default: 64)"
+    )
+    parser.add_argument(
+        "--group-order",
+        choices=["consecutive", "interleaved"],
+        default="consecutive",
+        help="which chunks share an abstract chunk (default: consecutive)",
+    )
+    parser.add_argument(
+        "--simulate-samples",
+        type=_whole(2),
+        default=131_072,
+        metavar="N",
+        help="of a larger dataset, simulate this many samples and scale (default: 131072)",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the simulated epoch (default: 1)")
+    terms = parser.add_argument_group("store terms", "What the store charges, and how fast it is for one pod.")
+    default = StoreTerms()
+    terms.add_argument(
+        "--get-price",
+        type=_number(0),
+        default=default.dollars_per_1000_gets,
+        metavar="DOLLARS",
+        help="for 1,000 GETs (default: %(default)s, S3 Standard's list price)",
+    )
+    terms.add_argument(
+        "--gb-price",
+        type=_number(0),
+        default=default.dollars_per_gb,
+        metavar="DOLLARS",
+        help="for a GB that leaves the store (default: %(default)s, pods in its region)",
+    )
+    terms.add_argument(
+        "--store-latency",
+        type=_number(0),
+        default=default.latency_seconds * 1000,
+        metavar="MS",
+        help="from a GET to its first byte (default: %(default)s)",
+    )
+    terms.add_argument(
+        "--store-bandwidth",
+        type=_number(1e-3),
+        default=default.bytes_per_second / 1e6,
+        metavar="MB/S",
+        help="of one pod (default: %(default)s)",
+    )
+    terms.add_argument(
+        "--concurrency",
+        type=_whole(1),
+        default=default.concurrency,
+        metavar="N",
+        help="GETs of one pod under way at once (default: %(default)s)",
+    )
+    terms.add_argument(
+        "--compute-samples-per-second",
+        type=_number(1e-9),
+        metavar="RATE",
+        help="how fast the whole job trains if data is there: says which rows are I/O-bound",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
+    parser.add_argument("--plot", metavar="FILE", help="also draw GETs against co-batch, as .png or .svg")
+    add_store_options(parser)
+    parser.set_defaults(func=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from refill_service.analysis import recommend, sample_by_sample
+
+    if args.plot:
+        _check_plot(Path(args.plot))
+    analysis, pod_memory_bytes = _analysis(args)
+    rows, left_out = _simulated(analysis, _wanted(args))
+    chunk_size, reason = recommend(rows)
+    rows.append(sample_by_sample(analysis))
+    if args.json:
+        shape = analysis.shape
+        print(
+            json.dumps(
+                {
+                    "num_samples": shape.num_samples,
+                    "dataset_bytes": shape.total_bytes,
+                    "simulated_samples": shape.simulated,
+                    "memory_bytes": analysis.memory_bytes,
+                    "pods": analysis.num_pods,
+                    "pod_memory_bytes": pod_memory_bytes,
+                    "batch_size": analysis.batch_size,
+                    "group_order": analysis.group_order,
+                    "rows": [row.to_dict() for row in rows],
+                    "left_out": left_out,
+                    "recommended_chunk_size": chunk_size,
+                    "reason": reason,
+                }
+            )
+        )
+    else:
+        _print(analysis, pod_memory_bytes, rows, left_out, reason)
+    if args.plot:
+        from refill_service.analysis_plot import draw_frontier
+
+        draw_frontier(Path(args.plot), analysis, rows, chunk_size)
+    return 0
+
+
+def _wanted(args: argparse.Namespace) -> list[tuple[str, int]]:
+    return [("redox", k) for k in args.redox_chunk_sizes] + [("drain", k) for k in args.chunk_sizes]
+
+
+def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
+    """What to analyse, and the ``memory_bytes`` that a job needs on a pod to have that memory for chunks."""
+    from refill_service.analysis import Analysis, StoreTerms
+    from refill_service.settings import Settings
+
+    shape = _shape(args)
+    memory_bytes = _memory(args.memory, shape.total_bytes)
+    fields = Settings.model_fields
+    remote_fraction = fields["remote_memory_fraction"].default if args.pods > 1 else 0.0
+    for_chunks = 1 - remote_fraction - fields["in_flight_fraction"].default - fields["recent_fraction"].default
+    pod_memory_bytes = math.ceil(memory_bytes / args.pods / for_chunks)
+    analysis = Analysis(
+        shape,
+        memory_bytes,
+        num_pods=args.pods,
+        batch_size=args.batch_size,
+        group_order=args.group_order,
+        remote_bytes=int(pod_memory_bytes * remote_fraction),
+        store=StoreTerms(
+            dollars_per_1000_gets=args.get_price,
+            dollars_per_gb=args.gb_price,
+            latency_seconds=args.store_latency / 1000,
+            bytes_per_second=args.store_bandwidth * 1e6,
+            concurrency=args.concurrency,
+        ),
+        compute_samples_per_second=args.compute_samples_per_second,
+        seed=args.seed,
+    )
+    return analysis, pod_memory_bytes
+
+
+def _shape(args: argparse.Namespace) -> DatasetShape:
+    from refill_service.analysis import DatasetShape
+    from refill_service.datasets.commands import dataset_url, store_settings_of
+
+    if (args.dataset is None) == (args.samples is None):
+        raise InvalidInput("name a DATASET or give --samples N, one of them; see refill analyze --help")
+    if args.dataset is None:
+        return DatasetShape.uniform(args.samples, _size("--sample-bytes", args.sample_bytes), args.simulate_samples)
+    return asyncio.run(_shape_of(dataset_url(args.dataset), store_settings_of(args), args.simulate_samples))
+
+
+async def _shape_of(url: str, settings: StoreSettings, most_simulated: int) -> DatasetShape:
+    """From the index alone: its blobs, and the lengths of its first samples."""
+    import numpy as np
+
+    from refill_service.analysis import DatasetShape
+    from refill_service.datasets.dataset_reader import Dataset
+
+    dataset = await Dataset.open(url, settings)
+    try:
+        simulated = min(dataset.num_samples, most_simulated)
+        records = await dataset.load_records(0, simulated)
+        first_sample = np.unique(np.minimum(dataset.blobs.first_sample, simulated))
+        return DatasetShape(dataset.num_samples, dataset.index.sample_bytes, first_sample, records.length)
+    finally:
+        await dataset.close()
+
+
+def _simulated(analysis: Analysis, wanted: list[tuple[str, int]]) -> tuple[list[Row], list[str]]:
+    """The rows that can be had, and for each of the others why not."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from refill_service.analysis import analyze
+
+    rows: list[Row] = []
+    left_out: list[str] = []
+    console = Console(stderr=True)
+    with (
+        Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
+        ProcessPoolExecutor(min(len(wanted), _num_cores())) as pool,
+    ):
+        task = bar.add_task("epochs", total=len(wanted))
+        running = [pool.submit(analyze, analysis, policy, chunk_size) for policy, chunk_size in wanted]
+        for (policy, chunk_size), row in zip(wanted, running, strict=True):
+            try:
+                rows.append(row.result())
+            except (InvalidInput, MemoryTooSmall) as error:
+                left_out.append(f"{policy} K={chunk_size}: {error}")
+                failed = error
+            bar.advance(task)
+    if not rows:
+        raise failed
+    return rows, left_out
+
+
+def _num_cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _print(analysis: Analysis, pod_memory_bytes: int, rows: list[Row], left_out: list[str], reason: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from refill_service.datasets.progress import bytes_text
+
+    shape, store = analysis.shape, analysis.store
+    print(
+        f"{shape.num_samples:,} samples, {bytes_text(shape.total_bytes)};"
+        f" memory for chunks {bytes_text(analysis.memory_bytes)} ({analysis.memory_fraction:.1%} of the dataset)"
+        f" over {analysis.num_pods} pod{'s' * (analysis.num_pods > 1)}; batches of {analysis.batch_size};"
+        f" {analysis.group_order} groups"
+    )
+    print(f"a job needs memory_bytes={pod_memory_bytes} on each pod for that, buffers included")
+    print(
+        f"store: ${store.dollars_per_1000_gets:g} for 1,000 GETs, ${store.dollars_per_gb:g} a GB; a pod has"
+        f" {store.latency_seconds * 1000:g} ms to the first byte, {store.bytes_per_second / 1e6:g} MB/s,"
+        f" {store.concurrency} GETs at once; times are floors"
+    )
+    if shape.simulated < shape.num_samples:
+        print(f"simulated on the first {shape.simulated:,} samples with the same part of memory, and scaled")
+    print()
+    table = Table(box=None, pad_edge=False)
+    for name in ("policy", "K"):
+        table.add_column(name)
+    for name in (
+        "GETs", "/64", "bytes read", "cost", "held (mean)", "distance", "co-batch", "RL", "first batch", "epoch",
+    ):  # fmt: skip
+        table.add_column(name, justify="right")
+    for row in rows:
+        bound = "" if row.io_bound is None else " I/O" if row.io_bound else " compute"
+        table.add_row(
+            row.policy,
+            str(row.chunk_size),
+            f"{row.gets:,.0f}",
+            f"{row.gets_per_64_samples:.2f}",
+            f"{row.read_amplification:.2f}x",
+            f"${row.store_dollars:,.3g}",
+            f"{bytes_text(row.held_peak_bytes)} ({bytes_text(row.held_mean_bytes)})" if row.held_peak_bytes else "-",
+            f"{row.distance:.3f}",
+            f"{row.co_batch:.2f}",
+            f"{row.randomization_level:.2%}",
+            _time_text(row.first_batch_seconds),
+            _time_text(row.epoch_seconds) + bound,
+        )
+    Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False).print(table)
+    print()
+    for line in left_out:
+        print(f"left out: {line}")
+    print(f"recommended: {reason}")
+
+
+def _time_text(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _check_plot(path: Path) -> None:
+    """Before minutes are spent on what can't be drawn."""
+    if path.suffix.lower() not in _PLOT_KINDS:
+        raise InvalidInput(f"--plot {path}: write a file that ends in .png or .svg")
+    if not path.resolve().parent.is_dir():
+        raise InvalidInput(f"--plot {path}: there is no folder {path.resolve().parent}")
+    from refill_service.analysis_plot import require_matplotlib
+
+    require_matplotlib()
+
+
+def _memory(given: str, total_bytes: int) -> int:
+    text = given.strip()
+    if not text.endswith("%"):
+        return _size("--memory", given)
+    try:
+        percent = float(text[:-1])
+    except ValueError:
+        percent = math.nan
+    if not 0 < percent <= 100:
+        raise InvalidInput(f"--memory {given!r} is not a part of the dataset; write for example 10% or 64GiB")
+    return max(1, int(total_bytes * percent / 100))
+
+
+def _size(option: str, given: str) -> int:
+    from refill_service.settings import parse_bytes
+
+    try:
+        size = int(parse_bytes(given))
+    except ValueError as error:
+        raise InvalidInput(f"{option}: {error}") from error
+    if size < 1:
+        raise InvalidInput(f"{option} must be at least 1 byte, got {given!r}")
+    return size
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
+        return value
+
+    return parse
+
+
+def _wholes(text: str) -> list[int]:
+    return sorted({_whole(1)(part) for part in text.split(",")})
+
+
+def _number(least: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"must be at least {least:g}, got {text}")
+        return value
+
+    return parse
