@@ -133,6 +133,11 @@ class Analysis:
     def memory_fraction(self) -> float:
         return min(1.0, self.memory_bytes / self.shape.total_bytes)
 
+    @property
+    def simulated_window(self) -> int:
+        """P, the same part of an epoch as in the real one; one pod has nobody to send ahead to."""
+        return self.prefetch_window * self.shape.simulated // self.shape.num_samples if self.num_pods > 1 else 0
+
 
 @dataclass(frozen=True)
 class Row:
@@ -171,7 +176,7 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     shape, num_pods = analysis.shape, analysis.num_pods
     lengths = shape.lengths
     simulated_bytes = int(lengths.sum())
-    # The same part of the dataset fits into memory, and of a pod's remote memory is left the same part, too.
+    # What is simulated has the same part of memory, of remote memory and of the window as the whole.
     scale = shape.total_bytes / simulated_bytes
     layout = ChunkLayout(shape.first_sample, chunk_size)
     traces = KeyedTraces(shape.simulated, num_pods, seed=analysis.seed)
@@ -182,7 +187,7 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     for owner in owners:
         refills_arrived(owner, owner.start())
     ranks = [Rank(traces, rank, owners, int(analysis.remote_bytes / scale)) for rank in range(num_pods)]
-    window = analysis.prefetch_window if num_pods > 1 else 0
+    window = analysis.simulated_window
 
     place_of = np.empty(shape.simulated, dtype=np.int64)
     sizes = lengths.tolist()
@@ -270,8 +275,9 @@ def _owner(
         num_abstract_chunks = abstract_chunks_for_budget(share.num_chunks, float(chunk_bytes.mean()), abstract_bytes)
         if num_abstract_chunks == 0 or int(chunk_bytes.max()) > abstract_bytes:
             raise MemoryTooSmall(
-                f"memory too small: a pod's part, {abstract_bytes:,} bytes for {share.num_samples:,} samples, does not"
-                f" hold its largest chunk of {layout.chunk_size}, {int(chunk_bytes.max()):,} bytes"
+                f"memory too small: {abstract_bytes:,} bytes for the {share.num_samples:,} samples of a pod do not hold"
+                f" its largest chunk of {layout.chunk_size}, {int(chunk_bytes.max()):,} bytes: raise the memory or"
+                " lower the chunk size"
             )
     return new_epoch(
         policy,
@@ -280,7 +286,7 @@ def _owner(
         lengths,
         capacity_bytes=abstract_bytes,
         refill="best",
-        prefetch_window=analysis.prefetch_window if analysis.num_pods > 1 else 0,
+        prefetch_window=analysis.simulated_window,
         key=f"analysis {analysis.seed} {pod}",
     )
 
@@ -374,5 +380,6 @@ def recommend(rows: Sequence[Row]) -> tuple[int | None, str]:
         return chosen.chunk_size, f"drain with K={chosen.chunk_size}: the fewest GETs with {bounds} ({figures})"
     return (
         chosen.chunk_size,
-        f"drain with K={chosen.chunk_size}, the smallest, but no K has {bounds} ({figures}): give more memory",
+        f"drain with K={chosen.chunk_size}, the smallest, but no K has {bounds} ({figures}): give more memory or"
+        " try smaller chunks",
     )

@@ -63,7 +63,6 @@ def draw_frontier(path: Path, analysis: Analysis, rows: Sequence[Row], recommend
     axes.axhspan(
         least / 1.25, MOST_CO_BATCH, color="#2ca02c", alpha=0.08, lw=0, label=f"co-batch at most {MOST_CO_BATCH}"
     )
-    axes.axhline(1, color="#555555", lw=0.8, ls=":")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.set_minor_formatter(NullFormatter())
@@ -84,11 +83,15 @@ def draw_frontier(path: Path, analysis: Analysis, rows: Sequence[Row], recommend
 
 
 def _legend(policy: str) -> str:
-    return {"drain": "drain", "redox": "redox", "none": "no cache: a GET for every sample"}[policy]
+    return {
+        "drain": "drain: reads the dataset once",
+        "redox": "redox, with how often it reads the dataset",
+        "none": "no cache: a GET for every sample",
+    }[policy]
 
 
 def _label(row: Row) -> str:
     if row.policy == "none":
         return "no cache"
-    read = f", reads {row.read_amplification:.1f}x" if row.read_amplification > 1.005 else ""
-    return f"{'redox ' if row.policy == 'redox' else ''}K={row.chunk_size}{read}"
+    read = f"\n{row.read_amplification:.1f}x" if row.policy == "redox" else ""
+    return f"K={row.chunk_size}{read}"

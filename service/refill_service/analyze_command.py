@@ -6,13 +6,15 @@ import argparse
 import asyncio
 import json
 import math
+import os
+import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refill.errors import InvalidInput, MemoryTooSmall
+from refill.errors import InvalidInput, MemoryTooSmall, RefillError
 
 if TYPE_CHECKING:
     from refill_service.analysis import Analysis, DatasetShape, Row
@@ -45,7 +47,9 @@ def add_command(commands: Any) -> None:
         metavar="SIZE",
         help="for chunks, over all pods: 64GiB, 500MB or a part of the dataset (default: 10%%)",
     )
-    parser.add_argument("--pods", type=_whole(1), default=1, metavar="N", help="each the home of one rank (default: 1)")
+    parser.add_argument(
+        "--pods", type=_whole(1, 10_000), default=1, metavar="N", help="each the home of one rank (default: 1)"
+    )
     parser.add_argument(
         "--batch-size",
         type=_whole(2),
@@ -235,29 +239,33 @@ def _simulated(analysis: Analysis, wanted: list[tuple[str, int]]) -> tuple[list[
     from refill_service.analysis import analyze
 
     rows: list[Row] = []
-    left_out: list[str] = []
+    failures: list[tuple[int, str, RefillError]] = []
     console = Console(stderr=True)
     with (
         Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
-        ProcessPoolExecutor(min(len(wanted), _num_cores())) as pool,
+        # An interrupt is this process's to report.
+        ProcessPoolExecutor(
+            min(len(wanted), _num_cores()), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+        ) as pool,
     ):
         task = bar.add_task("epochs", total=len(wanted))
         running = [pool.submit(analyze, analysis, policy, chunk_size) for policy, chunk_size in wanted]
-        for (policy, chunk_size), row in zip(wanted, running, strict=True):
-            try:
-                rows.append(row.result())
-            except (InvalidInput, MemoryTooSmall) as error:
-                left_out.append(f"{policy} K={chunk_size}: {error}")
-                failed = error
-            bar.advance(task)
+        try:
+            for (policy, chunk_size), row in zip(wanted, running, strict=True):
+                try:
+                    rows.append(row.result())
+                except (InvalidInput, MemoryTooSmall) as error:
+                    failures.append((chunk_size, policy, error))
+                bar.advance(task)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
     if not rows:
-        raise failed
-    return rows, left_out
+        raise min(failures, key=lambda failure: failure[0])[2]
+    return rows, [f"{policy} K={chunk_size}: {error}" for chunk_size, policy, error in failures]
 
 
 def _num_cores() -> int:
-    import os
-
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -355,14 +363,15 @@ def _size(option: str, given: str) -> int:
     return size
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int = 2**62) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
+        if not least <= value <= most:
+            bound = f"at least {least}" if value < least else f"at most {most}"
+            raise argparse.ArgumentTypeError(f"must be {bound}, got {text}")
         return value
 
     return parse
