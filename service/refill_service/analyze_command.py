@@ -8,7 +8,6 @@ import json
 import math
 import os
 import signal
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -243,9 +242,9 @@ def _simulated(analysis: Analysis, wanted: list[tuple[str, int]]) -> tuple[list[
     console = Console(stderr=True)
     with (
         Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
-        # An interrupt is this process's to report.
+        # An interrupt ends the others at once, and is this process's to report.
         ProcessPoolExecutor(
-            min(len(wanted), _num_cores()), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+            min(len(wanted), _num_cores()), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)
         ) as pool,
     ):
         task = bar.add_task("epochs", total=len(wanted))
@@ -295,7 +294,7 @@ def _print(analysis: Analysis, pod_memory_bytes: int, rows: list[Row], left_out:
     for name in ("policy", "K"):
         table.add_column(name)
     for name in (
-        "GETs", "/64", "bytes read", "cost", "held (mean)", "distance", "co-batch", "RL", "first batch", "epoch",
+        "GETs", "/64", "bytes read", "cost", "held", "distance", "co-batch", "RL", "first batch", "epoch",
     ):  # fmt: skip
         table.add_column(name, justify="right")
     for row in rows:
@@ -307,14 +306,15 @@ def _print(analysis: Analysis, pod_memory_bytes: int, rows: list[Row], left_out:
             f"{row.gets_per_64_samples:.2f}",
             f"{row.read_amplification:.2f}x",
             f"${row.store_dollars:,.3g}",
-            f"{bytes_text(row.held_peak_bytes)} ({bytes_text(row.held_mean_bytes)})" if row.held_peak_bytes else "-",
+            bytes_text(row.held_peak_bytes) if row.held_peak_bytes else "-",
             f"{row.distance:.3f}",
             f"{row.co_batch:.2f}",
             f"{row.randomization_level:.2%}",
             _time_text(row.first_batch_seconds),
             _time_text(row.epoch_seconds) + bound,
         )
-    Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False).print(table)
+    # A narrow terminal breaks whole lines, which reads better than cells broken one by one.
+    Console(width=240, highlight=False, markup=False).print(table)
     print()
     for line in left_out:
         print(f"left out: {line}")

@@ -24,6 +24,7 @@ from refill_service.analysis import (
     recommend,
     sample_by_sample,
 )
+from refill_service.cli import main
 from refill_service.shuffle_measures import randomization_level, spread
 
 
@@ -229,3 +230,10 @@ class TestCommand:
         assert "simulated on the first 4,000 samples" in text
         assert "\nrecommended: drain with K=8" in text
         assert plot.read_bytes().startswith(b"\x89PNG")
+
+    def test_no_matplotlib(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        assert main(["analyze", "--samples", "900", "--plot", "frontier.png"]) == 2
+        printed = capsys.readouterr()
+        assert printed.err == "refill: matplotlib is not installed; --plot needs: pip install 'refill[plot]'\n"
+        assert printed.out == ""
