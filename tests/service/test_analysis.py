@@ -39,8 +39,8 @@ def uniform(num_samples: int, part: float = 0.1, **settings: Any) -> Analysis:
         ("redox", 64, 0.1, 8.9, 0.284, 1.66),
         ("drain", 16, 0.1, 4, 0.273, 2.1),
         ("drain", 8, 0.1, 8, 0.305, 1.5),
-        # The table's row held 10 % on average and up to 13 %. A pod keeps memory below its bound at all times, so it
-        # holds less than the bound on average, and needs 10.7 % for the same.
+        # The table's row bounds memory on average. A pod keeps below its bound at all times, holds less on average,
+        # and needs 10.7 % for the same; see docs/ANALYZE.md.
         ("drain", 64, 0.107, 1, 0.084, 5.3),
     ],
 )
