@@ -128,6 +128,11 @@ class Analysis:
         """P, the same part of an epoch as in the real one; one pod has nobody to send ahead to."""
         return self.prefetch_window * self.shape.simulated // self.shape.num_samples if self.num_pods > 1 else 0
 
+    @property
+    def simulated_batch(self) -> int:
+        """The same part of an epoch as in the real one; but in small batches too few pairs meet to be counted."""
+        return max(min(self.batch_size, 256), self.batch_size * self.shape.simulated // self.shape.num_samples)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -166,7 +171,7 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     shape, num_pods = analysis.shape, analysis.num_pods
     lengths = shape.lengths
     simulated_bytes = int(lengths.sum())
-    # What is simulated has the same part of memory, of remote memory and of the window as the whole.
+    # What is simulated has the same part of memory, of remote memory, of the window and of a batch as the whole.
     scale = shape.total_bytes / simulated_bytes
     layout = ChunkLayout(shape.first_sample, chunk_size)
     traces = KeyedTraces(shape.simulated, num_pods, seed=analysis.seed)
@@ -177,13 +182,12 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     for owner in owners:
         refills_arrived(owner, owner.start())
     ranks = [Rank(traces, rank, owners, int(analysis.remote_bytes / scale)) for rank in range(num_pods)]
-    window = analysis.simulated_window
 
     place_of = np.empty(shape.simulated, dtype=np.int64)
     sizes = lengths.tolist()
     delivered_bytes = 0
     held: list[int] = []
-    for place, sample in lockstep(owners, ranks, lengths, window):
+    for place, sample in lockstep(owners, ranks, lengths, analysis.simulated_window):
         if place % _HELD_EVERY == 0:
             held.append(sum(owner.counts.bytes_filled for owner in owners) - delivered_bytes)
         place_of[sample] = place
@@ -191,7 +195,7 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
 
     gets = sum(owner.counts.refills for owner in owners) * shape.num_samples / shape.simulated
     bytes_read = sum(owner.counts.bytes_read for owner in owners) * scale
-    distance, co_batch = spread(place_of, shape.first_sample, analysis.batch_size)
+    distance, co_batch = spread(place_of, shape.first_sample, analysis.simulated_batch)
     abstract_chunks = sum(owner.mapping.num_abstract_chunks for owner in owners) * scale / num_pods
     chunk_bytes = bytes_read / gets
     asked_first = -(-min(analysis.batch_size, shape.num_samples) // num_pods)
