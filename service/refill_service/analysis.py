@@ -1,314 +1,326 @@
-"""Which policy and K suit a dataset and its memory? What an epoch would cost, how long it takes, how well it shuffles.
+"""What would an epoch cost under each policy and chunk size, and how well would it shuffle?
 
-``analyze`` runs one epoch of the protocol core for a policy and chunk size, with one rank for each pod in lockstep and
-no I/O, and looks at the order that came out. Times are floors by a simple model, not measurements: see ``Analysis``.
+``analyze`` runs one epoch of the protocol core with no I/O (``simulation.lockstep``) and derives a :class:`Row`. Counts
+and shuffle measures are of that epoch; times are a floor that the store sets, see :func:`read_seconds`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from refill.errors import InvalidInput
-from refill_service.cache_core.drain_epoch import DrainEpoch
+from refill.errors import InvalidInput, MemoryTooSmall
+from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.epoch_order import KeyedTraces
 from refill_service.cache_core.owner_epoch import OwnerEpoch
 from refill_service.cache_core.policies import new_epoch
-from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.sample_mapping import (
     AbstractMapping,
     ChunkLayout,
     Int64Array,
     abstract_chunks_for_budget,
 )
+from refill_service.shuffle_measures import randomization_level, spread
+from refill_service.simulation import Rank, lockstep, refills_arrived
 
 __all__ = [
-    "MATES",
+    "LEAST_DISTANCE",
+    "MOST_CO_BATCH",
     "Analysis",
-    "Recommendation",
-    "Store",
-    "Workload",
+    "DatasetShape",
+    "Row",
+    "StoreTerms",
     "analyze",
-    "randomization_level",
+    "first_batch_gets",
+    "read_seconds",
     "recommend",
-    "spread",
+    "sample_by_sample",
 ]
 
-MATES = 64
-"""Chunk-mates are the samples of one run of so many neighbours in a blob, whatever K is."""
+MOST_CO_BATCH = 1.5
+LEAST_DISTANCE = 0.3
+"""0.9 of what a uniform shuffle has. With the bound above: what a recommended chunk size has to reach."""
 
-UNIFORM_DISTANCE = 1 / 3
-"""Mean distance of two samples of a uniform shuffle, as a part of the epoch."""
-
-_MOST_SUMMED = 10_000_000
-"""The randomization level is a sum over all samples."""
-
-ENOUGH_DISTANCE = 0.9 * UNIFORM_DISTANCE
-ENOUGH_CO_BATCH = 1.5
+_HELD_EVERY = 16
 
 
 @dataclass(frozen=True)
-class Workload:
-    """What is to be read, and with how much memory.
+class DatasetShape:
+    """How large a dataset is, and the part of it, from its start, that an epoch is simulated on."""
 
-    :param blob_samples: ``(num_blobs,)`` samples of each blob. One of them at least must hold two samples.
-    :param memory_share: part of the dataset that fits into the memory for chunks, of all pods together.
-    """
-
-    blob_samples: Int64Array
-    sample_bytes: float
-    memory_share: float
-    num_pods: int = 1
-    batch_size: int = 256
-    group_order: str = "consecutive"
-    seed: int = 1
+    num_samples: int
+    total_bytes: int
+    first_sample: Int64Array
+    """``(blobs + 1,)`` of the simulated part, as of :class:`ChunkLayout`."""
+    lengths: Int64Array
+    """``(simulated samples,)`` bytes of each."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_pods", 1), ("batch_size", 1)):
-            if getattr(self, name) < least:
-                raise InvalidInput(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not self.num_samples:
-            raise InvalidInput("the dataset has no samples: there is nothing to analyze")
-        if not self.memory_share > 0:
-            raise InvalidInput(f"memory must be more than nothing, got {self.memory_share:.3%} of the dataset")
+        if self.largest_blob < 2:
+            raise InvalidInput("no blob holds more than one sample: there are no chunks to choose a size of")
+        if not int(self.lengths.sum()):
+            raise InvalidInput("all samples are empty: there is nothing to cache")
+
+    @classmethod
+    def uniform(cls, num_samples: int, sample_bytes: int, most_simulated: int) -> DatasetShape:
+        """One blob of samples of one size."""
+        simulated = min(num_samples, most_simulated)
+        lengths = np.full(simulated, sample_bytes, dtype=np.int64)
+        return cls(num_samples, num_samples * sample_bytes, np.array([0, simulated], dtype=np.int64), lengths)
 
     @property
-    def num_samples(self) -> int:
-        return int(self.blob_samples.sum())
+    def simulated(self) -> int:
+        return len(self.lengths)
 
     @property
-    def total_bytes(self) -> float:
-        return self.num_samples * self.sample_bytes
-
-    def scaled_down(self, most_samples: int) -> Workload:
-        """Fewer blobs, so that an epoch is simulated in seconds; what is relative to the dataset stays as it is."""
-        if self.num_samples <= most_samples:
-            return self
-        upto = np.searchsorted(np.cumsum(self.blob_samples), most_samples, side="right")
-        kept = self.blob_samples[:upto] if upto else np.array([most_samples], dtype=np.int64)
-        return Workload(
-            kept, self.sample_bytes, self.memory_share, self.num_pods, self.batch_size, self.group_order, self.seed
-        )
+    def largest_blob(self) -> int:
+        """Samples of the largest blob."""
+        return int(np.diff(self.first_sample).max(initial=0))
 
 
 @dataclass(frozen=True)
-class Store:
-    """How fast the store is for one pod, and what it asks for. Prices are in the currency that they are given in."""
+class StoreTerms:
+    """What the store charges, and how fast it is; speeds are of one pod."""
 
-    latency_seconds: float = 0.025
-    bandwidth_bytes: float = 1e9
-    """A second, for each pod."""
+    dollars_per_1000_gets: float = 0.0004
+    dollars_per_gb: float = 0.0
+    latency_seconds: float = 0.03
+    """From a GET to its first byte."""
+    bytes_per_second: float = 1e9
     concurrency: int = 32
-    """GETs in flight, of each pod."""
-    price_per_1000_gets: float = 0.0004
-    price_per_gb: float = 0.0
+    """GETs under way at once."""
+
+    def dollars(self, gets: float, num_bytes: float) -> float:
+        return gets / 1000 * self.dollars_per_1000_gets + num_bytes / 1e9 * self.dollars_per_gb
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """One policy at one K, for a whole epoch of the dataset.
+    """What to analyse."""
 
-    Times are floors. To the first batch: one round trip to the store, then the chunks that the batch needs at the pods'
-    bandwidth. For the epoch: at each pod the larger of its bytes over its bandwidth and its GETs times the time of one
-    over those in flight.
-    """
+    shape: DatasetShape
+    memory_bytes: int
+    """For chunks, over all pods."""
+    num_pods: int = 1
+    """Each the home of one rank."""
+    batch_size: int = 256
+    """Samples of one training step, over all ranks."""
+    group_order: str = JobSpec.group_order
+    prefetch_window: int = JobSpec.prefetch_window
+    remote_bytes: int = 0
+    """What a home pod can hold of what owners send ahead."""
+    store: StoreTerms = StoreTerms()
+    compute_samples_per_second: float | None = None
+    """How fast the job would train if data were always there; None: nothing is said of it."""
+    seed: int = 1
+
+    @property
+    def memory_fraction(self) -> float:
+        return min(1.0, self.memory_bytes / self.shape.total_bytes)
+
+    @property
+    def simulated_window(self) -> int:
+        """P, the same part of an epoch as in the real one; one pod has nobody to send ahead to."""
+        return self.prefetch_window * self.shape.simulated // self.shape.num_samples if self.num_pods > 1 else 0
+
+    @property
+    def simulated_batch(self) -> int:
+        """The same part of an epoch as in the real one; but in small batches too few pairs meet to be counted."""
+        return max(min(self.batch_size, 256), self.batch_size * self.shape.simulated // self.shape.num_samples)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy and chunk size; counts and bytes are of one epoch, over all pods."""
 
     policy: str
     chunk_size: int
     gets: float
-    """GETs of an epoch, over all pods."""
-    gets_per_sample: float
+    gets_per_64_samples: float
+    bytes_read: float
     read_amplification: float
-    cost: float
-    """Of an epoch's GETs and bytes."""
-    resident_bytes: float
-    """Most bytes of samples in abstract memory at once, at one pod."""
+    store_dollars: float
+    held_peak_bytes: float
+    """The most bytes of samples that the pods held together: in abstract memory, and sent ahead."""
+    held_mean_bytes: float
     distance: float
-    """Mean distance of chunk-mates in the epoch; 0.333 when shuffled uniformly."""
     co_batch: float
-    """How often two chunk-mates meet in a batch, 1 when shuffled uniformly."""
     randomization_level: float
-    """DeepIO's, 0 to 1."""
     first_batch_seconds: float
+    read_seconds: float
+    """What the store needs for the epoch's reads."""
     epoch_seconds: float
+    """The larger of that and the time to compute, from the first batch on."""
+    io_bound: bool | None
+    """Whether the store needs longer than the training; None: its speed was not given."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
 
 
-@dataclass(frozen=True)
-class Recommendation:
-    chunk_size: int
-    reason: str
+def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
+    """Simulate one epoch.
 
-
-def analyze(workload: Workload, policy: str, chunk_size: int, store: Store, most_samples: int = 131_072) -> Analysis:
-    """Raises :class:`InvalidInput` when no blob holds a chunk, or the memory holds none.
-
-    :param most_samples: of a larger dataset, so many samples are simulated.
+    Raises :class:`InvalidInput` when no blob holds a chunk, :class:`MemoryTooSmall` when a pod's memory holds none.
     """
-    small = workload.scaled_down(most_samples)
-    run = _Run(small, policy, chunk_size)
-    counts = [owner.counts for owner in run.owners]
-    gets_per_sample = sum(count.refills for count in counts) / small.num_samples
-    amplification = sum(count.samples_read for count in counts) / small.num_samples
-    gets = gets_per_sample * workload.num_samples
-    read_bytes = amplification * workload.total_bytes
-    distance, co_batch = spread(run.position, run.batch, small)
-    chunk_bytes = chunk_size * workload.sample_bytes
-    get_seconds = store.latency_seconds + chunk_bytes / store.bandwidth_bytes
-    pods = workload.num_pods
-    return Analysis(
+    shape, num_pods = analysis.shape, analysis.num_pods
+    lengths = shape.lengths
+    simulated_bytes = int(lengths.sum())
+    # What is simulated has the same part of memory, of remote memory, of the window and of a batch as the whole.
+    scale = shape.total_bytes / simulated_bytes
+    layout = ChunkLayout(shape.first_sample, chunk_size)
+    traces = KeyedTraces(shape.simulated, num_pods, seed=analysis.seed)
+    owners = [
+        _owner(policy, layout, traces, pod, analysis, int(analysis.memory_bytes / scale) // num_pods)
+        for pod in range(num_pods)
+    ]
+    for owner in owners:
+        refills_arrived(owner, owner.start())
+    ranks = [Rank(traces, rank, owners, int(analysis.remote_bytes / scale)) for rank in range(num_pods)]
+
+    place_of = np.empty(shape.simulated, dtype=np.int64)
+    sizes = lengths.tolist()
+    delivered_bytes = 0
+    held: list[int] = []
+    for place, sample in lockstep(owners, ranks, lengths, analysis.simulated_window):
+        if place % _HELD_EVERY == 0:
+            held.append(sum(owner.counts.bytes_filled for owner in owners) - delivered_bytes)
+        place_of[sample] = place
+        delivered_bytes += sizes[sample]
+
+    gets = sum(owner.counts.refills for owner in owners) * shape.num_samples / shape.simulated
+    bytes_read = sum(owner.counts.bytes_read for owner in owners) * scale
+    distance, co_batch = spread(place_of, shape.first_sample, analysis.simulated_batch)
+    abstract_chunks = sum(owner.mapping.num_abstract_chunks for owner in owners) * scale / num_pods
+    chunk_bytes = bytes_read / gets
+    asked_first = -(-min(analysis.batch_size, shape.num_samples) // num_pods)
+    return _row(
+        analysis,
+        policy=policy,
+        chunk_size=chunk_size,
+        gets=gets,
+        bytes_read=bytes_read,
+        held_peak_bytes=max(held) * scale,
+        held_mean_bytes=sum(held) / len(held) * scale,
+        distance=distance,
+        co_batch=co_batch,
+        randomization_level=randomization_level(shape.num_samples, analysis.memory_fraction),
+        first_batch_seconds=read_seconds(
+            first_batch_gets(policy, asked_first, chunk_size, abstract_chunks), chunk_bytes, analysis.store
+        ),
+    )
+
+
+def sample_by_sample(analysis: Analysis) -> Row:
+    """What the same epoch takes with no cache: a true shuffle, and a GET for every sample."""
+    shape = analysis.shape
+    sample_bytes = shape.total_bytes / shape.num_samples
+    asked_first = -(-min(analysis.batch_size, shape.num_samples) // analysis.num_pods)
+    return _row(
+        analysis,
+        policy="none",
+        chunk_size=1,
+        gets=shape.num_samples,
+        bytes_read=shape.total_bytes,
+        held_peak_bytes=0.0,
+        held_mean_bytes=0.0,
+        distance=1 / 3,
+        co_batch=1.0,
+        randomization_level=1.0,
+        first_batch_seconds=read_seconds(asked_first, sample_bytes, analysis.store),
+    )
+
+
+def _row(analysis: Analysis, *, gets: float, bytes_read: float, first_batch_seconds: float, **measured: Any) -> Row:
+    shape, store = analysis.shape, analysis.store
+    reading = read_seconds(gets / analysis.num_pods, bytes_read / gets, store)
+    epoch_seconds, io_bound = reading, None
+    if analysis.compute_samples_per_second is not None:
+        computing = shape.num_samples / analysis.compute_samples_per_second
+        epoch_seconds, io_bound = max(reading, first_batch_seconds + computing), reading > computing
+    return Row(
+        gets=gets,
+        gets_per_64_samples=gets * 64 / shape.num_samples,
+        bytes_read=bytes_read,
+        read_amplification=bytes_read / shape.total_bytes,
+        store_dollars=store.dollars(gets, bytes_read),
+        first_batch_seconds=first_batch_seconds,
+        read_seconds=reading,
+        epoch_seconds=epoch_seconds,
+        io_bound=io_bound,
+        **measured,
+    )
+
+
+def _owner(
+    policy: str, layout: ChunkLayout, traces: KeyedTraces, pod: int, analysis: Analysis, abstract_bytes: int
+) -> OwnerEpoch:
+    """As a pod makes it for a job with so many bytes for chunks."""
+    share = layout.share(pod, analysis.num_pods)
+    lengths = analysis.shape.lengths[share.first_sample : share.end_sample]
+    num_abstract_chunks = 0
+    if share.num_chunks:
+        chunk_bytes = np.add.reduceat(lengths, share.starts[:-1] - share.first_sample)
+        num_abstract_chunks = abstract_chunks_for_budget(share.num_chunks, float(chunk_bytes.mean()), abstract_bytes)
+        if num_abstract_chunks == 0 or int(chunk_bytes.max()) > abstract_bytes:
+            raise MemoryTooSmall(
+                f"memory too small: {abstract_bytes:,} bytes for the {share.num_samples:,} samples of a pod do not hold"
+                f" its largest chunk of {layout.chunk_size}, {int(chunk_bytes.max()):,} bytes: raise the memory or"
+                " lower the chunk size"
+            )
+    return new_epoch(
         policy,
-        chunk_size,
-        gets,
-        gets_per_sample,
-        amplification,
-        gets / 1000 * store.price_per_1000_gets + read_bytes / 1e9 * store.price_per_gb,
-        run.most_held / small.num_samples * workload.total_bytes,
-        distance,
-        co_batch,
-        randomization_level(min(workload.num_samples, _MOST_SUMMED), workload.memory_share),
-        store.latency_seconds + run.first_batch_chunks * chunk_bytes / store.bandwidth_bytes,
-        max(read_bytes / pods / store.bandwidth_bytes, gets / pods * get_seconds / store.concurrency),
+        AbstractMapping(share, num_abstract_chunks, analysis.group_order),
+        traces,
+        lengths,
+        capacity_bytes=abstract_bytes,
+        refill="best",
+        prefetch_window=analysis.simulated_window,
+        key=f"analysis {analysis.seed} {pod}",
     )
 
 
-def recommend(rows: Sequence[Analysis]) -> Recommendation | None:
-    """The largest K of ``drain``, so the fewest GETs, that shuffles almost as well as a uniform shuffle does.
+def first_batch_gets(policy: str, asked: int, chunk_size: int, abstract_chunks: float) -> int:
+    """GETs of one pod before it can answer the first ``asked`` requests of a job, with nothing in memory.
 
-    None when no row is of ``drain``.
+    ``drain`` answers from whatever comes first. ``redox`` answers from the slot that is asked for, so that it reads a
+    chunk for every abstract chunk that the requests touch: of M, 1 - (1 - 1/M)**asked are expected to be.
     """
-    drain = sorted((row for row in rows if row.policy == "drain"), key=lambda row: -row.chunk_size)
-    for row in drain:
-        if row.co_batch <= ENOUGH_CO_BATCH and row.distance >= ENOUGH_DISTANCE:
-            return Recommendation(
-                row.chunk_size,
-                f"the fewest GETs with a co-batch ratio of at most {ENOUGH_CO_BATCH:g} and a distance of at least"
-                f" {ENOUGH_DISTANCE:.2f}",
-            )
+    if policy == "drain":
+        return -(-asked // chunk_size)
+    return max(1, round(abstract_chunks * -math.expm1(asked * math.log1p(-1 / max(abstract_chunks, 1 + 1e-9)))))
+
+
+def read_seconds(gets: float, chunk_bytes: float, store: StoreTerms) -> float:
+    """The least time in which one pod can read so many chunks; a floor, not a measurement.
+
+    Two things bound it. Each of the GETs under way at once takes a latency and its transfer, one after the other; and
+    after the first latency all bytes come through the pod's bandwidth. The larger counts. Left out: what GETs under
+    way at once take from each other, retries, waits of the training loop for reads that were not ordered ahead.
+    """
+    transfer = chunk_bytes / store.bytes_per_second
+    rounds = math.ceil(gets / store.concurrency)
+    return max(rounds * (store.latency_seconds + transfer), store.latency_seconds + gets * transfer)
+
+
+def recommend(rows: Sequence[Row]) -> tuple[int | None, str]:
+    """``(K, the reason in one line)``: of ``drain``, the largest K that still shuffles well; None without such rows."""
+    drain = sorted((row for row in rows if row.policy == "drain"), key=lambda row: row.chunk_size)
     if not drain:
-        return None
-    return Recommendation(
-        drain[-1].chunk_size,
-        f"the smallest; no K keeps the co-batch ratio at {ENOUGH_CO_BATCH:g} or below: more memory shuffles better",
+        return None, "no row of policy drain to recommend"
+    good = [row for row in drain if row.co_batch <= MOST_CO_BATCH and row.distance >= LEAST_DISTANCE]
+    chosen = good[-1] if good else drain[0]
+    figures = f"co-batch {chosen.co_batch:.2f}, distance {chosen.distance:.3f}"
+    bounds = f"co-batch <= {MOST_CO_BATCH} and distance >= {LEAST_DISTANCE}"
+    if good:
+        return chosen.chunk_size, f"drain with K={chosen.chunk_size}: the fewest GETs with {bounds} ({figures})"
+    return (
+        chosen.chunk_size,
+        f"drain with K={chosen.chunk_size}, the smallest, but no K has {bounds} ({figures}): give more memory or"
+        " try smaller chunks",
     )
-
-
-def randomization_level(num_samples: int, memory_share: float) -> float:
-    """DeepIO's randomization level, 0 to 1 (DeepIO, IPDPS'18, 4.2: entropy of the order against a uniform shuffle's).
-
-    RL = sum Q(i) log2 P(i, r) / sum Q(i) log2 Q(i), with Q(i) = 1 / (N - i), r = i div N_mem and
-    P(i, r) = [1 / (1/R - r)] / (N_mem - i mod N_mem): memory is filled with one of the parts of the dataset that are
-    left, then emptied at random. It knows the share R of the dataset that is in memory, and neither policy nor K.
-    """
-    if memory_share >= 1:
-        return 1.0
-    in_memory = max(1, round(num_samples * memory_share))
-    i = np.arange(num_samples, dtype=np.float64)
-    loads, place = np.divmod(i, in_memory)
-    uniform = 1 / (num_samples - i)
-    # The last load may be smaller than the others: at least one part is left, and no more samples than there are.
-    parts_left = np.maximum(1, 1 / memory_share - loads)
-    left_in_memory = np.minimum(in_memory - place, num_samples - i)
-    chosen = 1 / (parts_left * left_in_memory)
-    return float((uniform * np.log2(chosen)).sum() / (uniform * np.log2(uniform)).sum())
-
-
-class _Run:
-    """One epoch, one rank for each pod in lockstep: where each sample came, and what was read and held."""
-
-    def __init__(self, workload: Workload, policy: str, chunk_size: int) -> None:
-        first_sample = np.concatenate([[0], np.cumsum(workload.blob_samples)])
-        layout = ChunkLayout(first_sample, chunk_size)
-        pods = workload.num_pods
-        capacity = int(workload.memory_share * workload.num_samples / pods)
-        traces = KeyedTraces(workload.num_samples, pods, seed=workload.seed)
-        self._policy, self._chunk_size = policy, chunk_size
-        self.owners = [self._owner(layout, pod, workload, capacity, traces) for pod in range(pods)]
-        self.position = np.full(workload.num_samples, -1, dtype=np.int64)
-        """``(num_samples,)`` where each sample came in the epoch."""
-        self.most_held = 0
-        """Most samples in memory at one pod."""
-        self.first_batch_chunks = 0
-        """Most chunks that a pod has to read for the first batch of every rank."""
-        self._in_memory = [0] * pods
-        for pod, owner in enumerate(self.owners):
-            self._arrive(pod, owner.start())
-        self._run(traces, np.array([owner.mapping.share.end_sample for owner in self.owners]), workload.batch_size)
-        self.batch = self.position // (pods * workload.batch_size) * pods + self.position % pods
-        """``(num_samples,)`` the batch in which each sample came."""
-
-    def _owner(
-        self, layout: ChunkLayout, pod: int, workload: Workload, capacity: int, traces: KeyedTraces
-    ) -> OwnerEpoch:
-        share = layout.share(pod, workload.num_pods)
-        num_abstract_chunks = abstract_chunks_for_budget(share.num_chunks, layout.chunk_size, capacity)
-        if share.num_chunks and not num_abstract_chunks:
-            raise InvalidInput(
-                f"memory of {capacity:,} samples at each pod holds no chunk of {layout.chunk_size}: give more memory or"
-                " a smaller chunk size"
-            )
-        return new_epoch(
-            self._policy,
-            AbstractMapping(share, num_abstract_chunks, workload.group_order),
-            traces,
-            np.ones(share.num_samples, dtype=np.int64),
-            capacity_bytes=capacity,
-            refill="best",
-            prefetch_window=0,
-            key=f"analysis {workload.seed} {pod}",
-        )
-
-    def _run(self, traces: KeyedTraces, ends: Int64Array, batch_size: int) -> None:
-        pods = len(self.owners)
-        length = traces.length(0)
-        first_chunks = [0] * pods
-        asked, repeats = (
-            np.stack(each, axis=1).reshape(-1)
-            for each in zip(*(traces.asked(rank, np.arange(length)) for rank in range(pods)), strict=True)
-        )
-        of_pod = np.searchsorted(ends, asked, side="right")
-        for pod, owner in enumerate(self.owners):
-            asked[of_pod == pod] -= owner.mapping.share.first_sample
-        locations = np.empty_like(asked)
-        for pod, owner in enumerate(self.owners):
-            locations[of_pod == pod] = owner.mapping.locations(asked[of_pod == pod])
-        first = [owner.mapping.share.first_sample for owner in self.owners]
-        columns = (of_pod.tolist(), asked.tolist(), locations.tolist(), repeats.tolist())
-        for place, (pod, sample, location, repeat) in enumerate(zip(*columns, strict=True)):
-            if repeat:
-                continue
-            answer, refills = self.owners[pod].take_one(sample, location)
-            self.position[first[pod] + answer] = place
-            self._in_memory[pod] -= 1
-            self._arrive(pod, refills)
-            if place < pods * batch_size:
-                first_chunks[pod] += 1 if isinstance(self.owners[pod], DrainEpoch) else len(refills)
-        per_chunk = self._chunk_size if self._policy == "drain" else 1
-        self.first_batch_chunks = max(math.ceil(count / per_chunk) for count in first_chunks)
-
-    def _arrive(self, pod: int, refills: list[Refill]) -> None:
-        for refill in refills:
-            self.owners[pod].refill_arrived(refill)
-            self._in_memory[pod] += len(refill.samples)
-        self.most_held = max(self.most_held, self._in_memory[pod])
-
-
-def spread(position: Int64Array, batch: Int64Array, workload: Workload) -> tuple[float, float]:
-    """``(mean distance, co-batch ratio)`` of runs of ``MATES`` neighbours, or of a blob if that is smaller."""
-    first = np.concatenate([[0], np.cumsum(workload.blob_samples)])
-    size = min(MATES, int(workload.blob_samples.max()))
-    starts = np.concatenate([np.arange(a, b - size + 1, size) for a, b in pairwise(first)])
-    runs = starts[:, None] + np.arange(size)
-    pairs, num_samples = size * (size - 1), workload.num_samples
-    if not pairs:
-        return UNIFORM_DISTANCE, 1.0
-    # Of sorted numbers, the sum of all distances follows from their ranks.
-    weights = 2 * (2 * np.arange(size) - size + 1)
-    distance = float((np.sort(position[runs], axis=1) * weights).sum() / pairs / len(runs) / num_samples)
-    batches = batch[runs]
-    meetings = float(np.mean([((run[:, None] == run[None, :]).sum() - size) / pairs for run in batches]))
-    uniform = (min(workload.batch_size, num_samples) - 1) / (num_samples - 1)
-    return distance, meetings / uniform if uniform else 1.0

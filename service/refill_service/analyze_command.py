@@ -1,63 +1,70 @@
-"""``refill analyze``: arguments in; a table, a recommendation, JSON or a plot out."""
+"""``refill analyze``: arguments in; a table with a recommended chunk size, JSON or a plot out."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import json
-import sys
-from collections.abc import Sequence
+import math
+import os
+import signal
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from refill.errors import InvalidInput, MemoryTooSmall, RefillError
 
-from refill.errors import InvalidInput, RefillError
-from refill_service.analysis import (
-    ENOUGH_CO_BATCH,
-    MATES,
-    UNIFORM_DISTANCE,
-    Analysis,
-    Recommendation,
-    Store,
-    Workload,
-    analyze,
-    recommend,
-)
-from refill_service.datasets.commands import add_store_options, store_settings_of
-from refill_service.settings import Settings, parse_bytes
+if TYPE_CHECKING:
+    from refill_service.analysis import Analysis, DatasetShape, Row
+    from refill_service.object_store.store_settings import StoreSettings
 
 __all__ = ["add_command"]
 
-_REDOX_CHUNK_SIZE = 64
-_SIMULATED_SAMPLES = 131_072
+_PLOT_KINDS = (".png", ".svg")
 
 
 def add_command(commands: Any) -> None:
+    from refill_service.analysis import StoreTerms
+    from refill_service.datasets.commands import add_store_options
+
     parser = commands.add_parser(
         "analyze",
-        help="which chunk size suits a dataset and its memory: cost, time and quality of the shuffle",
-        description="Simulate an epoch for policy redox and for drain at several chunk sizes, compare what they cost"
-        " and how well they shuffle, and recommend a chunk size. Times are floors by a simple model: docs/ANALYZE.md.",
-        epilog="example: refill analyze s3://datasets/imagenet --memory 12GiB --pods 3 --plot frontier.svg",
+        help="what an epoch would cost and how well it would shuffle, by policy and chunk size; recommends one",
+        description="Simulate an epoch of the protocol core, with no I/O, for policy redox and for drain at several"
+        " chunk sizes. docs/ANALYZE.md explains every column.",
+        epilog="example: refill analyze s3://datasets/imagenet --memory 64GiB --pods 4 --batch-size 1024",
     )
-    parser.add_argument("dataset", nargs="?", metavar="DATASET", help="s3://bucket/prefix, file:///folder, or a path")
-    parser.add_argument("--samples", type=int, metavar="N", help="in place of a dataset: so many samples in one blob")
+    parser.add_argument("dataset", metavar="DATASET", nargs="?", help="s3://bucket/prefix, file:///folder, or a path")
+    parser.add_argument("--samples", type=_whole(2), metavar="N", help="in place of DATASET: one with so many samples")
     parser.add_argument(
-        "--sample-bytes", default="100kB", metavar="B", help="with --samples, bytes of a sample (default: 100kB)"
+        "--sample-bytes", default="100kB", metavar="SIZE", help="with --samples, of each (default: %(default)s)"
     )
     parser.add_argument(
         "--memory",
         default="10%",
-        metavar="B",
-        help="memory for chunks, of all pods together: 12GiB, or a part of the dataset (default: 10%%)",
+        metavar="SIZE",
+        help="for chunks, over all pods: 64GiB, 500MB or a part of the dataset (default: 10%%)",
     )
-    parser.add_argument("--pods", type=int, default=1, help="pods, each the home of one rank (default: 1)")
-    parser.add_argument("--batch-size", type=int, default=256, metavar="B", help="samples of a batch (default: 256)")
     parser.add_argument(
-        "--chunk-sizes", default="4,8,16,32,64,128", metavar="K,...", help="for drain (default: 4,8,16,32,64,128)"
+        "--pods", type=_whole(1, 10_000), default=1, metavar="N", help="each the home of one rank (default: 1)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=_whole(2),
+        default=256,
+        metavar="B",
+        help="samples of a step, over all ranks (default: 256)",
+    )
+    parser.add_argument(
+        "--chunk-sizes",
+        type=_wholes,
+        default=[4, 8, 16, 32, 64, 128],
+        metavar="K,K,...",
+        help="of drain (default: 4,8,16,32,64,128)",
+    )
+    parser.add_argument(
+        "--redox-chunk-sizes", type=_wholes, default=[64], metavar="K,K,...", help="of redox (default: 64)"
     )
     parser.add_argument(
         "--group-order",
@@ -65,277 +72,323 @@ def add_command(commands: Any) -> None:
         default="consecutive",
         help="which chunks share an abstract chunk (default: consecutive)",
     )
-    parser.add_argument("--seed", type=int, default=1, help="(default: 1)")
+    parser.add_argument(
+        "--simulate-samples",
+        type=_whole(2),
+        default=131_072,
+        metavar="N",
+        help="of a larger dataset, simulate this many samples and scale (default: 131072)",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the simulated epoch (default: 1)")
+    terms = parser.add_argument_group("store terms", "What the store charges, and how fast it is for one pod.")
+    default = StoreTerms()
+    terms.add_argument(
+        "--get-price",
+        type=_number(0),
+        default=default.dollars_per_1000_gets,
+        metavar="DOLLARS",
+        help="for 1,000 GETs (default: %(default)s, S3 Standard's list price)",
+    )
+    terms.add_argument(
+        "--gb-price",
+        type=_number(0),
+        default=default.dollars_per_gb,
+        metavar="DOLLARS",
+        help="for a GB that leaves the store (default: %(default)s, pods in its region)",
+    )
+    terms.add_argument(
+        "--store-latency",
+        type=_number(0),
+        default=default.latency_seconds * 1000,
+        metavar="MS",
+        help="from a GET to its first byte (default: %(default)s)",
+    )
+    terms.add_argument(
+        "--store-bandwidth",
+        type=_number(1e-3),
+        default=default.bytes_per_second / 1e6,
+        metavar="MB/S",
+        help="of one pod (default: %(default)s)",
+    )
+    terms.add_argument(
+        "--concurrency",
+        type=_whole(1),
+        default=default.concurrency,
+        metavar="N",
+        help="GETs of one pod under way at once (default: %(default)s)",
+    )
+    terms.add_argument(
+        "--compute-samples-per-second",
+        type=_number(1e-9),
+        metavar="RATE",
+        help="how fast the whole job trains if data is there: says which rows are I/O-bound",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
-    parser.add_argument("--plot", metavar="FILE", help="draw GETs against quality into a .png or .svg file")
-    store = parser.add_argument_group("how fast the store is, and what it asks for")
-    store.add_argument("--store-latency", type=float, default=25, metavar="MS", help="of a GET (default: 25)")
-    store.add_argument(
-        "--store-bandwidth", type=float, default=1000, metavar="MB/S", help="of each pod (default: 1000)"
-    )
-    store.add_argument("--concurrency", type=int, default=32, metavar="N", help="GETs in flight of a pod (default: 32)")
-    store.add_argument("--get-price", type=float, default=0.0004, metavar="P", help="of 1,000 GETs (default: 0.0004)")
-    store.add_argument(
-        "--gb-price", type=float, default=0.0, metavar="P", help="of a GB out of the store (default: 0, same region)"
-    )
+    parser.add_argument("--plot", metavar="FILE", help="also draw GETs against co-batch, as .png or .svg")
     add_store_options(parser)
     parser.set_defaults(func=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
+    from refill_service.analysis import recommend, sample_by_sample
+
     if args.plot:
-        _check_plot(args.plot)
-    workload, store = _workload(args), _store(args)
-    wanted = [("redox", _REDOX_CHUNK_SIZE), *(("drain", chunk_size) for chunk_size in _chunk_sizes(args.chunk_sizes))]
-    rows, left_out = _rows(workload, wanted, store)
-    best = recommend(rows)
+        _check_plot(Path(args.plot))
+    analysis, pod_memory_bytes = _analysis(args)
+    rows, left_out = _simulated(analysis, _wanted(args))
+    chunk_size, reason = recommend(rows)
+    rows.append(sample_by_sample(analysis))
     if args.json:
-        print(json.dumps(_as_json(workload, rows, best)))
+        shape = analysis.shape
+        print(
+            json.dumps(
+                {
+                    "num_samples": shape.num_samples,
+                    "dataset_bytes": shape.total_bytes,
+                    "simulated_samples": shape.simulated,
+                    "memory_bytes": analysis.memory_bytes,
+                    "pods": analysis.num_pods,
+                    "pod_memory_bytes": pod_memory_bytes,
+                    "batch_size": analysis.batch_size,
+                    "group_order": analysis.group_order,
+                    "rows": [row.to_dict() for row in rows],
+                    "left_out": left_out,
+                    "recommended_chunk_size": chunk_size,
+                    "reason": reason,
+                }
+            )
+        )
     else:
-        _print(workload, rows, left_out, best, store)
+        _print(analysis, pod_memory_bytes, rows, left_out, reason)
     if args.plot:
-        _plot(args.plot, workload, rows, best)
+        from refill_service.analysis_plot import draw_frontier
+
+        draw_frontier(Path(args.plot), analysis, rows, chunk_size)
     return 0
 
 
-def _workload(args: argparse.Namespace) -> Workload:
-    if (args.dataset is None) == (args.samples is None):
-        raise InvalidInput("analyze needs a DATASET, or --samples N in its place; see refill analyze --help")
-    if args.dataset is not None:
-        blob_samples, total_bytes = asyncio.run(_dataset(args))
-    else:
-        if args.samples < 1:
-            raise InvalidInput(f"--samples must be at least 1, got {args.samples}")
-        blob_samples = np.array([args.samples], dtype=np.int64)
-        total_bytes = args.samples * _bytes("--sample-bytes", args.sample_bytes)
-    num_samples = int(blob_samples.sum())
-    return Workload(
-        blob_samples,
-        total_bytes / max(1, num_samples),
-        _memory_share(args.memory, total_bytes),
-        args.pods,
-        args.batch_size,
-        args.group_order,
-        args.seed,
+def _wanted(args: argparse.Namespace) -> list[tuple[str, int]]:
+    return [("redox", k) for k in args.redox_chunk_sizes] + [("drain", k) for k in args.chunk_sizes]
+
+
+def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
+    """What to analyse, and the ``memory_bytes`` that a job needs on a pod to have that memory for chunks."""
+    from refill_service.analysis import Analysis, StoreTerms
+    from refill_service.settings import Settings
+
+    shape = _shape(args)
+    memory_bytes = _memory(args.memory, shape.total_bytes)
+    fields = Settings.model_fields
+    remote_fraction = fields["remote_memory_fraction"].default if args.pods > 1 else 0.0
+    for_chunks = 1 - remote_fraction - fields["in_flight_fraction"].default - fields["recent_fraction"].default
+    pod_memory_bytes = math.ceil(memory_bytes / args.pods / for_chunks)
+    analysis = Analysis(
+        shape,
+        memory_bytes,
+        num_pods=args.pods,
+        batch_size=args.batch_size,
+        group_order=args.group_order,
+        remote_bytes=int(pod_memory_bytes * remote_fraction),
+        store=StoreTerms(
+            dollars_per_1000_gets=args.get_price,
+            dollars_per_gb=args.gb_price,
+            latency_seconds=args.store_latency / 1000,
+            bytes_per_second=args.store_bandwidth * 1e6,
+            concurrency=args.concurrency,
+        ),
+        compute_samples_per_second=args.compute_samples_per_second,
+        seed=args.seed,
     )
+    return analysis, pod_memory_bytes
 
 
-async def _dataset(args: argparse.Namespace) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
-    from refill_service.datasets.commands import url_of
+def _shape(args: argparse.Namespace) -> DatasetShape:
+    from refill_service.analysis import DatasetShape
+    from refill_service.datasets.commands import dataset_url, store_settings_of
+
+    if (args.dataset is None) == (args.samples is None):
+        raise InvalidInput("name a DATASET or give --samples N, one of them; see refill analyze --help")
+    if args.dataset is None:
+        return DatasetShape.uniform(args.samples, _size("--sample-bytes", args.sample_bytes), args.simulate_samples)
+    return asyncio.run(_shape_of(dataset_url(args.dataset), store_settings_of(args), args.simulate_samples))
+
+
+async def _shape_of(url: str, settings: StoreSettings, most_simulated: int) -> DatasetShape:
+    """From the index alone: its blobs, and the lengths of its first samples."""
+    import numpy as np
+
+    from refill_service.analysis import DatasetShape
     from refill_service.datasets.dataset_reader import Dataset
 
-    dataset = await Dataset.open(url_of(args.dataset), store_settings_of(args))
+    dataset = await Dataset.open(url, settings)
     try:
-        return np.diff(dataset.blobs.first_sample), dataset.index.sample_bytes
+        simulated = min(dataset.num_samples, most_simulated)
+        records = await dataset.load_records(0, simulated)
+        first_sample = np.unique(np.minimum(dataset.blobs.first_sample, simulated))
+        return DatasetShape(dataset.num_samples, dataset.index.sample_bytes, first_sample, records.length)
     finally:
         await dataset.close()
 
 
-def _memory_share(text: str, total_bytes: float) -> float:
-    if not text.strip().endswith("%"):
-        return float(_bytes("--memory", text) / max(1, total_bytes))
-    try:
-        return float(text.strip().removesuffix("%")) / 100
-    except ValueError:
-        raise InvalidInput(f"--memory {text!r} is no part of a dataset; write for example 10% or 12GiB") from None
-
-
-def _bytes(option: str, text: str) -> int:
-    try:
-        return int(parse_bytes(text))
-    except ValueError as error:
-        raise InvalidInput(f"{option}: {error}") from None
-
-
-def _store(args: argparse.Namespace) -> Store:
-    for name in ("store_bandwidth", "concurrency"):
-        if not getattr(args, name) > 0:
-            raise InvalidInput(f"--{name.replace('_', '-')} must be more than 0, got {getattr(args, name)}")
-    for name in ("store_latency", "get_price", "gb_price"):
-        if not getattr(args, name) >= 0:
-            raise InvalidInput(f"--{name.replace('_', '-')} must not be negative, got {getattr(args, name)}")
-    return Store(args.store_latency / 1000, args.store_bandwidth * 1e6, args.concurrency, args.get_price, args.gb_price)
-
-
-def _chunk_sizes(text: str) -> list[int]:
-    try:
-        sizes = sorted({int(size) for size in text.split(",")})
-    except ValueError:
-        raise InvalidInput(f"--chunk-sizes {text!r} are no numbers; write for example 8,16,64") from None
-    if sizes[0] < 1:
-        raise InvalidInput(f"--chunk-sizes must be at least 1, got {sizes[0]}")
-    return sizes
-
-
-def _rows(
-    workload: Workload, wanted: Sequence[tuple[str, int]], store: Store
-) -> tuple[list[Analysis], list[tuple[str, int, str]]]:
-    """What could be analyzed, and what could not with why. Raises what was wrong when nothing could."""
+def _simulated(analysis: Analysis, wanted: list[tuple[str, int]]) -> tuple[list[Row], list[str]]:
+    """The rows that can be had, and for each of the others why not."""
     from rich.console import Console
     from rich.progress import Progress
 
+    from refill_service.analysis import analyze
+
+    rows: list[Row] = []
+    failures: list[tuple[int, str, RefillError]] = []
     console = Console(stderr=True)
-    rows, left_out = [], []
     with (
-        ProcessPoolExecutor() as pool,
         Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
+        # An interrupt ends the others at once, and is this process's to report.
+        ProcessPoolExecutor(
+            min(len(wanted), _num_cores()), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)
+        ) as pool,
     ):
         task = bar.add_task("epochs", total=len(wanted))
-        runs = [pool.submit(analyze, workload, policy, size, store, _SIMULATED_SAMPLES) for policy, size in wanted]
-        for (policy, size), run in zip(wanted, runs, strict=True):
-            try:
-                rows.append(run.result())
-            except RefillError as error:
-                left_out.append((policy, size, error.message))
-            bar.advance(task)
+        running = [pool.submit(analyze, analysis, policy, chunk_size) for policy, chunk_size in wanted]
+        try:
+            for (policy, chunk_size), row in zip(wanted, running, strict=True):
+                try:
+                    rows.append(row.result())
+                except (InvalidInput, MemoryTooSmall) as error:
+                    failures.append((chunk_size, policy, error))
+                bar.advance(task)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
     if not rows:
-        raise InvalidInput(left_out[-1][2])
-    return rows, left_out
+        raise min(failures, key=lambda failure: failure[0])[2]
+    return rows, [f"{policy} K={chunk_size}: {error}" for chunk_size, policy, error in failures]
 
 
-def _as_json(workload: Workload, rows: list[Analysis], best: Recommendation | None) -> dict[str, Any]:
-    return {
-        "num_samples": workload.num_samples,
-        "sample_bytes": workload.sample_bytes,
-        "memory_share": workload.memory_share,
-        "pod_memory_bytes": _pod_memory_bytes(workload),
-        "rows": [dataclasses.asdict(row) for row in rows],
-        "recommended_chunk_size": best.chunk_size if best else None,
-        "reason": best.reason if best else None,
-    }
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _pod_memory_bytes(workload: Workload) -> float:
-    """The ``memory_bytes`` of a job whose part for chunks, at one pod and with default settings, is the workload's."""
-    parts = {
-        name: Settings.model_fields[f"{name}_fraction"].default for name in ("remote_memory", "in_flight", "recent")
-    }
-    if workload.num_pods == 1:
-        parts["remote_memory"] = 0
-    chunks = workload.memory_share * workload.total_bytes / workload.num_pods
-    return float(chunks / (1 - sum(parts.values())))
-
-
-def _print(
-    workload: Workload,
-    rows: list[Analysis],
-    left_out: list[tuple[str, int, str]],
-    best: Recommendation | None,
-    store: Store,
-) -> None:
+def _print(analysis: Analysis, pod_memory_bytes: int, rows: list[Row], left_out: list[str], reason: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from refill_service.datasets.progress import bytes_text
 
-    total = workload.total_bytes
+    shape, store = analysis.shape, analysis.store
     print(
-        f"{workload.num_samples:,} samples, {bytes_text(int(total))}; memory for chunks"
-        f" {workload.memory_share:.1%} of it over {workload.num_pods} pod{'s' * (workload.num_pods > 1)}"
-        f" (memory_bytes of a job {bytes_text(int(_pod_memory_bytes(workload)))} each);"
-        f" batches of {workload.batch_size}"
+        f"{shape.num_samples:,} samples, {bytes_text(shape.total_bytes)};"
+        f" memory for chunks {bytes_text(analysis.memory_bytes)} ({analysis.memory_fraction:.1%} of the dataset)"
+        f" over {analysis.num_pods} pod{'s' * (analysis.num_pods > 1)}; batches of {analysis.batch_size};"
+        f" {analysis.group_order} groups"
     )
+    print(f"a job needs memory_bytes={pod_memory_bytes} on each pod for that, buffers included")
+    print(
+        f"store: ${store.dollars_per_1000_gets:g} for 1,000 GETs, ${store.dollars_per_gb:g} a GB; a pod has"
+        f" {store.latency_seconds * 1000:g} ms to the first byte, {store.bytes_per_second / 1e6:g} MB/s,"
+        f" {store.concurrency} GETs at once; times are floors"
+    )
+    if shape.simulated < shape.num_samples:
+        print(f"simulated on the first {shape.simulated:,} samples with the same part of memory, and scaled")
+    print()
     table = Table(box=None, pad_edge=False)
+    for name in ("policy", "K"):
+        table.add_column(name)
     for name in (
-        "policy",
-        "K",
-        "GETs",
-        f"GETs/{MATES}\nsamples",
-        "bytes\nread",
-        "cost of\nan epoch",
-        "resident\nper pod",
-        "mates'\ndistance",
-        "co-batch\nratio",
-        "DeepIO's\nRL",
-        "first\nbatch",
-        "epoch\nat least",
-    ):
-        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+        "GETs", "/64", "bytes read", "cost", "held", "distance", "co-batch", "RL", "first batch", "epoch",
+    ):  # fmt: skip
+        table.add_column(name, justify="right")
     for row in rows:
+        bound = "" if row.io_bound is None else " I/O" if row.io_bound else " compute"
         table.add_row(
-            row.policy + (" *" if best and (row.policy, row.chunk_size) == ("drain", best.chunk_size) else ""),
+            row.policy,
             str(row.chunk_size),
             f"{row.gets:,.0f}",
-            f"{row.gets_per_sample * MATES:.1f}",
-            f"{row.read_amplification:.1f}x",
-            f"{row.cost:.4f}",
-            bytes_text(int(row.resident_bytes)),
+            f"{row.gets_per_64_samples:.2f}",
+            f"{row.read_amplification:.2f}x",
+            f"${row.store_dollars:,.3g}",
+            bytes_text(row.held_peak_bytes) if row.held_peak_bytes else "-",
             f"{row.distance:.3f}",
             f"{row.co_batch:.2f}",
             f"{row.randomization_level:.2%}",
-            f"{row.first_batch_seconds:.3f} s",
-            f"{row.epoch_seconds:,.1f} s",
+            _time_text(row.first_batch_seconds),
+            _time_text(row.epoch_seconds) + bound,
         )
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
-    for policy, size, why in left_out:
-        print(f"{policy}, K = {size}: left out, {why}")
-    single = workload.num_samples / 1000 * store.price_per_1000_gets + total / 1e9 * store.price_per_gb
-    print(
-        f"one GET a sample would cost {single:.4f}; a uniform shuffle has distance {UNIFORM_DISTANCE:.3f} and"
-        " ratio 1.00"
-    )
-    if workload.num_samples > _SIMULATED_SAMPLES:
-        print(f"simulated with {_SIMULATED_SAMPLES:,} samples and the same share of memory, and scaled up")
-    if best:
-        print(f"* recommended: policy drain, chunk_size={best.chunk_size}: {best.reason}")
+    # A narrow terminal breaks whole lines, which reads better than cells broken one by one.
+    Console(width=240, highlight=False, markup=False).print(table)
+    print()
+    for line in left_out:
+        print(f"left out: {line}")
+    print(f"recommended: {reason}")
 
 
-def _check_plot(path: str) -> None:
-    """Before the work, not after it."""
-    if Path(path).suffix not in (".png", ".svg"):
-        raise InvalidInput(f"--plot {path}: the name must end in .png or .svg")
-    if not Path(path).absolute().parent.is_dir():
-        raise InvalidInput(f"--plot {path}: there is no folder {Path(path).absolute().parent}")
+def _time_text(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _check_plot(path: Path) -> None:
+    """Before minutes are spent on what can't be drawn."""
+    if path.suffix.lower() not in _PLOT_KINDS:
+        raise InvalidInput(f"--plot {path}: write a file that ends in .png or .svg")
+    if not path.resolve().parent.is_dir():
+        raise InvalidInput(f"--plot {path}: there is no folder {path.resolve().parent}")
+    from refill_service.analysis_plot import require_matplotlib
+
+    require_matplotlib()
+
+
+def _memory(given: str, total_bytes: int) -> int:
+    text = given.strip()
+    if not text.endswith("%"):
+        return _size("--memory", given)
     try:
-        import matplotlib
-    except ModuleNotFoundError:
-        raise InvalidInput("--plot needs matplotlib: pip install 'refill[plot]'") from None
-    matplotlib.use("Agg")
+        percent = float(text[:-1])
+    except ValueError:
+        percent = math.nan
+    if not 0 < percent <= 100:
+        raise InvalidInput(f"--memory {given!r} is not a part of the dataset; write for example 10% or 64GiB")
+    return max(1, int(total_bytes * percent / 100))
 
 
-def _plot(path: str, workload: Workload, rows: list[Analysis], best: Recommendation | None) -> None:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
+def _size(option: str, given: str) -> int:
+    from refill_service.settings import parse_bytes
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    for policy, style, colour in (("drain", "o-", "#1f6f8b"), ("redox", "s", "#c8553d")):
-        of_policy = sorted((row for row in rows if row.policy == policy), key=lambda row: row.chunk_size)
-        axes.plot(
-            [row.gets_per_sample * MATES for row in of_policy],
-            [row.co_batch for row in of_policy],
-            style,
-            color=colour,
-            label=f"{policy}: reads the dataset {max((r.read_amplification for r in of_policy), default=0):.1f} times",
-        )
-    axes.axhline(ENOUGH_CO_BATCH, color="#999999", linewidth=1, linestyle=":", label=f"{ENOUGH_CO_BATCH:g}: close")
-    axes.axhline(1, color="#777777", linewidth=1, linestyle="--", label="1: uniform shuffle")
-    for row in rows:
-        recommended = best is not None and (row.policy, row.chunk_size) == ("drain", best.chunk_size)
-        axes.annotate(
-            f"K = {row.chunk_size}" + (", recommended" if recommended else ""),
-            (row.gets_per_sample * MATES, row.co_batch),
-            xytext=(7, 6),
-            textcoords="offset points",
-            fontsize=9,
-            fontweight="bold" if recommended else None,
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_yticks([tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50) if tick <= 1.5 * max(row.co_batch for row in rows)])
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.margins(x=0.15, y=0.1)
-    axes.set_xlabel(f"GETs for {MATES} samples (fewer cost less)")
-    axes.set_ylabel("co-batch ratio of chunk-mates (lower shuffles better)")
-    axes.legend(fontsize=9)
-    figure.suptitle(
-        f"{workload.num_samples:,} samples, memory for {workload.memory_share:.0%},"
-        f" {workload.num_pods} pod{'s' * (workload.num_pods > 1)}, batches of {workload.batch_size}",
-        fontsize=10,
-    )
     try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise InvalidInput(f"--plot {path} can't be written: {error.strerror}") from error
+        size = int(parse_bytes(given))
+    except ValueError as error:
+        raise InvalidInput(f"{option}: {error}") from error
+    if size < 1:
+        raise InvalidInput(f"{option} must be at least 1 byte, got {given!r}")
+    return size
+
+
+def _whole(least: int, most: int = 2**62) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not least <= value <= most:
+            bound = f"at least {least}" if value < least else f"at most {most}"
+            raise argparse.ArgumentTypeError(f"must be {bound}, got {text}")
+        return value
+
+    return parse
+
+
+def _wholes(text: str) -> list[int]:
+    return sorted({_whole(1)(part) for part in text.split(",")})
+
+
+def _number(least: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"must be at least {least:g}, got {text}")
+        return value
+
+    return parse

@@ -19,9 +19,23 @@ from refill_service.cache_core.owner_epoch import OwnerEpoch
 from refill_service.cache_core.policies import new_epoch
 from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.remote_memory import RemoteMemory
-from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_groups
+from refill_service.cache_core.sample_mapping import (
+    AbstractMapping,
+    ChunkLayout,
+    Int64Array,
+    abstract_chunks_for_groups,
+)
 
-__all__ = ["PAPER_VARIANTS", "PaperVariant", "SimulationResult", "SimulationSettings", "simulate"]
+__all__ = [
+    "PAPER_VARIANTS",
+    "PaperVariant",
+    "Rank",
+    "SimulationResult",
+    "SimulationSettings",
+    "lockstep",
+    "refills_arrived",
+    "simulate",
+]
 
 Progress = Callable[[int, int], None]
 _REPORT_EVERY = 4096
@@ -126,46 +140,21 @@ def simulate(settings: SimulationSettings, progress: Progress | None = None) -> 
     traces = KeyedTraces(settings.num_samples, settings.num_pods, seed=settings.seed)
     owners = [_owner(layout, traces, pod, settings) for pod in range(settings.num_pods)]
     for owner in owners:
-        _arrive(owner, owner.start())
-    first_samples = [owner.mapping.share.first_sample for owner in owners]
-    ranks = [_Rank(traces, rank, owners, settings) for rank in range(settings.num_pods)]
+        refills_arrived(owner, owner.start())
+    ranks = [Rank(traces, rank, owners, settings.remote_memory_samples) for rank in range(settings.num_pods)]
     delivered = np.zeros(settings.num_samples, dtype=np.int64)
-    remote_requests = 0
-
-    for position in range(traces.length(0)):
-        for rank, state in enumerate(ranks):
-            request = next(state.requests)
-            if request is None:
-                continue
-            pod, asked, location = request
-            owner = owners[pod]
-            if pod != rank:
-                ahead = state.remote_memory.take((0, rank, position))
-                if ahead is not None:
-                    delivered[ahead] += 1
-                    continue
-                remote_requests += 1
-            sample, refills = owner.take_one(asked, location)
-            delivered[first_samples[pod] + sample] += 1
-            if refills:
-                _arrive(owner, refills)
-            if pod != rank and settings.window:
-                room = state.remote_memory.grant()
-                sent = owner.send_ahead(rank, np.array([location]), position + 1, room, started_below=position + 1)
-                _arrive(owner, sent.refills)
-                samples = (sent.samples + first_samples[pod]).tolist()
-                state.remote_memory.settle(
-                    room, (((0, rank, p), 1, s) for p, s in zip(sent.positions.tolist(), samples, strict=True))
-                )
-        if progress is not None and position % _REPORT_EVERY == 0:
-            progress(position * settings.num_pods, settings.num_samples)
+    one_byte_each = np.ones(settings.num_samples, dtype=np.int64)
+    for place, sample in lockstep(owners, ranks, one_byte_each, settings.window):
+        delivered[sample] += 1
+        if progress is not None and place % _REPORT_EVERY == 0:
+            progress(place, settings.num_samples)
 
     counts = [owner.counts for owner in owners]
     samples_read = sum(count.samples_read for count in counts)
     samples_filled = sum(count.samples_filled for count in counts)
     return SimulationResult(
         misses=sum(count.misses for count in counts),
-        remote_requests=remote_requests,
+        remote_requests=sum(rank.remote_requests for rank in ranks),
         prefetched_samples=sum(count.sent_ahead for count in counts),
         fill_rate=samples_filled / samples_read,
         waste=1 - samples_filled / samples_read,
@@ -192,18 +181,68 @@ def _owner(layout: ChunkLayout, traces: KeyedTraces, pod: int, settings: Simulat
     )
 
 
-def _arrive(owner: OwnerEpoch, refills: list[Refill]) -> None:
+class Rank:
+    """A rank and its home pod, the pod of the same number.
+
+    :param remote_memory_bytes: what the home pod can hold of what owners send ahead.
+    """
+
+    def __init__(self, traces: KeyedTraces, rank: int, owners: list[OwnerEpoch], remote_memory_bytes: int) -> None:
+        self.num_positions = traces.length(rank)
+        self.requests = _requests(traces, rank, owners)
+        self.remote_memory: RemoteMemory[int] = RemoteMemory(remote_memory_bytes)
+        self.remote_requests = 0
+
+
+def lockstep(
+    owners: list[OwnerEpoch], ranks: list[Rank], lengths: Int64Array, window: int
+) -> Iterator[tuple[int, int]]:
+    """``(place, sample)`` of every request of an epoch: the ranks ask in turn, and what is ordered is here at once.
+
+    A place counts the requests of all ranks: position * number of ranks + rank.
+
+    :param owners: with what they ordered to begin with in memory.
+    :param lengths: ``(num_samples,)`` bytes of each sample of the dataset.
+    :param window: P of sending ahead; 0 sends nothing.
+    """
+    first_samples = [owner.mapping.share.first_sample for owner in owners]
+    for position in range(ranks[0].num_positions):
+        for rank, state in enumerate(ranks):
+            request = next(state.requests)
+            if request is None:
+                continue
+            place = position * len(ranks) + rank
+            pod, asked, location = request
+            owner = owners[pod]
+            if pod != rank:
+                ahead = state.remote_memory.take((0, rank, position))
+                if ahead is not None:
+                    yield place, ahead
+                    continue
+                state.remote_requests += 1
+            sample, refills = owner.take_one(asked, location)
+            if refills:
+                refills_arrived(owner, refills)
+            yield place, first_samples[pod] + sample
+            if pod != rank and window:
+                room = state.remote_memory.grant()
+                sent = owner.send_ahead(rank, np.array([location]), position + 1, room, started_below=position + 1)
+                refills_arrived(owner, sent.refills)
+                samples = sent.samples + first_samples[pod]
+                sizes = lengths[samples].tolist()
+                state.remote_memory.settle(
+                    room,
+                    (
+                        ((0, rank, p), size, s)
+                        for p, size, s in zip(sent.positions.tolist(), sizes, samples.tolist(), strict=True)
+                    ),
+                )
+
+
+def refills_arrived(owner: OwnerEpoch, refills: list[Refill]) -> None:
     """There is no I/O: what is ordered is here."""
     for refill in refills:
         owner.refill_arrived(refill)
-
-
-class _Rank:
-    """A rank and its home pod, the pod of the same number."""
-
-    def __init__(self, traces: KeyedTraces, rank: int, owners: list[OwnerEpoch], settings: SimulationSettings) -> None:
-        self.requests = _requests(traces, rank, owners)
-        self.remote_memory: RemoteMemory[int] = RemoteMemory(settings.remote_memory_samples)
 
 
 def _requests(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from refill_service.datasets.inspect_dataset import DatasetSummary
     from refill_service.object_store.store_settings import StoreSettings
 
-__all__ = ["add_commands", "add_store_options", "store_settings_of", "url_of"]
+__all__ = ["add_commands", "add_store_options", "dataset_url", "store_settings_of"]
 
 _STORE_HELP = "s3://bucket/prefix, file:///folder, or a path"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -148,7 +148,7 @@ def _pack(arguments: argparse.Namespace) -> int:
     from refill_service.datasets.pack import pack
     from refill_service.datasets.progress import bytes_text
 
-    url = url_of(arguments.url)
+    url = dataset_url(arguments.url)
     started = time.monotonic()
     summary = asyncio.run(
         pack(
@@ -181,7 +181,7 @@ def _pack(arguments: argparse.Namespace) -> int:
 def _index(arguments: argparse.Namespace) -> int:
     from refill_service.datasets.index_shards import index_shards
 
-    url = url_of(arguments.url)
+    url = dataset_url(arguments.url)
     started = time.monotonic()
     summary = asyncio.run(
         index_shards(
@@ -206,7 +206,7 @@ async def _inspect_and_verify(arguments: argparse.Namespace) -> int:
     from refill_service.datasets.inspect_dataset import describe, find_damage
     from refill_service.datasets.progress import Progress
 
-    dataset = await Dataset.open(url_of(arguments.url), store_settings_of(arguments))
+    dataset = await Dataset.open(dataset_url(arguments.url), store_settings_of(arguments))
     damage = []
     try:
         summary = await describe(dataset, despite_damage=arguments.verify)
@@ -260,7 +260,7 @@ def _print_summary(summary: DatasetSummary) -> None:
     Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False).print(table)
 
 
-def url_of(given: str) -> str:
+def dataset_url(given: str) -> str:
     """A plain path means a folder here; pods, which have other working folders, get URLs only."""
     return given if "://" in given else Path(given).resolve().as_uri()
 
