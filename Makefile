@@ -36,10 +36,6 @@ bench-store: $(READY)
 bench-core: $(READY)
 	$(BIN)/python benchmarks/core_takes.py
 
-bench-policies: $(READY)
-	$(BIN)/refill analyze --samples 131072 --memory 10%
-	$(BIN)/refill analyze --samples 131072 --memory 10% --group-order interleaved
-
 bench-pods: $(READY)
 	$(BIN)/python benchmarks/pod_throughput.py
 
