@@ -1,0 +1,33 @@
+"""WebDataset: what do tars get, streamed whole, with a shuffle buffer as large as the allowance?"""
+
+from __future__ import annotations
+
+import boto3
+import webdataset
+
+from benchmarks.peers.batches import Epochs, collate
+from benchmarks.peers.setting import BUCKET, Setting
+
+SETTINGS = (
+    "tars of 4 MB by http, `shardshuffle` over all of them, `shuffle(n)` with n = allowance / workers in samples, "
+    "batched in the worker, `WebLoader`"
+)
+DOCS = "https://webdataset.github.io/webdataset/"
+
+
+def open_loader(setting: Setting) -> Epochs:
+    listed = boto3.client("s3").list_objects_v2(Bucket=BUCKET, Prefix="tars/")["Contents"]
+    urls = [f"{setting.store_url}/{BUCKET}/{found['Key']}" for found in listed]
+    buffer = setting.allowance_samples // setting.workers
+    dataset = (
+        webdataset.WebDataset(urls, shardshuffle=len(urls))
+        .shuffle(buffer, initial=buffer)
+        .map(_content)
+        .batched(setting.batch_size, collation_fn=collate, partial=True)
+    )
+    loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=setting.workers, persistent_workers=True)
+    return lambda epoch: loader
+
+
+def _content(sample: dict[str, bytes]) -> bytes:
+    return sample["jpg"]
