@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-
-from benchmarks.peers.dataset import sample_id
+from peers.dataset import sample_id
 
 __all__ = ["Batch", "Epochs", "collate"]
 

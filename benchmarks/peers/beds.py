@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator, Sequence
-from typing import IO, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from shaped_network import ShapedNetwork
 
 __all__ = ["Bed", "loopback", "shaped"]
 
@@ -14,9 +16,9 @@ class Bed(Protocol):
     def address(self, host: str) -> str: ...
 
     def run(
-        self, host: str, argv: Sequence[str], environment: dict[str, str], output: IO[bytes] | None
+        self, host: str, argv: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[bytes]:
-        """A process in a group of its own; ``output`` None: to the terminal."""
+        """A process in a group of its own; ``options`` are those of ``subprocess.Popen``."""
         ...
 
 
@@ -25,9 +27,9 @@ class _Loopback:
         return "127.0.0.1"
 
     def run(
-        self, host: str, argv: Sequence[str], environment: dict[str, str], output: IO[bytes] | None
+        self, host: str, argv: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(argv, env=environment, stdout=output, stderr=output, start_new_session=True)
+        return subprocess.Popen(argv, env=env, start_new_session=True, stdin=subprocess.DEVNULL, **options)
 
 
 @contextlib.contextmanager
@@ -36,5 +38,12 @@ def loopback() -> Iterator[Bed]:
 
 
 @contextlib.contextmanager
-def shaped(hosts: tuple[str, ...], delay_ms: float, store_mbit: int) -> Iterator[Bed]:
-    raise NotImplementedError
+def shaped(hosts: tuple[str, ...], rtt_ms: float, store_mbit: float) -> Iterator[Bed]:
+    with ShapedNetwork(hosts, store_mbit=store_mbit, rtt_ms=rtt_ms) as network:
+        measured = network.measure({"trainer": 4})
+        print(
+            f"link: round trip {1000 * measured.rtt_seconds:.1f} ms; four plain sockets get "
+            f"{measured.payload_bytes_per_second * 8 / 1e6:.0f} of {store_mbit:.0f} mbit/s",
+            flush=True,
+        )
+        yield network

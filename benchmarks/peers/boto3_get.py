@@ -8,13 +8,9 @@ from typing import Any
 import boto3
 import botocore.config
 import torch.utils.data
+from peers.batches import Epochs, collate
+from peers.setting import BUCKET, Setting
 
-from benchmarks.peers.batches import Epochs, collate
-from benchmarks.peers.setting import BUCKET, Setting
-
-SETTINGS = "DataLoader, shuffle=True; `get_object` in `__getitem__`"
-SETTINGS_THREADS = "the same with `__getitems__` and 16 threads in each worker"
-DOCS = "https://docs.pytorch.org/docs/stable/data.html"
 THREADS = 16
 
 

@@ -1,6 +1,6 @@
 """What is the dataset? The same samples in the same order, written to the store as each loader wants them.
 
-    python -m benchmarks.peers.dataset STORE_URL FOLDER SAMPLES
+    python -m peers.dataset STORE_URL FOLDER SAMPLES
 
 A sample is its id (8 bytes) and random bytes: nothing compresses. Sizes are log-normal with a mean of 110 KB, about
 what ImageNet's JPEGs have. Everyone's shards are small beside the dataset, as ImageNet's usual ones are: 4 MB here for
@@ -17,19 +17,19 @@ Each format is written by its own library where it has one.
 
 from __future__ import annotations
 
-import io
+import itertools
 import shutil
 import subprocess
 import sys
 import tarfile
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from benchmarks.peers.setting import ACCESS_KEY, BUCKET, SECRET_KEY
+from peers.setting import ACCESS_KEY, BUCKET, SECRET_KEY
 
 __all__ = ["MEAN_BYTES", "sample_id", "sizes"]
 
@@ -79,24 +79,18 @@ def main(store_url: str, folder: Path, samples: int) -> None:
 
 def _write_tars(paths: list[Path], folder: Path, shard_bytes: int) -> None:
     folder.mkdir()
-    tar, filled, shards = None, 0, 0
-    for path in paths:
-        if tar is None or filled >= shard_bytes:
-            if tar is not None:
-                tar.close()
-            tar = tarfile.open(folder / f"shard-{shards:06}.tar", "w", format=tarfile.USTAR_FORMAT)
-            filled, shards = 0, shards + 1
-        content = path.read_bytes()
-        info = tarfile.TarInfo(path.name)
-        info.size = len(content)
-        tar.addfile(info, io.BytesIO(content))
-        filled += len(content)
-    if tar is not None:
-        tar.close()
+    left = deque(paths)
+    for shard in itertools.count():
+        if not left:
+            break
+        with tarfile.open(folder / f"shard-{shard:06}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+            while left and tar.offset < shard_bytes:
+                path = left.popleft()
+                tar.add(path, path.name)
 
 
 def _write_mds(paths: list[Path], folder: Path) -> None:
-    from benchmarks.peers.mosaicml import streaming
+    from peers.mosaicml import streaming
 
     with streaming.MDSWriter(out=str(folder), columns={"jpg": "bytes"}, size_limit=SHARD_BYTES) as writer:
         for path in paths:

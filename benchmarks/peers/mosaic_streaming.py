@@ -8,15 +8,9 @@ half of the allowance, and an eighth of it downloaded ahead by each worker.
 
 from __future__ import annotations
 
-from benchmarks.peers.batches import Epochs, collate
-from benchmarks.peers.mosaicml import streaming
-from benchmarks.peers.setting import BUCKET, Setting
-
-SETTINGS = (
-    "MDS shards of 4 MB, `cache_limit` = allowance, `py1e`, `shuffle_block_size` = half of the allowance in samples, "
-    "`predownload` = an eighth of it, at least a batch; `StreamingDataLoader`"
-)
-DOCS = "https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/shuffling.html"
+from peers.batches import Epochs, collate
+from peers.mosaicml import streaming
+from peers.setting import BUCKET, Setting
 
 
 def open_loader(setting: Setting) -> Epochs:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch.utils.data
-
-from benchmarks.peers.batches import Epochs, collate
-from benchmarks.peers.dataset import sizes
-from benchmarks.peers.setting import Setting
-
-SETTINGS = "DataLoader, shuffle=True; samples are slices of one random buffer"
-DOCS = "https://docs.pytorch.org/docs/stable/data.html"
+from peers.batches import Epochs, collate
+from peers.dataset import sizes
+from peers.setting import Setting
 
 
 class InMemory(torch.utils.data.Dataset[bytes]):

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch.utils.data
+from peers.batches import Batch, Epochs, collate
+from peers.setting import BUCKET, Setting
 
 import refill
-from benchmarks.peers.batches import Batch, Epochs, collate
-from benchmarks.peers.setting import BUCKET, Setting
-
-SETTINGS_DRAIN = "2 pods, `memory_bytes` = allowance / 2 each, policy `drain`, chunk_size 8; DataLoader and EpochSampler"
-SETTINGS_REDOX = "the same with policy `redox`, chunk_size 64"
-DOCS = "CLIENT.md"
 
 
 def open_drain(setting: Setting) -> Epochs:

@@ -1,6 +1,6 @@
 """How does refill compare with its peers? Same samples, same store, same link, same allowance, same loop.
 
-    python -m benchmarks.peers.run [--quick] [--network loopback] [--only NAME ...] [--report]
+    python -m peers.run [--quick] [--network loopback] [--only NAME ...] [--report]
 
 Each loader's run is bounded by a limit on each epoch. Results lie in build/peers/, one JSON each, and are kept: with
 --only the named loaders run again, with --report none; then the table and the plot are made of all of them. Loaders run
@@ -24,20 +24,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from benchmarks.machine import machine
-from benchmarks.peers.beds import Bed, loopback, shaped
-from benchmarks.peers.dataset import MEAN_BYTES, sizes
-from benchmarks.peers.loaders import LOADERS, Loader
-from benchmarks.peers.report import report
-from benchmarks.peers.setting import ACCESS_KEY, SECRET_KEY, Setting
+from machine import machine
+from peers.beds import Bed, loopback, shaped
+from peers.dataset import sizes
+from peers.loaders import LOADERS, Loader
+from peers.report import report
+from peers.setting import ACCESS_KEY, SECRET_KEY, Setting
 
 RESULTS = Path("build/peers")
-SAMPLES = 4608
+SAMPLES = 5120
 STORE_MBIT = 400
-DELAY_MS = 12.5
-"""Each way between the store and the others."""
+ROUND_TRIP_MS = 25.0
+"""Between the store and the others."""
 COMPUTE_OF_LINK = 1.05
 """The loop computes a little longer than the link needs for the samples once: who reads more than that waits."""
 ALLOWANCES = (0.10, 0.25)
@@ -51,18 +51,18 @@ NUM_PODS = 2
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="768 samples and a limit of 10 s: for development")
+    parser.add_argument("--quick", action="store_true", help="2,048 samples and a limit of 10 s: for development")
     parser.add_argument("--network", choices=("shaped", "loopback"), default="shaped")
     parser.add_argument("--only", nargs="+", choices=LOADERS, metavar="NAME", help=f"of: {', '.join(LOADERS)}")
     parser.add_argument("--report", action="store_true", help="run nothing; make table and plot of the results kept")
     arguments = parser.parse_args()
-    samples = 768 if arguments.quick else SAMPLES
+    samples = 2048 if arguments.quick else SAMPLES
     total_bytes = int(sizes(samples).sum())
     conditions = {
         "machine": machine(),
         "network": arguments.network,
         "store_mbit": STORE_MBIT,
-        "round_trip_ms": 2 * DELAY_MS,
+        "round_trip_ms": ROUND_TRIP_MS,
         "samples": samples,
         "total_bytes": total_bytes,
         "batch_size": BATCH,
@@ -82,7 +82,7 @@ def _run_all(names: list[str], network: str, conditions: dict[str, Any]) -> None
     hosts = ("store", *(f"pod{pod}" for pod in range(NUM_PODS)), "trainer")
     with (
         tempfile.TemporaryDirectory(prefix="refill-peers-") as temporary,
-        (loopback() if network == "loopback" else shaped(hosts, DELAY_MS, STORE_MBIT)) as bed,
+        loopback() if network == "loopback" else shaped(hosts, ROUND_TRIP_MS, STORE_MBIT) as bed,
     ):
         folder = Path(temporary)
         with _store(bed, folder, conditions["samples"]):
@@ -121,8 +121,8 @@ def _run(bed: Bed, folder: Path, name: str, allowance: float, conditions: dict[s
         with _pods(bed, loader, setting, work) as setting:
             setting.save(work / "setting.json")
             with (work / "trainer.log").open("wb") as log:
-                argv = [sys.executable, "-m", "benchmarks.peers.trainer", f"{work}/setting.json", f"{work}/result.json"]
-                trainer = bed.run("trainer", argv, _environment() | setting.environment(), log)
+                argv = [sys.executable, "-m", "peers.trainer", f"{work}/setting.json", f"{work}/result.json"]
+                trainer = bed.run("trainer", argv, _environment() | setting.environment(), **_to(log))
                 try:
                     trainer.wait(60 + EPOCHS * (setting.limit_seconds + 15))
                 except subprocess.TimeoutExpired:
@@ -152,12 +152,12 @@ def _store(bed: Bed, folder: Path, samples: int) -> Iterator[None]:
         "LOG_LEVEL": "WARNING",
     }
     with (folder / "store.log").open("wb") as log:
-        argv = [sys.executable, "-m", "benchmarks.peers.store", str(folder / "counts")]
-        store = bed.run("store", argv, environment, log)
+        argv = [sys.executable, "-m", "peers.store", str(folder / "counts")]
+        store = bed.run("store", argv, environment, **_to(log))
         try:
             url = f"http://{bed.address('store')}:{STORE_PORT}"
-            argv = [sys.executable, "-m", "benchmarks.peers.dataset", url, str(folder / "dataset"), str(samples)]
-            writer = bed.run("store", argv, environment, None)
+            argv = [sys.executable, "-m", "peers.dataset", url, str(folder / "dataset"), str(samples)]
+            writer = bed.run("store", argv, environment)
             if writer.wait() != 0:
                 raise SystemExit(f"the dataset could not be written: {(folder / 'store.log').read_text()[-2000:]}")
             yield
@@ -187,11 +187,15 @@ def _pods(bed: Bed, loader: Loader, setting: Setting, work: Path) -> Iterator[Se
             }
             with (work / f"{host}.log").open("wb") as log:
                 argv = [sys.executable, "-m", "refill_service.cli", "serve"]
-                pods.append(bed.run(host, argv, _environment() | setting.environment() | environment, log))
+                pods.append(bed.run(host, argv, _environment() | setting.environment() | environment, **_to(log)))
         yield replace(setting, pod_urls=tuple(urls), pod_pids=tuple(pod.pid for pod in pods))
     finally:
         for process in pods:
             _end(process)
+
+
+def _to(log: IO[bytes]) -> dict[str, Any]:
+    return {"stdout": log, "stderr": subprocess.STDOUT}
 
 
 def _environment() -> dict[str, str]:

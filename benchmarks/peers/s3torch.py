@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import torch.utils.data
+from peers.batches import Epochs, collate
+from peers.setting import BUCKET, Setting
 from s3torchconnector import S3ClientConfig, S3MapDataset, S3Reader
-
-from benchmarks.peers.batches import Epochs, collate
-from benchmarks.peers.setting import BUCKET, Setting
-
-SETTINGS = "`S3MapDataset.from_prefix`, DataLoader with shuffle=True"
-DOCS = "https://awslabs.github.io/s3-connector-for-pytorch/"
 
 
 def _read(reader: S3Reader) -> bytes:

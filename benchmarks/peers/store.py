@@ -1,6 +1,6 @@
 """How much is read from the store? ministack's S3 server, which counts what it is asked and what it sends.
 
-    python -m benchmarks.peers.store COUNTS_FILE
+    python -m peers.store COUNTS_FILE
 
 Counted in the server,
 so that it is the same for all loaders and costs them nothing. BIND_HOST and GATEWAY_PORT say where it listens.
@@ -12,8 +12,7 @@ import sys
 from typing import Any
 
 import ministack.app
-
-from benchmarks.peers.store_counts import new_counts
+from peers.store_counts import new_counts
 
 
 def main(path: str) -> None:

@@ -1,6 +1,6 @@
 """What does a training loop get from one loader? It sleeps where it would compute, and measures what it waits for.
 
-    python -m benchmarks.peers.trainer SETTING_FILE RESULT_FILE
+    python -m peers.trainer SETTING_FILE RESULT_FILE
 
 One process as a training process is, with DataLoader workers. CPU is that of this process, all below it, and the pods.
 """
@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from benchmarks.peers.loaders import LOADERS
-from benchmarks.peers.setting import Setting
-from benchmarks.peers.spread import co_batch, missing, repeated
-from benchmarks.peers.store_counts import open_counts
+from peers.loaders import LOADERS
+from peers.setting import Setting
+from peers.spread import co_batch, missing, repeated
+from peers.store_counts import open_counts
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -29,7 +28,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 def main(setting_file: str, result_file: str) -> None:
     setting = Setting.load(setting_file)
     loader = LOADERS[setting.loader]
-    module = importlib.import_module(f"benchmarks.peers.{loader.module}")
+    module = importlib.import_module(f"peers.{loader.module}")
     for url in setting.pod_urls:
         _wait_until_ready(url)
     counts = open_counts(setting.counts_file)

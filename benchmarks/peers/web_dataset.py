@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import boto3
 import webdataset
-
-from benchmarks.peers.batches import Epochs, collate
-from benchmarks.peers.setting import BUCKET, Setting
-
-SETTINGS = (
-    "tars of 4 MB by http, `shardshuffle` over all of them, `shuffle(n)` with n = allowance / workers in samples, "
-    "batched in the worker, `WebLoader`"
-)
-DOCS = "https://webdataset.github.io/webdataset/"
+from peers.batches import Epochs, collate
+from peers.setting import BUCKET, Setting
 
 
 def open_loader(setting: Setting) -> Epochs:
