@@ -71,10 +71,17 @@ LOADERS = {
     ),
     "WebDataset": Loader(
         "web_dataset",
-        "tars of 4 MB by http (curl), `shardshuffle` over all of them, `shuffle(n, initial=n)` in each worker with "
-        "n = its part of the allowance in samples, batched in the worker, `WebLoader`",
+        "tars of 4 MB by http (curl), `shardshuffle` over all of them, `shuffle(n)` in each worker with n = its part "
+        "of the allowance in samples, batched in the worker, `WebLoader`",
         "https://webdataset.github.io/webdataset/",
         distributions=("webdataset",),
+    ),
+    "WebDataset, 32 MB tars": Loader(
+        "web_dataset",
+        "the same with the tars that refill reads: fewer connections to start, neighbours longer together",
+        "https://webdataset.github.io/webdataset/",
+        "open_large",
+        ("webdataset",),
     ),
     "MosaicML Streaming": Loader(
         "mosaic_streaming",

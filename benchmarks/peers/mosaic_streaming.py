@@ -2,8 +2,8 @@
 
 ``py1e``, its default, draws a sample from shards within ``shuffle_block_size`` samples of it. By default that is
 262,144 samples, more than this dataset: each sample would need another shard, and a cache that holds a tenth of them
-would fetch nearly a shard for each sample. Its docs size the block so that the shards in use fit the cache; so here:
-half of the allowance, and an eighth of it downloaded ahead by each worker.
+would fetch nearly a shard for each sample. So the block is half of the allowance here, and each worker downloads an
+eighth of the allowance ahead: the shards in use fit the cache.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ class Row:
     cpu: float
     """Seconds for 1,000 samples."""
     co_batch: float
+    distance: float
     disk: float
     """The most that lay in its cache folder, as part of the dataset."""
     repeated: int
@@ -82,6 +83,7 @@ def _row(result: dict[str, Any], conditions: dict[str, Any]) -> Row | None:
         bytes_read=total("read_bytes") / total("bytes"),
         cpu=1000 * total("cpu_seconds") / total("samples"),
         co_batch=statistics.mean(epoch["co_batch"] for epoch in epochs),
+        distance=statistics.mean(epoch["distance"] for epoch in epochs),
         disk=max(epoch["disk_bytes"] for epoch in epochs) / conditions["total_bytes"],
         repeated=int(total("repeated")),
         missing=int(total("missing")),
@@ -92,15 +94,18 @@ def _row(result: dict[str, Any], conditions: dict[str, Any]) -> Row | None:
 def _table(rows: list[Row]) -> str:
     lines = [
         "| loader | allowance | samples/s | data wait | GETs / 64 samples | other requests / 64 | bytes read "
-        "| CPU s / 1,000 samples | co-batch | on disk | repeated | missing |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| CPU s / 1,000 samples | co-batch | distance | on disk | repeated | missing |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
+        name = row.loader if row.complete else f"{row.loader} \\*"
+        allowance = f"{row.allowance:.0%}" if row.allowance else "none"
+        disk = f"{row.disk:.1%}" if row.disk else "-"
+        missing = row.missing if row.complete else "-"
         lines.append(
-            f"| {row.loader}{'' if row.complete else ' *'} | {f'{row.allowance:.0%}' if row.allowance else 'none'} "
-            f"| {row.samples_per_second:.0f} | {row.wait:.1%} | {row.gets:.1f} | {row.other_requests:.1f} "
-            f"| {row.bytes_read:.2f}x | {row.cpu:.2f} | {row.co_batch:.2f} | {f'{row.disk:.1%}' if row.disk else '-'} "
-            f"| {row.repeated} | {row.missing if row.complete else '-'} |"
+            f"| {name} | {allowance} | {row.samples_per_second:.0f} | {row.wait:.1%} | {row.gets:.1f} "
+            f"| {row.other_requests:.1f} | {row.bytes_read:.2f}x | {row.cpu:.2f} | {row.co_batch:.2f} "
+            f"| {row.distance:.3f} | {disk} | {row.repeated} | {missing} |"
         )
     if not all(row.complete for row in rows):
         lines += ["", "\\* broken off: an epoch took longer than the limit. Its figures are of the part delivered."]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from peers.loaders import LOADERS
 from peers.setting import Setting
-from peers.spread import co_batch, missing, repeated
+from peers.spread import co_batch, distance, missing, repeated
 from peers.store_counts import open_counts
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -71,6 +71,7 @@ def _epoch(loader: Any, setting: Setting, counts: np.ndarray, counted: np.ndarra
         "cpu_seconds": _cpu(setting.pod_pids) - cpu,
         "disk_bytes": kept,
         "co_batch": co_batch(delivered),
+        "distance": distance(delivered),
         "repeated": repeated(delivered),
         "missing": missing(delivered, setting.samples),
         "complete": complete,

@@ -9,12 +9,19 @@ from peers.setting import BUCKET, Setting
 
 
 def open_loader(setting: Setting) -> Epochs:
-    listed = boto3.client("s3").list_objects_v2(Bucket=BUCKET, Prefix="tars/")["Contents"]
-    urls = [f"{setting.store_url}/{BUCKET}/{found['Key']}" for found in listed]
-    buffer = setting.allowance_samples // setting.workers
+    return _loader(setting, "tars/")
+
+
+def open_large(setting: Setting) -> Epochs:
+    return _loader(setting, "blobs/")
+
+
+def _loader(setting: Setting, prefix: str) -> Epochs:
+    listed = boto3.client("s3").list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]
+    urls = [f"{setting.store_url}/{BUCKET}/{found['Key']}" for found in listed if found["Key"].endswith(".tar")]
     dataset = (
         webdataset.WebDataset(urls, shardshuffle=len(urls))
-        .shuffle(buffer, initial=buffer)
+        .shuffle(setting.allowance_samples // setting.workers)
         .map(_content)
         .batched(setting.batch_size, collation_fn=collate, partial=True)
     )
