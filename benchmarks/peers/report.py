@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class Row:
     cpu: float
     """Seconds for 1,000 samples."""
     co_batch: float
+    """NaN, as distance, where too little was delivered for it to mean anything."""
     distance: float
     disk: float
     """The most that lay in its cache folder, as part of the dataset."""
@@ -69,6 +71,7 @@ def _row(result: dict[str, Any], conditions: dict[str, Any]) -> Row | None:
         print(f"left out, made under other conditions: {result['loader']} at {result['allowance']:.0%}")
         return None
     epochs = result["epochs"]
+    enough = sum(epoch["samples"] for epoch in epochs) > conditions["samples"] * len(epochs) / 4
 
     def total(name: str) -> float:
         return sum(epoch[name] for epoch in epochs)
@@ -82,8 +85,8 @@ def _row(result: dict[str, Any], conditions: dict[str, Any]) -> Row | None:
         other_requests=64 * total("other_requests") / total("samples"),
         bytes_read=total("read_bytes") / total("bytes"),
         cpu=1000 * total("cpu_seconds") / total("samples"),
-        co_batch=statistics.mean(epoch["co_batch"] for epoch in epochs),
-        distance=statistics.mean(epoch["distance"] for epoch in epochs),
+        co_batch=statistics.mean(epoch["co_batch"] for epoch in epochs) if enough else math.nan,
+        distance=statistics.mean(epoch["distance"] for epoch in epochs) if enough else math.nan,
         disk=max(epoch["disk_bytes"] for epoch in epochs) / conditions["total_bytes"],
         repeated=int(total("repeated")),
         missing=int(total("missing")),
@@ -101,11 +104,12 @@ def _table(rows: list[Row]) -> str:
         name = row.loader if row.complete else f"{row.loader} \\*"
         allowance = f"{row.allowance:.0%}" if row.allowance else "none"
         disk = f"{row.disk:.1%}" if row.disk else "-"
+        spread = "- | -" if math.isnan(row.co_batch) else f"{row.co_batch:.2f} | {row.distance:.3f}"
         missing = row.missing if row.complete else "-"
         lines.append(
             f"| {name} | {allowance} | {row.samples_per_second:.0f} | {row.wait:.1%} | {row.gets:.1f} "
-            f"| {row.other_requests:.1f} | {row.bytes_read:.2f}x | {row.cpu:.2f} | {row.co_batch:.2f} "
-            f"| {row.distance:.3f} | {disk} | {row.repeated} | {missing} |"
+            f"| {row.other_requests:.1f} | {row.bytes_read:.2f}x | {row.cpu:.2f} | {spread} "
+            f"| {disk} | {row.repeated} | {missing} |"
         )
     if not all(row.complete for row in rows):
         lines += ["", "\\* broken off: an epoch took longer than the limit. Its figures are of the part delivered."]
