@@ -26,9 +26,9 @@ def plot(rows: list[Row], ours: str, path: Path) -> None:
     names = list(dict.fromkeys(row.loader for row in rows))
     colors = dict(zip(names, pyplot.get_cmap("tab10").colors, strict=False))
     for row in rows:
+        if row.loader == "No-I/O":  # the dashed line
+            continue
         for panel, value in zip(panels, (row.bytes_read, row.co_batch), strict=True):
-            if value == 0:  # No-I/O reads nothing: a logarithmic axis has no place for that
-                continue
             panel.scatter(
                 value,
                 row.samples_per_second,
@@ -44,7 +44,7 @@ def plot(rows: list[Row], ours: str, path: Path) -> None:
     ):
         panel.set_xscale("log")
         panel.set_xlabel(label)
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.1 * max(row.samples_per_second for row in rows))
         panel.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         panel.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
         panel.set_xticks([1, 2, 5, 10])
@@ -63,7 +63,8 @@ def plot(rows: list[Row], ours: str, path: Path) -> None:
             [],
             marker=marker,
             linestyle="",
-            color="gray",
+            color="black",
+            fillstyle="none",
             label=f"allowance {share:.0%}" if share else "keeps nothing",
         )
         for share, marker in _MARKERS.items()
