@@ -1,11 +1,11 @@
 """How does refill compare with its peers? Same samples, same store, same link, same allowance, same loop.
 
-    python -m peers.run [--quick] [--network loopback] [--only NAME ...] [--report]
+    python -m peers.run [--quick] [--network loopback] [--only NAME ...] [--compute X] [--report]
 
-Each loader's run is bounded by a limit on each epoch. Results lie in build/peers/, one JSON each, and are kept: with
---only the named loaders run again, with --report none; then the table and the plot are made of all of them. Loaders run
-one after another, never two at once. The shaped network needs root, see shaped_network.py; --network loopback needs
-nothing, and then there is no link to wait for.
+Each loader's run is bounded by a limit on each epoch. Results are kept in build/peers/, one JSON each
+(build/peers-tried/ where other conditions are tried): with --only the named loaders run again, with --report none; then
+table and plot are made of all of them. Loaders run one after another, never two at once. The shaped network needs root,
+see shaped_network.py; --network loopback needs nothing, and then there is no link to wait for.
 """
 
 from __future__ import annotations
@@ -54,6 +54,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="2,048 samples and a limit of 10 s: for development")
     parser.add_argument("--network", choices=("shaped", "loopback"), default="shaped")
     parser.add_argument("--only", nargs="+", choices=LOADERS, metavar="NAME", help=f"of: {', '.join(LOADERS)}")
+    parser.add_argument(
+        "--compute",
+        type=float,
+        default=COMPUTE_OF_LINK,
+        metavar="X",
+        help="the loop computes X times as long as the link needs (default: %(default)s); docs/ is left as it is for "
+        "another X than that",
+    )
     parser.add_argument("--report", action="store_true", help="run nothing; make table and plot of the results kept")
     arguments = parser.parse_args()
     samples = 2048 if arguments.quick else SAMPLES
@@ -68,17 +76,19 @@ def main() -> None:
         "batch_size": BATCH,
         "workers": WORKERS,
         "epochs": EPOCHS,
-        "compute_seconds": COMPUTE_OF_LINK * BATCH * (total_bytes / samples) * 8 / (STORE_MBIT * 1e6),
+        "compute_seconds": arguments.compute * BATCH * (total_bytes / samples) * 8 / (STORE_MBIT * 1e6),
         "limit_seconds": 10.0 if arguments.quick else LIMIT_SECONDS,
         "pods": NUM_PODS,
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    as_published = (arguments.quick, arguments.network, arguments.compute) == (False, "shaped", COMPUTE_OF_LINK)
+    results = RESULTS if as_published else RESULTS.with_name("peers-tried")
+    results.mkdir(parents=True, exist_ok=True)
     if not arguments.report:
-        _run_all(arguments.only or list(LOADERS), arguments.network, conditions)
-    report(RESULTS, conditions, publish=not arguments.quick and arguments.network == "shaped")
+        _run_all(arguments.only or list(LOADERS), arguments.network, conditions, results)
+    report(results, conditions, publish=as_published)
 
 
-def _run_all(names: list[str], network: str, conditions: dict[str, Any]) -> None:
+def _run_all(names: list[str], network: str, conditions: dict[str, Any], results: Path) -> None:
     hosts = ("store", *(f"pod{pod}" for pod in range(NUM_PODS)), "trainer")
     with (
         tempfile.TemporaryDirectory(prefix="refill-peers-") as temporary,
@@ -88,10 +98,10 @@ def _run_all(names: list[str], network: str, conditions: dict[str, Any]) -> None
         with _store(bed, folder, conditions["samples"]):
             for name in names:
                 for allowance in ALLOWANCES if LOADERS[name].keeps_samples else (0.0,):
-                    _run(bed, folder, name, allowance, conditions)
+                    _run(bed, folder, name, allowance, conditions, results)
 
 
-def _run(bed: Bed, folder: Path, name: str, allowance: float, conditions: dict[str, Any]) -> None:
+def _run(bed: Bed, folder: Path, name: str, allowance: float, conditions: dict[str, Any], results: Path) -> None:
     loader = LOADERS[name]
     work = folder / "work"
     (work / "cache").mkdir(parents=True)
@@ -134,7 +144,7 @@ def _run(bed: Bed, folder: Path, name: str, allowance: float, conditions: dict[s
             return
         epochs = json.loads((work / "result.json").read_text())
         result = {"loader": name, "allowance": allowance, "conditions": conditions, "epochs": epochs}
-        (RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', name)}-{allowance:.0%}.json").write_text(json.dumps(result))
+        (results / f"{re.sub('[^A-Za-z0-9]+', '-', name)}-{allowance:.0%}.json").write_text(json.dumps(result))
         speed = " and ".join(f"{epoch['samples'] / epoch['seconds']:.0f}" for epoch in epochs)
         print(f"{name}, allowance {allowance:.0%}: {speed} samples/s", flush=True)
     finally:
