@@ -150,7 +150,7 @@ def _beaten(rows: list[Row]) -> str:
                 named = ", ".join(f"{peer.loader} {measure.shown(peer)}" for peer in better)
                 lines.append(f"| {ours.allowance:.0%} | {measure.name} | {measure.shown(ours)} | {named} |")
     if not lines:
-        return f"No peer is better than {US} by more than 2 % in any column."
+        return f"No loader above is better than {US} by more than 2 % in any column."
     head = [
         f"Where peers beat {US} (by more than 2 %):",
         "",

@@ -64,6 +64,7 @@ def main() -> None:
     )
     parser.add_argument("--report", action="store_true", help="run nothing; make table and plot of the results kept")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that whoever was started is ended
     samples = 2048 if arguments.quick else SAMPLES
     total_bytes = int(sizes(samples).sum())
     conditions = {
