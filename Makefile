@@ -8,8 +8,11 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PEERS := .venv-peers
+PEERS_READY := $(PEERS)/.ready
+PEERS_FLAGS ?=
 
-.PHONY: demo test check format bench bench-store bench-core bench-pods bench-refill bench-shaped clean
+.PHONY: demo test check format bench bench-store bench-core bench-pods bench-refill bench-shaped bench-peers clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -45,12 +48,24 @@ bench-refill: $(READY)
 bench-shaped: $(READY)
 	$(BIN)/python benchmarks/shaped_link.py
 
+# The peers want other versions of what refill uses, so they have an environment of their own. Needs root.
+# PEERS_FLAGS='--quick', '--only "WebDataset"', '--report': see benchmarks/peers/run.py.
+bench-peers: $(PEERS_READY)
+	PYTHONPATH=benchmarks $(PEERS)/bin/python -m peers.run $(PEERS_FLAGS)
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(PEERS) build *.egg-info
 
 # Torch first and by its exact version, so that what follows finds it installed and brings no other build.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,service,dev]'
+	@touch $@
+
+$(PEERS_READY): pyproject.toml benchmarks/peers/requirements.txt benchmarks/peers/requirements-no-deps.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt -e '.[torch,service]'
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers/requirements-no-deps.txt
 	@touch $@

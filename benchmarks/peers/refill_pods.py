@@ -1,0 +1,44 @@
+"""refill: what do two pods get whose memory together is the allowance?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch.utils.data
+from peers.batches import Batch, Epochs, collate
+from peers.setting import BUCKET, Setting
+
+import refill
+
+
+def open_drain(setting: Setting) -> Epochs:
+    return _open(setting, "drain", 8)
+
+
+def open_redox(setting: Setting) -> Epochs:
+    return _open(setting, "redox", 64)
+
+
+def _open(setting: Setting, policy: str, chunk_size: int) -> Epochs:
+    dataset = refill.CacheDataset(
+        setting.pod_urls[0], dataset=f"s3://{BUCKET}/blobs", job="peers", policy=policy, chunk_size=chunk_size
+    )
+    sampler = refill.EpochSampler(dataset)
+    loader = torch.utils.data.DataLoader(
+        dataset,
+        setting.batch_size,
+        sampler=sampler,
+        num_workers=setting.workers,
+        persistent_workers=True,
+        collate_fn=_collate_samples,
+    )
+
+    def epoch_of(epoch: int) -> Iterable[Batch]:
+        sampler.set_epoch(epoch)
+        return loader
+
+    return epoch_of
+
+
+def _collate_samples(samples: list[dict[str, bytes]]) -> Batch:
+    return collate([sample["jpg"] for sample in samples])
