@@ -36,7 +36,7 @@ def pod(tmp_path: Path, path: Path) -> Iterator[LocalCluster]:
 
 
 def rank_at(url: str, dataset: str, name: str) -> PodConnection:
-    return PodConnection(url, JobSpec(name, dataset, chunk_size=16, policy="redox"), 0, None, 10)
+    return PodConnection(url, JobSpec(name, dataset, chunk_size=16), 0, None, 10)
 
 
 def test_batches_are_the_same_as_over_tcp(pod: LocalCluster, path: Path, packed: Packed) -> None:
