@@ -79,6 +79,8 @@ class DrainEpoch(OwnerEpoch):
         """Refills under way for each abstract chunk."""
         self._ready_bytes = 0
         self._given_bytes = 0
+        self._num_promised = 0
+        """Samples given before they were here."""
         self._damaged: list[int] = []
         """Samples whose bytes did not come with their chunk's: for the next who asks, whom the shell tells why."""
         self._left_of: dict[int, Int64Array] = {}
@@ -154,13 +156,16 @@ class DrainEpoch(OwnerEpoch):
         return self._pop(self._coming[coming]), refills
 
     def _pick_coming(self) -> int | None:
-        """One of the chunks on their way: not the next one alone, so that it is not handed out whole."""
+        """One of the chunks on their way: not the next one alone, so that it is not handed out whole; but the first
+        requests of an epoch need not wait for many."""
         candidates, num_samples = [], 0
+        spread_samples = min(_SPREAD_SAMPLES, self._num_promised)
+        self._num_promised += 1
         for chunk, samples in self._coming.items():
             if samples:
                 candidates.append(chunk)
                 num_samples += len(samples)
-                if num_samples >= _SPREAD_SAMPLES:
+                if num_samples >= spread_samples:
                     break
         return self._random.choice(candidates) if candidates else None
 
