@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench-store bench-core bench-policies bench-pods clean
+.PHONY: demo test check format bench-store bench-core bench-policies bench-pods bench-quality clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -38,6 +38,9 @@ bench-policies: $(READY)
 
 bench-pods: $(READY)
 	$(BIN)/python benchmarks/pod_throughput.py
+
+bench-quality: $(READY)
+	$(BIN)/python benchmarks/training_quality.py --plot docs/training_quality.svg
 
 clean:
 	rm -rf $(VENV) build *.egg-info
