@@ -4,11 +4,11 @@
     python benchmarks/training_quality.py
 
 Each dataset is stored sorted by class: the hard case, since all samples of a chunk then share a label. One row shows
-what storing it shuffled once changes. A small
-convolutional network with batch normalisation is trained for a few epochs at a constant learning rate, so that its
-accuracy at the end shows the order of the last batches too. Of one seed, all orders start from the same weights and the
-same split into train and test. Printed for each order: mean test accuracy after the last epoch, and the mean
-difference to exact shuffling of the same seed, both with 95 % intervals (Student's t over the seeds).
+what storing it shuffled once changes. A small convolutional network with batch normalisation is trained for a few
+epochs at a constant learning rate, so that its accuracy at the end shows the order of the last batches too. Of one
+seed, all orders start from the same weights and the same split into train and test. Printed for each order: mean test
+accuracy after the last epoch, and the mean difference to exact shuffling of the same seed, both with 95 % intervals
+(Student's t over the seeds).
 
 The orders come from the protocol core, asked in batches as a pod asks it, with memory for a tenth of the dataset.
 Stored order is the control: it shows that the measurement sees a bad order. Takes about 5 minutes on 2 cores.
