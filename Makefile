@@ -12,7 +12,7 @@ PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_FLAGS ?=
 
-.PHONY: demo test check format bench bench-store bench-core bench-pods bench-refill bench-shaped bench-peers clean
+.PHONY: demo test check format bench bench-store bench-core bench-pods bench-refill bench-shaped bench-quality bench-peers clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -52,6 +52,9 @@ bench-shaped: $(READY)
 # PEERS_FLAGS='--quick', '--only "WebDataset"', '--report': see benchmarks/peers/run.py.
 bench-peers: $(PEERS_READY)
 	PYTHONPATH=benchmarks $(PEERS)/bin/python -m peers.run $(PEERS_FLAGS)
+
+bench-quality: $(READY)
+	$(BIN)/python benchmarks/training_quality.py --plot docs/training_quality.svg
 
 clean:
 	rm -rf $(VENV) $(PEERS) build *.egg-info

@@ -21,7 +21,12 @@ def open_redox(setting: Setting) -> Epochs:
 
 def _open(setting: Setting, policy: str, chunk_size: int) -> Epochs:
     dataset = refill.CacheDataset(
-        setting.pod_urls[0], dataset=f"s3://{BUCKET}/blobs", job="peers", policy=policy, chunk_size=chunk_size
+        setting.pod_urls[0],
+        dataset=f"s3://{BUCKET}/blobs",
+        job="peers",
+        policy=policy,
+        chunk_size=chunk_size,
+        num_epochs=setting.epochs,
     )
     sampler = refill.EpochSampler(dataset)
     loader = torch.utils.data.DataLoader(

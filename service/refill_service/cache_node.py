@@ -327,4 +327,6 @@ class CacheNode:
 
 def _chunk_size(spec: JobSpec, dataset: Dataset) -> int:
     sample_bytes = dataset.index.sample_bytes / max(1, dataset.num_samples)
-    return default_chunk_size(spec.policy, sample_bytes, int(np.diff(dataset.blobs.first_sample).max(initial=1)))
+    return default_chunk_size(
+        spec.policy, dataset.num_samples, sample_bytes, int(np.diff(dataset.blobs.first_sample).max(initial=1))
+    )

@@ -13,6 +13,7 @@ from refill_service.cache_core.sample_mapping import (
     ChunkLayout,
     abstract_chunks_for_budget,
     abstract_chunks_for_groups,
+    default_chunk_size,
 )
 
 blobs = st.lists(st.integers(1, 50), min_size=1, max_size=8)
@@ -67,3 +68,24 @@ def test_chunk_larger_than_every_blob_is_refused() -> None:
 def test_abstract_chunks_follow_from_the_budget(budget: int, num: int) -> None:
     """Ten chunks of 100 bytes: as many abstract chunks as chunks fit; 0 when not one does."""
     assert abstract_chunks_for_budget(10, 100, budget) == num
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_samples", "sample_bytes", "largest_blob", "expected"),
+    [
+        ("redox", 10**6, 100_000, 1000, 64),
+        ("drain", 10**6, 100_000, 1000, 8),  # images
+        ("drain", 10**6, 3_000, 20_000, 64),  # thumbnails
+        ("drain", 10**6, 20_000, 20_000, 32),
+        ("drain", 60_000, 800, 60_000, 16),  # few samples: more chunks of fewer
+        ("drain", 1_500, 250, 500, 8),
+        ("drain", 10**6, 5_000_000, 100, 2),  # volumes: a chunk of 16 MiB at most
+        ("drain", 10**6, 50_000_000, 10, 1),
+        ("drain", 10**6, 3_000, 5, 5),
+        ("redox", 10**6, 3_000, 5, 5),
+    ],
+)
+def test_default_chunk_size(
+    policy: str, num_samples: int, sample_bytes: float, largest_blob: int, expected: int
+) -> None:
+    assert default_chunk_size(policy, num_samples, sample_bytes, largest_blob) == expected

@@ -32,6 +32,9 @@ _SMALLEST_DEFAULT, _LARGEST_DEFAULT = 8, 64
 _WORTH_A_REQUEST_BYTES = 512 << 10
 """At 100 MB/s a transfer of 5 ms: a request's latency of some 25 ms is hidden by a handful of them in flight."""
 
+_ENOUGH_CHUNKS = 2048
+"""Of a dataset: a tenth of them in memory shuffles well, see docs/TRAINING_QUALITY.md."""
+
 _LARGE_CHUNK_BYTES = 16 << 20
 """More than this takes memory and gains nothing."""
 
@@ -173,18 +176,21 @@ def abstract_chunks_for_budget(num_chunks: int, chunk_bytes: float, budget_bytes
     return min(num_chunks, int(budget_bytes // max(chunk_bytes, 1.0)))
 
 
-def default_chunk_size(policy: str, sample_bytes: float, largest_blob: int) -> int:
+def default_chunk_size(policy: str, num_samples: int, sample_bytes: float, largest_blob: int) -> int:
     """K for a job that asks for none; follows from the dataset alone, so that all pods agree.
 
     ``redox`` spreads chunk-mates by its re-reads and takes the papers' 64. ``drain`` spreads them by small chunks: the
-    smallest power of two from 8 to 64 whose chunks are worth a request of their own, and fewer of very large samples.
+    smallest power of two from 8 to 64 whose chunks are worth a request of their own; fewer than that where chunks would
+    be very large, or so few that memory holds only a handful.
 
     :param sample_bytes: mean bytes of a sample.
     :param largest_blob: samples of the largest blob, which no chunk exceeds.
     """
     chunk_size = _LARGEST_DEFAULT
     if policy == "drain":
-        while chunk_size > _SMALLEST_DEFAULT and chunk_size // 2 * sample_bytes >= _WORTH_A_REQUEST_BYTES:
+        while chunk_size > _SMALLEST_DEFAULT and (
+            chunk_size // 2 * sample_bytes >= _WORTH_A_REQUEST_BYTES or num_samples // chunk_size < _ENOUGH_CHUNKS
+        ):
             chunk_size //= 2
         while chunk_size > 1 and chunk_size * sample_bytes > _LARGE_CHUNK_BYTES:
             chunk_size //= 2
