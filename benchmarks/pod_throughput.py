@@ -119,7 +119,9 @@ def print_resident(what: str, pid: int, memory_bytes: int) -> None:
 
 def _job(pod_url: str, home: str, dataset: str) -> PodConnection:
     """A job of one epoch, begun and warm, with every sample in memory that is left."""
-    spec = JobSpec(f"bench-{uuid.uuid4().hex[:8]}", dataset, chunk_size=64, policy="drain", prefetch_window=0)
+    spec = JobSpec(
+        f"bench-{uuid.uuid4().hex[:8]}", dataset, chunk_size=64, policy="drain", prefetch_window=0, num_epochs=1
+    )
     rank = PodConnection(pod_url, spec, 0, home, 60)
     rank.batch(0, np.array([0]))
     deadline = time.monotonic() + 30

@@ -61,6 +61,7 @@ def main() -> None:
             settings = {
                 "memory_bytes": memory_bytes,
                 "job_memory_fraction": 1,
+                "pinned_fraction": 0,
                 "in_flight_fraction": IN_FLIGHT_FRACTION,
             }
             with LocalCluster(1, Path(folder), settings, environment) as cluster:
@@ -82,7 +83,7 @@ class Job:
 
     def registered(self) -> PodConnection:
         name = f"bench-{uuid.uuid4().hex[:8]}"
-        spec = JobSpec(name, self.dataset, chunk_size=self.chunk_size, policy="drain", prefetch_window=0)
+        spec = JobSpec(name, self.dataset, chunk_size=self.chunk_size, policy="drain", prefetch_window=0, num_epochs=1)
         rank = PodConnection(self.pod_url, spec, 0, self.pod_url, 60)
         rank.info()
         return rank

@@ -32,8 +32,8 @@ LOADERS = {
     ),
     "refill drain": Loader(
         "refill_pods",
-        "two pods with `memory_bytes` = half of the allowance each, `policy=drain`, `chunk_size=8`, tars of 32 MB; "
-        "`DataLoader` with `EpochSampler`",
+        "two pods with `memory_bytes` = half of the allowance each and `job_memory_fraction=1`, `policy=drain`, "
+        "`chunk_size=8`, tars of 32 MB; `DataLoader` with `EpochSampler`",
         "CLIENT.md",
         "open_drain",
         ("refill",),
