@@ -46,6 +46,8 @@ MEMORY_SHARE = 0.25
 CHUNK_SIZE = 8
 BATCH = 32
 EPOCHS = 3
+IO_EPOCHS = 6
+"""More: pods fill their memory in the first one, and give it away in the last."""
 LOAD = 0.5
 """Of what the link can carry, what the compute-bound ranks need."""
 FRESH_JOBS = 5
@@ -165,20 +167,20 @@ class ShapedLink:
 
     def io_bound(self, floor_rate: float) -> None:
         with LinkRecord(self._network) as link:
-            ranks = self._ranks("io", compute_seconds=0)
-        _check_exactly_once(ranks)
+            ranks = self._ranks("io", compute_seconds=0, epochs=IO_EPOCHS)
+        _check_exactly_once(ranks, IO_EPOCHS)
         in_epochs = []
-        for epoch in range(EPOCHS):
+        for epoch in range(IO_EPOCHS):
             came = np.sort(np.concatenate([rank["times"][rank["times"][:, 0] == epoch, 2] for rank in ranks]))
             # The steady state: from the first tenth of the batches to the last; then the epoch runs out of samples.
             start, end = came[len(came) // 10], came[len(came) * 8 // 10]
             in_epochs.append(link.share(start, end))
         times = np.concatenate([rank["times"] for rank in ranks])
         start, end = times[:, 1].min(), times[:, 2].max()
-        payload_rate = EPOCHS * NUM_SAMPLES * SAMPLE_BYTES / (end - start)
-        read = link.bytes_between(start, end) / (EPOCHS * NUM_SAMPLES * SAMPLE_BYTES)
+        payload_rate = IO_EPOCHS * NUM_SAMPLES * SAMPLE_BYTES / (end - start)
+        read = link.bytes_between(start, end) / (IO_EPOCHS * NUM_SAMPLES * SAMPLE_BYTES)
         print(
-            f"I/O-bound: {EPOCHS} epochs in {end - start:.1f} s; bytes on the link with headers are {read:.3f} of "
+            f"I/O-bound: {IO_EPOCHS} epochs in {end - start:.1f} s; bytes on the link with headers are {read:.3f} of "
             "those of the samples; steady state of each epoch: " + ", ".join(f"{share:.3f}" for share in in_epochs)
         )
         target("I/O-bound, steady state: store link in use", statistics.median(in_epochs), at_least=0.95)
@@ -191,7 +193,7 @@ class ShapedLink:
         compute_seconds = BATCH * SAMPLE_BYTES * NUM_RANKS / (floor_rate * LOAD)
         without = self._ranks("random", compute_seconds=compute_seconds, service=False)
         ranks = self._ranks("compute", compute_seconds=compute_seconds)
-        _check_exactly_once(ranks)
+        _check_exactly_once(ranks, EPOCHS)
         ratios, gaps = [], []
         for rank, random in zip(ranks, without, strict=True):
             ratios += [mine / theirs for mine, theirs in zip(_epoch_seconds(rank), _epoch_seconds(random), strict=True)]
@@ -242,7 +244,9 @@ class ShapedLink:
             connections[0].end_job()
         return np.array([min(seconds), max(seconds)])
 
-    def _ranks(self, job: str, compute_seconds: float, service: bool = True) -> list[dict[str, Any]]:
+    def _ranks(
+        self, job: str, compute_seconds: float, service: bool = True, epochs: int = EPOCHS
+    ) -> list[dict[str, Any]]:
         """Run all ranks over all epochs; returns what each of them wrote."""
         processes = []
         for rank in range(NUM_RANKS):
@@ -254,7 +258,7 @@ class ShapedLink:
                 "job": job,
                 "chunk_size": CHUNK_SIZE,
                 "batch": BATCH,
-                "epochs": EPOCHS,
+                "epochs": epochs,
                 "compute_seconds": compute_seconds,
                 "samples_per_rank": NUM_SAMPLES // NUM_RANKS,
                 "sample_bytes": SAMPLE_BYTES,
@@ -354,8 +358,8 @@ def _first_wait(rank: dict[str, Any], epoch: int) -> float:
     return float(times[first, 2] - times[first - 1, 3])
 
 
-def _check_exactly_once(ranks: list[dict[str, Any]]) -> None:
-    for epoch in range(EPOCHS):
+def _check_exactly_once(ranks: list[dict[str, Any]], epochs: int) -> None:
+    for epoch in range(epochs):
         delivered = np.zeros(NUM_SAMPLES, dtype=int)
         for rank in ranks:
             epoch_of_sample = np.repeat(rank["times"][:, 0], rank["sizes"])
@@ -365,7 +369,7 @@ def _check_exactly_once(ranks: list[dict[str, Any]]) -> None:
                 f"error: epoch {epoch}: {(delivered == 0).sum()} samples missing, "
                 f"{(delivered > 1).sum()} delivered twice"
             )
-    print(f"receipt: each of {EPOCHS} epochs delivered {NUM_SAMPLES} samples, missing 0, duplicates 0")
+    print(f"receipt: each of {epochs} epochs delivered {NUM_SAMPLES} samples, missing 0, duplicates 0")
 
 
 if __name__ == "__main__":
