@@ -27,6 +27,7 @@ from refill_service.home import Home, HomeCounts
 from refill_service.job import Job
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
+from refill_service.object_store.warm_stores import WarmStores
 from refill_service.owner import Owner, OwnerCounts
 from refill_service.peers import Peers
 from refill_service.pinned_tier import PinnedShare, PinnedTier
@@ -119,10 +120,8 @@ class CacheNode:
         self.gate = ByteGate(int(for_jobs * settings.in_flight_fraction), _FIRST_READS_BYTES)
         self.jobs: dict[str, JobAtPod] = {}
         self.peer_bytes_sent: dict[int, int] = {}
-        self._store_settings = store_settings or StoreSettings.from_environment()
-        self.opening = EarlyOpening(
-            lambda url: Dataset.open(url, self._store_settings, counters=self.store_counters),
-        )
+        self._stores = WarmStores(store_settings or StoreSettings.from_environment(), self.store_counters)
+        self.opening = EarlyOpening(self._open_dataset)
         self._registering = asyncio.Lock()
         self._cleaner: asyncio.Task[None] | None = None
 
@@ -294,6 +293,14 @@ class CacheNode:
             raise
         owner = Owner(job, self.gate, pinned, recent_bytes, settings.wait_seconds)
         return JobAtPod(job, owner, Home(job, owner, self.peers, remote_bytes, settings.wait_seconds), pinned)
+
+    async def _open_dataset(self, url: str) -> Dataset:
+        store, kept = self._stores.get(url)
+        try:
+            return await Dataset.open(url, store=store, owns_store=not kept)
+        except BaseException:
+            self._stores.forget(url)
+            raise
 
     def _lost(self, name: str) -> JobLost:
         return JobLost(

@@ -34,11 +34,14 @@ class Dataset:
     :param start: the first bytes of the index, which hold some records already.
     """
 
-    def __init__(self, url: str, store: ObjectStore, index: DatasetIndex, start: memoryview) -> None:
+    def __init__(
+        self, url: str, store: ObjectStore, index: DatasetIndex, start: memoryview, *, owns_store: bool
+    ) -> None:
         self.url = url
         self.store = store
         self.index = index
         self._start = start
+        self._owns_store = owns_store
 
     @classmethod
     async def open(
@@ -47,22 +50,26 @@ class Dataset:
         settings: StoreSettings | None = None,
         *,
         store: ObjectStore | None = None,
+        owns_store: bool = True,
         counters: StoreCounters | None = None,
     ) -> Dataset:
         """Reads header, metadata and blob table.
 
-        The dataset owns the store, also one that is given; :meth:`close` closes it, and so does a failure.
+        The dataset owns the store, also one that is given unless ``owns_store`` is False; :meth:`close` closes it, and
+        so does a failure.
         Raises :class:`DatasetNotFound`, :class:`IndexDamaged`, :class:`IndexVersionUnsupported` and store errors.
         """
         store = open_store(url, settings, counters=counters) if store is None else store
         try:
-            return cls(url.rstrip("/"), store, *await _read_head(store))
+            return cls(url.rstrip("/"), store, *await _read_head(store), owns_store=owns_store)
         except BaseException:
-            await store.close()
+            if owns_store:
+                await store.close()
             raise
 
     async def close(self) -> None:
-        await self.store.close()
+        if self._owns_store:
+            await self.store.close()
 
     @property
     def num_samples(self) -> int:
