@@ -61,9 +61,17 @@ class _Epoch:
     """Bytes of local samples that fill a slot, or that were assigned and have yet to leave."""
     arriving: dict[int, asyncio.Future[None]] = field(default_factory=dict)
     """Done when the refill under way that brings a local sample has arrived, or failed."""
-    coming: dict[int, asyncio.Future[None]] = field(default_factory=dict)
-    """The same by chunk."""
+    coming: set[asyncio.Future[None]] = field(default_factory=set)
+    """All of these."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced by a new one, when one of them is done."""
     abandoned: bool = False
+
+    def done(self, read: asyncio.Future[None]) -> None:
+        """Fact: a chunk has arrived, or will not."""
+        self.coming.discard(read)
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     @property
     def is_over(self) -> bool:
@@ -348,10 +356,10 @@ class Owner:
             for refill in group.refills:
                 here[refill.chunk] = asyncio.get_running_loop().create_future()
                 state.arriving.update(dict.fromkeys(refill.samples.tolist(), here[refill.chunk]))
-                state.coming[refill.chunk] = here[refill.chunk]
+                state.coming.add(here[refill.chunk])
             task = asyncio.create_task(self._read(state, group, here))
             self._reads.add(task)
-            task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, group, here))  # type: ignore[misc]
+            task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, state, group, here))  # type: ignore[misc]
 
     async def _read(self, state: _Epoch, group: ReadGroup, here: dict[int, asyncio.Future[None]]) -> None:
         """Fetch the chunks of some refills and keep the samples that fill a slot. Tells who waits how it went."""
@@ -359,6 +367,7 @@ class Owner:
         def arrived(chunk: ReadChunk) -> None:
             self._arrived(state, chunk)
             here[chunk.refill.chunk].set_result(None)
+            state.done(here[chunk.refill.chunk])
 
         error: BaseException | None = None
         try:
@@ -381,17 +390,20 @@ class Owner:
         self._forget_arriving(state, refill)
         if not isinstance(error, Exception):
             here.cancel()
-            return
-        if not here.cancelled():
+        elif not here.cancelled():
             here.set_exception(error)
             here.exception()  # known: a read ahead of need has nobody who waits for it
+        state.done(here)
 
-    def _read_ended(self, task: asyncio.Task[None], group: ReadGroup, here: dict[int, asyncio.Future[None]]) -> None:
+    def _read_ended(
+        self, task: asyncio.Task[None], state: _Epoch, group: ReadGroup, here: dict[int, asyncio.Future[None]]
+    ) -> None:
         """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
         self._reads.discard(task)
         group.ended()
         for each in here.values():
-            each.cancel()
+            if each.cancel():
+                state.done(each)
 
     def _arrived(self, state: _Epoch, chunk: ReadChunk) -> None:
         """A damaged sample keeps its slot without bytes: the request that it falls to reads it alone and gets the
@@ -411,22 +423,23 @@ class Owner:
         self._forget_arriving(state, refill)
 
     def _forget_arriving(self, state: _Epoch, refill: Refill) -> None:
-        state.coming.pop(refill.chunk, None)
         for sample in refill.samples.tolist():
             state.arriving.pop(sample, None)
 
-    async def _wait_for(self, state: _Epoch, samples: list[int], chunk: int | None) -> None:
+    async def _wait_for(self, state: _Epoch, samples: list[int], came_bytes: int) -> None:
         """Wait for the refills that bring these samples, and raise what went wrong with the first that failed.
 
-        :param chunk: wait for this one, too, whatever becomes of it.
+        :param came_bytes: wait until so much has come, too, as long as anything is on its way.
         """
         waiting = [state.arriving[sample] for sample in samples if sample in state.arriving]
         arriving = set(waiting)
-        paced = {state.coming[chunk]} if chunk in state.coming else set()
-        if not arriving | paced:
+        if not arriving and (state.core.came_bytes >= came_bytes or not state.coming):
             return
         started = time.perf_counter()
-        await asyncio.wait(arriving | paced)
+        if arriving:
+            await asyncio.wait(arriving)
+        while state.core.came_bytes < came_bytes and state.coming:
+            await state.changed.wait()
         state.counts.waited_takes += max(1, len(waiting))
         state.counts.wait_seconds += time.perf_counter() - started
         for each in arriving:

@@ -326,3 +326,26 @@ def test_what_the_pinned_tier_has_is_no_miss(packed: tuple[str, Any], policy: st
             assert (owner.history[1].core.misses, owner.history[1].waited_takes) == (0, 0)
 
     asyncio.run(run())
+
+
+def test_one_slow_read_holds_up_nobody_while_others_come(packed: tuple[str, Any]) -> None:
+    """A read that never ends: batches that wait for the reserve go on with what comes after it."""
+
+    async def run() -> None:
+        async with owner_of(packed[0], 400_000, num_epochs=1) as owner:
+            read, count = owner.job.dataset.read_samples, 0
+
+            async def one_hangs(records: Any, first: int, end: int) -> memoryview:
+                nonlocal count
+                count += 1
+                if count == 30:
+                    await asyncio.Event().wait()
+                await asyncio.sleep(0.005)
+                return await read(records, first, end)
+
+            owner.job.dataset.read_samples = one_hangs  # type: ignore[method-assign]
+            owner._chunks._limit_bytes = 0  # each chunk by a read of its own
+            for start in range(0, 20 * BATCH, BATCH):
+                assert len(await asyncio.wait_for(take(owner, 0, 0, start), 2)) == BATCH, "a slow read stalls everybody"
+
+    asyncio.run(run())

@@ -114,16 +114,10 @@ class DrainEpoch(OwnerEpoch):
         """
         return 0 if self.nothing_left_to_read else min(self._capacity_bytes, self._given_bytes) // 2
 
-    def _answer_after(self) -> int | None:
-        """The chunk that brings the reserve back to its level; on the way to it the oldest come first."""
+    def _answer_after(self) -> int:
+        """When what the reserve lacks has come, in whichever chunks: one slow read must not hold up what follows it."""
         missing = self._reserve_bytes - self._ready_bytes
-        if missing <= 0 or not self._coming:
-            return None
-        for chunk, samples in self._coming.items():  # noqa: B007
-            missing -= sum(self._lengths_view[sample] for sample in samples)
-            if missing <= 0:
-                break
-        return chunk
+        return self.came_bytes + missing if missing > 0 and self._coming else 0
 
     def _take_new(self, locations: Int64Array) -> tuple[Int64Array, list[Refill]]:
         samples, refills = [], []
@@ -252,13 +246,16 @@ class DrainEpoch(OwnerEpoch):
             if not self._ready[abstract_chunk]:
                 self._filled.add(abstract_chunk)
             self._ready[abstract_chunk] += samples
-            self._ready_bytes += sum(self._lengths_view[sample] for sample in samples)
+            num_bytes = sum(self._lengths_view[sample] for sample in samples)
+            self._ready_bytes += num_bytes
+            self.came_bytes += num_bytes
             self._num_ready[abstract_chunk] += len(samples)
 
     def refill_failed(self, refill: Refill) -> None:
         abstract_chunk = self._abstract_chunk_of(refill)
         samples = np.array(sorted(self._coming.pop(refill.chunk)), dtype=np.int64)
         self._refilling[abstract_chunk] -= 1
+        self.came_bytes += int(self._lengths[samples].sum())  # nobody waits for what will not come
         if len(samples):  # they keep their place in memory: another epoch may have been given all that is free
             self._left_of[refill.chunk] = samples
             self._unread_of(abstract_chunk).append(refill.chunk)

@@ -39,8 +39,8 @@ class Taken:
     """Orders; the samples of a refill may serve several of the requests."""
     repeated: NDArray[np.bool_] | None
     """``(n,)`` which requests had been answered before; None: none of them."""
-    answer_after: int | None = None
-    """A chunk under way: the answer waits until it has arrived or failed, though no sample of it may be wanted."""
+    answer_after: int = 0
+    """The answer waits until ``came_bytes`` is so much, or no read is under way."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ class OwnerEpoch(ABC):
         share = mapping.share
         self.mapping = mapping
         self.counts = EpochCounts()
+        self.came_bytes = 0
+        """Bytes of samples that arrived with no request waiting for them, or whose read failed."""
         self.at_hand: Callable[[int], bool] = lambda chunk: False
         """Whether a chunk needs no store: then nobody waits for its refill, and that is no miss."""
         self.held_bytes = 0
@@ -131,7 +133,7 @@ class OwnerEpoch(ABC):
         samples[todo], refills = self._take_new(self.mapping.locations(asked[todo]))
         self._assigned[asked] = samples
         self.counts.takes += len(todo)
-        return Taken(samples, refills, repeated if any_repeated else None, self._answer_after() if len(todo) else None)
+        return Taken(samples, refills, repeated if any_repeated else None, self._answer_after() if len(todo) else 0)
 
     def take_one(self, asked: int, location: int) -> tuple[int, list[Refill]]:
         """``take`` for one request, with its location looked up before: what the simulation calls a million times."""
@@ -165,8 +167,8 @@ class OwnerEpoch(ABC):
     def _take_new(self, locations: Int64Array) -> tuple[Int64Array, list[Refill]]:
         """Samples for requests at ``locations`` that were never answered before, and the orders that this needs."""
 
-    def _answer_after(self) -> int | None:
-        return None
+    def _answer_after(self) -> int:
+        return 0
 
     @abstractmethod
     def _take_new_one(self, location: int) -> tuple[int, list[Refill]]: ...
