@@ -20,7 +20,7 @@ from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.sample_mapping import OwnerShare
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.peers import Payload
-from refill_service.pinned_tier import PinnedMemory, PinnedPart, PinnedShare
+from refill_service.pinned_tier import PinnedFile, PinnedMemory, PinnedShare
 
 __all__ = ["ChunkReader", "ReadChunk", "ReadGroup"]
 
@@ -33,7 +33,7 @@ COALESCED_BYTES = 8 << 20
 @dataclass(frozen=True)
 class ReadChunk:
     refill: Refill
-    payloads: list[Payload | None]
+    payloads: Sequence[Payload | None]
     """Of the refill's samples, in their order; None for one that is damaged."""
     pinned: bool = False
     """Whether they came from the pinned tier."""
@@ -50,9 +50,9 @@ class ReadGroup:
 
 
 class _ToKeep(NamedTuple):
-    part: PinnedPart
+    part: PinnedFile
     first: int
-    payloads: list[Payload]
+    payloads: list[bytes]
 
 
 class ChunkReader:
@@ -151,28 +151,28 @@ class ChunkReader:
         part = self._pinned.part_for(first, end)
         # What is not wanted is verified only to be pinned.
         samples = (refill.samples + self._share.first_sample).tolist() if part is None else list(range(first, end))
-        payloads = [self._intact(buffer, start, sample) for sample in samples]
-        if part is None:
-            arrived(ReadChunk(refill, payloads))
+        views = [self._intact(buffer, start, sample) for sample in samples]
+        damaged = any(view is None for view in views)
+        if isinstance(part, PinnedMemory) and not damaged:
+            arrived(self._of_refill(refill, part.put(first, [view for view in views if view is not None])))
             return []
-        intact = [payload for payload in payloads if payload is not None]
-        if isinstance(part, PinnedMemory) and len(intact) == len(payloads):
-            arrived(self._of_refill(refill, part.put(first, intact)))
+        # Copies, so that the wasted rest of the buffer is freed with it.
+        payloads: list[bytes | None] = [None if view is None else bytes(view) for view in views]
+        arrived(ReadChunk(refill, payloads) if part is None else self._of_refill(refill, payloads))
+        if not isinstance(part, PinnedFile) or damaged:
             return []
-        arrived(self._of_refill(refill, payloads))
-        return [_ToKeep(part, first, intact)] if len(intact) == len(payloads) else []
+        return [_ToKeep(part, first, [payload for payload in payloads if payload is not None])]
 
-    def _intact(self, buffer: memoryview, start: int, sample: int) -> Payload | None:
+    def _intact(self, buffer: memoryview, start: int, sample: int) -> memoryview | None:
         place = sample - self._records.first_sample
         offset = int(self._records.offset[place]) - start
-        # A copy, so that the wasted rest of the buffer is freed with it.
-        payload = bytes(buffer[offset : offset + int(self._records.length[place])])
+        view = buffer[offset : offset + int(self._records.length[place])]
         try:
-            self._dataset.verify_sample(payload, self._records, sample)
+            self._dataset.verify_sample(view, self._records, sample)
         except SampleDamaged as error:
             log.warning("%s", error)
             return None
-        return payload
+        return view
 
     def _of_refill(self, refill: Refill, payloads: Sequence[Payload | None], *, pinned: bool = False) -> ReadChunk:
         """Of a chunk's payloads those of the samples that are wanted."""

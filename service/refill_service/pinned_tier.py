@@ -30,7 +30,7 @@ from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
 from refill_service.peers import Payload
 
-__all__ = ["PinnedMemory", "PinnedPart", "PinnedShare", "PinnedTier"]
+__all__ = ["PinnedFile", "PinnedMemory", "PinnedShare", "PinnedTier"]
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class PinnedTier:
             on_disk = _prefix(records, memory.end_sample, free + _size(name))
             if len(on_disk):
                 try:
-                    parts.append(_PinnedFile(on_disk, name))
+                    parts.append(PinnedFile(on_disk, name))
                 except OSError as error:
                     log.warning("%s: %s; nothing is kept there", name, error.strerror)
         return PinnedShare(parts)
@@ -146,7 +146,7 @@ class PinnedTier:
         """Files of datasets that nobody leased since the pod started, the oldest first."""
         if self._folder is None:
             return []
-        leased = {part.path for share in self._shares.values() for part in share.parts if isinstance(part, _PinnedFile)}
+        leased = {part.path for share in self._shares.values() for part in share.parts if isinstance(part, PinnedFile)}
         found = [path for path in self._folder.glob(f"*{_SUFFIX}") if path not in leased]
         return sorted(found, key=lambda path: path.stat().st_mtime)
 
@@ -241,10 +241,6 @@ class PinnedPart(ABC):
         """The samples ``[first, end)``, intact; None when one of them is not."""
 
     @abstractmethod
-    async def keep(self, first: int, payloads: list[Payload]) -> None:
-        """Keep intact samples from ``first`` on."""
-
-    @abstractmethod
     def close(self, *, forget: bool) -> None: ...
 
 
@@ -266,10 +262,7 @@ class PinnedMemory(PinnedPart):
     async def load(self, first: int, end: int) -> list[Payload] | None:
         return self.views(first, end) if self.holds(first, end) else None
 
-    async def keep(self, first: int, payloads: list[Payload]) -> None:
-        self.put(first, payloads)
-
-    def put(self, first: int, payloads: list[Payload]) -> list[Payload]:
+    def put(self, first: int, payloads: Sequence[Payload]) -> list[Payload]:
         """Keep intact samples from ``first`` on. Returns views of them here, which take no further memory."""
         end = first + len(payloads)
         if not self.holds(first, end):
@@ -282,7 +275,9 @@ class PinnedMemory(PinnedPart):
         self._there[:] = False
 
 
-class _PinnedFile(PinnedPart):
+class PinnedFile(PinnedPart):
+    """The part of a share that is kept on disk."""
+
     in_memory = False
 
     def __init__(self, records: SampleRecords, path: Path) -> None:
@@ -307,8 +302,9 @@ class _PinnedFile(PinnedPart):
             self._there[self._places(first, end)] = False
         return found
 
-    async def keep(self, first: int, payloads: list[Payload]) -> None:
-        """Nothing is kept of what comes faster than the disk takes it: there are more epochs."""
+    async def keep(self, first: int, payloads: Sequence[bytes]) -> None:
+        """Keep intact samples from ``first`` on. Nothing is kept of what comes faster than the disk takes it: there are
+        more epochs."""
         end = first + len(payloads)
         size = int(self._bounds(first, end)[-1] - self._bounds(first, end)[0])
         if self._full or self.holds(first, end) or self._writing_bytes > _MOST_WRITING_BYTES:
@@ -345,7 +341,7 @@ class _PinnedFile(PinnedPart):
         self.damaged_samples += damaged
         return None if damaged else list(payloads)
 
-    def _write(self, file: FileIO, first: int, end: int, payloads: list[Payload]) -> None:
+    def _write(self, file: FileIO, first: int, end: int, payloads: Sequence[bytes]) -> None:
         data, place = memoryview(b"".join(payloads)), int(self._bounds(first, end)[0])
         while data:
             written = os.pwrite(file.fileno(), data, place)

@@ -152,7 +152,7 @@ def _make_way(path: str) -> None:
                 probe.connect(path)
                 wrong = "another process serves it"
             except FileNotFoundError:
-                pass
+                pass  # nothing is in the way
             except ConnectionRefusedError:
                 Path(path).unlink()
             except OSError as error:

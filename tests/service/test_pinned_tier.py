@@ -13,26 +13,28 @@ import pytest
 
 from refill.errors import InvalidInput
 from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
-from refill_service.peers import Payload
-from refill_service.pinned_tier import PinnedShare, PinnedTier
+from refill_service.pinned_tier import PinnedFile, PinnedMemory, PinnedShare, PinnedTier
 
 COUNT, SIZE = 100, 1000
 
 
-def dataset(seed: int, first: int = 0) -> tuple[SampleRecords, list[Payload]]:
-    data: list[Payload] = [random.Random(f"{seed} {i}").randbytes(SIZE) for i in range(COUNT)]
+def dataset(seed: int, first: int = 0) -> tuple[SampleRecords, list[bytes]]:
+    data = [random.Random(f"{seed} {i}").randbytes(SIZE) for i in range(COUNT)]
     checksums = np.array([sample_checksum(payload) for payload in data], dtype=np.uint64)
     return SampleRecords(first, np.arange(COUNT) * SIZE, np.full(COUNT, SIZE), checksums), data
 
 
-def keep_all(share: PinnedShare, records: SampleRecords, data: list[Payload], chunk: int = 10) -> None:
+def keep_all(share: PinnedShare, records: SampleRecords, data: list[bytes], chunk: int = 10) -> None:
     for start in range(0, COUNT, chunk):
         first = records.first_sample + start
-        if (part := share.part_for(first, first + chunk)) is not None:
+        part = share.part_for(first, first + chunk)
+        if isinstance(part, PinnedMemory):
+            part.put(first, data[start : start + chunk])
+        elif isinstance(part, PinnedFile):
             asyncio.run(part.keep(first, data[start : start + chunk]))
 
 
-def kept(share: PinnedShare, records: SampleRecords, data: list[Payload], chunk: int = 10) -> list[int]:
+def kept(share: PinnedShare, records: SampleRecords, data: list[bytes], chunk: int = 10) -> list[int]:
     """The chunks that come out of the tier, after a check of their bytes."""
     found = []
     for start in range(0, COUNT, chunk):
@@ -214,8 +216,9 @@ def test_a_slow_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.Monke
     share = tier.lease(1, records)
 
     async def all_at_once() -> None:
-        parts = [(share.part_for(start, start + 10), start) for start in range(0, COUNT, 10)]
-        await asyncio.gather(*(part.keep(start, data[start : start + 10]) for part, start in parts if part is not None))
+        (part,) = share.parts
+        assert isinstance(part, PinnedFile)
+        await asyncio.gather(*(part.keep(start, data[start : start + 10]) for start in range(0, COUNT, 10)))
 
     asyncio.run(all_at_once())
     assert len(kept(share, records, data)) == 2, "two chunks of ten are under way when the third comes"
