@@ -22,6 +22,8 @@ same class. The text is one line that names what was wrong and what to do; what 
     |   |-- JobConflict            409  registered before with other settings
     |   |-- JobLost                409  a pod restarted or dropped the job: the epoch can't go on exactly once
     |   |-- EpochEnded             410  the job has moved on to a later epoch
+    |   |-- PodRecovering          503  a pod was restarted and has yet to be told what it had delivered
+    |   |-- RecordsWanted          428  the home pod was restarted: tell it what this rank has received, ask again
     |   `-- EpochNotReady          503  other ranks have yet to finish the epoch before, or to post traces
     `-- PodUnreachable             503  a pod did not answer in time
 """
@@ -44,7 +46,9 @@ __all__ = [
     "JobError",
     "JobLost",
     "MemoryTooSmall",
+    "PodRecovering",
     "PodUnreachable",
+    "RecordsWanted",
     "RefillError",
     "SampleDamaged",
     "StoreDenied",
@@ -145,6 +149,18 @@ class JobLost(JobError):
 
 class EpochEnded(JobError):
     status = 410
+
+
+class PodRecovering(JobError):
+    """Details: ``pod`` (ordinal)."""
+
+    status = 503
+
+
+class RecordsWanted(JobError):
+    """Details: ``rank``. Clients answer it by themselves (:meth:`refill.pod_connection.PodConnection.batch`)."""
+
+    status = 428
 
 
 class EpochNotReady(JobError):

@@ -26,8 +26,18 @@ from urllib.parse import quote, urlsplit
 import httpx
 import numpy as np
 
-from refill.errors import InvalidInput, JobLost, PodUnreachable, RefillError, UnknownJob, error_from_wire
+from refill.delivery_record import DeliveryRecord
+from refill.errors import (
+    InvalidInput,
+    JobLost,
+    PodUnreachable,
+    RecordsWanted,
+    RefillError,
+    UnknownJob,
+    error_from_wire,
+)
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import (
     FRAME_BYTES_HEADER,
     FRAME_HEADER_BYTES,
@@ -83,9 +93,18 @@ class PodConnection:
     :param home: the URL of the pod to fetch batches from; None: the pod that the rank's number falls to, or the one
         behind ``service_url`` if that is a Unix socket.
     :param timeout_seconds: how long a request is tried again before its last error is raised; 0: tried once.
+    :param record: of what the rank has received; all processes of a rank share one. None: one of its own.
     """
 
-    def __init__(self, service_url: str, spec: JobSpec, rank: int, home: str | None, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        service_url: str,
+        spec: JobSpec,
+        rank: int,
+        home: str | None,
+        timeout_seconds: float,
+        record: DeliveryRecord | None = None,
+    ) -> None:
         if not timeout_seconds >= 0:
             raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
         self.service_url = _checked_url(service_url)
@@ -93,6 +112,7 @@ class PodConnection:
         self.rank = rank
         self.timeout_seconds = timeout_seconds
         self._home = None if home is None else _checked_url(home)
+        self._record = record or DeliveryRecord()
         self._info: dict[str, Any] | None = None
         self._control: dict[str, httpx.Client] = {}
         self._forget_connections()
@@ -123,7 +143,12 @@ class PodConnection:
         home, waited = self.home, getattr(self._bulk, "waited_seconds", 0.0)
         body = BatchRequest(epoch, self.rank, positions, waited_seconds=waited).encode()
         started = time.perf_counter()
-        received = self._retried(home, lambda seconds: self._fetch(home, "batch", body, positions, None, seconds))
+        while True:
+            times_told = self._record.times_told()
+            received = self._retried(home, lambda seconds: self._fetch(home, "batch", body, positions, None, seconds))
+            came = Record(Kind.RECEIVED, epoch, self.rank, (positions, received.sample_ids))
+            if self._record.add(came, times_told):
+                break
         self._bulk.waited_seconds = time.perf_counter() - started
         return received
 
@@ -137,6 +162,7 @@ class PodConnection:
         """Say which samples this rank asks for in an epoch, in which order."""
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
         home, path = self.home, self._data_path(f"epochs/{epoch}/ranks/{self.rank}/trace")
+        self._record.add(Record(Kind.TRACE, epoch, self.rank, (sample_ids,)), self._record.times_told())
         self._retried(home, lambda seconds: self._call("PUT", home, path, seconds, content=body))
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:
@@ -158,7 +184,8 @@ class PodConnection:
             log.info("job %s had ended before", self.spec.name)
 
     def _register(self, url: str, seconds: float) -> dict[str, Any]:
-        return self._call("PUT", url, self._job_path(), seconds, json=self.spec.to_dict())
+        path = self._job_path() if self._info is None else self._data_path("")
+        return self._call("PUT", url, path, seconds, json=self.spec.to_dict())
 
     def _find_home(self, pods: list[str]) -> str:
         """The pod that the rank's number falls to; the service itself when that pod can't be reached from here."""
@@ -202,24 +229,38 @@ class PodConnection:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _known(self, url: str, attempt: Attempt[Answer], seconds: float, register: bool) -> Answer:
-        """One attempt, and another when the pod had to be told of the job first."""
+        """One attempt, and others when the pod was restarted and had to be told of the job first, or of what the rank
+        has received."""
         try:
             return attempt(seconds)
         except UnknownJob:
             if not register:
                 raise
-        self._register_again(url, seconds)
+            self._register_again(url, seconds)
+        except RecordsWanted:
+            self._tell(url, seconds)
+            return attempt(seconds)
+        try:
+            return attempt(seconds)
+        except RecordsWanted:
+            self._tell(url, seconds)
         return attempt(seconds)
 
     def _register_again(self, url: str, seconds: float) -> None:
-        """A pod that does not know the job gets it again, unless it has lost samples that were delivered already."""
+        """A pod that does not know the job gets it again, and takes it up where it was, or says that it can't be."""
         again = self._register(url, seconds)
         if self._info is not None and again.get("incarnation") != self._info.get("incarnation"):
             raise JobLost(
-                f"job {self.spec.name} was removed from the pods, or they were restarted, while it ran: its epoch "
-                "can't go on with every sample exactly once; end the job and start it anew, or use another name",
+                f"job {self.spec.name} was ended on the pods and begun anew while it ran here: its epoch can't go on "
+                "with every sample exactly once; end the job and start it anew, or use another name",
                 job=self.spec.name,
             )
+
+    def _tell(self, url: str, seconds: float) -> None:
+        """A pod that was restarted is told what this rank has received."""
+        log.info("rank %d tells %s, which was restarted, what it has received", self.rank, url)
+        path = self._data_path(f"ranks/{self.rank}/records")
+        self._call("PUT", url, path, seconds, content=self._record.tell(self.rank))
 
     def _call(self, method: str, pod: str, path: str, seconds: float, **content: Any) -> dict[str, Any]:
         """One request that is answered with a JSON object, or with nothing."""

@@ -13,6 +13,7 @@ import torch.distributed
 import torch.utils.data
 
 from refill.decoders import Decode, decode_member, make_decode
+from refill.delivery_record import DeliveryRecord
 from refill.epoch_sampler import Position
 from refill.errors import InvalidInput
 from refill.pod_connection import PodConnection, ReceivedBatch
@@ -77,6 +78,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._home = home
         self._timeout_seconds = timeout_seconds
         self._decoded = SampleDecoder(decode, transform)
+        self._record = DeliveryRecord()
         self._connection: PodConnection | None = None
         self._num_samples: int | None = None
         self._warned = False
@@ -218,7 +220,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             raise InvalidInput(
                 f"rank {rank} is not one of the {spec.world_size} ranks of world_size; give both together"
             )
-        return PodConnection(self._service_url, spec, rank, self._home, self._timeout_seconds)
+        return PodConnection(self._service_url, spec, rank, self._home, self._timeout_seconds, self._record)
 
 
 class SampleDecoder:

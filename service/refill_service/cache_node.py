@@ -14,23 +14,38 @@ from typing import Any
 import numpy as np
 from prometheus_client import Histogram
 
-from refill.errors import InvalidInput, JobConflict, JobError, JobLost, MemoryTooSmall, RefillError, UnknownJob
+from refill.errors import (
+    InvalidInput,
+    JobConflict,
+    JobError,
+    JobLost,
+    MemoryTooSmall,
+    PodUnreachable,
+    RefillError,
+    UnknownJob,
+)
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.records import Kind, Record, encode_records
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.owner_epoch import EpochCounts
+from refill_service.cache_core.receipt import EpochReceipt, sum_of_receipts
 from refill_service.cache_core.sample_mapping import ChunkLayout, default_chunk_size
 from refill_service.client_memory import ClientMemory
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.early_opening import EarlyOpening
 from refill_service.home import Home, HomeCounts
 from refill_service.job import Job
+from refill_service.job_peers import JobPeers
+from refill_service.journal import Journal, KeptJob
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.warm_stores import WarmStores
-from refill_service.owner import Owner, OwnerCounts
+from refill_service.owner import Owner
 from refill_service.peers import Peers
 from refill_service.pinned_tier import PinnedShare, PinnedTier
+from refill_service.recovery import Recovery
+from refill_service.running_epoch import OwnerCounts
 from refill_service.settings import Settings
 
 __all__ = ["CacheNode", "ClientCounts", "JobAtPod"]
@@ -41,6 +56,8 @@ _FIRST_READS_BYTES = 1 << 20
 """In flight at first: some 10 ms of a 100 MB/s store, times the pods. It is filled after a few round trips."""
 
 _CLIENT_MEMORY_FRACTION = 0.05
+_KEPT_RECEIPTS = 1000
+_HAND_OVER_SECONDS = 2.0
 _LEADER = 0
 """The pod that names the incarnation of a job, so that ranks that register at the same time agree."""
 
@@ -56,18 +73,51 @@ class ClientCounts:
 
 
 @dataclass
+class LeftByPod:
+    """What a pod left here when it ended, for its successor."""
+
+    records: bytes
+    claimed_by: str = ""
+    """The run of the pod that came for it. It may have delivered more since, so a later one finds it incomplete."""
+
+
+@dataclass
 class JobAtPod:
     """A job here: what it is, the pod as its owner, the pod as the home of ranks."""
 
     job: Job
     owner: Owner
     home: Home
+    peers: JobPeers
     pinned: PinnedShare
+    recovery: asyncio.Task[None] | None = None
+    """After a restart of the pod, while it learns from others what it had delivered."""
+    kept: dict[int, LeftByPod] = field(default_factory=dict)
+    """By the ordinals of pods that ended in order."""
+    ended: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """This pod's part of the receipts of epochs that will not be asked for again."""
     clients: dict[int, ClientCounts] = field(default_factory=dict)
 
     def client(self, rank: int) -> ClientCounts:
         self.job.check_rank(rank)
         return self.clients.setdefault(rank, ClientCounts())
+
+    def told(self, pod: int, life: str) -> bytes:
+        """Records for a pod that was restarted: what it left here, and what this one knows as a home and as an owner.
+
+        :param life: tells this run of the pod from another one.
+        """
+        records = [*self.home.told(pod), *self.owner.opened()]
+        for epoch in self.job.traced_epochs:
+            records += self.job.trace_records(epoch)
+        if not self.owner.lost:
+            records.append(Record(Kind.ALL_RANKS, 0))
+        if (left := self.kept.get(pod)) is None:
+            return encode_records(records)
+        left.claimed_by = left.claimed_by or life
+        if left.claimed_by == life:
+            records.append(Record(Kind.WHOLE_TABLE, 0))
+        return left.records + encode_records(records)
 
     async def asked_of_this_pod(self, request: BatchRequest) -> Int64Array:
         """The samples that a home pod's request asks of this pod's share."""
@@ -82,6 +132,40 @@ class JobAtPod:
                 f"pod {job.ordinal} was asked for positions that it does not answer: other job settings?"
             )
         return asked
+
+    async def receipt(self, epoch: int) -> dict[str, Any]:
+        """What an epoch delivered, over all pods: ``EpochReceipt`` as JSON, with what it is the receipt of.
+
+        Samples that were sent ahead and never asked for were not delivered.
+        """
+        here = await self.receipt_here(epoch)
+        answers = [here, *await self.peers.call_all("GET", f"epochs/{epoch}/receipt")]
+        total = sum_of_receipts([EpochReceipt.from_dict(answer["receipt"]) for answer in answers])
+        for answer in answers:
+            total = total.without({int(rank): count for rank, count in answer["unused_ahead"].items()})
+        spec = self.job.spec
+        of_what = {"job": spec.name, "epoch": epoch, "seed": spec.seed, "policy": spec.policy}
+        running = epoch >= self.owner.epoch and not total.exact
+        return of_what | {"running": running, "repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
+
+    async def receipt_here(self, epoch: int) -> dict[str, Any]:
+        """This pod's part of it: of its share, and of what other pods sent it ahead."""
+        if epoch in self.ended:
+            return self.ended[epoch]
+        return {
+            "epoch": epoch,
+            "receipt": (await self.owner.receipt(epoch)).to_dict(),
+            "unused_ahead": {str(rank): count for rank, count in self.home.unused_ahead(epoch).items()},
+            "repeats": self.home.history[epoch].repeats if epoch in self.home.history else 0,
+        }
+
+    async def epoch_ended(self, epoch: int) -> None:
+        """Its part of the receipt is final."""
+        self.ended[epoch] = await self.receipt_here(epoch)
+        while len(self.ended) > _KEPT_RECEIPTS:
+            self.ended.pop(next(iter(self.ended)))
+        if self.owner.journal is not None:
+            self.owner.journal.keep_receipt(self.ended[epoch])
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """What happened at this pod in one epoch, flat; zeros when nothing did."""
@@ -116,6 +200,9 @@ class CacheNode:
             Path(settings.pinned_dir) if settings.pinned_dir else None,
             settings.pinned_dir_bytes,
         )
+        self.journal = Journal(
+            Path(settings.journal_dir) if settings.journal_dir else None, settings.journal_sync_seconds
+        )
         for_jobs = settings.memory_bytes - self.pinned.memory_bytes
         self.gate = ByteGate(int(for_jobs * settings.in_flight_fraction), _FIRST_READS_BYTES)
         self.jobs: dict[str, JobAtPod] = {}
@@ -128,29 +215,52 @@ class CacheNode:
     def start(self) -> None:
         if self.settings.unix_socket:
             self.client_memory.listen(f"{self.settings.unix_socket}.memory")
+        self.journal.start()
         self._cleaner = asyncio.create_task(self._remove_idle_jobs())
 
     async def close(self) -> None:
         if self._cleaner is not None:
             self._cleaner.cancel()
             await asyncio.gather(self._cleaner, return_exceptions=True)
-        for name in list(self.jobs):
-            await self.remove(name)
+        stopping = PodUnreachable(f"pod {self.settings.ordinal} stops", pod=self.settings.ordinal)
+        for at_pod in self.jobs.values():
+            await self._close(at_pod, stopping)
+            await self._hand_over(at_pod)
+        self.jobs.clear()
+        await self.journal.close()
         self.client_memory.close()
         await self.opening.close()
         await self.peers.close()
         self.pinned.close()
+
+    async def _hand_over(self, at_pod: JobAtPod) -> None:
+        """Leave what was delivered with another pod, for the next pod of this name."""
+        owner = at_pod.owner
+        if owner.lost or not owner.begun:
+            return
+        body = encode_records(record for epoch in owner.live_epochs for record in owner.snapshot(epoch))
+        for pod in at_pod.peers.others:
+            with contextlib.suppress(RefillError, TimeoutError):
+                async with asyncio.timeout(_HAND_OVER_SECONDS):
+                    await self.peers.call(pod, "PUT", at_pod.peers.path("kept"), body)
+                    return
 
     @property
     def free_bytes(self) -> int:
         for_jobs = self.settings.memory_bytes - self.pinned.memory_bytes
         return for_jobs - sum(at_pod.job.memory_bytes for at_pod in self.jobs.values())
 
-    async def register(self, spec: JobSpec) -> dict[str, Any]:
-        """Register a job on every pod; registering it again with the same settings changes nothing."""
+    async def register(self, spec: JobSpec, incarnation: str | None = None) -> dict[str, Any]:
+        """Register a job on every pod; registering it again with the same settings changes nothing.
+
+        :param incarnation: of a client that has the job already: this pod was restarted, and takes it up again. The
+            others need not be there for that.
+        """
         if spec.name in self.jobs:
             return await self._register(spec)
         self.opening.begin(spec.dataset)
+        if incarnation is not None:
+            return await self.register_here(spec, incarnation, "", begun=True) | {"pods": list(self.settings.pod_urls)}
         telling = asyncio.create_task(self._tell_others(spec))
         try:
             return await self._register(spec)
@@ -159,10 +269,9 @@ class CacheNode:
 
     async def _tell_others(self, spec: JobSpec) -> None:
         """That they may open the dataset; what is wrong with them is found when they are to register the job."""
-        others = [pod for pod in range(self.settings.num_pods) if pod != self.settings.ordinal]
         with contextlib.suppress(RefillError):
             body = {"dataset": spec.dataset}
-            await self.peers.call_all(others, "POST", f"/peer/v1/jobs/{spec.name}/opening", body)
+            await self.peers.call_all(self._others, "POST", f"/peer/v1/jobs/{spec.name}/opening", body)
 
     async def _register(self, spec: JobSpec) -> dict[str, Any]:
         ordinal, path = self.settings.ordinal, f"/peer/v1/jobs/{spec.name}"
@@ -173,13 +282,13 @@ class CacheNode:
         try:
             info = await self.register_here(spec, leader["incarnation"], leader["fingerprint"], begun=leader["begun"])
             created = created or info.pop("created")
-            others = [pod for pod in range(self.settings.num_pods) if pod not in (ordinal, _LEADER)]
             body = {
                 "spec": spec.to_dict(),
                 "incarnation": info["incarnation"],
                 "fingerprint": info["fingerprint"],
                 "begun": leader["begun"] or info["begun"],
             }
+            others = [pod for pod in self._others if pod != _LEADER]
             await self.peers.call_all(others, "PUT", path, body)
         except RefillError as error:
             # One pod refuses it for good: the others must not keep it, or its name and memory would be taken.
@@ -194,26 +303,15 @@ class CacheNode:
     ) -> dict[str, Any]:
         """Register a job on this pod only.
 
-        :param incarnation: as another pod names it; empty: whatever it is here, a new one if need be.
+        :param incarnation: as another pod or a client names it; empty: whatever it is here, a new one if need be.
         :param fingerprint: of the dataset as another pod read it; empty: any.
         :param begun: whether ranks were seen to ask for samples: then a pod that does not know the job has lost it.
         """
         async with self._registering:
             known = self.jobs.get(spec.name)
             created = known is None
-            if known is None and begun:
-                raise self._lost(spec.name)
             if known is None:
-                known = await self._create(spec, incarnation or uuid.uuid4().hex)
-                self.jobs[spec.name] = known
-                log.info(
-                    "job %s: %s, %d abstract chunks of %d samples, group size %d",
-                    spec.name,
-                    spec.dataset,
-                    known.job.mapping.num_abstract_chunks,
-                    known.job.layout.chunk_size,
-                    known.job.mapping.group_size,
-                )
+                known = await self._create_or_take_up(spec, incarnation, begun)
         if differences := known.job.spec.differences(spec):
             raise JobConflict(
                 f"job {spec.name} was registered before with other settings ({'; '.join(differences)}): "
@@ -221,15 +319,125 @@ class CacheNode:
                 differences=differences,
             )
         if incarnation and known.job.incarnation != incarnation:
-            raise self._lost(spec.name)
-        info = known.job.info() | {"begun": known.owner.begun, "created": created}
+            raise self._is_another(spec.name)
+        info = known.job.info() | {"begun": known.owner.begun or known.recovery is not None, "created": created}
         if fingerprint and info["fingerprint"] != fingerprint:
-            raise JobConflict(
-                f"dataset {spec.dataset} was replaced while job {spec.name} ran: pods read different versions; "
-                f"end the job on all pods (DELETE /v1/jobs/{spec.name}), then start it anew"
-            )
+            raise self._replaced(spec)
         known.job.last_used = time.monotonic()
         return info
+
+    async def _create_or_take_up(self, spec: JobSpec, incarnation: str, begun: bool) -> JobAtPod:
+        """A job that this pod does not have: a new one, or one that it lost in a restart."""
+        if self.journal.has_ended(incarnation):
+            raise JobLost(f"job {spec.name} was ended: end what is left of it, or use another name", job=spec.name)
+        kept = self.journal.find(spec.name)
+        if kept is not None and incarnation not in ("", kept.header["incarnation"]):
+            kept = None  # of an earlier job of that name
+        if kept is None and not incarnation and self.settings.ordinal == _LEADER:
+            incarnation, begun = await self._known_to_others(spec.name)
+        if kept is not None:
+            incarnation = kept.header["incarnation"]
+            if kept.header["num_pods"] != self.settings.num_pods:
+                raise self._moved(spec.name, kept.header["num_pods"])
+            if differences := JobSpec.from_dict(kept.header["spec"]).differences(spec):
+                raise JobConflict(
+                    f"job {spec.name} ran before with other settings ({'; '.join(differences)}): use another name, or "
+                    "end that job first",
+                    differences=differences,
+                )
+        lost = kept is not None or begun
+        at_pod = await self._create(spec, incarnation or uuid.uuid4().hex, kept, lost=lost)
+        try:
+            if kept is not None and kept.header["fingerprint"] != at_pod.job.info()["fingerprint"]:
+                raise self._replaced(spec)
+            if lost:
+                self._take_up(at_pod, kept)
+            else:
+                self._begin_journal(at_pod)
+        except BaseException:
+            await self._close(at_pod, self._gone(spec.name))
+            raise
+        self.jobs[spec.name] = at_pod
+        job = at_pod.job
+        log.info(
+            "job %s: %s, %d abstract chunks of %d samples, group size %d%s",
+            spec.name,
+            spec.dataset,
+            job.mapping.num_abstract_chunks,
+            job.layout.chunk_size,
+            job.mapping.group_size,
+            ", taken up after a restart" if lost else "",
+        )
+        return at_pod
+
+    async def _known_to_others(self, name: str) -> tuple[str, bool]:
+        """``(incarnation, begun)`` of a job that another pod knows; ``("", False)`` when none does."""
+        path = f"/peer/v1/jobs/{name}"
+        asked = (self.peers.call(pod, "GET", path) for pod in self._others)
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, dict):
+                return answer["incarnation"], answer["begun"]
+            if isinstance(answer, PodUnreachable) or not isinstance(answer, RefillError):
+                raise answer  # it may know the job
+        return "", False
+
+    def known(self, name: str) -> dict[str, Any]:
+        """What this pod knows of a job, be it from before a restart. Raises :class:`UnknownJob`."""
+        if name not in self.jobs and (kept := self.journal.find(name)) is not None:
+            return {"incarnation": kept.header["incarnation"], "begun": True}
+        at_pod = self.job(name, looked_at=True)
+        return {"incarnation": at_pod.job.incarnation, "begun": at_pod.owner.begun or at_pod.recovery is not None}
+
+    def _take_up(self, at_pod: JobAtPod, kept: KeptJob | None) -> None:
+        if kept is not None:
+            at_pod.ended |= kept.receipts
+        recovery = Recovery(
+            at_pod.job,
+            at_pod.owner,
+            at_pod.home,
+            at_pod.peers,
+            kept,
+            self.settings.recovery_seconds,
+            lambda pod: self._introduce(pod, at_pod.job),
+        )
+        if recovery.from_journal():
+            self._begin_journal(at_pod)
+        else:
+            at_pod.recovery = asyncio.create_task(self._recover(at_pod, recovery))
+
+    async def _recover(self, at_pod: JobAtPod, recovery: Recovery) -> None:
+        name = at_pod.job.spec.name
+        try:
+            await recovery.from_others(lambda: self._begin_journal(at_pod))
+        except Exception as error:
+            log.error("job %s can't go on after a restart of this pod: %s", name, error, exc_info=not _expected(error))
+            at_pod.recovery = None
+            if self.jobs.get(name) is at_pod:
+                await self.remove(name)
+
+    def _begin_journal(self, at_pod: JobAtPod) -> None:
+        """Not before all is known that is to be in it: what a journal lacks was never delivered."""
+        job = at_pod.job
+        header = {
+            "spec": job.spec.to_dict(),
+            "incarnation": job.incarnation,
+            "fingerprint": job.info()["fingerprint"],
+            "memory_bytes": job.memory_bytes,
+            "num_pods": job.num_pods,
+        }
+        at_pod.owner.journal = self.journal.begin(
+            job.spec.name, header, at_pod.owner.snapshot, at_pod.owner.live_epochs
+        )
+
+    async def _introduce(self, pod: int, job: Job) -> None:
+        """Tell a pod of a job that it lost in a restart."""
+        body = {
+            "spec": job.spec.to_dict(),
+            "incarnation": job.incarnation,
+            "fingerprint": job.info()["fingerprint"],
+            "begun": True,
+        }
+        await self.peers.call(pod, "PUT", f"/peer/v1/jobs/{job.spec.name}", body)
 
     def job(self, name: str, incarnation: str | None = None, *, looked_at: bool = False) -> JobAtPod:
         """Raises :class:`UnknownJob`, or :class:`JobLost` when the asker means an earlier registration.
@@ -240,36 +448,46 @@ class CacheNode:
         if at_pod is None:
             raise UnknownJob(f"pod {self.settings.ordinal} knows no job {name}: register it first", job=name)
         if incarnation is not None and incarnation != at_pod.job.incarnation:
-            raise JobLost(
-                f"job {name} was ended or lost by the pods and was registered again since: its epoch can't go on with "
-                "every sample exactly once; end the job and start it anew, or use another name",
-                job=name,
-            )
+            raise self._is_another(name)
         if not looked_at:
             at_pod.job.last_used = time.monotonic()
         return at_pod
 
     async def remove(self, name: str) -> bool:
-        """End a job on this pod and free its memory; False when there is none."""
+        """End a job on this pod, free its memory and forget what it delivered; False when there is none."""
         at_pod = self.jobs.pop(name, None)
         if at_pod is None:
-            return False
-        await at_pod.home.close()
-        await at_pod.owner.close()
-        await at_pod.job.dataset.close()
-        self.pinned.release(at_pod.pinned)
+            kept = self.journal.find(name)
+            if kept is not None:
+                self.journal.end(name, kept.header["incarnation"])
+            return kept is not None
+        self.journal.end(name, at_pod.job.incarnation)
+        await self._close(at_pod, self._gone(name))
         return True
 
+    async def _close(self, at_pod: JobAtPod, why: RefillError) -> None:
+        """Requests under way end with ``why``."""
+        if at_pod.recovery is not None:
+            at_pod.recovery.cancel()
+            await asyncio.gather(at_pod.recovery, return_exceptions=True)
+        await at_pod.home.close(why)
+        await at_pod.owner.close(why)
+        await at_pod.job.dataset.close()
+        self.pinned.release(at_pod.pinned)
+
     async def remove_everywhere(self, name: str) -> bool:
-        others = [pod for pod in range(self.settings.num_pods) if pod != self.settings.ordinal]
-        removed = await self.peers.call_all(others, "DELETE", f"/peer/v1/jobs/{name}", None)
+        removed = await self.peers.call_all(self._others, "DELETE", f"/peer/v1/jobs/{name}", None)
         return await self.remove(name) or any(answer["removed"] for answer in removed)
 
-    async def _create(self, spec: JobSpec, incarnation: str) -> JobAtPod:
+    @property
+    def _others(self) -> list[int]:
+        return [pod for pod in range(self.settings.num_pods) if pod != self.settings.ordinal]
+
+    async def _create(self, spec: JobSpec, incarnation: str, kept: KeptJob | None, *, lost: bool) -> JobAtPod:
         settings = self.settings
         dataset = await self.opening.take(spec.dataset)
         try:
-            memory_bytes = self._memory_for(spec)
+            memory_bytes = self._memory_for(spec, 0 if kept is None else kept.header["memory_bytes"])
             layout = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size or _chunk_size(spec, dataset))
             share = layout.share(settings.ordinal, settings.num_pods)
             records = await dataset.load_records(share.first_sample, share.end_sample)
@@ -291,8 +509,12 @@ class CacheNode:
         except BaseException:
             await dataset.close()
             raise
-        owner = Owner(job, self.gate, pinned, recent_bytes, settings.wait_seconds)
-        return JobAtPod(job, owner, Home(job, owner, self.peers, remote_bytes, settings.wait_seconds), pinned)
+        owner = Owner(job, self.gate, pinned, recent_bytes, settings.wait_seconds, lost=lost)
+        peers = JobPeers(job, self.peers, settings.wait_seconds, lambda pod: self._introduce(pod, job))
+        home = Home(job, owner, peers, remote_bytes, settings.wait_seconds, lost=lost)
+        at_pod = JobAtPod(job, owner, home, peers, pinned)
+        owner.epoch_ended = at_pod.epoch_ended
+        return at_pod
 
     async def _open_dataset(self, url: str) -> Dataset:
         store, kept = self._stores.get(url)
@@ -302,16 +524,32 @@ class CacheNode:
             self._stores.forget(url)
             raise
 
-    def _lost(self, name: str) -> JobLost:
+    def _is_another(self, name: str) -> JobLost:
         return JobLost(
-            f"a pod has lost job {name}, which had begun, and was asked to go on with it: end the job and start it "
-            f"anew (end it on all pods: DELETE /v1/jobs/{name})",
+            f"job {name} was ended or lost by the pods and was registered again since: its epoch can't go on with "
+            f"every sample exactly once; end the job and start it anew (DELETE /v1/jobs/{name}), or use another name",
             job=name,
         )
 
-    def _memory_for(self, spec: JobSpec) -> int:
+    def _moved(self, name: str, num_pods: int) -> JobLost:
+        return JobLost(
+            f"job {name} ran on {num_pods} pods, and there are {self.settings.num_pods} now: resume it from the state "
+            f"of a checkpoint (load_state_dict), or end it (DELETE /v1/jobs/{name}) and start the epoch anew",
+            job=name,
+        )
+
+    def _gone(self, name: str) -> JobLost:
+        return JobLost(f"job {name} was ended while it was asked for samples", job=name)
+
+    def _replaced(self, spec: JobSpec) -> JobConflict:
+        return JobConflict(
+            f"dataset {spec.dataset} was replaced while job {spec.name} ran: pods read different versions; "
+            f"end the job on all pods (DELETE /v1/jobs/{spec.name}), then start it anew"
+        )
+
+    def _memory_for(self, spec: JobSpec, kept_bytes: int) -> int:
         free = self.free_bytes
-        wanted = spec.memory_bytes or int(free * self.settings.job_memory_fraction)
+        wanted = kept_bytes or spec.memory_bytes or int(free * self.settings.job_memory_fraction)
         if wanted > free or wanted == 0:
             taken = ", ".join(f"{name} {at_pod.job.memory_bytes:,}" for name, at_pod in self.jobs.items())
             raise MemoryTooSmall(
@@ -330,6 +568,10 @@ class CacheNode:
             for name in [n for n, at_pod in self.jobs.items() if now - at_pod.job.last_used > idle_seconds]:
                 log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
                 await self.remove(name)
+
+
+def _expected(error: Exception) -> bool:
+    return isinstance(error, RefillError) and error.status < 500
 
 
 def _chunk_size(spec: JobSpec, dataset: Dataset) -> int:

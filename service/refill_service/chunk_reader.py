@@ -70,6 +70,8 @@ class ChunkReader:
         self._share = share
         self._gate = gate
         self._pinned = pinned
+        self.outage_is_known = False
+        """So that an outage is one line in the log."""
         self._limit_bytes = min(COALESCED_BYTES, gate.limit_bytes // 4)
 
     def pinned(self, refill: Refill) -> ReadChunk | None:

@@ -10,19 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.errors import InvalidInput, JobLost
+from refill.errors import InvalidInput, PodUnreachable, RecordsWanted, RefillError
+from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import BatchRequest, Int64Array
+from refill_service.cache_core.received_samples import ReceivedSamples
 from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
 from refill_service.job import Job
+from refill_service.job_peers import JobPeers
 from refill_service.owner import Owner
-from refill_service.peers import Payload, Peers
+from refill_service.peers import Payload
 
 __all__ = ["Batch", "Home", "HomeCounts"]
 
@@ -93,18 +97,29 @@ class _Assembly:
 
 
 class Home:
-    """One pod as the home of some ranks of one job."""
+    """One pod as the home of some ranks of one job.
 
-    def __init__(self, job: Job, owner: Owner, peers: Peers, remote_memory_bytes: int, wait_seconds: float) -> None:
+    :param lost: the pod itself was restarted while the job ran: its ranks are to tell what they have received.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        owner: Owner,
+        peers: JobPeers,
+        remote_memory_bytes: int,
+        wait_seconds: float,
+        *,
+        lost: bool = False,
+    ) -> None:
         self.job = job
         self.remote_memory: RemoteMemory[tuple[int, Payload]] = RemoteMemory(remote_memory_bytes)
         self.history: dict[int, HomeCounts] = {}
         self.sent_bytes = [0] * job.num_pods
         self.received_bytes = [0] * job.num_pods
         self._owner = owner
-        self._peers = peers
+        self.peers = peers
         self._wait_seconds = wait_seconds
-        self._others = [pod for pod in range(job.num_pods) if pod != job.ordinal]
         self._started: dict[tuple[int, int], StartedPositions] = {}
         self._under_way: Counter[tuple[int, int]] = Counter()
         """Batches of each (epoch, rank) that are being assembled."""
@@ -114,8 +129,19 @@ class Home:
         self._receiving: set[asyncio.Task[None]] = set()
         self._arriving: dict[tuple[int, int, int], asyncio.Future[None]] = {}
         """Requests (epoch, rank, position) whose samples an owner has announced and is sending."""
+        self._why_closed: RefillError = PodUnreachable(f"pod {job.ordinal} stops", pod=job.ordinal)
+        self._lost = lost
+        self._told: set[int] = set()
+        """Ranks that have told what they had received before the pod was restarted."""
+        self._received = ReceivedSamples()
+        self._never_asked: Counter[tuple[int, int]] = Counter()
+        """Samples sent ahead for (epoch, rank) that it left without asking for them."""
+        self._restarts = [0] * job.num_pods
+        """How often each pod has asked what it had sent, since it had lost its memory."""
 
-    async def close(self) -> None:
+    async def close(self, why: RefillError) -> None:
+        """Requests under way end with ``why``."""
+        self._why_closed = why
         for task in self._receiving:
             task.cancel()
         await asyncio.gather(*self._receiving, return_exceptions=True)
@@ -124,6 +150,7 @@ class Home:
         """Raises :class:`InvalidInput` for a position past the end of the rank's trace."""
         job, epoch, rank = self.job, request.epoch, request.rank
         job.check_rank(rank)
+        self._until_told(rank)
         traces = await job.traces(epoch, self._wait_seconds)
         positions = request.positions
         if int(positions.max()) >= traces.length(rank):
@@ -184,7 +211,7 @@ class Home:
         pods = np.unique(owners).tolist()
         of_pods = [places[owners == pod] for pod in pods]
         asks = [
-            self._ask(pod, batch, of_pod, len(pods) - i)
+            self.peers.patiently(pod, partial(self._ask, pod, batch, of_pod, len(pods) - i))
             for i, (pod, of_pod) in enumerate(zip(pods, of_pods, strict=True))
         ]
         for of_pod, answer in zip(of_pods, await _all_done(*asks), strict=True):
@@ -213,26 +240,30 @@ class Home:
             if pod == self.job.ordinal:
                 data: Sequence[Payload] = await self._owner.exact(sample_ids[places])
             else:
-                async with self._peers.frames(
-                    pod, self._path("samples"), sample_ids[places].astype("<i8").tobytes()
-                ) as frames:
-                    data = (await frames.frame()).payloads
-                    self.received_bytes[pod] += frames.bytes_received
+                data = await self.peers.patiently(pod, lambda: self._exact_of(pod, sample_ids[places]))
             for place, payload in zip(places.tolist(), data, strict=True):
                 found[place] = payload
 
         await _all_done(*(ask(pod, np.flatnonzero(owners == pod)) for pod in np.unique(owners).tolist()))
         return found
 
+    async def _exact_of(self, pod: int, sample_ids: Int64Array) -> Sequence[Payload]:
+        async with self.peers.frames(pod, "samples", sample_ids.astype("<i8").tobytes()) as frames:
+            found = (await frames.frame()).payloads
+            self.received_bytes[pod] += frames.bytes_received
+            return found
+
     async def post_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
         """A rank's own trace: kept here and by every owner. Errors as :meth:`Job.post_trace`."""
-        await self.job.post_trace(epoch, rank, sample_ids)
+        self._until_told(rank)
+        self.job.post_trace(epoch, rank, sample_ids)
+        self._owner.trace_posted(epoch, rank, sample_ids)
         body = sample_ids.astype("<i8").tobytes()
-        await self._peers.call_all(self._others, "PUT", self._path(f"epochs/{epoch}/ranks/{rank}/trace"), body)
+        await self.peers.call_all("PUT", f"epochs/{epoch}/ranks/{rank}/trace", body)
 
     async def epoch_counts(self, epoch: int, here: dict[str, Any]) -> dict[str, Any]:
         """``{"pods": [counts of each pod], "total": their sum}``; ``here`` are those of this pod."""
-        pods = await self._peers.call_all(self._others, "GET", self._path(f"epochs/{epoch}"), None)
+        pods = await self.peers.call_all("GET", f"epochs/{epoch}")
         pods = sorted([here, *pods], key=lambda counts: int(counts["pod"]))
         total: dict[str, Any] = {}
         for counts in pods:
@@ -245,12 +276,12 @@ class Home:
         """Tell every owner when a rank enters an epoch, so that none waits for it in an earlier one."""
         if self._opened.get(rank, -1) >= epoch:
             return
-        path = self._path(f"epochs/{epoch}/ranks/{rank}")
-        await asyncio.gather(
-            self._owner.rank_opens(epoch, rank), self._peers.call_all(self._others, "POST", path, None)
-        )
+        self._owner.rank_opens(epoch, rank, self.job.ordinal)
+        await self.peers.call_all("POST", f"epochs/{epoch}/ranks/{rank}")
         self._opened[rank] = max(epoch, self._opened.get(rank, -1))
-        self.remote_memory.forget(rank, before_epoch=epoch)
+        for old, never_asked in self.remote_memory.forget(rank, before_epoch=epoch).items():
+            self._never_asked[old, rank] += never_asked
+        self._received.forget(rank, before_epoch=epoch - 1)
         for key in [known for known in self._started if known[1] == rank and known[0] < epoch - 1]:
             del self._started[key]
             self._under_way.pop(key, None)
@@ -279,7 +310,7 @@ class Home:
         self._receiving.add(task)
         task.add_done_callback(self._receiving.discard)
         # However the task ends, even before it began: who waits for its answer must not wait for ever.
-        task.add_done_callback(lambda _: None if answered.done() else answered.set_exception(self._ended()))
+        task.add_done_callback(lambda _: None if answered.done() else answered.set_exception(self._why_closed))
         return await answered
 
     async def _receive(
@@ -292,16 +323,19 @@ class Home:
         here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         body = request.encode()
         self.sent_bytes[pod] += len(body)
+        restarts = self._restarts[pod]
         try:
-            async with self._peers.frames(pod, self._path("take"), body) as frames:
+            async with self.peers.frames(pod, "take", body) as frames:
                 try:
                     announced = await frames.frame()
                     keys = [(epoch, rank, position) for position in announced.positions.tolist()]
                     self._arriving.update(dict.fromkeys(keys, here))
                     asked = await frames.frame()
+                    self._came(pod, restarts, request, request.positions, asked.sample_ids)
                     if not answered.done():
                         answered.set_result((asked.sample_ids, list(asked.payloads)))
                     ahead = await frames.frame()
+                    self._came(pod, restarts, request, ahead.positions, ahead.sample_ids)
                 finally:
                     self.received_bytes[pod] += frames.bytes_received
             # Copies: a sample sent ahead must not keep the buffer of all that came with it.
@@ -334,13 +368,60 @@ class Home:
         counts.ahead_received += kept
         counts.ahead_refused += len(received) - kept
 
-    def _ended(self) -> JobLost:
-        name = self.job.spec.name
-        return JobLost(f"job {name} was ended while it was asked for samples", job=name)
+    def _came(
+        self, pod: int, restarts: int, request: BatchRequest, positions: Int64Array, sample_ids: Int64Array
+    ) -> None:
+        """Fact: an owner has answered. Raises :class:`PodUnreachable` when it has been restarted since, and was told
+        that this had not come: then it may be on its way to somebody else."""
+        if self._restarts[pod] != restarts:
+            raise PodUnreachable(f"pod {pod} was restarted while it answered", pod=pod)
+        self._remember(request.epoch, request.rank, positions, sample_ids)
 
-    def _path(self, what: str) -> str:
-        job = self.job
-        return f"/peer/v1/jobs/{job.spec.name}/{what}?incarnation={job.incarnation}&pod={job.ordinal}"
+    def _remember(self, epoch: int, rank: int, positions: Int64Array, sample_ids: Int64Array) -> None:
+        length = self.job.trace_length(epoch, rank)
+        if len(positions) and 0 <= int(positions.min()) <= int(positions.max()) < length:
+            self._received.put(epoch, rank, length, positions, sample_ids)
+
+    def tell(self, rank: int, records: Iterable[Record]) -> None:
+        """Fact: this is what a rank has received. Told to a pod that was restarted, by the rank itself."""
+        self.job.check_rank(rank)
+        whole, received = False, []
+        for record in records:
+            if record.kind is Kind.RECEIVED and record.rank == rank:
+                received.append(record)
+            elif record.kind is Kind.TRACE and record.rank == rank:
+                self.job.restore_trace(record.epoch, rank, record.columns[0])
+            whole = whole or record.kind is Kind.WHOLE
+        for record in received:
+            self._remember(record.epoch, rank, *record.columns)
+        if whole:
+            self._told.add(rank)
+
+    def told(self, pod: int) -> Iterator[Record]:
+        """What this pod knows of another one's answers, and forgets nothing of from now on: answers that are still on
+        their way are refused."""
+        self._restarts[pod] += pod != self.job.ordinal
+        first, end = self.job.owner_bounds[pod : pod + 2].tolist()
+        for epoch, rank, positions, samples in self._received.of_samples(first, end):
+            yield Record(Kind.RECEIVED, epoch, rank, (positions, samples))
+        for rank in self._told if self._lost else self._opened:
+            yield Record(Kind.WHOLE, 0, rank)
+
+    def unused_ahead(self, epoch: int) -> dict[int, int]:
+        """How many samples of an epoch were sent ahead to each rank that it has not come to, or never came to."""
+        unused = self.remote_memory.held(epoch)
+        for (of_epoch, rank), count in self._never_asked.items():
+            if of_epoch == epoch:
+                unused[rank] += count
+        return dict(unused)
+
+    def _until_told(self, rank: int) -> None:
+        if self._lost and rank not in self._told:
+            raise RecordsWanted(
+                f"pod {self.job.ordinal} was restarted and has yet to be told what rank {rank} of job "
+                f"{self.job.spec.name} has received",
+                rank=rank,
+            )
 
 
 async def _all_done(*work: Coroutine[Any, Any, Result]) -> list[Result]:

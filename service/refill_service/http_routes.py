@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.records import RecordReader
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MAX_BATCH, MEMORY_HEADER, BatchRequest, Int64Array
 from refill_service.cache_node import CacheNode, JobAtPod
 from refill_service.frame_response import FrameResponse, OutgoingFrame
@@ -25,6 +26,7 @@ __all__ = ["Report", "add_error_answers", "checked_ids", "client_routes", "read_
 log = logging.getLogger(__name__)
 
 MAX_TRACE = 1 << 28
+_MAX_RECORDS_BYTES = 1 << 31
 _FRAME_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One frame: header, positions, sample ids, lengths, payload (refill.protocol.wire_format).",
@@ -82,8 +84,10 @@ def client_routes(node: CacheNode) -> APIRouter:
         return [at_pod.job.info() for at_pod in node.jobs.values()]
 
     @routes.put("/v1/jobs/{job}", tags=["jobs"], summary="Register a job on all pods; again changes nothing.")
-    async def register(job: JobName, settings: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
-        return await node.register(JobSpec.from_dict({"name": job} | _named(job, settings)))
+    async def register(
+        job: JobName, settings: Annotated[dict[str, Any], Body()], incarnation: Incarnation = None
+    ) -> dict[str, Any]:
+        return await node.register(JobSpec.from_dict({"name": job} | _named(job, settings)), incarnation)
 
     @routes.get("/v1/jobs/{job}", tags=["jobs"], summary="What a job is.")
     async def describe(job: JobName) -> dict[str, Any]:
@@ -137,6 +141,22 @@ def client_routes(node: CacheNode) -> APIRouter:
         await at_pod.home.post_trace(epoch, rank, ids)
         return {"positions": len(ids)}
 
+    @routes.put(
+        "/v1/jobs/{job}/ranks/{rank}/records",
+        tags=["data"],
+        summary="What a rank has received (refill.protocol.records), for a pod that was restarted.",
+        openapi_extra=_BINARY_BODY,
+    )
+    async def records(job: JobName, rank: Number, request: Request, incarnation: Incarnation = None) -> dict[str, int]:
+        at_pod = node.job(job, incarnation)
+        at_pod.job.check_rank(rank)
+        reader = RecordReader(await _body(request, _MAX_RECORDS_BYTES))
+        records = list(reader)
+        if reader.intact_bytes != len(reader.stream):
+            raise InvalidInput(f"records are damaged after byte {reader.intact_bytes}")
+        at_pod.home.tell(rank, records)
+        return {"records": len(records)}
+
     @routes.post("/v1/jobs/{job}/report", tags=["data"], status_code=204, summary="What a client measured.")
     async def report(job: JobName, seen: Report, incarnation: Incarnation = None) -> Response:
         client = node.job(job, incarnation).client(seen.rank)
@@ -149,6 +169,10 @@ def client_routes(node: CacheNode) -> APIRouter:
     async def epoch_counts(job: JobName, epoch: Number) -> dict[str, Any]:
         at_pod = node.job(job, looked_at=True)
         return await at_pod.home.epoch_counts(epoch, at_pod.epoch_counts(epoch))
+
+    @routes.get("/v1/jobs/{job}/epochs/{epoch}/receipt", tags=["jobs"], summary="What an epoch delivered to whom.")
+    async def receipt(job: JobName, epoch: Number) -> dict[str, Any]:
+        return await node.job(job, looked_at=True).receipt(epoch)
 
     return routes
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from refill.errors import EpochNotReady, InvalidInput, MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, Traces
@@ -58,7 +60,8 @@ class Job:
         self.last_used = time.monotonic()
         self._traces: dict[int, Traces] = {}
         self._posted: dict[int, dict[int, Int64Array]] = {}
-        self._trace_posted = asyncio.Condition()
+        self._trace_posted = asyncio.Event()
+        """Set, and replaced by a new one, when a trace has come."""
 
     def owner_of(self, samples: Int64Array) -> Int64Array:
         """The ordinal of each sample's owner."""
@@ -97,23 +100,28 @@ class Job:
 
     def known_traces(self, epoch: int) -> Traces | None:
         """The traces of an epoch if they can be told now: explicit ones when all ranks have posted theirs."""
-        if self.spec.order == "keyed":
-            return self._keyed(epoch)
-        posted = self._posted.get(epoch, {})
-        return ExplicitTraces(self.layout.num_samples, posted) if len(posted) == self.spec.world_size else None
-
-    async def traces(self, epoch: int, wait_seconds: float) -> Traces:
-        """The traces of an epoch; waits until every rank has posted its own when the order is explicit."""
         found = self._traces.get(epoch)
         if found is None:
-            found = await self._explicit(epoch, wait_seconds) if self.spec.order == "explicit" else self._keyed(epoch)
+            posted = self._posted.get(epoch, {})
+            if self.spec.order == "keyed":
+                found = self._keyed(epoch)
+            elif len(posted) == self.spec.world_size:
+                found = ExplicitTraces(self.layout.num_samples, posted)
+            else:
+                return None
             self._traces[epoch] = found
             for old in [known for known in self._traces if known <= epoch - _KEPT_EPOCHS]:
                 self._traces.pop(old)
                 self._posted.pop(old, None)
         return found
 
-    async def post_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
+    async def traces(self, epoch: int, wait_seconds: float) -> Traces:
+        """The traces of an epoch; waits until every rank has posted its own when the order is explicit."""
+        while (found := self.known_traces(epoch)) is None:
+            await self._all_posted(epoch, wait_seconds)
+        return found
+
+    def post_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
         """Raises :class:`InvalidInput` when the job's order is keyed, or the rank posted another trace before."""
         if self.spec.order != "explicit":
             raise InvalidInput(f"job {self.spec.name} has order 'keyed': traces are posted to 'explicit' jobs only")
@@ -122,9 +130,30 @@ class Job:
         posted = self._posted.setdefault(epoch, {})
         if rank in posted and not np.array_equal(posted[rank], sample_ids):
             raise InvalidInput(f"rank {rank} posted another trace for epoch {epoch} of job {self.spec.name} before")
-        posted[rank] = sample_ids
-        async with self._trace_posted:
-            self._trace_posted.notify_all()
+        self.restore_trace(epoch, rank, sample_ids)
+
+    def trace_length(self, epoch: int, rank: int) -> int:
+        """Positions of a rank in an epoch; 0 when it has yet to post its trace."""
+        if self.spec.order == "keyed":
+            return self.samples_per_rank()
+        return len(self._posted.get(epoch, {}).get(rank, ()))
+
+    def restore_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
+        """Fact: the rank had posted this trace before the pod was restarted."""
+        if rank < self.spec.world_size:
+            self._posted.setdefault(epoch, {}).setdefault(rank, sample_ids)
+            self._trace_posted.set()
+            self._trace_posted = asyncio.Event()
+
+    @property
+    def traced_epochs(self) -> list[int]:
+        """Those for which ranks have posted traces."""
+        return sorted(self._posted)
+
+    def trace_records(self, epoch: int) -> Iterator[Record]:
+        """The traces that ranks have posted for an epoch."""
+        for rank, sample_ids in self._posted.get(epoch, {}).items():
+            yield Record(Kind.TRACE, epoch, rank, (sample_ids,))
 
     def check_rank(self, rank: int) -> None:
         if rank >= self.spec.world_size:
@@ -143,17 +172,17 @@ class Job:
             drop_last=spec.drop_last,
         )
 
-    async def _explicit(self, epoch: int, wait_seconds: float) -> Traces:
+    async def _all_posted(self, epoch: int, wait_seconds: float) -> None:
         posted = self._posted.setdefault(epoch, {})
         try:
-            async with asyncio.timeout(wait_seconds), self._trace_posted:
-                await self._trace_posted.wait_for(lambda: len(posted) == self.spec.world_size)
+            async with asyncio.timeout(wait_seconds):
+                while len(posted) < self.spec.world_size:
+                    await self._trace_posted.wait()
         except TimeoutError as error:
             missing = [rank for rank in range(self.spec.world_size) if rank not in posted]
             raise EpochNotReady(
                 f"epoch {epoch} of job {self.spec.name} waits for the trace of rank {missing[0]}", ranks=missing
             ) from error
-        return ExplicitTraces(self.layout.num_samples, posted)
 
     def _abstract_chunks(self, abstract_bytes: int) -> int:
         share = self.share

@@ -1,108 +1,37 @@
-"""How does a pod serve its share of a job? Carries out what ``OwnerEpoch`` decides: reads chunks, keeps bytes.
+"""How does a pod serve its share of a job? Carries out what ``OwnerEpoch`` decides, epoch after epoch.
 
-The path of a request: ``take`` -> the core assigns samples and orders refills -> ``_read`` has the chunks fetched and
-keeps what fills a slot -> the bytes leave with the answer and are forgotten. ``ahead`` follows the answer. When an
-epoch has nothing left to read, ``_preload`` begins the next one with the memory that it leaves.
+The path of a request: ``take`` -> the core assigns samples and orders refills -> the journal has it -> the running
+epoch fetches chunks and keeps what fills a slot -> the bytes leave with the answer and are forgotten. ``ahead`` follows
+the answer. When an epoch has nothing left to read, ``_preload`` begins the next one with the memory that it leaves.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from refill.errors import EpochEnded, EpochNotReady, JobLost
+from refill.errors import EpochEnded, EpochNotReady, InvalidInput, JobLost, PodRecovering, RefillError
+from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.epoch_order import Traces
-from refill_service.cache_core.owner_epoch import EpochCounts, OwnerEpoch
+from refill_service.cache_core.owner_epoch import EpochCounts
 from refill_service.cache_core.policies import new_epoch
-from refill_service.cache_core.refill import Refill
-from refill_service.chunk_reader import ChunkReader, ReadChunk, ReadGroup
+from refill_service.cache_core.receipt import EpochReceipt, receipt_of
+from refill_service.cache_core.recollection import Recollection
+from refill_service.chunk_reader import ChunkReader
 from refill_service.job import Job
+from refill_service.job_peers import PATIENCE_SECONDS
+from refill_service.journal import JobJournal
 from refill_service.peers import Payload
 from refill_service.pinned_tier import PinnedShare
 from refill_service.recently_sent import RecentlySent
+from refill_service.running_epoch import OwnerCounts, RunningEpoch
 
-__all__ = ["Owner", "OwnerCounts"]
-
-log = logging.getLogger(__name__)
-
-
-@dataclass
-class OwnerCounts:
-    """What an owner did in one epoch, beside what its core decided."""
-
-    core: EpochCounts
-    waited_takes: int = 0
-    """Takes that had to wait for the store, whether for their own refill or for one under way."""
-    wait_seconds: float = 0.0
-    replays: int = 0
-    """Requests that were asked again after their bytes had left."""
-    exact_reads: int = 0
-    """Samples read by a ranged GET of their own: replays of what left long ago, repeats and random access."""
-    exact_bytes: int = 0
-    refills_failed: int = 0
-
-
-@dataclass
-class _Epoch:
-    """The running state of one epoch: the core, and the bytes of what it holds."""
-
-    number: int
-    core: OwnerEpoch
-    counts: OwnerCounts
-    payloads: _Payloads = field(default_factory=lambda: _Payloads())
-    """Bytes of local samples that fill a slot, or that were assigned and have yet to leave."""
-    arriving: dict[int, asyncio.Future[None]] = field(default_factory=dict)
-    """Done when the refill under way that brings a local sample has arrived, or failed."""
-    coming: set[asyncio.Future[None]] = field(default_factory=set)
-    """All of these."""
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced by a new one, when one of them is done."""
-    abandoned: bool = False
-
-    def done(self, read: asyncio.Future[None]) -> None:
-        """Fact: a chunk has arrived, or will not."""
-        self.coming.discard(read)
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-    @property
-    def is_over(self) -> bool:
-        return self.abandoned or self.core.finished
-
-
-class _Payloads:
-    """Bytes by local sample, and how many they are."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self._by_sample: dict[int, Payload] = {}
-
-    def put(self, sample: int, payload: Payload) -> None:
-        self._by_sample[sample] = payload
-        self.num_bytes += len(payload)
-
-    def pop(self, sample: int) -> Payload | None:
-        payload = self._by_sample.pop(sample, None)
-        if payload is not None:
-            self.num_bytes -= len(payload)
-        return payload
-
-    def drop_oldest(self, limit_bytes: int) -> None:
-        """Until no more than ``limit_bytes`` are left. Whoever was promised one of them has it read alone."""
-        while self.num_bytes > limit_bytes:
-            self.pop(next(iter(self._by_sample)))
-
-    def clear(self) -> None:
-        self._by_sample.clear()
-        self.num_bytes = 0
+__all__ = ["Owner"]
 
 
 class Owner:
@@ -111,25 +40,46 @@ class Owner:
     :param gate: bounds the bytes of reads in flight, over all jobs of the pod.
     :param pinned: what the pod keeps of this share, for all jobs.
     :param recent_bytes: how much of what was sent is kept for those who ask again.
+    :param lost: the pod was restarted while the job ran, and has yet to be told what it had answered (``go_on``).
     """
 
-    def __init__(self, job: Job, gate: ByteGate, pinned: PinnedShare, recent_bytes: int, wait_seconds: float) -> None:
+    def __init__(
+        self,
+        job: Job,
+        gate: ByteGate,
+        pinned: PinnedShare,
+        recent_bytes: int,
+        wait_seconds: float,
+        *,
+        lost: bool = False,
+    ) -> None:
         self.job = job
         self.history: dict[int, OwnerCounts] = {}
+        self.journal: JobJournal | None = None
+        self.epoch_ended: Callable[[int], Awaitable[None]] | None = None
+        """Told when an epoch will not be asked for again, and its receipt is final."""
+        self.waits_for = ""
+        """What it lacks to go on after a restart, for those who wait."""
         self._gate = gate
         self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned)
         self._recent = RecentlySent(recent_bytes)
         self.wait_seconds = wait_seconds
-        self._epochs: list[_Epoch] = []
+        self._epochs: list[RunningEpoch] = []
         """The newest last. While it loads, the one before it can still be in use, and what the one before that gave
         can still be asked for again."""
         self._rank_epochs = [-1] * job.spec.world_size
+        self._rank_homes: dict[int, set[int]] = {}
+        """The pods that each rank has come by."""
+        self._over: list[RunningEpoch] = []
+        """Those that have ended for good, while their receipts are written."""
         self._moved_on = asyncio.Event()
         """Set, and replaced by a new one, when a rank has moved on or an epoch was opened."""
+        self._goes_on = asyncio.Event()
+        if not lost:
+            self._goes_on.set()
         self._reads: set[asyncio.Task[None]] = set()
-        self._closed = False
-        self._store_fails = False
-        """So that an outage is one line in the log."""
+        self._closing_books: set[asyncio.Task[None]] = set()
+        self._why_closed: RefillError | None = None
 
     @property
     def resident_bytes(self) -> int:
@@ -146,21 +96,37 @@ class Owner:
         return self.epoch >= 0
 
     @property
+    def lost(self) -> bool:
+        """Whether it waits to be told what it had answered before a restart."""
+        return not self._goes_on.is_set()
+
+    @property
     def recent_bytes(self) -> int:
         return self._recent.used_bytes
 
-    async def close(self) -> None:
-        """Stop all reads and forget everything. Requests under way, and later ones, end with :class:`JobLost`."""
-        self._closed = True
+    async def close(self, why: RefillError) -> None:
+        """Stop all reads. Requests under way, and later ones, end with ``why``."""
+        self._why_closed = why
+        self._goes_on.set()
         self._wake()
         for task in self._reads:
             task.cancel()
-        await asyncio.gather(*self._reads, return_exceptions=True)
-        self._epochs.clear()
+        await asyncio.gather(*self._reads, *self._closing_books, return_exceptions=True)
+        for epoch in self._epochs:
+            epoch.payloads.clear()
         self._recent.clear()
 
-    async def rank_opens(self, epoch: int, rank: int) -> None:
-        """Fact: a rank asks for this epoch now, so it has left all before."""
+    def rank_opens(self, epoch: int, rank: int, home: int) -> None:
+        """Fact: a rank asks for this epoch now, by way of a home pod."""
+        self.job.check_rank(rank)
+        homes = self._rank_homes.setdefault(rank, set())
+        if self._rank_epochs[rank] < epoch or home not in homes:
+            homes.add(home)
+            self._write(Record(Kind.OPENED, epoch, rank, (np.array([home]),)))
+        self._rank_enters(epoch, rank)
+
+    def _rank_enters(self, epoch: int, rank: int) -> None:
+        """The rank has left all epochs before."""
         self.job.check_rank(rank)
         if self._rank_epochs[rank] < epoch:
             self._rank_epochs[rank] = epoch
@@ -179,7 +145,10 @@ class Owner:
             )
         first = self.job.share.first_sample
         taken = state.core.take(asked - first)
-        self._order(state, taken.refills)
+        state.order(taken.refills)
+        # Before anything leaves: what is not written down may be given to somebody else after a restart.
+        new = slice(None) if taken.repeated is None else ~taken.repeated
+        self._write(Record(Kind.ANSWERED, epoch, 0, (asked[new], taken.samples[new] + first)))
         samples = taken.samples.tolist()
         payloads = [state.payloads.pop(sample) for sample in samples]
         missing = [i for i, payload in enumerate(payloads) if payload is None]
@@ -187,7 +156,7 @@ class Owner:
         if state.core.finished:
             self._wake()
         try:
-            await self._wait_for(state, [samples[i] for i in missing], taken.answer_after)
+            await state.wait_for([samples[i] for i in missing], taken.answer_after)
             for i in missing:
                 payloads[i] = state.payloads.pop(samples[i])
             await self._replay(state, samples, payloads)
@@ -200,7 +169,7 @@ class Owner:
         self._recent.put(epoch, samples, found)
         return taken.samples + first, found
 
-    async def _replay(self, state: _Epoch, samples: list[int], payloads: list[Payload | None]) -> None:
+    async def _replay(self, state: RunningEpoch, samples: list[int], payloads: list[Payload | None]) -> None:
         """Fill in what is missing: its bytes have left with an answer that never came through, or are damaged."""
         gone = [i for i, payload in enumerate(payloads) if payload is None]
         state.counts.replays += len(gone)
@@ -226,7 +195,10 @@ class Owner:
         first = self.job.share.first_sample
         locations = self.job.mapping.locations(answered - first)
         ahead = state.core.send_ahead(rank, locations, ahead_from, room, started_below)
-        self._order(state, ahead.refills)
+        state.order(ahead.refills)
+        if len(ahead.samples):
+            asked, _ = state.traces.asked(rank, ahead.positions)
+            self._write(Record(Kind.ANSWERED, epoch, 0, (asked, ahead.samples + first)))
         found = [state.payloads.pop(sample) for sample in ahead.samples.tolist()]
         here = [i for i, payload in enumerate(found) if payload is not None]
         samples = ahead.samples[here].tolist()
@@ -244,9 +216,73 @@ class Owner:
         _raise_first(results)
         return [result for result in results if not isinstance(result, BaseException)]
 
-    async def _epoch(self, epoch: int, rank: int) -> _Epoch:
+    async def receipt(self, epoch: int) -> EpochReceipt:
+        """What this owner delivered in an epoch, or assigned to be sent ahead.
+
+        Raises :class:`InvalidInput` for one that has not begun here.
+        """
+        state = next((known for known in (*self._epochs, *self._over) if known.number == epoch), None)
+        if state is None:
+            raise InvalidInput(f"epoch {epoch} of job {self.job.spec.name} has not begun, or is long over")
+        return await self._receipt_of(state)
+
+    async def _receipt_of(self, state: RunningEpoch) -> EpochReceipt:
+        share = self.job.share
+        return await asyncio.to_thread(
+            receipt_of, *state.answered(), share.first_sample, share.end_sample, state.traces, rebuilt=state.rebuilt
+        )
+
+    def snapshot(self, epoch: int) -> Iterator[Record]:
+        """All that is to be known of an epoch to go on with it, without its bytes."""
+        for rank, at in enumerate(self._rank_epochs):
+            if at == epoch:
+                homes = np.array(sorted(self._rank_homes.get(rank, ())), dtype=np.int64)
+                yield Record(Kind.OPENED, epoch, rank, (homes,))
+        yield from self.job.trace_records(epoch)
+        if (state := self._known(epoch)) is not None:
+            yield Record(Kind.ANSWERED, epoch, 0, state.answered())
+
+    @property
+    def live_epochs(self) -> list[int]:
+        """Those that can still be asked for."""
+        return sorted({at for at in self._rank_epochs if at >= 0} | {known.number for known in self._epochs})
+
+    def opened(self) -> Iterator[Record]:
+        """Where each rank is."""
+        for rank, at in enumerate(self._rank_epochs):
+            if at >= 0:
+                homes = np.array(sorted(self._rank_homes.get(rank, ())), dtype=np.int64)
+                yield Record(Kind.OPENED, at, rank, (homes,))
+
+    def go_on(self, told: Recollection, *, rebuilt: bool) -> None:
+        """Fact: this is what was answered before a restart.
+
+        :param rebuilt: it is what others remember, not what this pod wrote down.
+
+        Raises :class:`JobLost` when it can't be of this job as it is now.
+        """
+        for rank, (epoch, homes) in told.ranks.items():
+            self._rank_epochs[rank] = max(epoch, self._rank_epochs[rank])
+            self._rank_homes.setdefault(rank, set()).update(homes)
+        for epoch in told.epochs()[-3:]:
+            if (traces := self.job.known_traces(epoch)) is None:
+                continue  # nobody could have asked
+            share = self.job.share
+            asked, samples = told.answered(epoch, traces, share.first_sample, share.end_sample)
+            try:
+                self._open(epoch, traces, (asked - share.first_sample, samples - share.first_sample), rebuilt=rebuilt)
+            except ValueError as error:
+                raise JobLost(
+                    f"job {self.job.spec.name} can't go on after the restart of pod {self.job.ordinal}: {error}",
+                    job=self.job.spec.name,
+                ) from error
+        self._goes_on.set()
+        self._wake()
+
+    async def _epoch(self, epoch: int, rank: int) -> RunningEpoch:
         self._refuse_when_closed()
-        await self.rank_opens(epoch, rank)
+        self._rank_enters(epoch, rank)
+        await self._until_it_goes_on()
         if (known := self._known(epoch)) is not None:
             return known
         if self._epochs and epoch < self._epochs[-1].number:
@@ -272,16 +308,36 @@ class Owner:
             self._open(epoch, traces)
         return await self._epoch(epoch, rank)
 
+    async def _until_it_goes_on(self) -> None:
+        try:
+            async with asyncio.timeout(min(self.wait_seconds, PATIENCE_SECONDS)):
+                await self._goes_on.wait()
+        except TimeoutError as error:
+            raise PodRecovering(
+                f"pod {self.job.ordinal} was restarted while job {self.job.spec.name} ran, and waits to be told what "
+                f"it had delivered: {self.waits_for or 'other pods are asked'}",
+                pod=self.job.ordinal,
+            ) from error
+        self._refuse_when_closed()
+
     def _refuse_when_closed(self) -> None:
-        if self._closed:
-            raise JobLost(f"job {self.job.spec.name} was ended while it was asked for samples", job=self.job.spec.name)
+        if self._why_closed is not None:
+            raise self._why_closed
+
+    def trace_posted(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
+        """Fact: a rank has posted its trace."""
+        self._write(Record(Kind.TRACE, epoch, rank, (sample_ids,)))
+
+    def _write(self, record: Record) -> None:
+        if self.journal is not None:
+            self.journal.write(record)
 
     def _wake(self) -> None:
         """Whoever waits for an epoch looks again whether it may open."""
         self._moved_on.set()
         self._moved_on = asyncio.Event()
 
-    def _known(self, epoch: int) -> _Epoch | None:
+    def _known(self, epoch: int) -> RunningEpoch | None:
         return next((known for known in self._epochs if known.number == epoch), None)
 
     def _may_open(self, epoch: int) -> bool:
@@ -294,7 +350,14 @@ class Owner:
         """Whether every rank that asks for anything in this epoch has entered it."""
         return all(at >= epoch or self.job.asks_nothing(epoch, rank) for rank, at in enumerate(self._rank_epochs))
 
-    def _open(self, epoch: int, traces: Traces) -> None:
+    def _open(
+        self,
+        epoch: int,
+        traces: Traces,
+        answered: tuple[Int64Array, Int64Array] | None = None,
+        *,
+        rebuilt: bool = False,
+    ) -> None:
         spec = self.job.spec
         core = new_epoch(
             # In the order of the dataset each chunk is used up before the next: nothing to redirect, nothing wasted.
@@ -306,25 +369,45 @@ class Owner:
             refill=spec.refill,
             prefetch_window=spec.prefetch_window,
             key=f"{spec.seed} {epoch} {self.job.ordinal}",
+            answered=answered,
         )
         core.at_hand = self._chunks.is_at_hand
-        self._epochs = [*self._epochs[-2:], _Epoch(epoch, core, OwnerCounts(core.counts))]
-        self.history[epoch] = self._epochs[-1].counts
+        for over in self._epochs[:-2]:
+            self._close_books(over)
+        state = RunningEpoch(self.job, epoch, core, traces, self._chunks, self._reads, rebuilt=rebuilt)
+        self._epochs = [*self._epochs[-2:], state]
+        self.history[epoch] = state.counts
+        if self.journal is not None:
+            self.journal.epoch_begins(self.live_epochs)
         self._leave_behind()
         self._use_freed_memory()
         self._wake()
+
+    def _close_books(self, over: RunningEpoch) -> None:
+        """An epoch that will not be asked for again leaves its receipt."""
+
+        async def close() -> None:
+            if self.epoch_ended is not None:
+                await self.epoch_ended(over.number)
+            self._over.remove(over)
+            if self.journal is not None:
+                self.journal.forget(over.number)
+
+        self._over.append(over)
+        task = asyncio.create_task(close())
+        self._closing_books.add(task)
+        task.add_done_callback(self._closing_books.discard)
 
     def _leave_behind(self) -> None:
         """An epoch that all ranks have left, with samples that nobody asked for, gives its memory to the next."""
         for before, after in pairwise(self._epochs):
             if not before.is_over and self._all_reached(after.number):
-                before.abandoned = True
-                before.payloads.clear()
+                before.abandon()
                 self._use_freed_memory()
 
     def _preload(self) -> None:
         """Near the end of an epoch, the memory that it leaves loads for the next: no gap between them (DESIGN 4.2)."""
-        if self._closed or not self._epochs:
+        if self._why_closed is not None or not self._epochs:
             return
         self._use_freed_memory()
         *before, newest = self._epochs
@@ -342,109 +425,7 @@ class Owner:
         """The newest epoch gets what those before it do not hold any more."""
         *before, newest = self._epochs
         held_bytes = sum(known.core.held_bytes for known in before if not known.is_over)
-        self._order(newest, newest.core.capacity_changed(self.job.abstract_bytes - held_bytes))
-
-    def _order(self, state: _Epoch, refills: list[Refill]) -> None:
-        to_read = []
-        for refill in refills:
-            if (chunk := self._chunks.pinned(refill)) is not None:
-                self._arrived(state, chunk)
-            else:
-                to_read.append(refill)
-        for group in self._chunks.together(to_read):
-            here: dict[int, asyncio.Future[None]] = {}
-            for refill in group.refills:
-                here[refill.chunk] = asyncio.get_running_loop().create_future()
-                state.arriving.update(dict.fromkeys(refill.samples.tolist(), here[refill.chunk]))
-                state.coming.add(here[refill.chunk])
-            task = asyncio.create_task(self._read(state, group, here))
-            self._reads.add(task)
-            task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, state, group, here))  # type: ignore[misc]
-
-    async def _read(self, state: _Epoch, group: ReadGroup, here: dict[int, asyncio.Future[None]]) -> None:
-        """Fetch the chunks of some refills and keep the samples that fill a slot. Tells who waits how it went."""
-
-        def arrived(chunk: ReadChunk) -> None:
-            self._arrived(state, chunk)
-            here[chunk.refill.chunk].set_result(None)
-            state.done(here[chunk.refill.chunk])
-
-        error: BaseException | None = None
-        try:
-            await self._chunks.read(group, arrived)
-        except BaseException as raised:
-            error = raised
-            if not isinstance(raised, Exception):
-                raise
-        finally:
-            for refill in group.refills:
-                if not here[refill.chunk].done():
-                    self._failed(state, refill, here[refill.chunk], error)
-
-    def _failed(self, state: _Epoch, refill: Refill, here: asyncio.Future[None], error: BaseException | None) -> None:
-        if isinstance(error, Exception) and not self._store_fails:
-            log.warning("job %s: a refill failed, and is ordered again when needed: %s", self.job.spec.name, error)
-        self._store_fails = True
-        state.counts.refills_failed += 1
-        state.core.refill_failed(refill)
-        self._forget_arriving(state, refill)
-        if not isinstance(error, Exception):
-            here.cancel()
-        elif not here.cancelled():
-            here.set_exception(error)
-            here.exception()  # known: a read ahead of need has nobody who waits for it
-        state.done(here)
-
-    def _read_ended(
-        self, task: asyncio.Task[None], state: _Epoch, group: ReadGroup, here: dict[int, asyncio.Future[None]]
-    ) -> None:
-        """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
-        self._reads.discard(task)
-        group.ended()
-        for each in here.values():
-            if each.cancel():
-                state.done(each)
-
-    def _arrived(self, state: _Epoch, chunk: ReadChunk) -> None:
-        """A damaged sample keeps its slot without bytes: the request that it falls to reads it alone and gets the
-        error."""
-        refill = chunk.refill
-        self._store_fails = self._store_fails and chunk.pinned
-        if not state.abandoned:
-            intact = [i for i, payload in enumerate(chunk.payloads) if payload is not None]
-            for sample, payload in zip(refill.samples.tolist(), chunk.payloads, strict=True):
-                if payload is not None:
-                    state.payloads.put(sample, payload)
-            arrived = Refill(refill.chunk, refill.samples[intact], refill.locations[intact])
-            state.core.refill_arrived(arrived, pinned=chunk.pinned)
-            if not self.job.spec.shuffle:
-                # Chunks are used up one after another, unless one rank falls far behind the others.
-                state.payloads.drop_oldest(self.job.abstract_bytes)
-        self._forget_arriving(state, refill)
-
-    def _forget_arriving(self, state: _Epoch, refill: Refill) -> None:
-        for sample in refill.samples.tolist():
-            state.arriving.pop(sample, None)
-
-    async def _wait_for(self, state: _Epoch, samples: list[int], came_bytes: int) -> None:
-        """Wait for the refills that bring these samples, and raise what went wrong with the first that failed.
-
-        :param came_bytes: wait until so much has come, too, as long as anything is on its way.
-        """
-        waiting = [state.arriving[sample] for sample in samples if sample in state.arriving]
-        arriving = set(waiting)
-        if not arriving and (state.core.came_bytes >= came_bytes or not state.coming):
-            return
-        started = time.perf_counter()
-        if arriving:
-            await asyncio.wait(arriving)
-        while state.core.came_bytes < came_bytes and state.coming:
-            await state.changed.wait()
-        state.counts.waited_takes += max(1, len(waiting))
-        state.counts.wait_seconds += time.perf_counter() - started
-        for each in arriving:
-            if not each.cancelled() and (error := each.exception()) is not None:
-                raise error
+        newest.order(newest.core.capacity_changed(self.job.abstract_bytes - held_bytes))
 
     async def _exact(self, counts: OwnerCounts, samples: list[int]) -> list[Payload | BaseException]:
         """Read single samples; what went wrong stands in the place of each that failed."""

@@ -8,9 +8,10 @@ import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel
 
+from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
-from refill_service.cache_node import CacheNode
+from refill_service.cache_node import CacheNode, LeftByPod
 from refill_service.frame_response import FrameResponse, OutgoingFrame
 from refill_service.http_routes import checked_ids, read_int64s
 
@@ -53,6 +54,10 @@ def peer_routes(node: CacheNode) -> APIRouter:
             node.opening.begin(body.dataset)
         return {"opening": True}
 
+    @routes.get("")
+    async def known(job: str) -> dict[str, Any]:
+        return node.known(job)
+
     @routes.delete("")
     async def remove(job: str) -> dict[str, bool]:
         return {"removed": await node.remove(job)}
@@ -89,8 +94,8 @@ def peer_routes(node: CacheNode) -> APIRouter:
         return FrameResponse([frame], lambda sent: count_sent(pod, sent))
 
     @routes.post("/epochs/{epoch}/ranks/{rank}")
-    async def rank_opens(job: str, epoch: Number, rank: Number, incarnation: Incarnation) -> dict[str, bool]:
-        await node.job(job, incarnation).owner.rank_opens(epoch, rank)
+    async def rank_opens(job: str, epoch: Number, rank: Number, incarnation: Incarnation, pod: Pod) -> dict[str, bool]:
+        node.job(job, incarnation).owner.rank_opens(epoch, rank, pod)
         return {"opened": True}
 
     @routes.put("/epochs/{epoch}/ranks/{rank}/trace")
@@ -98,8 +103,30 @@ def peer_routes(node: CacheNode) -> APIRouter:
         job: str, epoch: Number, rank: Number, incarnation: Incarnation, request: Request
     ) -> dict[str, int]:
         ids = read_int64s(await request.body())
-        await node.job(job, incarnation).job.post_trace(epoch, rank, ids)
+        at_pod = node.job(job, incarnation)
+        at_pod.job.post_trace(epoch, rank, ids)
+        at_pod.owner.trace_posted(epoch, rank, ids)
         return {"positions": len(ids)}
+
+    @routes.get("/told")
+    async def told(
+        job: str, incarnation: Incarnation, pod: Pod, life: Annotated[str, Query(max_length=64)]
+    ) -> Response:
+        """For a pod that was restarted: records of what it had answered (refill.protocol.records)."""
+        at_pod = node.job(job, incarnation)
+        if not 0 <= pod < at_pod.job.num_pods:
+            raise InvalidInput(f"there is no pod {pod}; job {job} runs on {at_pod.job.num_pods}")
+        return Response(at_pod.told(pod, life), media_type="application/octet-stream")
+
+    @routes.put("/kept")
+    async def keep(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> dict[str, bool]:
+        """From a pod that ends: records of what it has answered, for its successor."""
+        node.job(job, incarnation).kept[pod] = LeftByPod(await request.body())
+        return {"kept": True}
+
+    @routes.get("/epochs/{epoch}/receipt")
+    async def receipt(job: str, epoch: Number, incarnation: Incarnation) -> dict[str, Any]:
+        return await node.job(job, incarnation, looked_at=True).receipt_here(epoch)
 
     @routes.get("/epochs/{epoch}")
     async def epoch_counts(job: str, epoch: Number, incarnation: Incarnation) -> dict[str, Any]:

@@ -120,6 +120,14 @@ class Peers:
             _raise_for(response.status, text, self.name(pod))
             return json.loads(text) if text else None
 
+    async def get_bytes(self, pod: int, path: str) -> bytes:
+        """One request that is answered with bytes."""
+        async with self._translated(pod):
+            response = await self._connection().get(self.urls[pod] + path).build().send()
+            if response.status != 200:
+                _raise_for(response.status, await response.text(), self.name(pod))
+            return bytes(await response.bytes())
+
     async def call_all(self, pods: list[int], method: str, path: str, body: dict[str, Any] | bytes | None) -> list[Any]:
         """The same small request to several pods at once; the first error is raised when all have answered."""
         calls = (self.call(pod, method, path, body) for pod in pods)

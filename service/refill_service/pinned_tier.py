@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import mmap
 import os
@@ -25,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-from refill.errors import InvalidInput
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
+from refill_service.folder_lock import locked
 from refill_service.peers import Payload
 
 __all__ = ["PinnedFile", "PinnedMemory", "PinnedShare", "PinnedTier"]
@@ -51,7 +50,7 @@ class PinnedTier:
         self.memory_bytes = memory_bytes
         self.disk_bytes = disk_bytes
         self._folder = folder
-        self._lock = None if folder is None else _locked(folder)
+        self._lock = None if folder is None else locked(folder, "pinned_dir")
         self._shares: dict[int, PinnedShare] = {}
         """By the dataset's fingerprint, the one longest unused first."""
         self._damaged_in_dropped = 0
@@ -373,17 +372,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _locked(folder: Path) -> int:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise InvalidInput(f"pinned_dir {folder} can't be used: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise InvalidInput(f"pinned_dir {folder} is used by another pod: give each pod a folder of its own") from error
-    return lock

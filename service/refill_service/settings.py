@@ -103,6 +103,23 @@ class Settings(BaseSettings):
         "", description="Folder on a local disk that keeps more of them; each pod needs one of its own. Empty: none."
     )
     pinned_dir_bytes: Bytes = Field(0, ge=0, description="How much of that disk may be used.")
+    journal_dir: str = Field(
+        "",
+        description="Folder for the journal of what was delivered, on a volume if there is one; each pod needs one of "
+        "its own. Empty: after a restart others are asked.",
+    )
+    journal_sync_seconds: float = Field(
+        1,
+        gt=0,
+        allow_inf_nan=False,
+        description="How often the journal is forced to the disk, for when the machine goes down, not the pod alone.",
+    )
+    recovery_seconds: float = Field(
+        60,
+        ge=0,
+        allow_inf_nan=False,
+        description="How long a pod that lost what it had delivered waits for ranks to tell what they have received.",
+    )
     job_memory_fraction: float = Field(
         0.5, gt=0, le=1, description="Part of the free memory that a job gets which asks for no number of bytes."
     )

@@ -234,43 +234,6 @@ def test_a_killed_pod_is_named_after_the_timeout(packed: Packed, tmp_path: Path)
             rank.batch(0, np.arange(10))
 
 
-@pytest.mark.parametrize("restarted", [0, 1, 2])
-def test_a_restarted_pod_ends_the_job(packed: Packed, tmp_path: Path, restarted: int) -> None:
-    """What it had delivered is lost with it: going on would deliver samples twice."""
-    with LocalCluster(3, tmp_path, {"memory_bytes": "4MiB", "pinned_fraction": 0}) as cluster:
-        job = settings_of(packed[0], world_size=3)
-        ranks = [rank_of(cluster, job, rank, timeout_seconds=3) for rank in range(3)]
-        for rank in ranks:
-            rank.batch(0, np.arange(100))
-        cluster.kill(restarted)
-        cluster.restart(restarted)
-        for rank in ranks:
-            for _ in range(2):  # whoever catches the error and goes on must not get a wrong epoch either
-                with pytest.raises(JobLost, match=job["name"]):
-                    rank.batch(0, np.arange(100, 300))
-        with pytest.raises(JobLost):
-            rank_of(cluster, job, 0, timeout_seconds=3).batch(0, np.arange(100, 300))
-        ranks[1].end_job()
-        again = [rank_of(cluster, job, rank) for rank in range(3)]
-        assert len({sample for rank in again for sample in ids_of(whole_epoch(rank, 0))}) == NUM_SAMPLES
-        with pytest.raises(JobLost):
-            ranks[0].batch(0, np.arange(100, 300))  # left over from before: not to be mixed with the new one
-
-
-def test_a_single_pod_restarted(packed: Packed, tmp_path: Path) -> None:
-    """The first rank that notices registers the job again; the others must notice, too."""
-    with LocalCluster(1, tmp_path, {"memory_bytes": "4MiB", "pinned_fraction": 0}) as cluster:
-        job = settings_of(packed[0], world_size=2)
-        ranks = [rank_of(cluster, job, rank, timeout_seconds=3) for rank in range(2)]
-        for rank in ranks:
-            rank.batch(0, np.arange(100))
-        cluster.kill(0)
-        cluster.restart(0)
-        for rank in (ranks[0], ranks[1], ranks[0]):
-            with pytest.raises(JobLost, match="end the job and start it anew"):
-                rank.batch(0, np.arange(100, 200))
-
-
 def test_an_answer_that_is_lost_is_given_again(three_pods: LocalCluster, packed: Packed) -> None:
     """The client goes away while the pod works for it; asked again it gets the same, and the epoch is whole."""
     job = settings_of(packed[0])

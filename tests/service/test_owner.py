@@ -45,7 +45,7 @@ async def owner_of(url: str, abstract_bytes: int, pinned_bytes: int = 0, **setti
     try:
         yield owner
     finally:
-        await owner.close()
+        await owner.close(JobLost("the job was ended"))
         await dataset.close()
 
 
@@ -280,7 +280,7 @@ def test_ending_a_job_wakes_who_waits_for_an_epoch(packed: tuple[str, Any]) -> N
             await take(owner, 0, 0, 0)
             waiting = asyncio.create_task(take(owner, 1, 0, 0))
             await asyncio.sleep(0.01)
-            await owner.close()
+            await owner.close(JobLost("the job was ended"))
             with pytest.raises(JobLost):
                 await asyncio.wait_for(waiting, 1)
 
@@ -291,8 +291,8 @@ def test_a_rank_that_asks_for_nothing_holds_nobody_up(packed: tuple[str, Any]) -
     async def run() -> None:
         async with owner_of(packed[0], 300_000, order="explicit", world_size=2) as owner:
             for epoch in range(3):
-                await owner.job.post_trace(epoch, 0, np.arange(100))
-                await owner.job.post_trace(epoch, 1, np.arange(0))
+                owner.job.post_trace(epoch, 0, np.arange(100))
+                owner.job.post_trace(epoch, 1, np.arange(0))
                 if epoch == 1:  # left early
                     await take(owner, epoch, 0, 0)
                     continue

@@ -51,8 +51,9 @@ class DrainEpoch(OwnerEpoch):
         refill_below: float = 0.5,
         prefetch_window: int = 0,
         key: str = "",
+        answered: tuple[Int64Array, Int64Array] | None = None,
     ) -> None:
-        super().__init__(mapping, traces, lengths, prefetch_window=prefetch_window)
+        super().__init__(mapping, traces, lengths, prefetch_window=prefetch_window, answered=answered)
         self._capacity_bytes = capacity_bytes
         self._to_start = list(range(mapping.num_abstract_chunks))
         """Abstract chunks that there was no room for yet to begin the epoch with; the next one last."""
@@ -225,16 +226,16 @@ class DrainEpoch(OwnerEpoch):
         return unread
 
     def _num_wanted(self) -> Int64Array:
-        """Samples of each chunk that the epoch asks for."""
-        if self._members is None:
+        """Samples of each chunk that the epoch asks for, and has not had."""
+        if self._left is None:
             return np.diff(self._starts)
-        upto = np.concatenate([[0], np.cumsum(self._members)])
+        upto = np.concatenate([[0], np.cumsum(self._left)])
         return np.asarray(upto[self._starts[1:]] - upto[self._starts[:-1]])
 
     def _wanted_of(self, chunk: int) -> Int64Array:
-        """The samples of a chunk that the epoch asks for."""
+        """The samples of a chunk that the epoch asks for, and has not had."""
         samples = np.arange(self._starts[chunk], self._starts[chunk + 1], dtype=np.int64)
-        return samples if self._members is None else samples[self._members[samples]]
+        return samples if self._left is None else samples[self._left[samples]]
 
     def _arrived(self, refill: Refill) -> None:
         abstract_chunk = self._abstract_chunk_of(refill)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from refill.errors import InvalidInput
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["ExplicitTraces", "KeyedPermutation", "KeyedTraces", "Traces"]
+__all__ = ["ExplicitTraces", "KeyedPermutation", "KeyedTraces", "RestTraces", "Traces"]
 
 _ROUNDS = 8
 _LISTED = 1 << 16
@@ -42,6 +42,11 @@ class Traces(Protocol):
 
     def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
         """Which samples ``first <= sample < end`` are asked for at all; None: every one of them."""
+        ...
+
+    def position_of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """``(ranks, positions)`` that ask for each of these members first. A position at or past the rank's length
+        was dropped."""
         ...
 
     @property
@@ -163,7 +168,6 @@ class KeyedTraces:
         return (places if self._permutation is None else self._permutation.forward(places)), repeats
 
     def position_of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """``(rank, position)`` that asks for each sample first; a position at or past ``length`` was dropped."""
         places = samples if self._permutation is None else self._permutation.inverse(samples)
         return places % self.world_size, places // self.world_size
 
@@ -173,6 +177,42 @@ class KeyedTraces:
     @property
     def num_requests(self) -> int:
         return min(self.num_samples, self._length * self.world_size)
+
+
+class RestTraces:
+    """What is left of an epoch, dealt anew: for a job that goes on with other ranks or other pods.
+
+    As :class:`KeyedTraces`, of the samples that are left. Holds their ids, 8 bytes each.
+
+    :param done: ``(n,)`` ids of the samples that were delivered before.
+    """
+
+    def __init__(self, num_samples: int, done: Int64Array, of_rest: KeyedTraces) -> None:
+        left = np.ones(num_samples, dtype=bool)
+        left[done] = False
+        self._samples = np.flatnonzero(left)
+        if of_rest.num_samples != len(self._samples):
+            raise ValueError(f"{len(self._samples)} samples are left, not {of_rest.num_samples}")
+        self._order = of_rest
+
+    def length(self, rank: int) -> int:
+        return self._order.length(rank)
+
+    def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
+        places, repeats = self._order.asked(rank, positions)
+        return self._samples[places], repeats
+
+    def position_of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        return self._order.position_of(np.searchsorted(self._samples, samples))
+
+    def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
+        wanted = np.zeros(end - first, dtype=bool)
+        wanted[self._samples[slice(*np.searchsorted(self._samples, (first, end)))] - first] = True
+        return wanted
+
+    @property
+    def num_requests(self) -> int:
+        return self._order.num_requests
 
 
 class ExplicitTraces:
@@ -193,11 +233,11 @@ class ExplicitTraces:
                 wrong = trace[(trace < 0) | (trace >= num_samples)][0]
                 raise InvalidInput(f"trace of rank {rank} asks for sample {wrong}; there are 0 to {num_samples - 1}")
         everything = np.concatenate(list(self._traces.values())) if self._traces else np.empty(0, dtype=np.int64)
-        self._members, first_places = np.unique(everything, return_index=True)
+        self._members, self._first_places = np.unique(everything, return_index=True)
         repeats = np.ones(len(everything), dtype=bool)
-        repeats[first_places] = False
-        ends = np.cumsum([len(trace) for trace in self._traces.values()])
-        self._repeats = dict(zip(self._traces, np.split(repeats, ends[:-1]), strict=True))
+        repeats[self._first_places] = False
+        self._ends = np.cumsum([len(trace) for trace in self._traces.values()])
+        self._repeats = dict(zip(self._traces, np.split(repeats, self._ends[:-1]), strict=True))
 
     def length(self, rank: int) -> int:
         return len(self._traces[rank])
@@ -210,6 +250,12 @@ class ExplicitTraces:
         wanted = np.zeros(end - first, dtype=bool)
         wanted[inside - first] = True
         return wanted
+
+    def position_of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        places = self._first_places[np.searchsorted(self._members, samples)]
+        nth = np.searchsorted(self._ends, places, side="right")
+        starts = np.concatenate([[0], self._ends[:-1]])
+        return np.array(list(self._traces), dtype=np.int64)[nth], places - starts[nth]
 
     @property
     def num_requests(self) -> int:

@@ -86,10 +86,18 @@ class OwnerEpoch(ABC):
 
     :param lengths: ``(num_samples,)`` bytes of each local sample.
     :param prefetch_window: P, how many of a rank's next requests are considered to be sent ahead.
+    :param answered: of an epoch that goes on after a restart, ``(asked, samples)``: requests, by the local samples that
+        they asked for, and those that answered them. Raises ValueError when they can't be of this epoch.
     """
 
     def __init__(
-        self, mapping: AbstractMapping, traces: Traces, lengths: NDArray[np.int64], *, prefetch_window: int = 0
+        self,
+        mapping: AbstractMapping,
+        traces: Traces,
+        lengths: NDArray[np.int64],
+        *,
+        prefetch_window: int = 0,
+        answered: tuple[Int64Array, Int64Array] | None = None,
     ) -> None:
         share = mapping.share
         self.mapping = mapping
@@ -103,13 +111,35 @@ class OwnerEpoch(ABC):
         self._traces = traces
         self._lengths = lengths
         self._window = prefetch_window
-        self._members = traces.members(share.first_sample, share.end_sample)
-        self.num_requests = share.num_samples if self._members is None else int(np.count_nonzero(self._members))
+        self._left = traces.members(share.first_sample, share.end_sample)
+        """Which samples are left to be read when the epoch begins, or goes on; None: all."""
+        self.num_requests = share.num_samples if self._left is None else int(np.count_nonzero(self._left))
+        self._num_answered_before = 0
         self._starts = share.starts - share.first_sample
         narrow = np.int32 if share.num_samples < 2**31 else np.int64
         self._assigned: NDArray[np.signedinteger[Any]] = np.full(share.num_samples, -1, dtype=narrow)
         self._assigned_view = self._assigned.data
         self._upcoming: dict[int, UpcomingRequests] = {}
+        if answered is not None:
+            self._go_on_after(*answered)
+
+    def _go_on_after(self, asked: Int64Array, samples: Int64Array) -> None:
+        """Fact: these requests were answered before a restart."""
+        asked, first = np.unique(asked, return_index=True)
+        samples = samples[first]
+        members = np.ones(self.mapping.share.num_samples, dtype=bool) if self._left is None else self._left
+        for ids in (asked, samples):
+            if len(ids) and not (0 <= int(ids.min()) <= int(ids.max()) < len(members) and members[ids].all()):
+                raise ValueError("requests were answered that this epoch does not have")
+        self._assigned[asked] = samples
+        self._num_answered_before = len(asked)
+        self._left = members.copy()
+        self._left[samples] = False
+
+    def answered(self) -> tuple[Int64Array, Int64Array]:
+        """``(asked, samples)`` of all requests that were answered, local ids."""
+        asked = np.flatnonzero(self._assigned >= 0)
+        return asked, self._assigned[asked].astype(np.int64)
 
     def start(self) -> list[Refill]:
         """Orders to begin the epoch with."""
@@ -215,7 +245,7 @@ class OwnerEpoch(ABC):
     @property
     def finished(self) -> bool:
         """Whether every request that this owner can get in the epoch was answered or sent ahead."""
-        return self.counts.takes >= self.num_requests
+        return self.counts.takes + self._num_answered_before >= self.num_requests
 
 
 def pieces(length: int) -> Iterator[slice]:

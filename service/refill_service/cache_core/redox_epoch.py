@@ -34,9 +34,12 @@ class RedoxEpoch(OwnerEpoch):
         refill: str = "best",
         prefetch_window: int = 0,
         key: str = "",
+        answered: tuple[Int64Array, Int64Array] | None = None,
     ) -> None:
-        super().__init__(mapping, traces, lengths, prefetch_window=prefetch_window)
-        self.memory = AbstractMemory(mapping, REFILL_CHOICES[refill], random.Random(key), self._members)
+        super().__init__(mapping, traces, lengths, prefetch_window=prefetch_window, answered=answered)
+        if answered is not None and (mapping.locations(answered[0]) != mapping.locations(answered[1])).any():
+            raise ValueError("requests were answered from other slots than theirs: memory was divided otherwise")
+        self.memory = AbstractMemory(mapping, REFILL_CHOICES[refill], random.Random(key), self._left)
         self._held: dict[int, HeldByRank] = {}
 
     def _take_new(self, locations: Int64Array) -> tuple[Int64Array, list[Refill]]:

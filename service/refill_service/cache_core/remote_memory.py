@@ -7,6 +7,7 @@ at the same time can't exceed the limit together.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
@@ -64,10 +65,17 @@ class RemoteMemory(Generic[Payload]):
         self.used -= entry[0]
         return entry[1]
 
-    def forget(self, rank: int, before_epoch: int) -> None:
-        """Fact: the rank has left every epoch before this one, so nothing will be asked of them again."""
-        for request in [held for held in self._held if held[1] == rank and held[0] < before_epoch]:
+    def forget(self, rank: int, before_epoch: int) -> Counter[int]:
+        """Fact: the rank has left every epoch before this one, so nothing will be asked of them again. Returns how many
+        samples of each were never asked for."""
+        left = [held for held in self._held if held[1] == rank and held[0] < before_epoch]
+        for request in left:
             self.take(request)
+        return Counter(epoch for epoch, _, _ in left)
+
+    def held(self, epoch: int) -> Counter[int]:
+        """How many samples are here for each rank."""
+        return Counter(rank for of_epoch, rank, _ in self._held if of_epoch == epoch)
 
 
 class StartedPositions:

@@ -26,7 +26,8 @@ class LocalCluster:
     """``num_pods`` pods that know each other. A context manager: started on entry, stopped on exit.
 
     :param log_folder: each pod writes ``pod-N.log`` there.
-    :param settings: further settings of every pod, by their names, such as ``memory_bytes``.
+    :param settings: further settings of every pod, by their names, such as ``memory_bytes``; ``{ordinal}`` in one of
+        them is each pod's own.
     :param environment: further variables for the pods, such as credentials of a store.
     """
 
@@ -94,7 +95,11 @@ class LocalCluster:
 
     def _start(self, pod: int) -> subprocess.Popen[bytes]:
         port, peer_port = self._ports[pod]
-        environment = self._environment | {
+        environment = {
+            name: value.replace("{ordinal}", str(pod)) if name.startswith("REFILL_") else value
+            for name, value in self._environment.items()
+        }
+        environment |= {
             "REFILL_ORDINAL": str(pod),
             "REFILL_PORT": str(port),
             "REFILL_PEER_PORT": str(peer_port),

@@ -1,0 +1,193 @@
+"""What has a rank received in the epochs that run? Kept by the rank, for a pod that lost its memory.
+
+All processes of a rank share it: the training process and its loader workers, forked or spawned. So it is a folder with
+a file for each epoch, to which each batch is appended (16 bytes a sample), and it outlives a worker that is killed. It
+ends with the training process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from refill.protocol.records import Kind, Record, RecordReader, encode_records
+
+__all__ = ["DeliveryRecord"]
+
+log = logging.getLogger(__name__)
+
+_KEPT_EPOCHS = 2
+_LEFTOVER_SECONDS = 86_400
+
+
+class DeliveryRecord:
+    """Picklable; copies share the folder. Made with the first batch."""
+
+    _lock: int | None
+    """The file that is locked; in it, how often the record was told."""
+    _file: tuple[int, int] | None
+    """``(epoch, descriptor)`` that was written last."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.gettempdir()) / f"refill-{os.getpid()}-{uuid.uuid4().hex}"
+        self._fails = False
+        self._forget_process()
+        weakref.finalize(self, _remove, self._folder, os.getpid())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_folder": self._folder, "_fails": self._fails}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget_process()
+
+    def times_told(self) -> int:
+        """How often this was told to a pod: what was asked before that must not be taken for an answer after it."""
+        self._own_process()
+        try:
+            return 0 if self._lock is None else _times_told(self._lock)
+        except OSError:
+            return 0
+
+    def add(self, record: Record, times_told: int) -> bool:
+        """Fact: this has come, asked for after it was told so often. False when it was told once more since: a pod has
+        been told that this had not come, and may give it to somebody else."""
+        try:
+            with self._locked() as lock:
+                if _times_told(lock) != times_told:
+                    return False
+                self._append(record.epoch, record.encode())
+        except OSError as error:
+            self._say(error)
+        return True
+
+    def tell(self, rank: int) -> bytes:
+        """All of it, as records; nothing that was asked for before counts as received from now on."""
+        try:
+            with self._locked() as lock:
+                os.pwrite(lock, (_times_told(lock) + 1).to_bytes(8, "little"), 0)
+                content = b"".join(_intact(path.read_bytes()) for path in sorted(self._folder.glob("epoch-*")))
+                whole = (self._folder / "whole").exists()
+        except OSError as error:
+            self._say(error)
+            return b""
+        return content + (encode_records([Record(Kind.WHOLE, 0, rank)]) if whole else b"")
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Between threads and between processes."""
+        self._own_process()
+        with self._threads:
+            if self._lock is None:
+                self._lock = self._open()
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            try:
+                yield self._lock
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _open(self) -> int:
+        if not self._folder.exists():
+            _remove_leftovers(self._folder.parent)
+            # Complete from the start: two workers may come at the same time.
+            new = Path(tempfile.mkdtemp(prefix="refill-new-", dir=self._folder.parent))
+            (new / "whole").touch()
+            (new / "lock").write_bytes(bytes(8))
+            try:
+                new.rename(self._folder)
+            except OSError:
+                shutil.rmtree(new, ignore_errors=True)
+        return os.open(self._folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+
+    def _append(self, epoch: int, data: bytes) -> None:
+        if self._file is None or self._file[0] != epoch:
+            if self._file is not None:
+                os.close(self._file[1])
+            self._file = (epoch, os.open(self._path(epoch), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
+            self._drop_before(epoch - _KEPT_EPOCHS + 1)
+        if os.write(self._file[1], data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _drop_before(self, epoch: int) -> None:
+        for path in self._folder.glob("epoch-*"):
+            if int(path.name.removeprefix("epoch-")) < epoch:
+                path.unlink()
+
+    def _say(self, error: OSError) -> None:
+        """What lacks a batch must not be told as if it were whole."""
+        with contextlib.suppress(OSError):
+            (self._folder / "whole").unlink(missing_ok=True)
+        if not self._fails:
+            self._fails = True
+            log.warning(
+                "%s: %s: should a pod lose its memory, nobody will know what this rank has received",
+                self._folder,
+                error.strerror,
+            )
+
+    def _path(self, epoch: int) -> Path:
+        return self._folder / f"epoch-{epoch}"
+
+    def _own_process(self) -> None:
+        """A lock on a file that was opened before a fork would be held by both."""
+        if self._process != os.getpid():
+            self._forget_process()
+
+    def _forget_process(self) -> None:
+        self._process = os.getpid()
+        self._threads = threading.Lock()
+        self._lock = None
+        self._file = None
+
+
+def _intact(records: bytes) -> bytes:
+    """Less a last one that did not fit on the disk."""
+    reader = RecordReader(records)
+    for _ in reader:
+        pass
+    return records[: reader.intact_bytes]
+
+
+def _times_told(lock: int) -> int:
+    return int.from_bytes(os.pread(lock, 8, 0), "little")
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Of training processes of this user that were killed."""
+    for path in folder.glob("refill-*-*"):
+        try:
+            number = path.name.split("-")[1]
+            status = path.stat()
+            old = time.time() - status.st_mtime > _LEFTOVER_SECONDS
+            if old and status.st_uid == os.getuid() and (not number.isdigit() or not _lives(int(number))):
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            continue
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

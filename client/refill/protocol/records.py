@@ -1,0 +1,99 @@
+"""How is it written down which sample answered which request? One format for journals, for pods and for clients.
+
+A stream of records, each with a checksum of its own. All integers are little-endian:
+
+    record    size u32 | crc32 u32 | kind u8, 3 zero bytes | epoch u32 | rank u32 | payload u8[size]
+
+    kind      rank          payload
+    ANSWERED  0             asked i64[n] | samples i64[n]      an owner: this sample answers the request for that one
+    RECEIVED  who received  positions i64[n] | samples i64[n]  a rank, or its home: what came for these positions
+    OPENED    who entered   home pod i64[1]                    a rank has entered the epoch, by way of this pod
+    TRACE     who posted    sample ids i64[n]                  a trace of the rank's own
+    WHOLE     rank          nothing                            all that this rank has received is told
+
+and of pods to each other, without a payload: ALL_RANKS, every rank that has begun is among the OPENED; WHOLE_TABLE, all
+that the owner has answered is among the ANSWERED.
+
+The checksum covers everything after itself. A stream may end within a record, as a file does whose writer was killed:
+what came before holds.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from refill.protocol.wire_format import Int64Array
+
+__all__ = ["RECORD_HEADER_BYTES", "Kind", "Record", "RecordReader", "encode_records"]
+
+_HEADER = struct.Struct("<IIB3xII")
+RECORD_HEADER_BYTES = _HEADER.size
+_CHECKED_FROM = 8
+_MOST_PAYLOAD_BYTES = 1 << 31
+
+
+class Kind(IntEnum):
+    ANSWERED = 1
+    RECEIVED = 2
+    OPENED = 3
+    TRACE = 4
+    WHOLE = 5
+    ALL_RANKS = 6
+    WHOLE_TABLE = 7
+
+
+_COLUMNS = {kind: 2 if kind in (Kind.ANSWERED, Kind.RECEIVED) else 1 for kind in Kind}
+
+
+class Record(NamedTuple):
+    """One record. ``columns`` are the payload's arrays, each ``(n,)`` int64."""
+
+    kind: Kind
+    epoch: int
+    rank: int = 0
+    columns: tuple[Int64Array, ...] = ()
+
+    def encode(self) -> bytes:
+        payload = b"".join(np.ascontiguousarray(column, dtype="<i8").tobytes() for column in self.columns)
+        head = _HEADER.pack(len(payload), 0, self.kind, self.epoch, self.rank)
+        checksum = zlib.crc32(payload, zlib.crc32(head[_CHECKED_FROM:]))
+        return _HEADER.pack(len(payload), checksum, self.kind, self.epoch, self.rank) + payload
+
+
+def encode_records(records: Iterable[Record]) -> bytes:
+    return b"".join(record.encode() for record in records)
+
+
+@dataclass
+class RecordReader:
+    """Iterates over the records of ``stream``, up to the first one that is cut or damaged."""
+
+    stream: bytes | memoryview
+    intact_bytes: int = field(default=0, init=False)
+    """How far the stream was read."""
+    damaged: bool = field(default=False, init=False)
+    """Whether it ended with a record that is all there, but is not what was written. One that is cut is none."""
+
+    def __iter__(self) -> Iterator[Record]:
+        view = memoryview(self.stream)
+        while len(view) - self.intact_bytes >= RECORD_HEADER_BYTES:
+            start = self.intact_bytes
+            size, checksum, number, epoch, rank = _HEADER.unpack_from(view, start)
+            end = start + RECORD_HEADER_BYTES + size
+            if size <= _MOST_PAYLOAD_BYTES and end > len(view):
+                return
+            checked = view[start + _CHECKED_FROM : end]
+            columns = _COLUMNS.get(number, 0)
+            if size > _MOST_PAYLOAD_BYTES or not columns or size % (8 * columns) or zlib.crc32(checked) != checksum:
+                self.damaged = True
+                return
+            values = np.frombuffer(view, dtype="<i8", count=size // 8, offset=start + RECORD_HEADER_BYTES)
+            self.intact_bytes = end
+            yield Record(Kind(number), epoch, rank, tuple(values.reshape(columns, -1)))

@@ -1,0 +1,128 @@
+"""What did an owner deliver in an epoch? Counted from its table of who got what, not from counters kept on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refill_service.cache_core.epoch_order import Traces
+from refill_service.cache_core.sample_mapping import Int64Array
+
+__all__ = ["EpochReceipt", "receipt_of", "sum_of_receipts"]
+
+_COUNTS = ("requests", "delivered", "duplicates", "missing", "unknown", "redirected")
+_PRIME_1, _PRIME_2 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)
+
+
+@dataclass(frozen=True)
+class EpochReceipt:
+    """Counts of requests that are no repeats. ``requests == delivered + missing + unknown``."""
+
+    requests: int = 0
+    """What the traces ask of this owner."""
+    delivered: int = 0
+    duplicates: int = 0
+    """Deliveries of a sample that another request got, too."""
+    missing: int = 0
+    """Requests that nobody made, in an epoch that has not ended, or was broken off."""
+    unknown: int = 0
+    """Requests of which nobody can tell whether they were answered, and with what: memory was lost with all who knew.
+    So many samples may have been delivered twice."""
+    redirected: int = 0
+    """Requests that another sample answered than the one they asked for."""
+    ranks: dict[int, int] = field(default_factory=dict)
+    """Delivered to each rank."""
+    samples_digest: int = 0
+    """Of which samples were delivered: two epochs in which every sample came once have the same."""
+    digest: int = 0
+    """Of which sample answered which request: equal for runs that made the same decisions."""
+
+    @property
+    def exact(self) -> bool:
+        return not (self.duplicates or self.missing or self.unknown)
+
+    def without(self, ranks: dict[int, int]) -> EpochReceipt:
+        """Less what was assigned to these ranks and never reached them."""
+        fewer = sum(ranks.values())
+        left = {rank: count - ranks.get(rank, 0) for rank, count in self.ranks.items()}
+        return replace(self, delivered=self.delivered - fewer, missing=self.missing + fewer, ranks=left)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON, whose numbers are too short for digests."""
+        digests = {"samples_digest": f"{self.samples_digest:016x}", "digest": f"{self.digest:016x}"}
+        ranks = {str(rank): count for rank, count in sorted(self.ranks.items())}
+        return asdict(self) | {"exact": self.exact, "ranks": ranks} | digests
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> EpochReceipt:
+        digests = {name: int(given[name], 16) for name in ("samples_digest", "digest")}
+        ranks = {int(rank): count for rank, count in given["ranks"].items()}
+        return cls(**{name: given[name] for name in _COUNTS}, ranks=ranks, **digests)
+
+
+def receipt_of(
+    asked: Int64Array, samples: Int64Array, first_sample: int, end_sample: int, traces: Traces, *, rebuilt: bool = False
+) -> EpochReceipt:
+    """The receipt of an owner of the samples ``[first_sample, end_sample)``.
+
+    :param asked: ``(n,)`` the samples that requests asked for, each once.
+    :param samples: ``(n,)`` what they got.
+    :param rebuilt: the owner lost its table, and this is what others remembered of it: requests that a rank must have
+        passed are unknown, not missing.
+    """
+    members = traces.members(first_sample, end_sample)
+    everything = np.arange(first_sample, end_sample) if members is None else first_sample + np.flatnonzero(members)
+    ranks, positions = traces.position_of(everything)
+    lengths = np.array([traces.length(rank) for rank in range(int(ranks.max()) + 1)]) if len(ranks) else ranks
+    in_epoch = positions < lengths[ranks]  # else in the tail that was dropped
+    everything, ranks, positions = everything[in_epoch], ranks[in_epoch], positions[in_epoch]
+    answered = np.isin(everything, asked)
+    unknown = 0
+    if rebuilt and len(ranks):
+        reached = np.full(int(ranks.max()) + 1, -1)
+        np.maximum.at(reached, ranks[answered], positions[answered])
+        unknown = int(np.count_nonzero(~answered & (positions < reached[ranks])))
+    of_ranks = np.bincount(ranks[answered]) if answered.any() else np.empty(0, dtype=np.int64)
+    return EpochReceipt(
+        requests=len(everything),
+        delivered=int(np.count_nonzero(answered)),
+        duplicates=len(samples) - len(np.unique(samples)),
+        missing=len(everything) - int(np.count_nonzero(answered)) - unknown,
+        unknown=unknown,
+        redirected=int(np.count_nonzero(asked != samples)),
+        ranks={rank: int(count) for rank, count in enumerate(of_ranks) if count},
+        samples_digest=_sum(_mixed(samples)),
+        digest=_sum(_mixed(_mixed(samples) ^ asked.astype(np.uint64))),
+    )
+
+
+def sum_of_receipts(receipts: Sequence[EpochReceipt]) -> EpochReceipt:
+    """Of all owners of an epoch: each request and each sample belongs to one of them."""
+    ranks: dict[int, int] = {}
+    for receipt in receipts:
+        for rank, count in receipt.ranks.items():
+            ranks[rank] = ranks.get(rank, 0) + count
+    return EpochReceipt(
+        **{name: sum(getattr(receipt, name) for receipt in receipts) for name in _COUNTS},
+        ranks=ranks,
+        samples_digest=sum(receipt.samples_digest for receipt in receipts) % 2**64,
+        digest=sum(receipt.digest for receipt in receipts) % 2**64,
+    )
+
+
+def _mixed(values: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+    """A hash of each value, whatever its order (the finaliser of xxHash64)."""
+    x = values.astype(np.uint64) + np.uint64(1)
+    x ^= x >> np.uint64(33)
+    x *= _PRIME_2
+    x ^= x >> np.uint64(29)
+    x *= _PRIME_1
+    return x ^ (x >> np.uint64(32))
+
+
+def _sum(values: NDArray[np.uint64]) -> int:
+    return int(values.sum(dtype=np.uint64))

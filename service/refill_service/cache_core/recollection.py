@@ -1,0 +1,87 @@
+"""What did a pod that lost its memory answer? Put together from the records of others: its own journal, as far as it
+goes; other pods, about the ranks that they are home to; and the ranks of its own, about themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from refill.protocol.records import Kind, Record
+from refill_service.cache_core.epoch_order import Traces
+from refill_service.cache_core.sample_mapping import Int64Array
+
+__all__ = ["Recollection"]
+
+_NONE = np.empty(0, dtype=np.int64)
+
+
+class Recollection:
+    """Records of several sources, which may overlap: they never contradict each other, since an assignment is never
+    changed."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, tuple[int, set[int]]] = {}
+        """The latest epoch that each rank has entered, and the pods that it came by."""
+        self.traces: dict[tuple[int, int], Int64Array] = {}
+        """Posted traces, by (epoch, rank)."""
+        self.table_is_whole = False
+        """Whether somebody had the pod's own table, so that there is nothing more to learn."""
+        self._knows_ranks = False
+        self._told: set[tuple[int, int]] = set()
+        self._asked: dict[int, list[tuple[Int64Array, Int64Array]]] = {}
+        self._received: dict[int, list[tuple[int, Int64Array, Int64Array]]] = {}
+
+    def add(self, records: Iterable[Record], source: int) -> None:
+        """Records that a pod gave; ``source`` is its ordinal."""
+        for record in records:
+            epoch, rank = record.epoch, record.rank
+            if record.kind is Kind.ANSWERED:
+                asked, samples = record.columns
+                self._asked.setdefault(epoch, []).append((asked, samples))
+            elif record.kind is Kind.RECEIVED:
+                positions, samples = record.columns
+                self._received.setdefault(epoch, []).append((rank, positions, samples))
+            elif record.kind is Kind.OPENED:
+                before, homes = self.ranks.get(rank, (-1, set()))
+                self.ranks[rank] = (max(before, epoch), homes | set(record.columns[0].tolist()))
+            elif record.kind is Kind.TRACE:
+                self.traces[epoch, rank] = record.columns[0]
+            elif record.kind is Kind.WHOLE:
+                self._told.add((source, rank))
+            elif record.kind is Kind.ALL_RANKS:
+                self._knows_ranks = True
+            elif record.kind is Kind.WHOLE_TABLE:
+                self.table_is_whole = True
+
+    def untold(self, world_size: int) -> list[int]:
+        """The ranks of which something may still be unknown: nobody was asked who was their home all the time."""
+        if self.table_is_whole:
+            return []
+        return [rank for rank in range(world_size) if not self._is_told(rank)]
+
+    def _is_told(self, rank: int) -> bool:
+        if rank not in self.ranks:
+            # It has not begun, if somebody says so who has forgotten nothing.
+            return self._knows_ranks or any(told == rank for _, told in self._told)
+        return all((home, rank) in self._told for home in self.ranks[rank][1])
+
+    def epochs(self) -> list[int]:
+        """Those of which anything is known, ascending."""
+        return sorted(set(self._asked) | set(self._received) | {epoch for epoch, _ in self.ranks.values()})
+
+    def received_epochs(self) -> list[int]:
+        """Those of which ranks have received anything."""
+        return sorted(epoch for epoch, parts in self._received.items() if any(len(part[1]) for part in parts))
+
+    def answered(self, epoch: int, traces: Traces, first_sample: int, end_sample: int) -> tuple[Int64Array, Int64Array]:
+        """``(asked, samples)``: the requests to the owner of these samples that were answered, each once."""
+        pairs = [pair for pair in self._asked.get(epoch, [])]
+        for rank, positions, samples in self._received.get(epoch, []):
+            asked, repeats = traces.asked(rank, positions)
+            pairs.append((asked[~repeats], samples[~repeats]))
+        asked = np.concatenate([pair[0] for pair in pairs] or [_NONE])
+        samples = np.concatenate([pair[1] for pair in pairs] or [_NONE])
+        here = (asked >= first_sample) & (asked < end_sample)
+        asked, places = np.unique(asked[here], return_index=True)
+        return asked, samples[here][places]

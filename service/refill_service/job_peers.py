@@ -1,0 +1,109 @@
+"""How does a job at one pod talk to its other pods, while one of them is down or has forgotten it?
+
+A pod that does not answer is asked again, at growing intervals, for a few seconds; one that was
+restarted and does not know the job is introduced to it first. Requests to other pods go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from refill.errors import JobLost, PodRecovering, PodUnreachable, UnknownJob
+from refill_service.job import Job
+from refill_service.peers import FrameReader, Peers
+
+__all__ = ["PATIENCE_SECONDS", "Introduce", "JobPeers"]
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+Introduce = Callable[[int], Awaitable[None]]
+"""Registers the job at a pod that was restarted."""
+
+_LIFE = uuid.uuid4().hex
+"""Tells this run of the pod from an earlier or later one."""
+PATIENCE_SECONDS = 4.0
+"""At most, whatever ``wait_seconds`` is: clients wait 5 s at least for an answer, and are to be told what is missing."""
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 2.0
+_SAY_EVERY_SECONDS = 10.0
+
+
+class JobPeers:
+    """The other pods, as one job sees them."""
+
+    def __init__(self, job: Job, peers: Peers, wait_seconds: float, introduce: Introduce) -> None:
+        self.others = [pod for pod in range(job.num_pods) if pod != job.ordinal]
+        self.waiting: Counter[int] = Counter()
+        """Requests that wait for each pod to answer again."""
+        self._job = job
+        self._peers = peers
+        self._wait_seconds = min(wait_seconds, PATIENCE_SECONDS)
+        self._introduce = introduce
+        self._said: dict[int, float] = {}
+
+    async def patiently(self, pod: int, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Try until it works, an error is final, or patience ends: then the last error, which names the pod."""
+        started = time.monotonic()
+        pause = _FIRST_PAUSE_SECONDS
+        waits = False
+        try:
+            while True:
+                try:
+                    try:
+                        return await attempt()
+                    except UnknownJob:
+                        await self._introduce(pod)
+                        return await attempt()
+                except UnknownJob as error:
+                    raise JobLost(f"pod {pod} was told of job {self._job.spec.name} and forgot it again") from error
+                except (PodUnreachable, PodRecovering) as error:
+                    if time.monotonic() + pause > started + self._wait_seconds:
+                        raise
+                    self._say(pod, error)
+                if not waits:
+                    waits = True
+                    self.waiting[pod] += 1
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        finally:
+            self.waiting[pod] -= waits
+
+    async def call(self, pod: int, method: str, what: str, body: dict[str, Any] | bytes | None = None) -> Any:
+        """One small request, made with patience."""
+        return await self.patiently(pod, lambda: self._peers.call(pod, method, self.path(what), body))
+
+    async def call_all(self, method: str, what: str, body: dict[str, Any] | bytes | None = None) -> list[Any]:
+        """The same small request to all of them; the first error is raised when all have answered."""
+        calls = (self.call(pod, method, what, body) for pod in self.others)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return answers
+
+    def frames(self, pod: int, what: str, body: bytes) -> AbstractAsyncContextManager[FrameReader]:
+        """One request that is answered with frames; made once."""
+        return self._peers.frames(pod, self.path(what), body)
+
+    async def told(self, pod: int) -> bytes:
+        """What another pod knows of this one's answers, as records; asked once."""
+        return await self._peers.get_bytes(pod, f"{self.path('told')}&life={_LIFE}")
+
+    def path(self, what: str) -> str:
+        job = self._job
+        return f"/peer/v1/jobs/{job.spec.name}/{what}?incarnation={job.incarnation}&pod={job.ordinal}"
+
+    def _say(self, pod: int, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._said.get(pod, -_SAY_EVERY_SECONDS) >= _SAY_EVERY_SECONDS:
+            self._said[pod] = now
+            log.warning("job %s waits for pod %d: %s", self._job.spec.name, pod, error)

@@ -1,0 +1,144 @@
+"""How does a pod that was restarted in the middle of a job come to know what it had delivered?
+
+From its own journal, if that is whole. Else it asks the other pods, what they know as homes of their ranks and what
+they kept for it when it ended in order, and waits until its own ranks have told what they have received. Until then
+it answers nothing from its share: a sample that somebody has already must not be given to another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from refill.errors import JobLost, PodUnreachable, RefillError, UnknownJob
+from refill.protocol.records import RecordReader
+from refill_service.cache_core.recollection import Recollection
+from refill_service.home import Home
+from refill_service.job import Job
+from refill_service.job_peers import Introduce, JobPeers
+from refill_service.journal import KeptJob
+from refill_service.owner import Owner
+
+__all__ = ["Recovery"]
+
+log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 0.25
+_SAY_EVERY_SECONDS = 10.0
+
+
+class Recovery:
+    """One job at one pod, after a restart.
+
+    :param kept: what the pod's own journal has of the job.
+    :param seconds: how long ranks are waited for that do not tell; without them the epoch goes on, and what they may
+        have received is *unknown* in its receipt.
+    :param introduce: tells a pod of the job that does not know it.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        owner: Owner,
+        home: Home,
+        peers: JobPeers,
+        kept: KeptJob | None,
+        seconds: float,
+        introduce: Introduce,
+    ) -> None:
+        self._job = job
+        self._owner = owner
+        self._home = home
+        self._peers = peers
+        self._kept = kept
+        self._seconds = seconds
+        self._introduce = introduce
+
+    def from_journal(self) -> bool:
+        """Go on from the journal alone; False when that is not enough."""
+        if self._kept is None or not self._kept.whole:
+            return False
+        told = self._told_by_the_journal()
+        self._restore_traces(told)
+        self._owner.go_on(told, rebuilt=False)
+        return True
+
+    async def from_others(self, done: Callable[[], None]) -> None:
+        """Ask until nothing more can be learned, then go on; ``done`` is called right after, before any answer.
+
+        Raises :class:`JobLost` when another pod says that the job has ended or is another one by now.
+        """
+        name, started = self._job.spec.name, time.monotonic()
+        all_answered, said = None, started
+        while True:
+            told = self._told_by_the_journal()
+            told.add(self._home.told(self._job.ordinal), self._job.ordinal)
+            silent = await self._ask_others(told)
+            self._restore_traces(told)
+            now = time.monotonic()
+            if not silent and all_answered is None:
+                all_answered = now
+            waits_for = silent or self._missing(told)
+            self._owner.waits_for = ", ".join(waits_for)
+            if not waits_for:
+                break
+            if all_answered is not None and not silent and now - all_answered > self._seconds:
+                log.warning("job %s goes on without %s: what it received is unknown", name, ", ".join(waits_for))
+                break
+            if now - said > _SAY_EVERY_SECONDS:
+                said = now
+                log.warning("job %s was lost in a restart, and waits for %s", name, ", ".join(waits_for))
+            await asyncio.sleep(_PAUSE_SECONDS)
+        if unposted := self._unposted(told):
+            raise JobLost(f"job {name} can't go on after a restart: {unposted[0]} is known to nobody", job=name)
+        self._owner.go_on(told, rebuilt=not told.table_is_whole)
+        done()
+        log.info("job %s goes on after %.1f s, from what others knew", name, time.monotonic() - started)
+
+    def _told_by_the_journal(self) -> Recollection:
+        told = Recollection()
+        if self._kept is not None:
+            told.add(self._kept.records, self._job.ordinal)
+        return told
+
+    async def _ask_others(self, told: Recollection) -> list[str]:
+        """Returns those that did not answer."""
+
+        async def ask(pod: int) -> str | None:
+            try:
+                reader = RecordReader(await self._peers.told(pod))
+                told.add(list(reader), pod)
+            except UnknownJob:
+                await self._introduce(pod)  # it was restarted, too, and will ask in its turn
+                return f"pod {pod}"
+            except PodUnreachable:
+                return f"pod {pod}"
+            return f"pod {pod}, whose answer was damaged" if reader.damaged else None
+
+        answers = await asyncio.gather(*(ask(pod) for pod in self._peers.others), return_exceptions=True)
+        silent = []
+        for answer in answers:
+            if isinstance(answer, RefillError) and answer.status != 503:
+                raise answer
+            if isinstance(answer, RefillError):
+                silent.append(answer.message)
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif answer is not None:
+                silent.append(answer)
+        return silent
+
+    def _restore_traces(self, told: Recollection) -> None:
+        for (epoch, rank), sample_ids in told.traces.items():
+            self._job.restore_trace(epoch, rank, sample_ids)
+
+    def _missing(self, told: Recollection) -> list[str]:
+        return [f"rank {rank}" for rank in told.untold(self._job.spec.world_size)] + self._unposted(told)
+
+    def _unposted(self, told: Recollection) -> list[str]:
+        """Traces without which what was received can't be understood."""
+        return [
+            f"a trace of epoch {epoch}" for epoch in told.received_epochs() if self._job.known_traces(epoch) is None
+        ]

@@ -1,0 +1,226 @@
+"""What does an owner hold of one epoch that runs? The core, the bytes of its samples, and the reads under way.
+
+``order`` has the chunks fetched that the core wants, and keeps the bytes of what fills a slot until they leave;
+``wait_for`` waits until the bytes of promised samples are here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from refill.protocol.wire_format import Int64Array
+from refill_service.cache_core.epoch_order import Traces
+from refill_service.cache_core.owner_epoch import EpochCounts, OwnerEpoch
+from refill_service.cache_core.refill import Refill
+from refill_service.chunk_reader import ChunkReader, ReadChunk, ReadGroup
+from refill_service.job import Job
+from refill_service.peers import Payload
+
+__all__ = ["OwnerCounts", "RunningEpoch"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class OwnerCounts:
+    """What an owner did in one epoch, beside what its core decided."""
+
+    core: EpochCounts
+    waited_takes: int = 0
+    """Takes that had to wait for the store, whether for their own refill or for one under way."""
+    wait_seconds: float = 0.0
+    replays: int = 0
+    """Requests that were asked again after their bytes had left."""
+    exact_reads: int = 0
+    """Samples read by a ranged GET of their own: replays of what left long ago, repeats and random access."""
+    exact_bytes: int = 0
+    refills_failed: int = 0
+
+
+class Payloads:
+    """Bytes by local sample, and how many they are."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._by_sample: dict[int, Payload] = {}
+
+    def put(self, sample: int, payload: Payload) -> None:
+        self._by_sample[sample] = payload
+        self.num_bytes += len(payload)
+
+    def pop(self, sample: int) -> Payload | None:
+        payload = self._by_sample.pop(sample, None)
+        if payload is not None:
+            self.num_bytes -= len(payload)
+        return payload
+
+    def drop_oldest(self, limit_bytes: int) -> None:
+        """Until no more than ``limit_bytes`` are left. Whoever was promised one of them has it read alone."""
+        while self.num_bytes > limit_bytes:
+            self.pop(next(iter(self._by_sample)))
+
+    def clear(self) -> None:
+        self._by_sample.clear()
+        self.num_bytes = 0
+
+
+class RunningEpoch:
+    """One epoch of an owner.
+
+    :param reads: the owner's reads under way, of all epochs, so that it can end them.
+    :param rebuilt: the owner lost its memory in a restart, and this epoch goes on from what others knew of it.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        number: int,
+        core: OwnerEpoch,
+        traces: Traces,
+        chunks: ChunkReader,
+        reads: set[asyncio.Task[None]],
+        *,
+        rebuilt: bool = False,
+    ) -> None:
+        self.job = job
+        self.number = number
+        self.core = core
+        self.traces = traces
+        self.rebuilt = rebuilt
+        self.counts = OwnerCounts(core.counts)
+        self.payloads = Payloads()
+        """Bytes of local samples that fill a slot, or that were assigned and have yet to leave."""
+        self.abandoned = False
+        """Every rank has left it, with samples that nobody asked for."""
+        self._chunks = chunks
+        self._reads = reads
+        self._arriving: dict[int, asyncio.Future[None]] = {}
+        """Done when the refill under way that brings a local sample has arrived, or failed."""
+        self._coming: set[asyncio.Future[None]] = set()
+        """All of these."""
+        self._changed = asyncio.Event()
+        """Set, and replaced by a new one, when one of them is done."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.abandoned or self.core.finished
+
+    def answered(self) -> tuple[Int64Array, Int64Array]:
+        """``(asked, samples)`` of all requests that were answered."""
+        first = self.job.share.first_sample
+        asked, samples = self.core.answered()
+        return asked + first, samples + first
+
+    def abandon(self) -> None:
+        self.abandoned = True
+        self.payloads.clear()
+
+    def order(self, refills: list[Refill]) -> None:
+        """Have chunks fetched, unless the pinned tier has them."""
+        to_read = []
+        for refill in refills:
+            if (chunk := self._chunks.pinned(refill)) is not None:
+                self._arrived(chunk)
+            else:
+                to_read.append(refill)
+        for group in self._chunks.together(to_read):
+            here: dict[int, asyncio.Future[None]] = {}
+            for refill in group.refills:
+                here[refill.chunk] = asyncio.get_running_loop().create_future()
+                self._arriving.update(dict.fromkeys(refill.samples.tolist(), here[refill.chunk]))
+                self._coming.add(here[refill.chunk])
+            task = asyncio.create_task(self._read(group, here))
+            self._reads.add(task)
+            task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, group, here))  # type: ignore[misc]
+
+    async def wait_for(self, samples: list[int], came_bytes: int) -> None:
+        """Wait for the refills that bring these samples, and raise what went wrong with the first that failed.
+
+        :param came_bytes: wait until so much has come, too, as long as anything is on its way.
+        """
+        waiting = [self._arriving[sample] for sample in samples if sample in self._arriving]
+        arriving = set(waiting)
+        if not arriving and (self.core.came_bytes >= came_bytes or not self._coming):
+            return
+        started = time.perf_counter()
+        if arriving:
+            await asyncio.wait(arriving)
+        while self.core.came_bytes < came_bytes and self._coming:
+            await self._changed.wait()
+        self.counts.waited_takes += max(1, len(waiting))
+        self.counts.wait_seconds += time.perf_counter() - started
+        for each in arriving:
+            if not each.cancelled() and (error := each.exception()) is not None:
+                raise error
+
+    async def _read(self, group: ReadGroup, here: dict[int, asyncio.Future[None]]) -> None:
+        """Fetch the chunks of some refills and keep the samples that fill a slot. Tells who waits how it went."""
+
+        def arrived(chunk: ReadChunk) -> None:
+            self._arrived(chunk)
+            here[chunk.refill.chunk].set_result(None)
+            self._done(here[chunk.refill.chunk])
+
+        error: BaseException | None = None
+        try:
+            await self._chunks.read(group, arrived)
+        except BaseException as raised:
+            error = raised
+            if not isinstance(raised, Exception):
+                raise
+        finally:
+            for refill in group.refills:
+                if not here[refill.chunk].done():
+                    self._failed(refill, here[refill.chunk], error)
+
+    def _arrived(self, chunk: ReadChunk) -> None:
+        """A damaged sample keeps its slot without bytes: the request that it falls to reads it alone and gets the
+        error."""
+        refill = chunk.refill
+        self._chunks.outage_is_known = self._chunks.outage_is_known and chunk.pinned
+        if not self.abandoned:
+            intact = [i for i, payload in enumerate(chunk.payloads) if payload is not None]
+            for sample, payload in zip(refill.samples.tolist(), chunk.payloads, strict=True):
+                if payload is not None:
+                    self.payloads.put(sample, payload)
+            arrived = Refill(refill.chunk, refill.samples[intact], refill.locations[intact])
+            self.core.refill_arrived(arrived, pinned=chunk.pinned)
+            if not self.job.spec.shuffle:
+                # Chunks are used up one after another, unless one rank falls far behind the others.
+                self.payloads.drop_oldest(self.job.abstract_bytes)
+        self._forget_arriving(refill)
+
+    def _failed(self, refill: Refill, here: asyncio.Future[None], error: BaseException | None) -> None:
+        if isinstance(error, Exception) and not self._chunks.outage_is_known:
+            log.warning("job %s: a refill failed, and is ordered again when needed: %s", self.job.spec.name, error)
+        self._chunks.outage_is_known = True
+        self.counts.refills_failed += 1
+        self.core.refill_failed(refill)
+        self._forget_arriving(refill)
+        if not isinstance(error, Exception):
+            here.cancel()
+        elif not here.cancelled():
+            here.set_exception(error)
+            here.exception()  # known: a read ahead of need has nobody who waits for it
+        self._done(here)
+
+    def _read_ended(self, task: asyncio.Task[None], group: ReadGroup, here: dict[int, asyncio.Future[None]]) -> None:
+        """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
+        self._reads.discard(task)
+        group.ended()
+        for each in here.values():
+            if each.cancel():
+                self._done(each)
+
+    def _done(self, read: asyncio.Future[None]) -> None:
+        """Fact: a chunk has arrived, or will not."""
+        self._coming.discard(read)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _forget_arriving(self, refill: Refill) -> None:
+        for sample in refill.samples.tolist():
+            self._arriving.pop(sample, None)

@@ -1,0 +1,244 @@
+"""Pods that are killed and come back in the middle of an epoch: it goes on, every sample exactly once."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.pod_fixtures import NUM_SAMPLES, rank_of
+
+from refill.errors import JobLost
+from refill.pod_connection import PodConnection
+from refill_service.demo.local_cluster import LocalCluster
+
+Packed = tuple[str, dict[str, bytes]]
+BATCH = 20
+
+
+def settings_of(dataset: str, **more: Any) -> dict[str, Any]:
+    return {
+        "name": f"restarts-{uuid.uuid4().hex[:8]}",
+        "dataset": dataset,
+        "chunk_size": 16,
+        "memory_bytes": 600_000,
+        "world_size": 3,
+        "num_epochs": 2,
+    } | more
+
+
+def cluster_of(folder: Path, num_pods: int, *, journal: bool, **settings: Any) -> LocalCluster:
+    kept = {"journal_dir": f"{folder}/journal-{{ordinal}}"} if journal else {}
+    return LocalCluster(num_pods, folder, {"memory_bytes": "4MiB", "pinned_fraction": 0} | kept | settings)
+
+
+class Ranks:
+    """The ranks of a job, each in a thread: they ask for batches one after another, and meet at given positions."""
+
+    def __init__(self, cluster: LocalCluster, job: dict[str, Any], timeout_seconds: float = 60) -> None:
+        self.ranks = [rank_of(cluster, job, rank, timeout_seconds) for rank in range(job["world_size"])]
+        self.samples: dict[tuple[int, int, int], int] = {}
+        self.errors: list[BaseException] = []
+        self.length = int(self.ranks[0].info()["samples_per_rank"])
+
+    def ask(self, epoch: int, first: int, end: int) -> None:
+        threads = [threading.Thread(target=self._ask, args=(rank, epoch, first, end)) for rank in self.ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive(), "a rank hangs"
+        if self.errors:
+            raise self.errors[0]
+
+    def _ask(self, rank: PodConnection, epoch: int, first: int, end: int) -> None:
+        try:
+            for start in range(first, min(end, self.length), BATCH):
+                positions = np.arange(start, min(start + BATCH, end, self.length))
+                for position, sample in zip(positions, rank.batch(epoch, positions).sample_ids.tolist(), strict=True):
+                    before = self.samples.setdefault((epoch, rank.rank, int(position)), sample)
+                    assert before == sample, f"rank {rank.rank} position {position}: {before}, asked again {sample}"
+        except BaseException as error:
+            self.errors.append(error)
+
+    def check(self, epoch: int) -> None:
+        samples = [sample for (of_epoch, _, _), sample in self.samples.items() if of_epoch == epoch]
+        repeats = len(self.ranks) * self.length - NUM_SAMPLES
+        missing = NUM_SAMPLES - len(set(samples))
+        assert not missing, f"{missing} samples are missing"
+        assert len(samples) == NUM_SAMPLES + repeats, "samples came twice"
+
+
+def receipt(cluster: LocalCluster, job: dict[str, Any], epoch: int, pod: int = 0) -> dict[str, Any]:
+    answer = httpx.get(f"{cluster.pod_urls[pod]}/v1/jobs/{job['name']}/epochs/{epoch}/receipt", timeout=30)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+@pytest.mark.parametrize("policy", ["drain", "redox"])
+@pytest.mark.parametrize("journal", [True, False], ids=["journal", "no journal"])
+@pytest.mark.parametrize("killed", [[0], [1], [0, 1, 2]], ids=str)
+def test_killed_pods_come_back(packed: Packed, tmp_path: Path, killed: list[int], journal: bool, policy: str) -> None:
+    with cluster_of(tmp_path, 3, journal=journal) as cluster:
+        job = settings_of(packed[0], policy=policy)
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 120)
+        for pod in killed:
+            cluster.kill(pod)
+        for pod in killed:
+            cluster.restart(pod)
+        ranks.ask(0, 60, ranks.length)  # from before the kill: the same samples again
+        ranks.check(0)
+        found = receipt(cluster, job, 0)
+        assert (found["delivered"], found["duplicates"], found["missing"], found["unknown"]) == (NUM_SAMPLES, 0, 0, 0)
+        assert found["exact"]
+        ranks.ask(1, 0, ranks.length)
+        ranks.check(1)
+
+
+def test_a_single_pod(packed: Packed, tmp_path: Path) -> None:
+    """Nobody but the ranks themselves can tell it what they have."""
+    with cluster_of(tmp_path, 1, journal=False) as cluster:
+        job = settings_of(packed[0], world_size=2)
+        ranks = Ranks(cluster, job)
+        for first in (0, 100, 300):
+            ranks.ask(0, first, first + 100)
+            cluster.kill(0)
+            cluster.restart(0)
+        ranks.ask(0, 0, ranks.length)
+        ranks.check(0)
+        assert receipt(cluster, job, 0)["exact"]
+
+
+def test_explicit_traces(packed: Packed, tmp_path: Path) -> None:
+    """All pods are killed and nothing is on a disk: ranks post their traces again by themselves."""
+    with cluster_of(tmp_path, 2, journal=False) as cluster:
+        job = settings_of(packed[0], world_size=2, order="explicit")
+        ranks = Ranks(cluster, job)
+        order = np.random.default_rng(1).permutation(NUM_SAMPLES)
+        for rank in ranks.ranks:
+            rank.post_trace(0, order[rank.rank :: 2])
+        ranks.ask(0, 0, 200)
+        for pod in range(2):
+            cluster.kill(pod)
+        for pod in range(2):
+            cluster.restart(pod)
+        ranks.ask(0, 100, ranks.length)
+        ranks.check(0)
+        assert receipt(cluster, job, 0)["exact"]
+
+
+def test_ranks_that_do_not_come_back_leave_something_unknown(packed: Packed, tmp_path: Path) -> None:
+    """The pod and a rank lose their memory together. What the rank had is known to nobody, and the receipt says so."""
+    with cluster_of(tmp_path, 1, journal=False, recovery_seconds=1) as cluster:
+        job = settings_of(packed[0], world_size=2)
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        cluster.kill(0)
+        cluster.restart(0)
+        ranks.ranks[0].batch(0, np.arange(10))  # it brings the job back
+        ranks.ranks[1] = rank_of(cluster, job, 1)  # another process, that goes on where the first one was
+        ranks.ask(0, 100, ranks.length)
+        found = receipt(cluster, job, 0)
+        assert found["unknown"] == 100, "the first 100 positions of rank 1 are known to nobody"
+        assert (found["delivered"], found["missing"], found["exact"]) == (NUM_SAMPLES - 100, 0, False)
+
+
+def test_a_pod_that_ends_in_order_leaves_what_it_delivered_with_another(packed: Packed, tmp_path: Path) -> None:
+    """A rolling restart without volumes, and without ranks that remember."""
+    with cluster_of(tmp_path, 3, journal=False, recovery_seconds=1) as cluster:
+        job = settings_of(packed[0])
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        for pod in range(3):
+            cluster.processes[pod].terminate()
+            cluster.processes[pod].wait(30)
+            cluster.restart(pod)
+            for rank in range(3):
+                ranks.ranks[rank] = rank_of(cluster, job, rank)
+            ranks.ask(0, 100 + 50 * pod, 150 + 50 * pod)
+        ranks.ask(0, 0, ranks.length)
+        ranks.check(0)
+        assert receipt(cluster, job, 0)["exact"]
+
+
+@pytest.mark.parametrize("damage", ["last record cut", "a byte flipped", "header gone", "from another boot"])
+def test_a_journal_that_is_not_whole(packed: Packed, tmp_path: Path, damage: str) -> None:
+    def cut(folder: Path) -> None:
+        for path in folder.glob("epoch-*.records"):
+            path.write_bytes(path.read_bytes()[:-5])
+
+    def flip(folder: Path) -> None:
+        for path in folder.glob("epoch-*.records"):
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+
+    def forget(folder: Path) -> None:
+        (folder / "job.json").unlink()
+
+    def reboot(folder: Path) -> None:
+        path = folder / "job.json"
+        path.write_text(path.read_text().replace('"boot": "', '"boot": "another'))
+        cut(folder)
+
+    harm: dict[str, Callable[[Path], None]] = {
+        "last record cut": cut,
+        "a byte flipped": flip,
+        "header gone": forget,
+        "from another boot": reboot,
+    }
+    with cluster_of(tmp_path, 2, journal=True) as cluster:
+        job = settings_of(packed[0], world_size=2)
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 200)
+        cluster.kill(0)
+        if damage == "last record cut":
+            # As if it was killed while it wrote: then no answer had left. Only that makes a cut one harmless.
+            with next((tmp_path / "journal-0").glob("job-*/epoch-0.records")).open("ab") as file:
+                file.write(b"\x40\x00\x00")
+        else:
+            harm[damage](next((tmp_path / "journal-0").glob("job-*")))
+        cluster.restart(0)
+        ranks.ask(0, 100, ranks.length)
+        ranks.check(0)
+        assert receipt(cluster, job, 0)["exact"]
+
+
+def test_a_job_that_was_ended_stays_so(packed: Packed, tmp_path: Path) -> None:
+    with cluster_of(tmp_path, 2, journal=True) as cluster:
+        job = settings_of(packed[0], world_size=2)
+        ranks = Ranks(cluster, job, timeout_seconds=3)
+        ranks.ask(0, 0, 100)
+        ranks.ranks[0].end_job()
+        for pod in range(2):
+            cluster.kill(pod)
+            cluster.restart(pod)
+        with pytest.raises(JobLost, match="was ended"):
+            ranks.ask(0, 100, 200)
+        again = Ranks(cluster, job)
+        again.ask(0, 0, again.length)
+        again.check(0)
+
+
+def test_the_receipt_of_an_epoch_that_is_long_over(packed: Packed, tmp_path: Path) -> None:
+    with cluster_of(tmp_path, 2, journal=True) as cluster:
+        job = settings_of(packed[0], world_size=2, num_epochs=0)
+        ranks = Ranks(cluster, job)
+        for epoch in range(5):
+            ranks.ask(epoch, 0, ranks.length if epoch else 100)  # the first one is broken off
+        for pod in range(2):
+            cluster.kill(pod)
+            cluster.restart(pod)
+        ranks.ask(4, 0, 20)
+        first, second = receipt(cluster, job, 0), receipt(cluster, job, 1, pod=1)
+        assert (first["delivered"], first["missing"], first["exact"]) == (200, NUM_SAMPLES - 200, False)
+        assert second["exact"]
+        assert second["samples_digest"] == receipt(cluster, job, 4)["samples_digest"]
+        assert len(list((tmp_path / "journal-0").glob("job-*/epoch-*"))) <= 3, "the journal is not bounded"
