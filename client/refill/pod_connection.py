@@ -131,6 +131,22 @@ class PodConnection:
             self._home = self._home or self._find_home(self._info["pods"])
         return self._info
 
+    def resume(self, incarnation: str, epoch: int, position: int) -> dict[str, Any]:
+        """Register the job as it goes on from a checkpoint, in place of :meth:`info` the first time.
+
+        :param incarnation: of the job when the checkpoint was saved, as :meth:`info` tells it.
+        :param position: up to which every rank had consumed the epoch, exclusive.
+
+        Where ranks and pods are the same as then, the job goes on as it is. Else, from then on, it has another
+        incarnation, and ``info()["resumed"]`` says how many positions are left of the epoch for each rank, from 0 on.
+        """
+        checkpoint = {"incarnation": incarnation, "epoch": epoch, "position": position}
+        body = {"settings": self.spec.to_dict(), "checkpoint": checkpoint}
+        url, path = self.service_url, self._job_path("resume")
+        self._info = self._retried(url, lambda seconds: self._call("POST", url, path, seconds, json=body))
+        self._home = self._home or self._find_home(self._info["pods"])
+        return self._info
+
     @property
     def home(self) -> str:
         """The pod that this rank's requests go to."""

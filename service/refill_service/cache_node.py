@@ -7,9 +7,10 @@ import contextlib
 import logging
 import time
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from prometheus_client import Histogram
@@ -30,6 +31,7 @@ from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.owner_epoch import EpochCounts
 from refill_service.cache_core.receipt import EpochReceipt, sum_of_receipts
+from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, is_resumed
 from refill_service.cache_core.sample_mapping import ChunkLayout, default_chunk_size
 from refill_service.client_memory import ClientMemory
 from refill_service.datasets.dataset_reader import Dataset
@@ -143,7 +145,9 @@ class JobAtPod:
         total = sum_of_receipts([EpochReceipt.from_dict(answer["receipt"]) for answer in answers])
         for answer in answers:
             total = total.without({int(rank): count for rank, count in answer["unused_ahead"].items()})
-        spec = self.job.spec
+        spec, resumed = self.job.spec, self.job.resumed
+        if resumed is not None and resumed.epoch == epoch:
+            total = replace(total.with_done(resumed.done), unknown=total.unknown + resumed.unknown)
         of_what = {"job": spec.name, "epoch": epoch, "seed": spec.seed, "policy": spec.policy}
         running = epoch >= self.owner.epoch and not total.exact
         return of_what | {"running": running, "repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
@@ -334,7 +338,7 @@ class CacheNode:
         if kept is not None and incarnation not in ("", kept.header["incarnation"]):
             kept = None  # of an earlier job of that name
         if kept is None and not incarnation and self.settings.ordinal == _LEADER:
-            incarnation, begun = await self._known_to_others(spec.name)
+            incarnation, begun = await self.known_to_others(spec.name)
         if kept is not None:
             incarnation = kept.header["incarnation"]
             if kept.header["num_pods"] != self.settings.num_pods:
@@ -346,7 +350,10 @@ class CacheNode:
                     differences=differences,
                 )
         lost = kept is not None or begun
-        at_pod = await self._create(spec, incarnation or uuid.uuid4().hex, kept, lost=lost)
+        resumed = None if kept is None else kept.resumed
+        if resumed is None and is_resumed(incarnation):
+            resumed = await self._resumed_at_others(spec.name, incarnation)
+        at_pod = await self._create(spec, incarnation or uuid.uuid4().hex, kept, resumed, lost=lost)
         try:
             if kept is not None and kept.header["fingerprint"] != at_pod.job.info()["fingerprint"]:
                 raise self._replaced(spec)
@@ -370,7 +377,7 @@ class CacheNode:
         )
         return at_pod
 
-    async def _known_to_others(self, name: str) -> tuple[str, bool]:
+    async def known_to_others(self, name: str) -> tuple[str, bool]:
         """``(incarnation, begun)`` of a job that another pod knows; ``("", False)`` when none does."""
         path = f"/peer/v1/jobs/{name}"
         asked = (self.peers.call(pod, "GET", path) for pod in self._others)
@@ -380,6 +387,40 @@ class CacheNode:
             if isinstance(answer, PodUnreachable) or not isinstance(answer, RefillError):
                 raise answer  # it may know the job
         return "", False
+
+    async def register_resumed(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch) -> dict[str, Any]:
+        """Register a job as it goes on from a checkpoint, in place of what it was before, on every pod."""
+        await self.replace_here(spec, incarnation, resumed)
+        body = {"spec": spec.to_dict(), "incarnation": incarnation}
+        await self.peers.call_all(self._others, "PUT", f"/peer/v1/jobs/{spec.name}/resumed", body)
+        return await self._register(spec)
+
+    async def replace_here(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch | None = None) -> None:
+        """:param resumed: None: pod 0 has it."""
+        async with self._registering:
+            known = self.jobs.get(spec.name)
+            if known is not None and known.job.incarnation == incarnation:
+                return
+            if resumed is None:
+                resumed = await self._resumed_at(_LEADER, spec.name, incarnation)
+            await self.remove(spec.name)
+            at_pod = await self._create(spec, incarnation, None, resumed, lost=False)
+            self._begin_journal(at_pod)
+            self.jobs[spec.name] = at_pod
+            log.info("job %s goes on in epoch %d with %d ranks", spec.name, resumed.epoch, spec.world_size)
+
+    async def _resumed_at_others(self, name: str, incarnation: str) -> ResumedEpoch:
+        for pod in self._others:
+            with contextlib.suppress(JobError):
+                return await self._resumed_at(pod, name, incarnation)
+        raise JobLost(
+            f"job {name} had been resumed from a checkpoint, and no pod knows any more from which: resume it again",
+            job=name,
+        )
+
+    async def _resumed_at(self, pod: int, name: str, incarnation: str) -> ResumedEpoch:
+        path = f"/peer/v1/jobs/{name}/resumed"
+        return decode_resumed(await self.peers.get_bytes(pod, f"{path}?incarnation={quote(incarnation, safe='')}"))
 
     def known(self, name: str) -> dict[str, Any]:
         """What this pod knows of a job, be it from before a restart. Raises :class:`UnknownJob`."""
@@ -424,9 +465,10 @@ class CacheNode:
             "fingerprint": job.info()["fingerprint"],
             "memory_bytes": job.memory_bytes,
             "num_pods": job.num_pods,
+            "num_samples": job.layout.num_samples,
         }
         at_pod.owner.journal = self.journal.begin(
-            job.spec.name, header, at_pod.owner.snapshot, at_pod.owner.live_epochs
+            job.spec.name, header, at_pod.owner.snapshot, at_pod.owner.live_epochs, job.resumed
         )
 
     async def _introduce(self, pod: int, job: Job) -> None:
@@ -483,7 +525,9 @@ class CacheNode:
     def _others(self) -> list[int]:
         return [pod for pod in range(self.settings.num_pods) if pod != self.settings.ordinal]
 
-    async def _create(self, spec: JobSpec, incarnation: str, kept: KeptJob | None, *, lost: bool) -> JobAtPod:
+    async def _create(
+        self, spec: JobSpec, incarnation: str, kept: KeptJob | None, resumed: ResumedEpoch | None, *, lost: bool
+    ) -> JobAtPod:
         settings = self.settings
         dataset = await self.opening.take(spec.dataset)
         try:
@@ -504,6 +548,7 @@ class CacheNode:
                 memory_bytes=memory_bytes,
                 abstract_bytes=memory_bytes - remote_bytes - recent_bytes - in_flight_bytes,
                 incarnation=incarnation,
+                resumed=resumed,
             )
             pinned = self.pinned.lease(dataset.index.fingerprint, records)
         except BaseException:

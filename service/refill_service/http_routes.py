@@ -20,6 +20,7 @@ from refill.protocol.wire_format import FRAME_BYTES_HEADER, MAX_BATCH, MEMORY_HE
 from refill_service.cache_node import CacheNode, JobAtPod
 from refill_service.frame_response import FrameResponse, OutgoingFrame
 from refill_service.metrics import node_registry
+from refill_service.resuming import Checkpoint, Resuming
 
 __all__ = ["Report", "add_error_answers", "checked_ids", "client_routes", "read_int64s"]
 
@@ -56,7 +57,22 @@ class Report(BaseModel):
     bytes: int = Field(ge=0, lt=2**62)
 
 
-def client_routes(node: CacheNode) -> APIRouter:
+class CheckpointBody(BaseModel):
+    """Where each rank was when the training run was saved."""
+
+    incarnation: str = Field(max_length=64, description="The registration that the state is of.")
+    epoch: int = Field(ge=0, lt=2**31)
+    position: int = Field(ge=0, lt=2**62, description="Of each rank, the first one that it had not consumed.")
+
+
+class ResumeBody(BaseModel):
+    """Settings of the job as it goes on, and where it was."""
+
+    settings: dict[str, Any]
+    checkpoint: CheckpointBody
+
+
+def client_routes(node: CacheNode, resuming: Resuming) -> APIRouter:
     routes = APIRouter()
     registry = node_registry(node)
 
@@ -88,6 +104,11 @@ def client_routes(node: CacheNode) -> APIRouter:
         job: JobName, settings: Annotated[dict[str, Any], Body()], incarnation: Incarnation = None
     ) -> dict[str, Any]:
         return await node.register(JobSpec.from_dict({"name": job} | _named(job, settings)), incarnation)
+
+    @routes.post("/v1/jobs/{job}/resume", tags=["jobs"], summary="Register a job as it goes on from a checkpoint.")
+    async def resume(job: JobName, body: ResumeBody) -> dict[str, Any]:
+        spec = JobSpec.from_dict({"name": job} | _named(job, body.settings))
+        return await resuming.resume(spec, Checkpoint(**body.checkpoint.model_dump()))
 
     @routes.get("/v1/jobs/{job}", tags=["jobs"], summary="What a job is.")
     async def describe(job: JobName) -> dict[str, Any]:

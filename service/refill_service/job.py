@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from refill.errors import EpochNotReady, InvalidInput, MemoryTooSmall
+from refill.errors import EpochEnded, EpochNotReady, InvalidInput, MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, Traces
+from refill_service.cache_core.resumed_epoch import ResumedEpoch, keyed_traces
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 from refill_service.datasets.dataset_reader import Dataset
 
@@ -30,6 +31,7 @@ class Job:
     :param memory_bytes: what the job may use here, for abstract memory, remote memory and reads in flight.
     :param abstract_bytes: the part of it for abstract memory.
     :param incarnation: tells this registration from an earlier one of the same name; equal on all pods.
+    :param resumed: how the job was resumed from a checkpoint with other ranks or pods, if it was.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Job:
         memory_bytes: int,
         abstract_bytes: int,
         incarnation: str,
+        resumed: ResumedEpoch | None = None,
     ) -> None:
         self.spec = spec
         self.dataset = dataset
@@ -53,6 +56,7 @@ class Job:
         self.num_pods = num_pods
         self.memory_bytes = memory_bytes
         self.incarnation = incarnation
+        self.resumed = resumed
         self.owner_bounds = layout.owner_bounds(num_pods)
         self.share = layout.share(ordinal, num_pods)
         self.abstract_bytes = abstract_bytes
@@ -67,10 +71,10 @@ class Job:
         """The ordinal of each sample's owner."""
         return np.searchsorted(self.owner_bounds[1:-1], samples, side="right")
 
-    def samples_per_rank(self) -> int:
-        return KeyedTraces(
-            self.layout.num_samples, self.spec.world_size, shuffle=False, drop_last=self.spec.drop_last
-        ).length(0)
+    def samples_per_rank(self, num_samples: int | None = None) -> int:
+        """Positions of each rank in a whole epoch, or in one of so many samples."""
+        everything = self.layout.num_samples if num_samples is None else num_samples
+        return KeyedTraces(everything, self.spec.world_size, shuffle=False, drop_last=self.spec.drop_last).length(0)
 
     def info(self) -> dict[str, Any]:
         """What a client is told on registration."""
@@ -82,6 +86,7 @@ class Job:
             "total_bytes": self.dataset.index.sample_bytes,
             "fingerprint": f"{self.dataset.index.fingerprint:016x}",
             "samples_per_rank": self.samples_per_rank(),
+            "resumed": None if self.resumed is None else self._resumed_info(self.resumed),
             "metadata": self.dataset.index.metadata,
             "ordinal": self.ordinal,
             "memory_bytes": self.memory_bytes,
@@ -89,6 +94,11 @@ class Job:
             "group_size": self.mapping.group_size,
             "abstract_chunks": self.mapping.num_abstract_chunks,
         }
+
+    def _resumed_info(self, resumed: ResumedEpoch) -> dict[str, Any]:
+        """The epoch of which only a rest is left, and the positions of each rank in it."""
+        length = self.trace_length(resumed.epoch, 0)
+        return {"epoch": resumed.epoch, "samples_per_rank": length, "unknown": resumed.unknown}
 
     def has_epoch(self, epoch: int) -> bool:
         """Whether the job may ask for this epoch."""
@@ -134,6 +144,8 @@ class Job:
 
     def trace_length(self, epoch: int, rank: int) -> int:
         """Positions of a rank in an epoch; 0 when it has yet to post its trace."""
+        if self.resumed is not None and self.resumed.epoch == epoch:
+            return self.samples_per_rank(self.layout.num_samples - len(self.resumed.done))
         if self.spec.order == "keyed":
             return self.samples_per_rank()
         return len(self._posted.get(epoch, {}).get(rank, ()))
@@ -162,15 +174,11 @@ class Job:
             )
 
     def _keyed(self, epoch: int) -> Traces:
-        spec = self.spec
-        return KeyedTraces(
-            self.layout.num_samples,
-            spec.world_size,
-            seed=spec.seed,
-            epoch=epoch,
-            shuffle=spec.shuffle,
-            drop_last=spec.drop_last,
-        )
+        if self.resumed is not None and epoch < self.resumed.epoch:
+            raise EpochEnded(f"job {self.spec.name} was resumed at epoch {self.resumed.epoch}, epoch {epoch} is over")
+        if (found := self._traces.get(epoch)) is not None:
+            return found
+        return keyed_traces(self.spec, epoch, self.layout.num_samples, self.resumed)
 
     async def _all_posted(self, epoch: int, wait_seconds: float) -> None:
         posted = self._posted.setdefault(epoch, {})

@@ -31,7 +31,7 @@ Introduce = Callable[[int], Awaitable[None]]
 _LIFE = uuid.uuid4().hex
 """Tells this run of the pod from an earlier or later one."""
 PATIENCE_SECONDS = 4.0
-"""At most, whatever ``wait_seconds`` is: clients wait 5 s at least for an answer, and are to be told what is missing."""
+"""At most, whatever ``wait_seconds`` is: clients wait 5 s or more for an answer, and are to be told what is missing."""
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 2.0
 _SAY_EVERY_SECONDS = 10.0

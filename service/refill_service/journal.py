@@ -24,8 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from refill.errors import StoreUnavailable
 from refill.protocol.records import Record, RecordReader, encode_records
+from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.folder_lock import locked
 
 __all__ = ["JobJournal", "Journal", "KeptJob"]
@@ -36,6 +39,7 @@ _HEADER = "job.json"
 _RECEIPTS = "receipts.jsonl"
 _CLEAN = "clean"
 _ENDED = "ended"
+_DONE = "done.bits"
 _KEPT_ENDED = 10_000
 _UNCLAIMED_SECONDS = 14 * 86_400
 """A job's journal that nobody came back for is removed at a start after so long."""
@@ -54,6 +58,7 @@ class KeptJob:
     receipts: dict[int, dict[str, Any]]
     whole: bool
     """Whether nothing that was delivered can be missing."""
+    resumed: ResumedEpoch | None = None
 
 
 class Journal:
@@ -108,24 +113,42 @@ class Journal:
                         "%s: damaged after byte %d, other pods and clients are asked", path, reader.intact_bytes
                     )
                     whole = False
+            for path in folder.glob("kept-*.records"):
+                records += list(RecordReader(path.read_bytes()))
+            resumed = _resumed(folder / _DONE, header)
             lines = (folder / _RECEIPTS).read_text().splitlines() if (folder / _RECEIPTS).exists() else []
             receipts = {receipt["epoch"]: receipt for receipt in map(_json_or_none, lines) if receipt is not None}
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s can't be read, and is not used: %s", folder, error)
             return None
-        return KeptJob(header, records, receipts, whole)
+        return KeptJob(header, records, receipts, whole, resumed)
 
     def begin(
-        self, job: str, header: dict[str, Any], snapshot: Snapshot, epochs: Iterable[int] = ()
+        self,
+        job: str,
+        header: dict[str, Any],
+        snapshot: Snapshot,
+        epochs: Iterable[int] = (),
+        resumed: ResumedEpoch | None = None,
     ) -> JobJournal | None:
         """The journal of a job from now on; what there was of it is replaced by ``snapshot`` of these epochs."""
         folder = self._of(job)
         if folder is None:
             return None
-        journal = JobJournal(folder, header | {"boot": _boot_id()}, snapshot, self._failed)
+        header = header | {"boot": _boot_id(), "resumed": None if resumed is None else _without_done(resumed)}
+        journal = JobJournal(folder, header, snapshot, self._failed, resumed)
         journal.begin(epochs)
         self._open[job] = journal
         return journal
+
+    def keep(self, job: str, pod: int, records: bytes) -> None:
+        """What another pod had delivered when it ended: it may not come back, and its volume with it."""
+        folder = self._of(job)
+        if folder is not None and folder.exists():
+            try:
+                _replace(folder / f"kept-{pod}.records", records, sync=True)
+            except OSError as error:
+                self._failed(error)
 
     def end(self, job: str, incarnation: str) -> None:
         """Fact: the job has ended; whoever comes back to it is to be told."""
@@ -180,13 +203,19 @@ class JobJournal:
     """The journal of one job that runs here."""
 
     def __init__(
-        self, folder: Path, header: dict[str, Any], snapshot: Snapshot, failed: Callable[[OSError], None]
+        self,
+        folder: Path,
+        header: dict[str, Any],
+        snapshot: Snapshot,
+        failed: Callable[[OSError], None],
+        resumed: ResumedEpoch | None,
     ) -> None:
         self.unsynced = False
         self._folder = folder
         self._header = header
         self._snapshot = snapshot
         self._failed = failed
+        self._resumed = resumed
         self._files: dict[int, int] = {}
         """Descriptors, by epoch."""
         self._sizes: dict[int, int] = {}
@@ -209,6 +238,10 @@ class JobJournal:
             for path in self._folder.glob("epoch-*.records"):
                 if path not in {self._path(epoch) for epoch in wanted}:
                     path.unlink()
+            if self._resumed is not None:
+                bits = np.zeros(self._header["num_samples"], dtype=bool)
+                bits[self._resumed.done] = True
+                _replace(self._folder / _DONE, np.packbits(bits).tobytes())
             # Last: without it nothing else is looked at.
             _replace(self._folder / _HEADER, json.dumps(self._header).encode())
         except OSError as error:
@@ -348,6 +381,17 @@ def _replace(path: Path, data: bytes, *, sync: bool = False) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _without_done(resumed: ResumedEpoch) -> dict[str, Any]:
+    return {name: value for name, value in vars(resumed).items() if name != "done"}
+
+
+def _resumed(path: Path, header: dict[str, Any]) -> ResumedEpoch | None:
+    if header.get("resumed") is None:
+        return None
+    bits = np.unpackbits(np.frombuffer(path.read_bytes(), dtype=np.uint8), count=header["num_samples"])
+    return ResumedEpoch(done=np.flatnonzero(bits), **header["resumed"])
 
 
 def _boot_id() -> str:

@@ -232,6 +232,13 @@ class Owner:
             receipt_of, *state.answered(), share.first_sample, share.end_sample, state.traces, rebuilt=state.rebuilt
         )
 
+    def answered(self, epoch: int) -> tuple[Int64Array, Int64Array] | None:
+        """``(asked, samples)`` of all requests of an epoch that were answered; None when it is not known any more."""
+        if (state := self._known(epoch)) is not None:
+            return state.answered()
+        none = np.empty(0, dtype=np.int64)
+        return (none, none) if not self._epochs or epoch > self._epochs[-1].number else None
+
     def snapshot(self, epoch: int) -> Iterator[Record]:
         """All that is to be known of an epoch to go on with it, without its bytes."""
         for rank, at in enumerate(self._rank_epochs):

@@ -8,17 +8,19 @@ import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel
 
-from refill.errors import InvalidInput
+from refill.errors import InvalidInput, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_node import CacheNode, LeftByPod
 from refill_service.frame_response import FrameResponse, OutgoingFrame
-from refill_service.http_routes import checked_ids, read_int64s
+from refill_service.http_routes import CheckpointBody, checked_ids, read_int64s
+from refill_service.resuming import Checkpoint, Resuming
 
 __all__ = ["peer_routes"]
 
 Incarnation = Annotated[str, Query(max_length=64)]
 Pod = Annotated[int, Query(ge=0)]
+Count = Annotated[int, Query(ge=0, lt=2**62)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
 
 
@@ -37,7 +39,14 @@ class Opening(BaseModel):
     dataset: str
 
 
-def peer_routes(node: CacheNode) -> APIRouter:
+class Resume(BaseModel):
+    """See :meth:`Resuming.resume`."""
+
+    spec: dict[str, Any]
+    checkpoint: CheckpointBody
+
+
+def peer_routes(node: CacheNode, resuming: Resuming) -> APIRouter:
     routes = APIRouter(prefix="/peer/v1/jobs/{job}")
 
     def count_sent(pod: int, sent: int) -> None:
@@ -121,8 +130,33 @@ def peer_routes(node: CacheNode) -> APIRouter:
     @routes.put("/kept")
     async def keep(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> dict[str, bool]:
         """From a pod that ends: records of what it has answered, for its successor."""
-        node.job(job, incarnation).kept[pod] = LeftByPod(await request.body())
+        records = await request.body()
+        node.job(job, incarnation).kept[pod] = LeftByPod(records)
+        node.journal.keep(job, pod, records)
         return {"kept": True}
+
+    @routes.post("/resume")
+    async def resume(job: str, body: Resume) -> dict[str, Any]:
+        return await resuming.resume(JobSpec.from_dict(body.spec), Checkpoint(**body.checkpoint.model_dump()))
+
+    @routes.get("/consumed")
+    async def consumed(job: str, incarnation: Incarnation, epoch: Count, position: Count, resumed: str) -> Response:
+        """For pod 0, which resumes a job: int64, see :meth:`Resuming.consumed`."""
+        found = resuming.consumed(job, Checkpoint(incarnation, epoch, position), resumed)
+        return Response(found.astype("<i8").tobytes(), media_type="application/octet-stream")
+
+    @routes.put("/resumed")
+    async def replace(job: str, body: Registration) -> dict[str, bool]:
+        await node.replace_here(JobSpec.from_dict(body.spec), body.incarnation)
+        return {"resumed": True}
+
+    @routes.get("/resumed")
+    async def resumed(job: str, incarnation: Incarnation) -> Response:
+        """Of what is left of the epoch (:class:`ResumedEpoch`)."""
+        found = node.job(job, incarnation).job.resumed
+        if found is None:
+            raise UnknownJob(f"job {job} was not resumed", job=job)
+        return Response(found.encode(), media_type="application/octet-stream")
 
     @routes.get("/epochs/{epoch}/receipt")
     async def receipt(job: str, epoch: Number, incarnation: Incarnation) -> dict[str, Any]:

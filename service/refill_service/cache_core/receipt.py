@@ -51,6 +51,15 @@ class EpochReceipt:
         left = {rank: count - ranks.get(rank, 0) for rank, count in self.ranks.items()}
         return replace(self, delivered=self.delivered - fewer, missing=self.missing + fewer, ranks=left)
 
+    def with_done(self, done: Int64Array) -> EpochReceipt:
+        """With samples that were delivered before the job was resumed from a checkpoint, by others than these ranks."""
+        return replace(
+            self,
+            requests=self.requests + len(done),
+            delivered=self.delivered + len(done),
+            samples_digest=(self.samples_digest + _sum(_mixed(done))) % 2**64,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON, whose numbers are too short for digests."""
         digests = {"samples_digest": f"{self.samples_digest:016x}", "digest": f"{self.digest:016x}"}

@@ -1,0 +1,175 @@
+"""How does a job go on from a checkpoint with other ranks, or on other pods, than it was saved with?
+
+Pod 0 decides for all. Where nothing has changed there is nothing to do: the same requests get the same samples. Else it
+asks every pod which samples were consumed when all ranks had come to the checkpoint's position, from their tables or
+their journals, and registers the job anew with the rest of the epoch dealt to the ranks that there are now. The old
+registration ends, so that whoever is left over from before is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from refill.errors import EpochEnded, InvalidInput, JobConflict, JobLost, UnknownJob
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.records import Kind
+from refill.protocol.wire_format import Int64Array
+from refill_service.cache_core.epoch_order import Traces
+from refill_service.cache_core.resumed_epoch import ResumedEpoch, consumed_before, keyed_traces, resumed_incarnation
+from refill_service.cache_node import CacheNode
+from refill_service.journal import KeptJob
+
+__all__ = ["Checkpoint", "Resuming"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a training run was when it was saved: what the states of its ranks have in common."""
+
+    incarnation: str
+    epoch: int
+    position: int
+    """Of each rank: the first one that it had not consumed."""
+
+
+class Resuming:
+    """Resumes jobs at this pod, or has pod 0 do so."""
+
+    def __init__(self, node: CacheNode) -> None:
+        self._node = node
+        self._one_at_a_time = asyncio.Lock()
+
+    async def resume(self, spec: JobSpec, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Register a job as it goes on from a checkpoint; again, by another rank, changes nothing.
+
+        Raises :class:`JobConflict` when another rank has resumed it from another step, :class:`JobLost` when nobody
+        knows any more what was delivered.
+        """
+        if self._node.settings.ordinal != 0:
+            body = {"spec": spec.to_dict(), "checkpoint": vars(checkpoint)}
+            path = f"/peer/v1/jobs/{spec.name}/resume"
+            return dict(await self._node.peers.call(0, "POST", path, body))
+        async with self._one_at_a_time:
+            return await self._resume(spec, checkpoint)
+
+    async def _resume(self, spec: JobSpec, checkpoint: Checkpoint) -> dict[str, Any]:
+        node = self._node
+        current = await self._current(spec.name)
+        incarnation = resumed_incarnation(
+            checkpoint.incarnation, checkpoint.epoch, checkpoint.position, spec.world_size, node.settings.num_pods
+        )
+        if current in (incarnation, checkpoint.incarnation) and (info := await self._unchanged(spec)) is not None:
+            return info
+        at_pod = node.jobs.get(spec.name)
+        resumed = at_pod.job.resumed if at_pod is not None else None
+        if resumed is not None and resumed.incarnation == checkpoint.incarnation and current != incarnation:
+            raise JobConflict(
+                f"job {spec.name} was resumed from epoch {resumed.epoch}, position {resumed.position} by another rank, "
+                f"and this rank's state says epoch {checkpoint.epoch}, position {checkpoint.position}, world_size "
+                f"{spec.world_size}: with another number of ranks or pods, all must load states of the same step"
+            )
+        if spec.order != "keyed":
+            raise InvalidInput(
+                f"job {spec.name} has traces of its ranks' own: it can be resumed with the same ranks and pods only"
+            )
+        done, unknown = await self._done(spec, checkpoint, incarnation)
+        if unknown:
+            log.warning("job %s is resumed, and of %d samples nobody knows who had them", spec.name, unknown)
+        rest = ResumedEpoch(checkpoint.incarnation, checkpoint.epoch, checkpoint.position, done, unknown)
+        return await node.register_resumed(spec, incarnation, rest)
+
+    async def _current(self, name: str) -> str:
+        try:
+            return str(self._node.known(name)["incarnation"])
+        except UnknownJob:
+            return (await self._node.known_to_others(name))[0]
+
+    async def _unchanged(self, spec: JobSpec) -> dict[str, Any] | None:
+        """The job as the pods have it, if it can simply be registered again."""
+        try:
+            return await self._node.register(spec)
+        except (JobConflict, JobLost):
+            return None
+
+    async def _done(self, spec: JobSpec, checkpoint: Checkpoint, incarnation: str) -> tuple[Int64Array, int]:
+        """The samples that were consumed, and how many more nobody knows."""
+        if checkpoint.position == 0:
+            return np.empty(0, dtype=np.int64), 0
+        node, what = self._node, f"/peer/v1/jobs/{spec.name}/consumed"
+        query = f"?incarnation={checkpoint.incarnation}&epoch={checkpoint.epoch}&position={checkpoint.position}"
+        others = [pod for pod in range(node.settings.num_pods) if pod != node.settings.ordinal]
+        asked = (node.peers.get_bytes(pod, f"{what}{query}&resumed={incarnation}") for pod in others)
+        here = self.consumed(spec.name, checkpoint, incarnation)
+        answers = [here, *(np.frombuffer(answer, dtype="<i8") for answer in await asyncio.gather(*asked))]
+        expected, requests = (max(int(answer[place]) for answer in answers) for place in range(2))
+        done = np.unique(np.concatenate([answer[2:] for answer in answers]))
+        if expected == 0:
+            raise JobLost(
+                f"job {spec.name} can't be resumed at epoch {checkpoint.epoch}, position {checkpoint.position}: no pod "
+                "knows any more what was delivered before; start the epoch anew, under another job name",
+                job=spec.name,
+            )
+        if expected >= requests:
+            raise InvalidInput(
+                f"nothing is left of epoch {checkpoint.epoch} at position {checkpoint.position}: "
+                f"resume at position 0 of epoch {checkpoint.epoch + 1}"
+            )
+        return done, max(0, expected - len(done))
+
+    def consumed(self, name: str, checkpoint: Checkpoint, resumed: str) -> Int64Array:
+        """What this pod knows of the samples that were consumed: first how many there must be over all pods, and how
+        many the epoch has, both 0 when it knows nothing of the job; then their ids."""
+        at_pod = self._node.jobs.get(name)
+        if at_pod is not None and at_pod.job.incarnation == resumed and at_pod.job.resumed is not None:
+            # An earlier attempt came as far as this pod; it has all of them.
+            before = at_pod.job.resumed
+            num_samples = at_pod.job.layout.num_samples
+            return np.concatenate([[len(before.done) + before.unknown, num_samples], before.done])
+        if at_pod is not None and at_pod.job.incarnation == checkpoint.incarnation:
+            job = at_pod.job
+            traces = job.known_traces(checkpoint.epoch)
+            answered = at_pod.owner.answered(checkpoint.epoch)
+            if traces is None or answered is None:
+                raise self._too_old(name, checkpoint)
+            return _consumed(checkpoint, [answered], traces, job.spec.world_size, job.resumed)
+        kept = self._node.journal.find(name)
+        if kept is None or kept.header["incarnation"] != checkpoint.incarnation:
+            return np.array([0, 0])
+        return self._consumed_of_journal(name, kept, checkpoint)
+
+    def _consumed_of_journal(self, name: str, kept: KeptJob, checkpoint: Checkpoint) -> Int64Array:
+        """Of a job that ran on other pods than there are now: it has not been taken up."""
+        spec = JobSpec.from_dict(kept.header["spec"])
+        of_epoch = [record for record in kept.records if record.epoch == checkpoint.epoch]
+        if not of_epoch:
+            raise self._too_old(name, checkpoint)
+        traces = keyed_traces(spec, checkpoint.epoch, kept.header["num_samples"], kept.resumed)
+        answered = [(each.columns[0], each.columns[1]) for each in of_epoch if each.kind is Kind.ANSWERED]
+        return _consumed(checkpoint, answered, traces, spec.world_size, kept.resumed)
+
+    def _too_old(self, name: str, checkpoint: Checkpoint) -> EpochEnded:
+        return EpochEnded(
+            f"job {name} can't be resumed at epoch {checkpoint.epoch}, position {checkpoint.position}: pods keep what "
+            "they delivered in the running epoch and the one before; resume from a later checkpoint, or from the start "
+            "of an epoch, under another job name"
+        )
+
+
+def _consumed(
+    checkpoint: Checkpoint,
+    answered: list[tuple[Int64Array, Int64Array]],
+    traces: Traces,
+    world_size: int,
+    resumed: ResumedEpoch | None,
+) -> Int64Array:
+    before = resumed.done if resumed is not None and resumed.epoch == checkpoint.epoch else np.empty(0, dtype=np.int64)
+    parts = [consumed_before(checkpoint.position, asked, samples, traces) for asked, samples in answered]
+    expected = len(before) + min(checkpoint.position * world_size, traces.num_requests)
+    return np.concatenate([[expected, len(before) + traces.num_requests], before, *parts])
