@@ -2,7 +2,7 @@
 
 A stream of records, each with a checksum of its own. All integers are little-endian:
 
-    record    size u32 | crc32 u32 | kind u8, 3 zero bytes | epoch u32 | rank u32 | payload u8[size]
+    record    size u32 | checksum u32 | kind u8, zero u8 | head u16 | epoch u32 | rank u32 | payload u8[size]
 
     kind      rank          payload
     ANSWERED  0             asked i64[n] | samples i64[n]      an owner: this sample answers the request for that one
@@ -14,8 +14,8 @@ A stream of records, each with a checksum of its own. All integers are little-en
 and of pods to each other, without a payload: ALL_RANKS, every rank that has begun is among the OPENED; WHOLE_TABLE, all
 that the owner has answered is among the ANSWERED.
 
-The checksum covers everything after itself. A stream may end within a record, as a file does whose writer was killed:
-what came before holds.
+``checksum`` is the CRC-32 of the payload. ``head`` is the low half of that of the other fields of the header, so that a
+record that was cut, in a file whose writer was killed, is told from one that is damaged. What came before holds.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ from refill.protocol.wire_format import Int64Array
 
 __all__ = ["RECORD_HEADER_BYTES", "Kind", "Record", "RecordReader", "encode_records"]
 
-_HEADER = struct.Struct("<IIB3xII")
+_HEADER = struct.Struct("<IIBxHII")
 RECORD_HEADER_BYTES = _HEADER.size
-_CHECKED_FROM = 8
-_MOST_PAYLOAD_BYTES = 1 << 31
 
 
 class Kind(IntEnum):
@@ -62,9 +60,12 @@ class Record(NamedTuple):
 
     def encode(self) -> bytes:
         payload = b"".join(np.ascontiguousarray(column, dtype="<i8").tobytes() for column in self.columns)
-        head = _HEADER.pack(len(payload), 0, self.kind, self.epoch, self.rank)
-        checksum = zlib.crc32(payload, zlib.crc32(head[_CHECKED_FROM:]))
-        return _HEADER.pack(len(payload), checksum, self.kind, self.epoch, self.rank) + payload
+        return _header(len(payload), zlib.crc32(payload), self.kind, self.epoch, self.rank) + payload
+
+
+def _header(size: int, checksum: int, kind: int, epoch: int, rank: int) -> bytes:
+    head = zlib.crc32(_HEADER.pack(size, checksum, kind, 0, epoch, rank)) & 0xFFFF
+    return _HEADER.pack(size, checksum, kind, head, epoch, rank)
 
 
 def encode_records(records: Iterable[Record]) -> bytes:
@@ -85,15 +86,18 @@ class RecordReader:
         view = memoryview(self.stream)
         while len(view) - self.intact_bytes >= RECORD_HEADER_BYTES:
             start = self.intact_bytes
-            size, checksum, number, epoch, rank = _HEADER.unpack_from(view, start)
+            size, checksum, number, _, epoch, rank = _HEADER.unpack_from(view, start)
             end = start + RECORD_HEADER_BYTES + size
-            if size <= _MOST_PAYLOAD_BYTES and end > len(view):
-                return
-            checked = view[start + _CHECKED_FROM : end]
-            columns = _COLUMNS.get(number, 0)
-            if size > _MOST_PAYLOAD_BYTES or not columns or size % (8 * columns) or zlib.crc32(checked) != checksum:
+            if view[start : start + RECORD_HEADER_BYTES] != _header(size, checksum, number, epoch, rank):
                 self.damaged = True
                 return
-            values = np.frombuffer(view, dtype="<i8", count=size // 8, offset=start + RECORD_HEADER_BYTES)
+            if end > len(view):
+                return
+            columns = _COLUMNS.get(number, 0)
+            payload = view[start + RECORD_HEADER_BYTES : end]
+            if not columns or size % (8 * columns) or zlib.crc32(payload) != checksum:
+                self.damaged = True
+                return
+            values = np.frombuffer(payload, dtype="<i8")
             self.intact_bytes = end
             yield Record(Kind(number), epoch, rank, tuple(values.reshape(columns, -1)))
