@@ -1,0 +1,84 @@
+"""What others remember, put together: when is it enough, and what does it say?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refill.protocol.records import Kind, Record
+from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces
+from refill_service.cache_core.recollection import Recollection
+
+
+def opened(rank: int, *homes: int, epoch: int = 0) -> Record:
+    return Record(Kind.OPENED, epoch, rank, (np.array(homes),))
+
+
+def whole(rank: int) -> Record:
+    return Record(Kind.WHOLE, 0, rank)
+
+
+ALL_RANKS = Record(Kind.ALL_RANKS, 0)
+
+
+def test_nobody_has_said_anything() -> None:
+    assert Recollection().untold(3) == [0, 1, 2]
+
+
+def test_a_rank_is_told_when_all_its_homes_have_told() -> None:
+    told = Recollection()
+    told.add([opened(0, 1, 2), ALL_RANKS, whole(0)], source=1)
+    assert told.untold(1) == [0], "its other home has not told"
+    told.add([whole(0)], source=2)
+    assert told.untold(1) == []
+
+
+def test_another_pod_does_not_speak_for_the_home() -> None:
+    told = Recollection()
+    told.add([opened(0, 1), whole(0), ALL_RANKS], source=2)
+    assert told.untold(1) == [0]
+
+
+def test_a_rank_that_has_not_begun_has_nothing_to_tell() -> None:
+    told = Recollection()
+    told.add([opened(0, 1)], source=1)
+    assert told.untold(2) == [0, 1], "the pod may have forgotten rank 1"
+    told.add([whole(0), ALL_RANKS], source=1)
+    assert told.untold(2) == []
+
+
+def test_the_only_pod_believes_its_ranks() -> None:
+    told = Recollection()
+    told.add([whole(0), whole(2)], source=0)
+    assert told.untold(3) == [1]
+
+
+def test_its_own_table_is_enough() -> None:
+    told = Recollection()
+    told.add([Record(Kind.WHOLE_TABLE, 0)], source=1)
+    assert told.untold(5) == []
+
+
+def test_received_is_translated_by_the_traces_and_overlaps_do_no_harm() -> None:
+    traces = KeyedTraces(10, 2, seed=1)
+    asked, _ = traces.asked(1, np.arange(3))
+    told = Recollection()
+    told.add([Record(Kind.ANSWERED, 0, 0, (asked[:2], np.array([7, 8])))], source=0)
+    told.add([Record(Kind.RECEIVED, 0, 1, (np.arange(3), np.array([7, 8, 9])))], source=1)
+    found = dict(zip(*(column.tolist() for column in told.answered(0, traces, 0, 10)), strict=True))
+    assert found == dict(zip(asked.tolist(), [7, 8, 9], strict=True))
+    assert told.received_epochs() == [0]
+
+
+def test_only_of_the_share_and_no_repeats() -> None:
+    traces = ExplicitTraces(10, {0: np.array([1, 8, 1])})
+    told = Recollection()
+    told.add([Record(Kind.RECEIVED, 0, 0, (np.arange(3), np.array([2, 9, 1])))], source=0)
+    asked, samples = told.answered(0, traces, 0, 5)
+    assert (asked.tolist(), samples.tolist()) == ([1], [2])
+
+
+def test_the_latest_epoch_of_a_rank() -> None:
+    told = Recollection()
+    told.add([opened(0, 1, epoch=3), opened(0, 2, epoch=2)], source=1)
+    assert told.ranks[0] == (3, {1, 2})
+    assert told.epochs() == [3]

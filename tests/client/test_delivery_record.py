@@ -1,0 +1,122 @@
+"""What a rank has received: one record for all its processes, that outlives each of them but the first."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refill.delivery_record import DeliveryRecord
+from refill.protocol.records import Kind, Record, RecordReader
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def received(epoch: int, first: int, count: int = 4) -> Record:
+    positions = np.arange(first, first + count)
+    return Record(Kind.RECEIVED, epoch, 0, (positions, positions + 1000))
+
+
+def told(record: DeliveryRecord) -> tuple[list[int], bool]:
+    """The positions in it, and whether they are all."""
+    records = list(RecordReader(record.tell(0)))
+    positions = [p for each in records if each.kind is Kind.RECEIVED for p in each.columns[0].tolist()]
+    return sorted(positions), records[-1:] != [] and records[-1].kind is Kind.WHOLE
+
+
+def add_as_a_worker(record: DeliveryRecord, worker: int, killed: bool) -> None:
+    for batch in range(10):
+        assert record.add(received(0, 100 * worker + 4 * batch), record.times_told())
+    if killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_nothing_yet() -> None:
+    assert told(DeliveryRecord()) == ([], True)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_share_it_and_may_be_killed(method: str) -> None:
+    record, context = DeliveryRecord(), multiprocessing.get_context(method)
+    record.add(received(0, 900), record.times_told())
+    workers = [context.Process(target=add_as_a_worker, args=(record, n, n == 1)) for n in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+    assert [worker.exitcode for worker in workers] == [0, -9, 0]
+    expected = [p for n in range(3) for p in range(100 * n, 100 * n + 40)] + list(range(900, 904))
+    assert told(record) == (expected, True)
+
+
+def test_threads_share_it() -> None:
+    record = DeliveryRecord()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: add_as_a_worker(record, n, killed=False), range(4)))
+    assert len(told(record)[0]) == 160
+
+
+def test_what_was_asked_for_before_it_was_told_does_not_count_after() -> None:
+    """The pod that was told has given it to somebody else by then."""
+    record, worker = DeliveryRecord(), None
+    assert record.add(received(0, 0), record.times_told())
+    worker = pickle.loads(pickle.dumps(record))
+    asked = worker.times_told()
+    told(record)
+    assert not worker.add(received(0, 50), asked)
+    assert worker.add(received(0, 50), worker.times_told())
+    assert told(record)[0] == [0, 1, 2, 3, 50, 51, 52, 53]
+
+
+def test_two_epochs_are_kept(tmp_path: Path) -> None:
+    record = DeliveryRecord()
+    for epoch in range(5):
+        record.add(received(epoch, 10 * epoch), record.times_told())
+    assert told(record)[0] == [30, 31, 32, 33, 40, 41, 42, 43]
+
+
+def test_a_full_disk_is_said_and_the_record_is_not_taken_to_be_whole(caplog: pytest.LogCaptureFixture) -> None:
+    record = DeliveryRecord()
+    record.add(received(0, 0), record.times_told())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        for first in (4, 8):
+            assert record.add(received(0, first), record.times_told()), "training goes on"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert told(record) == ([0, 1, 2, 3], False)
+    assert len(caplog.records) == 1, "it is said once"
+
+
+def test_it_goes_with_the_training_process(tmp_path: Path) -> None:
+    def train() -> None:
+        record = DeliveryRecord()
+        record.add(received(0, 0), record.times_told())
+        worker = context.Process(target=add_as_a_worker, args=(record, 1, False))
+        worker.start()
+        worker.join(30)
+        assert told(record)[1], "a worker that ended took the record with it"
+
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=train)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    record = DeliveryRecord()
+    record.add(received(0, 0), record.times_told())
+    folders = list(tmp_path.iterdir())
+    del record
+    assert [folder for folder in folders if folder.exists()] == [
+        folder for folder in folders if f"-{os.getpid()}-" not in folder.name
+    ]
