@@ -67,7 +67,7 @@ class TimedLoader(Generic[Batch]):
         """Go on where ``state_dict`` was taken; ``sampler.epoch`` says in which epoch then.
 
         The next iteration gives the rest of that epoch, even if it is set again, and those after it are whole. The
-        number of workers and the batch size may be others. Errors as :meth:`CacheDataset.load_state_dict`.
+        number of workers and the batch size may be others. Errors as :meth:`CacheDataset.checked_state`.
         """
         (self._stateful or self._progress).load_state_dict(state)
 

@@ -61,7 +61,7 @@ class _Positions(Iterator[Position]):
         return self._sampler.state_of(self._iteration, self._next)
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on there. Errors as :meth:`CacheDataset.load_state_dict`."""
+        """Go on there. Errors as :meth:`CacheDataset.checked_state`."""
         found = self._sampler.resume(state)
         # At its end nothing is left to hand out, and what follows is for the next iterator.
         self._iteration = Iteration(found.epoch, found.length, found.length) if found.at_end else None
@@ -98,7 +98,7 @@ class _PlacedSampler(torch.utils.data.Sampler[Position]):
         """Go on in the next iteration where a loop stood in another process.
 
         That iteration yields the rest of the epoch, while ``len()`` stays that of a whole one. After a state from
-        the end of an epoch it is the next epoch. Errors as :meth:`CacheDataset.load_state_dict`.
+        the end of an epoch it is the next epoch. Errors as :meth:`CacheDataset.checked_state`.
 
         :param state: of ``refill.timed(loader, dataset).state_dict()`` or :meth:`state_after`.
         """
@@ -118,7 +118,7 @@ class _PlacedSampler(torch.utils.data.Sampler[Position]):
         return self.state_of(self.iteration, self.iteration.start + consumed)
 
     def resume(self, state: Any) -> ResumeState:
-        found = self.dataset.load_state_dict(state)
+        found = self.dataset.checked_state(state)
         self._check_length(found)
         self.place.resume(Iteration(found.epoch, found.position, found.length))
         self.iteration = None

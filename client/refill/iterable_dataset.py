@@ -54,11 +54,11 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         """Go on in the next iteration where a loop stood in another process, with any number of workers.
 
         That iteration yields the rest of the epoch, while ``len()`` stays that of a whole one. After a state from
-        the end of an epoch it is the next epoch. Errors as :meth:`CacheDataset.load_state_dict`.
+        the end of an epoch it is the next epoch. Errors as :meth:`CacheDataset.checked_state`.
 
         :param state: of ``refill.timed(loader, dataset).state_dict()`` or :meth:`state_after`.
         """
-        found = self.dataset.load_state_dict(state)
+        found = self.dataset.checked_state(state)
         self.dataset.check_epoch_length(found)
         self._place.resume(Iteration(found.epoch, found.position, found.length))
         self._publish()
@@ -143,7 +143,7 @@ class _DealtSamples(Iterator[Any]):
 
     def load_state_dict(self, state: Any) -> None:
         """Go on where this worker stood. Raises :class:`InvalidInput` when it was one of another number of workers."""
-        found = self._dataset.load_state_dict(state)
+        found = self._dataset.checked_state(state)
         self._dataset.check_epoch_length(found)
         try:
             workers, batch_size, yielded = (int(state[name]) for name in ("workers", "batch_size", "yielded"))

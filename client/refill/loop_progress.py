@@ -70,7 +70,7 @@ class LoopProgress:
         return source.state_of(iteration, position)
 
     def load_state_dict(self, state: Any) -> None:
-        """The next iteration goes on there. Errors as :meth:`refill.CacheDataset.load_state_dict`."""
+        """The next iteration goes on there. Errors as :meth:`refill.CacheDataset.checked_state`."""
         if self._under_way:
             raise InvalidInput("a state is loaded before the loop begins to iterate, not within")
         self._source()[0].load_state_dict(state)

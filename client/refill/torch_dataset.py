@@ -188,8 +188,8 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             spec.name, spec.dataset, incarnation, spec.world_size, connection.rank, epoch, position, length, sampler
         ).to_dict()
 
-    def load_state_dict(self, state: Any) -> ResumeState:
-        """Check that this rank can go on where a state says. Samplers and the iterable form do so; loops load theirs.
+    def checked_state(self, state: Any) -> ResumeState:
+        """What a state says, if this rank can go on there. The loader, a sampler or the iterable form loads it.
 
         Raises :class:`InvalidInput` for what is no state, or one of another job, dataset, rank or world size, and
         :class:`JobLost` when the pods no longer know which samples the loop has had of its epoch.

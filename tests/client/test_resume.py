@@ -142,6 +142,17 @@ def test_a_state_is_that_of_the_batch_the_loop_has_not_of_what_workers_fetched(
 
 
 @FORMS
+def test_an_epoch_set_within_the_loop_does_not_move_it(dataset_of: DatasetOf, form: Any) -> None:
+    loader, epochs = form(dataset_of, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    epochs.set_epoch(1)
+    assert [loader.state_dict()[name] for name in ("epoch", "position")] == [0, 6]
+    batches.close()
+    assert [loader.state_dict()[name] for name in ("epoch", "position")] == [1, 0], "what would be served next"
+
+
+@FORMS
 def test_a_state_from_the_end_of_an_epoch_is_the_next_epoch_and_its_own_is_empty(
     pod: FakePod, dataset_of: DatasetOf, form: Any
 ) -> None:
