@@ -3,6 +3,7 @@
     dataset = refill.CacheDataset("http://refill:8000", dataset="s3://bucket/images", job="run-1", decode=True)
     sampler = refill.EpochSampler(dataset)
     loader = torch.utils.data.DataLoader(dataset, batch_size=256, sampler=sampler, num_workers=4)
+    loader = refill.timed(loader, dataset)  # optional: measures waiting, and has a state for checkpoints
 
 Names load what they need when they are first used: ``import refill`` alone needs no torch.
 """

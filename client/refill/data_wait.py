@@ -1,4 +1,4 @@
-"""How long does the training loop wait for data? Measured around any loader, reported to the home pod."""
+"""How long does the training loop wait for data, and where does it stand? Seen from around its loader."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from refill.errors import RefillError
+from refill.loop_progress import LoopProgress
 
 if TYPE_CHECKING:
     from refill.iterable_dataset import CacheIterableDataset
@@ -38,6 +39,9 @@ class TimedLoader(Generic[Batch]):
     the home pod is told of the wait, and of the samples and bytes that were fetched; its ``/metrics`` shows the sums
     by job and rank. A thread does that, so that a slow pod does not hold up the loop. A report that fails is logged,
     and its figures go with the next.
+
+    ``state_dict`` and ``load_state_dict`` are for checkpoints: a loop goes on in another process with the samples
+    that it has not had, each exactly once. Keep this object for all epochs then.
     """
 
     def __init__(self, loader: Iterable[Batch], dataset: CacheDataset | CacheIterableDataset) -> None:
@@ -48,6 +52,30 @@ class TimedLoader(Generic[Batch]):
         self.batches = 0
         self._reported = (0.0, *self._dataset.fetched())
         self._failing = False
+        self._progress = LoopProgress(loader, dataset)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop stands: after the batch that it has been given last. What workers fetch ahead is not counted.
+
+        Taken within the loop or between two, and the state of torchdata's StatefulDataLoader if that is the loader.
+        Raises :class:`InvalidInput` when batches of the loader don't tell it.
+        """
+        state: dict[str, Any] = (self._stateful or self._progress).state_dict()
+        return state
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on where ``state_dict`` was taken; ``sampler.epoch`` says in which epoch then.
+
+        The next iteration gives the rest of that epoch, even if it is set again, and those after it are whole. The
+        number of workers and the batch size may be others. Errors as :meth:`CacheDataset.checked_state`.
+        """
+        (self._stateful or self._progress).load_state_dict(state)
+
+    @property
+    def _stateful(self) -> Any:
+        """The loader, if it keeps a state of its own."""
+        stateful = all(hasattr(self._loader, name) for name in ("state_dict", "load_state_dict"))
+        return self._loader if stateful else None
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # a loader without a length has none here either
@@ -61,6 +89,8 @@ class TimedLoader(Generic[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         over = threading.Event()
         started = time.perf_counter()
+        progress, first = self._progress, True
+        progress.began()
         batches = iter(self._loader)  # forks workers, so before there is a thread
         reporter = threading.Thread(target=self._report_until, args=(over,), name="refill-report", daemon=True)
         reporter.start()
@@ -69,13 +99,19 @@ class TimedLoader(Generic[Batch]):
                 try:
                     batch = next(batches)
                 except StopIteration:
+                    progress.ended()
                     return
                 finally:
                     self.wait_seconds += time.perf_counter() - started
+                    if first:
+                        progress.tried()
+                        first = False
                 self.batches += 1
+                progress.came()
                 yield batch
                 started = time.perf_counter()
         finally:
+            progress.left()
             over.set()
             reporter.join(_LAST_REPORT_SECONDS)
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch.utils.data
 
+from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
 from refill.protocol.wire_format import Int64Array
+from refill.resume_state import ResumeState
 
 if TYPE_CHECKING:
     from refill.torch_dataset import CacheDataset
@@ -28,36 +30,129 @@ class Position(NamedTuple):
     position: int
 
 
-class _Epochs:
-    """Which epoch does the next iteration serve? The one that was set; after a whole epoch without a word, the next.
+class _Positions(Iterator[Position]):
+    """Hands out positions. Its iteration begins with the first: loaders make iterators that they throw away.
 
-    torch's samplers would repeat the order of the last epoch then. Here its samples are used up, and asking for
-    them again means reading them one by one. An epoch that was broken off is served again from its start.
+    It is here, and not at the sampler, that torchdata's StatefulDataLoader finds ``state_dict``. That loader asks for
+    the state as it hands a batch to a worker, and keeps it until the loop gets the batch.
     """
 
+    def __init__(self, sampler: _PlacedSampler) -> None:
+        self._sampler = sampler
+        self._iteration: Iteration | None = None
+        self._next = 0
+
+    def __next__(self) -> Position:
+        iteration = self._iteration
+        if iteration is None:
+            iteration = self._iteration = self._sampler.begin()
+            self._next = iteration.start
+        if self._next + 1 >= iteration.length:
+            self._sampler.place.handed_out(iteration.epoch)
+            if self._next >= iteration.length:
+                raise StopIteration
+        self._next += 1
+        return Position(iteration.epoch, self._next - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place of the next position."""
+        if self._iteration is None:
+            return self._sampler.next_state()
+        return self._sampler.state_of(self._iteration, self._next)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on there. Errors as :meth:`CacheDataset.checked_state`."""
+        found = self._sampler.resume(state)
+        # At its end nothing is left to hand out, and what follows is for the next iterator.
+        self._iteration = Iteration(found.epoch, found.length, found.length) if found.at_end else None
+        self._next = found.length
+
+
+class _PlacedSampler(torch.utils.data.Sampler[Position]):
+    """What both samplers are: a place in the epochs, which can be left in one process and taken up in another.
+
+    There is no ``state_dict`` here: a sampler is ahead of the loop by what the loader's workers have prefetched.
+    """
+
+    dataset: CacheDataset
+
     def __init__(self) -> None:
-        self.epoch = 0
-        self._handed_out = False
+        self.place = EpochPlace()
+        self.iteration: Iteration | None = None
+        """The one that began last; None when the place was set since."""
+
+    def __iter__(self) -> Iterator[Position]:
+        return _Positions(self)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that was begun last, or is begun next if it was set or resumed since."""
+        return self.place.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        if not 0 <= epoch < 2**31:
-            raise InvalidInput(f"epoch must be 0 to {2**31 - 1}, got {epoch}")
-        self.epoch = epoch
-        self._handed_out = False
+        """Serve this epoch next: from its start, or from the place in it that was resumed."""
+        self.place.set_epoch(epoch)
+        self.iteration = None
 
-    def begin(self) -> int:
-        if self._handed_out:
-            self.set_epoch(self.epoch + 1)
-        return self.epoch
+    def load_state_dict(self, state: Any) -> None:
+        """Go on in the next iteration where a loop stood in another process.
 
-    def positions(self, epoch: int, length: int) -> Iterator[Position]:
-        for position in range(length):
-            if position + 1 == length and epoch == self.epoch:
-                self._handed_out = True
-            yield Position(epoch, position)
+        That iteration yields the rest of the epoch, while ``len()`` stays that of a whole one. After a state from
+        the end of an epoch it is the next epoch. Errors as :meth:`CacheDataset.checked_state`.
+
+        :param state: of ``refill.timed(loader, dataset).state_dict()`` or :meth:`state_after`.
+        """
+        self.resume(state)
+
+    def state_after(self, consumed: int) -> dict[str, Any]:
+        """The state of a loop that counts for itself, for :meth:`load_state_dict`.
+
+        :param consumed: samples that it has taken in the iteration that began last; 0 when none has begun since
+            ``set_epoch`` or ``load_state_dict``. What workers have fetched ahead does not count.
+        """
+        most = 0 if self.iteration is None else self.iteration.length - self.iteration.start
+        if not 0 <= consumed <= most:
+            raise InvalidInput(f"the loop can't have consumed {consumed} samples: its iteration has {most}")
+        if self.iteration is None:
+            return self.next_state()
+        return self.state_of(self.iteration, self.iteration.start + consumed)
+
+    def resume(self, state: Any) -> ResumeState:
+        found = self.dataset.checked_state(state)
+        self._check_length(found)
+        self.place.resume(Iteration(found.epoch, found.position, found.length))
+        self.iteration = None
+        return found
+
+    def next_state(self) -> dict[str, Any]:
+        """The state of a loop that has yet to begin its next iteration."""
+        epoch, resumed = self.place.next()
+        return self.state_of(resumed or Iteration(epoch, 0, self._known_length()), resumed.start if resumed else 0)
+
+    def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:
+        return self.dataset.state_at(iteration.epoch, position, iteration.length)
+
+    def begin(self) -> Iteration:
+        """Fact: the first position of an iteration is asked for."""
+        raise NotImplementedError
+
+    def _known_length(self) -> int:
+        """Positions of an epoch that has not begun, 0 if that can't be told yet."""
+        return 0
+
+    def _check_length(self, state: ResumeState) -> None:
+        """Raises :class:`InvalidInput` when an epoch can't have so many positions."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "state_dict":
+            raise AttributeError(
+                "a sampler does not know what the loop has consumed: use refill.timed(loader, dataset).state_dict(), "
+                "torchdata's StatefulDataLoader, or sampler.state_after(consumed)"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-class EpochSampler(torch.utils.data.Sampler[Position]):
+class EpochSampler(_PlacedSampler):
     """Takes the place of ``DistributedSampler(dataset, ...)``, with the same arguments.
 
     What is left out is as the dataset says, and else as DistributedSampler has it: shuffled, seed 0, padded, ranks
@@ -76,29 +171,30 @@ class EpochSampler(torch.utils.data.Sampler[Position]):
         seed: int | None = None,
         drop_last: bool | None = None,
     ) -> None:
+        super().__init__()
         dataset.configure(
             world_size=num_replicas, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last, order="keyed"
         )
         self.dataset = dataset
-        self._epochs = _Epochs()
         self._length = dataset.samples_per_rank
 
-    def __iter__(self) -> Iterator[Position]:
-        return self._epochs.positions(self._epochs.begin(), self._length)
-
     def __len__(self) -> int:
-        """Positions of this rank in an epoch."""
+        """Positions of this rank in a whole epoch."""
         return self._length
 
-    @property
-    def epoch(self) -> int:
-        return self._epochs.epoch
+    def begin(self) -> Iteration:
+        epoch, resumed = self.place.begin()
+        self.iteration = resumed or Iteration(epoch, 0, self._length)
+        return self.iteration
 
-    def set_epoch(self, epoch: int) -> None:
-        self._epochs.set_epoch(epoch)
+    def _known_length(self) -> int:
+        return self._length
+
+    def _check_length(self, state: ResumeState) -> None:
+        self.dataset.check_epoch_length(state)
 
 
-class TraceSampler(torch.utils.data.Sampler[Position]):
+class TraceSampler(_PlacedSampler):
     """Any sampler of sample ids: a subset, weights, an order of one's own.
 
     At the start of each epoch the ids are listed and posted to the pods, which then hand out samples of those ids
@@ -109,30 +205,53 @@ class TraceSampler(torch.utils.data.Sampler[Position]):
     """
 
     def __init__(self, dataset: CacheDataset, sampler: Iterable[int]) -> None:
+        super().__init__()
         dataset.configure(order="explicit")
         dataset.register()
         self.dataset = dataset
         self.sampler = sampler
-        self._epochs = _Epochs()
-
-    def __iter__(self) -> Iterator[Position]:
-        epoch = self._epochs.begin()
-        ids = self._ids()
-        self.dataset.connection.post_trace(epoch, ids)
-        return self._epochs.positions(epoch, len(ids))
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length has none here either
 
-    @property
-    def epoch(self) -> int:
-        return self._epochs.epoch
-
     def set_epoch(self, epoch: int) -> None:
-        self._epochs.set_epoch(epoch)
+        super().set_epoch(epoch)
         inner: Any = self.sampler
         if hasattr(inner, "set_epoch"):
             inner.set_epoch(epoch)
+
+    def begin(self) -> Iteration:
+        epoch, resumed = self.place.begin()
+        if resumed is None or resumed.start == 0:
+            ids = self._ids()
+            self.dataset.connection.post_trace(epoch, ids)
+            self.iteration = Iteration(epoch, 0, len(ids))
+        else:
+            self.iteration = resumed  # the pods have its ids, and listing them again might give others
+        return self.iteration
+
+    def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:
+        """Holds the state of the wrapped sampler, too, or of its generator: the epochs to come are then the same."""
+        inner: Any = self.sampler
+        if hasattr(inner, "state_dict"):
+            kept = {"state": inner.state_dict()}
+        elif isinstance(generator := getattr(inner, "generator", None), torch.Generator):
+            kept = {"generator": generator.get_state()}
+        else:
+            kept = None
+        return self.dataset.state_at(iteration.epoch, position, iteration.length, kept)
+
+    def resume(self, state: Any) -> ResumeState:
+        found = super().resume(state)
+        inner: Any = self.sampler
+        if hasattr(inner, "set_epoch"):
+            inner.set_epoch(self.epoch)
+        kept = found.sampler if isinstance(found.sampler, dict) else {}
+        if "state" in kept and hasattr(inner, "load_state_dict"):
+            inner.load_state_dict(kept["state"])
+        elif "generator" in kept and isinstance(generator := getattr(inner, "generator", None), torch.Generator):
+            generator.set_state(kept["generator"])
+        return found
 
     def _ids(self) -> Int64Array:
         try:

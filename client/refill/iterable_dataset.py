@@ -9,7 +9,9 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
+from refill.protocol.wire_format import Int64Array
 from refill.torch_dataset import CacheDataset
 
 __all__ = ["CacheIterableDataset"]
@@ -29,27 +31,130 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         self.batch_size = batch_size
         self.dataset = CacheDataset(service_url, **arguments)
         self.dataset.configure(order="keyed")
-        # In shared memory: persistent workers hold a copy of this object and must see the next epoch.
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._place = EpochPlace()
+        self._iteration: Iteration | None = None
+        # Epoch and first position, in shared memory: persistent workers hold a copy of this object and must see those
+        # of the next iteration.
+        self._shared_place = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration serves."""
+        return self._place.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Call before each epoch, as with DistributedSampler; it reaches persistent workers, too."""
-        if not 0 <= epoch < 2**31:
-            raise InvalidInput(f"epoch must be 0 to {2**31 - 1}, got {epoch}")
-        self._epoch[0] = epoch
+        """Call before each epoch, as with DistributedSampler; it reaches persistent workers, too.
+
+        An epoch that was resumed keeps its place until another one is set.
+        """
+        self._place.set_epoch(epoch)
+        self._publish()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on in the next iteration where a loop stood in another process, with any number of workers.
+
+        That iteration yields the rest of the epoch, while ``len()`` stays that of a whole one. After a state from
+        the end of an epoch it is the next epoch. Errors as :meth:`CacheDataset.checked_state`.
+
+        :param state: of ``refill.timed(loader, dataset).state_dict()`` or :meth:`state_after`.
+        """
+        found = self.dataset.checked_state(state)
+        self.dataset.check_epoch_length(found)
+        self._place.resume(Iteration(found.epoch, found.position, found.length))
+        self._publish()
+
+    def state_after(self, consumed: int) -> dict[str, Any]:
+        """The state of a loop that counts for itself, for :meth:`load_state_dict`.
+
+        :param consumed: samples that it has taken in the iteration under way, in the order of the positions: with
+            several workers that is the order of a DataLoader with the same ``batch_size``.
+        """
+        iteration = self.iteration
+        if not 0 <= consumed <= iteration.length - iteration.start:
+            raise InvalidInput(
+                f"the loop can't have consumed {consumed} samples: its iteration has "
+                f"{iteration.length - iteration.start}"
+            )
+        return self.state_of(iteration, iteration.start + consumed)
+
+    @property
+    def iteration(self) -> Iteration:
+        """The one under way, or the next; another object after each ``set_epoch`` and ``load_state_dict``."""
+        if self._iteration is None:
+            epoch, start = self._shared_place.tolist()
+            self._iteration = Iteration(epoch, start, len(self))
+        return self._iteration
+
+    def next_state(self) -> dict[str, Any]:
+        """The state of a loop that has yet to begin its next iteration."""
+        return self.state_of(self.iteration, self.iteration.start)
+
+    def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:
+        return self.dataset.state_at(iteration.epoch, position, iteration.length)
 
     def __len__(self) -> int:
-        """Samples of this rank in an epoch."""
+        """Samples of this rank in a whole epoch."""
         return self.dataset.samples_per_rank
 
     def __iter__(self) -> Iterator[Any]:
-        # Read here and not in the generator, which starts only when its first sample is taken.
-        return self._samples(int(self._epoch[0]))
+        epoch, start = self._shared_place.tolist()
+        return _DealtSamples(self.dataset, epoch, start, self.batch_size)
 
-    def _samples(self, epoch: int) -> Iterator[Any]:
+    def _publish(self) -> None:
+        epoch, resumed = self._place.next()
+        self._shared_place[0] = epoch
+        self._shared_place[1] = 0 if resumed is None else resumed.start
+        self._iteration = None
+
+
+class _DealtSamples(Iterator[Any]):
+    """What one worker is dealt of an iteration. torchdata's StatefulDataLoader keeps the state of each worker."""
+
+    def __init__(self, dataset: CacheDataset, epoch: int, start: int, batch_size: int) -> None:
         worker = torch.utils.data.get_worker_info()
-        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        length = len(self)
-        for start in range(number * self.batch_size, length, workers * self.batch_size):
-            positions = np.arange(start, min(start + self.batch_size, length), dtype=np.int64)
-            yield from self.dataset.samples_of(epoch, positions)
+        self._dataset = dataset
+        self._number, self._workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        self._epoch = epoch
+        self._start = start
+        self._batch_size = batch_size
+        self._yielded = 0
+        self._fetched: Iterator[Any] = iter(())
+
+    def __next__(self) -> Any:
+        for sample in self._fetched:
+            self._yielded += 1
+            return sample
+        positions = self._next_positions()
+        if not len(positions):
+            raise StopIteration
+        self._fetched = iter(self._dataset.samples_of(self._epoch, positions))
+        return next(self)
+
+    def _next_positions(self) -> Int64Array:
+        """What is left of the run that comes after those yielded; empty at the end."""
+        run, offset = divmod(self._yielded, self._batch_size)
+        first = self._start + (self._number + run * self._workers) * self._batch_size
+        end = min(first + self._batch_size, self._dataset.samples_per_rank)
+        return np.arange(first + offset, end, dtype=np.int64)
+
+    def state_dict(self) -> dict[str, Any]:
+        began = self._dataset.state_at(self._epoch, self._start, self._dataset.samples_per_rank)
+        return began | {"workers": self._workers, "batch_size": self._batch_size, "yielded": self._yielded}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on where this worker stood. Raises :class:`InvalidInput` when it was one of another number of workers."""
+        found = self._dataset.checked_state(state)
+        self._dataset.check_epoch_length(found)
+        try:
+            workers, batch_size, yielded = (int(state[name]) for name in ("workers", "batch_size", "yielded"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput(f"the state is no loader worker's: {error!r}") from error
+        if workers != self._workers:
+            raise InvalidInput(
+                f"the state is of a StatefulDataLoader with {workers} workers, and it goes on with as many only, not "
+                f"{self._workers}; that of refill.timed(loader, dataset) goes on with any number"
+            )
+        if yielded:
+            self._dataset.must_remember(found)
+        self._epoch, self._start, self._batch_size, self._yielded = found.epoch, found.position, batch_size, yielded
+        self._fetched = iter(())

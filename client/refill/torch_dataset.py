@@ -15,10 +15,11 @@ import torch.utils.data
 from refill.decoders import Decode, decode_member, make_decode
 from refill.delivery_record import DeliveryRecord
 from refill.epoch_sampler import Position
-from refill.errors import InvalidInput
+from refill.errors import InvalidInput, JobLost
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
+from refill.resume_state import ResumeState
 from refill.tar_samples import parse_members
 
 __all__ = ["CacheDataset", "SampleDecoder"]
@@ -180,6 +181,59 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         """``(samples, bytes)`` that this process and its loader workers have fetched so far."""
         samples, num_bytes = self._fetched.sum(dim=0).tolist()
         return samples, num_bytes
+
+    def state_at(self, epoch: int, position: int, length: int, sampler: Any = None) -> dict[str, Any]:
+        """The state of a loop of this rank that has consumed ``position`` of an epoch's ``length`` positions."""
+        connection = self.connection
+        spec, incarnation = connection.spec, connection.info()["incarnation"]
+        return ResumeState(
+            spec.name, spec.dataset, incarnation, spec.world_size, connection.rank, epoch, position, length, sampler
+        ).to_dict()
+
+    def checked_state(self, state: Any) -> ResumeState:
+        """What a state says, if this rank can go on there. The loader, a sampler or the iterable form loads it.
+
+        Raises :class:`InvalidInput` for what is no state, or one of another job, dataset, rank or world size, and
+        :class:`JobLost` when the pods no longer know which samples the loop has had of its epoch.
+        """
+        found = ResumeState.from_dict(state)
+        connection = self._connection or self._new_connection()
+        spec = connection.spec
+        for name, saved, here in (("job", found.job, spec.name), ("dataset", found.dataset, spec.dataset)):
+            if saved != here:
+                raise InvalidInput(
+                    f"the state is of {name} {saved!r}, not {here!r}: another {name} starts its epochs anew, without it"
+                )
+        if found.world_size != spec.world_size:
+            # Here pods could be asked to deal the rest of the epoch to the ranks that there are now.
+            raise InvalidInput(
+                f"the state was saved with world_size {found.world_size}, and this job has {spec.world_size}: "
+                "an epoch goes on with the ranks that began it"
+            )
+        if found.rank != connection.rank:
+            raise InvalidInput(f"the state is of rank {found.rank}, not {connection.rank}: each rank loads its own")
+        if found.mid_epoch:
+            self.must_remember(found)
+        return found
+
+    def must_remember(self, state: ResumeState) -> None:
+        """Raises :class:`JobLost` when the pods can't know what they gave before the state was saved."""
+        spec, incarnation = self.connection.spec, self.connection.info()["incarnation"]
+        in_fixed_order = spec.order == "keyed" and not spec.shuffle
+        if state.incarnation != incarnation and not in_fixed_order:
+            raise JobLost(
+                f"job {state.job} was registered anew since the state was saved, so the pods don't know which samples "
+                f"the loop has had of epoch {state.epoch}: without the state, set_epoch({state.epoch}) starts it over",
+                job=state.job,
+            )
+
+    def check_epoch_length(self, state: ResumeState) -> None:
+        """Raises :class:`InvalidInput` when epochs of order 'keyed' have another length than the state says."""
+        if state.length != self.samples_per_rank:
+            raise InvalidInput(
+                f"the state counts {state.length} samples of rank {state.rank} in an epoch, and there are "
+                f"{self.samples_per_rank}: the dataset or drop_last has changed since it was saved"
+            )
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """What the pods counted in an epoch: ``{"total": {...}, "pods": [...]}``."""

@@ -163,5 +163,5 @@ def test_wrong_ids_are_refused_before_they_are_posted(
     pod: FakePod, dataset_of: DatasetOf, ids: list[Any], why: str
 ) -> None:
     with pytest.raises(InvalidInput, match=why):
-        iter(TraceSampler(dataset_of(), ids))
+        next(iter(TraceSampler(dataset_of(), ids)))
     assert pod.count("PUT trace") == 0

@@ -1,0 +1,75 @@
+"""Where does the next iteration begin? Whole epochs one after another, but for the one that was taken up midway."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from refill.errors import InvalidInput
+
+__all__ = ["EpochPlace", "Iteration"]
+
+
+class Iteration(NamedTuple):
+    """One pass of a loop over a rank's epoch: positions ``start`` to ``length``, exclusive."""
+
+    epoch: int
+    start: int
+    length: int
+
+
+class EpochPlace:
+    """The epoch that was set; after a whole one without a word, the next.
+
+    torch's samplers would repeat the order of the last epoch then. Here its samples are used up, and asking for
+    them again means reading them one by one. An epoch that was broken off is served again from where this process
+    began it. One that was resumed keeps its place until another epoch is set or all of it was handed out: training
+    loops set the epoch that they resume, and may look at a batch first.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._handed_out = False
+        self._resumed: Iteration | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        _check(epoch)
+        if self._handed_out or (self._resumed is not None and self._resumed.epoch != epoch):
+            self._resumed = None
+        self._epoch = epoch
+        self._handed_out = False
+
+    def resume(self, place: Iteration) -> None:
+        """Go on at ``place.start``. Where that is the end, the next epoch follows; its own, if set again, is empty."""
+        _check(place.epoch)
+        at_end = place.start == place.length > 0
+        self._resumed = place
+        self._epoch = place.epoch + at_end
+        self._handed_out = False
+
+    def next(self) -> tuple[int, Iteration | None]:
+        """The epoch of the next iteration, and the place in it that was resumed."""
+        if self._handed_out:
+            return self._epoch + 1, None
+        resumed = self._resumed
+        return self._epoch, resumed if resumed is not None and resumed.epoch == self._epoch else None
+
+    def begin(self) -> tuple[int, Iteration | None]:
+        """Fact: an iteration over what :meth:`next` says has begun."""
+        found = self.next()
+        if self._handed_out:
+            self.set_epoch(found[0])
+        return found
+
+    def handed_out(self, epoch: int) -> None:
+        """Fact: an iteration over this epoch has come to its end."""
+        if epoch == self._epoch:
+            self._handed_out = True
+
+
+def _check(epoch: int) -> None:
+    if not 0 <= epoch < 2**31:
+        raise InvalidInput(f"epoch must be 0 to {2**31 - 1}, got {epoch}")

@@ -1,0 +1,116 @@
+"""How far has a training loop come? Counted in the batches that a DataLoader gave it, not in what workers fetched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.utils.data
+
+from refill.epoch_place import Iteration
+from refill.epoch_sampler import EpochSampler, TraceSampler
+from refill.errors import InvalidInput
+from refill.iterable_dataset import CacheIterableDataset
+
+__all__ = ["LoopProgress"]
+
+Source = EpochSampler | TraceSampler | CacheIterableDataset
+
+
+class LoopProgress:
+    """The state of the loop over one loader. Any loader may be counted; whether its state can be told is asked later.
+
+    :param dataset: what the loop reads, as :func:`refill.timed` is given it.
+    """
+
+    def __init__(self, loader: Any, dataset: object) -> None:
+        self._loader = loader
+        self._dataset = dataset
+        self._under_way = False
+        self._iteration: Iteration | None = None
+        self._batches = 0
+        self._at_end = False
+
+    def began(self) -> None:
+        """Fact: the loop is about to begin an iteration."""
+        if isinstance(self._dataset, CacheIterableDataset):
+            self._dataset.dataset.register()  # its length is needed here; workers inherit the answer
+        self._iteration = None
+        self._batches = 0
+        self._at_end = False
+
+    def tried(self) -> None:
+        """Fact: the first batch was asked for, so that the sampler has begun an iteration."""
+        self._under_way = True
+        try:
+            self._iteration = self._source()[0].iteration
+        except InvalidInput:
+            self._iteration = None  # a loader whose state can't be told
+
+    def came(self) -> None:
+        """Fact: the loop has a batch."""
+        self._batches += 1
+
+    def ended(self) -> None:
+        """Fact: the loader has no further batch."""
+        self._at_end = True
+
+    def left(self) -> None:
+        """Fact: the loop has left the iteration, at its end or before."""
+        self._under_way = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Raises :class:`InvalidInput` when batches of this loader don't tell how many samples were consumed."""
+        source, batch_size, drop_last = self._source()
+        iteration = self._iteration
+        if iteration is None or not (self._under_way or iteration is source.iteration):
+            return source.next_state()
+        position = min(iteration.start + self._batches * batch_size, iteration.length)
+        if self._at_end or (drop_last and self._batches and iteration.length - position < batch_size):
+            position = iteration.length
+        return source.state_of(iteration, position)
+
+    def load_state_dict(self, state: Any) -> None:
+        """The next iteration goes on there. Errors as :meth:`refill.CacheDataset.checked_state`."""
+        if self._under_way:
+            raise InvalidInput("a state is loaded before the loop begins to iterate, not within")
+        self._source()[0].load_state_dict(state)
+
+    def _source(self) -> tuple[Source, int, bool]:
+        """What hands out positions, how many there are in a batch, and whether a short last batch is dropped."""
+        loader = self._loader
+        if not isinstance(loader, torch.utils.data.DataLoader):
+            raise _untold(f"what iterates is a {type(loader).__name__} and no torch DataLoader")
+        if loader.num_workers > 0 and not getattr(loader, "in_order", True):
+            raise _untold("with in_order=False batches come in any order")
+        if isinstance(self._dataset, CacheIterableDataset):
+            return self._iterable(loader, self._dataset)
+        sampler, batch_size, drop_last = loader.sampler, 1, False
+        batches = sampler if isinstance(sampler, torch.utils.data.BatchSampler) else loader.batch_sampler
+        if batches is not None:
+            if not isinstance(batches, torch.utils.data.BatchSampler) or _makes_its_own_batches(batches):
+                raise _untold(f"a {type(batches).__name__} may make batches of any size")
+            sampler, batch_size, drop_last = batches.sampler, batches.batch_size, batches.drop_last
+        if not isinstance(sampler, (EpochSampler, TraceSampler)):
+            raise _untold(f"its sampler is a {type(sampler).__name__}, neither EpochSampler nor TraceSampler")
+        return sampler, batch_size, drop_last
+
+    def _iterable(self, loader: Any, dataset: CacheIterableDataset) -> tuple[Source, int, bool]:
+        if loader.dataset is not dataset:
+            raise _untold(f"it reads a {type(loader.dataset).__name__}, which may leave samples out")
+        if loader.num_workers > 1 and loader.batch_size != dataset.batch_size:
+            raise _untold(
+                f"its workers make batches of {loader.batch_size} from runs of {dataset.batch_size}: give batch_size="
+                f"{dataset.batch_size} to the DataLoader"
+            )
+        return dataset, loader.batch_size or 1, loader.drop_last
+
+
+def _makes_its_own_batches(batches: torch.utils.data.BatchSampler) -> bool:
+    return type(batches).__iter__ is not torch.utils.data.BatchSampler.__iter__
+
+
+def _untold(why: str) -> InvalidInput:
+    return InvalidInput(
+        f"what the loop has consumed can't be told from its batches: {why}; a loop that counts for itself has "
+        "state_after(consumed) of the sampler"
+    )

@@ -1,0 +1,99 @@
+"""What must a checkpoint hold so that a rank goes on where its loop stood? Its place in an epoch, and of which job.
+
+Pods keep which sample answers which request, so a place is enough: asked for the positions that follow, they give the
+samples that the loop has not had, the same ones where a loader had fetched some ahead.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from refill.errors import InvalidInput
+
+__all__ = ["ResumeState"]
+
+_VERSION = 1
+_MADE_BY = "refill.timed(loader, dataset).state_dict()"
+
+
+@dataclass(frozen=True)
+class ResumeState:
+    """One rank's place. A dict of plain values on disk, so that ``torch.load(weights_only=True)`` takes it."""
+
+    job: str
+    dataset: str
+    incarnation: str
+    """The registration of the job that gave the samples; another one gives others."""
+    world_size: int
+    rank: int
+    epoch: int
+    position: int
+    """Positions of the epoch that the loop has consumed, from 0 on."""
+    length: int
+    """Positions of this rank in the epoch; 0 before a TraceSampler has listed them."""
+    sampler: Any = None
+    """What a TraceSampler keeps of the sampler that it wraps."""
+
+    @property
+    def at_end(self) -> bool:
+        return self.position == self.length > 0
+
+    @property
+    def mid_epoch(self) -> bool:
+        """Whether going on takes pods that know what they gave before."""
+        return 0 < self.position < self.length
+
+    def to_dict(self) -> dict[str, Any]:
+        found = {"version": _VERSION} | asdict(self)
+        if self.sampler is None:
+            del found["sampler"]
+        return found
+
+    @classmethod
+    def from_dict(cls, state: Any) -> ResumeState:
+        """Raises :class:`InvalidInput` for what is no state."""
+        if not isinstance(state, dict):
+            raise InvalidInput(f"a state is a dict as {_MADE_BY} makes it, got {type(state).__name__}")
+        if "_snapshot" in state or "_sampler_iter_state" in state:
+            raise InvalidInput("this state is of torchdata's StatefulDataLoader: load it there")
+        if "version" not in state:
+            raise InvalidInput(f"a state is a dict as {_MADE_BY} makes it, this one has no 'version'")
+        if state["version"] != _VERSION:
+            raise InvalidInput(f"the state has version {state['version']!r}, and this refill reads version {_VERSION}")
+        found = cls(
+            job=_text(state, "job"),
+            dataset=_text(state, "dataset"),
+            incarnation=_text(state, "incarnation"),
+            world_size=_count(state, "world_size"),
+            rank=_count(state, "rank"),
+            epoch=_count(state, "epoch"),
+            position=_count(state, "position"),
+            length=_count(state, "length"),
+            sampler=state.get("sampler"),
+        )
+        if found.position > found.length:
+            raise InvalidInput(
+                f"the state is damaged: position {found.position} is past the end of epoch {found.epoch}, which has "
+                f"{found.length} positions for rank {found.rank}"
+            )
+        return found
+
+
+def _text(state: dict[str, Any], name: str) -> str:
+    value = state.get(name)
+    if not isinstance(value, str):
+        raise InvalidInput(f"the state is damaged: {name} must be a text, got {value!r:.50}")
+    return value
+
+
+def _count(state: dict[str, Any], name: str) -> int:
+    value = state.get(name)
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # refused below
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**62:
+        raise InvalidInput(f"the state is damaged: {name} must be a number of at least 0, got {value!r:.50}")
+    return number
