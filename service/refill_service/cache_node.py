@@ -578,8 +578,8 @@ class CacheNode:
 
     def _moved(self, name: str, num_pods: int) -> JobLost:
         return JobLost(
-            f"job {name} ran on {num_pods} pods, and there are {self.settings.num_pods} now: resume it from the state "
-            f"of a checkpoint (load_state_dict), or end it (DELETE /v1/jobs/{name}) and start the epoch anew",
+            f"job {name} ran on {num_pods} pods, and there are {self.settings.num_pods} now: resume it from a "
+            f"checkpoint (CacheDataset(..., resume=state)), or end it (DELETE /v1/jobs/{name}) and start it anew",
             job=name,
         )
 
