@@ -17,10 +17,11 @@ from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import RecordReader
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MAX_BATCH, MEMORY_HEADER, BatchRequest, Int64Array
-from refill_service.cache_node import CacheNode, JobAtPod
+from refill_service.cache_node import CacheNode
 from refill_service.frame_response import FrameResponse, OutgoingFrame
+from refill_service.job_at_pod import JobAtPod
 from refill_service.metrics import node_registry
-from refill_service.resuming import Checkpoint, Resuming
+from refill_service.resuming import Checkpoint
 
 __all__ = ["Report", "add_error_answers", "checked_ids", "client_routes", "read_int64s"]
 
@@ -72,7 +73,7 @@ class ResumeBody(BaseModel):
     checkpoint: CheckpointBody
 
 
-def client_routes(node: CacheNode, resuming: Resuming) -> APIRouter:
+def client_routes(node: CacheNode) -> APIRouter:
     routes = APIRouter()
     registry = node_registry(node)
 
@@ -103,12 +104,12 @@ def client_routes(node: CacheNode, resuming: Resuming) -> APIRouter:
     async def register(
         job: JobName, settings: Annotated[dict[str, Any], Body()], incarnation: Incarnation = None
     ) -> dict[str, Any]:
-        return await node.register(JobSpec.from_dict({"name": job} | _named(job, settings)), incarnation)
+        return await node.registration.register(JobSpec.from_dict({"name": job} | _named(job, settings)), incarnation)
 
     @routes.post("/v1/jobs/{job}/resume", tags=["jobs"], summary="Register a job as it goes on from a checkpoint.")
     async def resume(job: JobName, body: ResumeBody) -> dict[str, Any]:
         spec = JobSpec.from_dict({"name": job} | _named(job, body.settings))
-        return await resuming.resume(spec, Checkpoint(**body.checkpoint.model_dump()))
+        return await node.resuming.resume(spec, Checkpoint(**body.checkpoint.model_dump()))
 
     @routes.get("/v1/jobs/{job}", tags=["jobs"], summary="What a job is.")
     async def describe(job: JobName) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from refill.errors import InvalidInput
 from refill_service.app import client_app, peer_app
 from refill_service.cache_node import CacheNode
 from refill_service.peers import CONNECTION_WINDOW_BYTES, MAX_FRAME_BYTES, STREAM_WINDOW_BYTES
-from refill_service.resuming import Resuming
 from refill_service.settings import Settings
 
 __all__ = ["serve"]
@@ -52,13 +51,12 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     node = CacheNode(settings)
-    resuming = Resuming(node)
-    app = client_app(node, resuming)
+    app = client_app(node)
     clients = [_ClientServer(_client_config(app, host=settings.host, port=settings.port))]
     if settings.unix_socket:
         clients.append(_ClientServer(_client_config(app, uds=settings.unix_socket)))
     peers = PeerServer(
-        peer_app(node, resuming),
+        peer_app(node),
         address=settings.host,
         port=settings.peer_port,
         interface=Interfaces.ASGINL,
