@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from refill.errors import (
     JobError,
     JobLost,
     MemoryTooSmall,
+    PodStopping,
     PodUnreachable,
     RefillError,
     UnknownJob,
@@ -46,7 +48,9 @@ from refill_service.object_store.warm_stores import WarmStores
 from refill_service.owner import Owner
 from refill_service.peers import Peers
 from refill_service.pinned_tier import PinnedShare, PinnedTier
+from refill_service.pod_phase import PodPhase
 from refill_service.recovery import Recovery
+from refill_service.request_guard import BodyBytes, Refusals
 from refill_service.running_epoch import OwnerCounts
 from refill_service.settings import Settings
 
@@ -58,7 +62,13 @@ _FIRST_READS_BYTES = 1 << 20
 """In flight at first: some 10 ms of a 100 MB/s store, times the pods. It is filled after a few round trips."""
 
 _CLIENT_MEMORY_FRACTION = 0.05
+_BODIES_PART = 50
+_LEAST_BODY_BYTES = 16 << 20
+"""Requests hold little: 8 bytes for each position that they name."""
+_MOST_OF_FREE = 4
+"""A job alone may fill four fifths of what may be sent at once."""
 _KEPT_RECEIPTS = 1000
+_LONG_IDLE_SECONDS = 1e12
 _HAND_OVER_SECONDS = 2.0
 _LEADER = 0
 """The pod that names the incarnation of a job, so that ranks that register at the same time agree."""
@@ -99,6 +109,22 @@ class JobAtPod:
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
     """This pod's part of the receipts of epochs that will not be asked for again."""
     clients: dict[int, ClientCounts] = field(default_factory=dict)
+    requests_under_way: int = 0
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """For the time of a request, which may wait for longer than a job may be idle."""
+        self.requests_under_way += 1
+        try:
+            yield
+        finally:
+            self.requests_under_way -= 1
+            self.job.last_used = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since somebody asked for anything here, other than to look."""
+        return 0.0 if self.requests_under_way else time.monotonic() - self.job.last_used
 
     def client(self, rank: int) -> ClientCounts:
         self.job.check_rank(rank)
@@ -209,6 +235,13 @@ class CacheNode:
         )
         for_jobs = settings.memory_bytes - self.pinned.memory_bytes
         self.gate = ByteGate(int(for_jobs * settings.in_flight_fraction), _FIRST_READS_BYTES)
+        limit_bytes = settings.sending_limit_bytes // (2 if settings.num_pods > 1 else 1)
+        self.sending_to_clients = ByteGate(limit_bytes, most_of_free=_MOST_OF_FREE)
+        self.sending_to_pods = ByteGate(limit_bytes, most_of_free=_MOST_OF_FREE)
+        """Apart from clients' answers, which wait for those of other pods: two could wait for each other."""
+        self.phase = PodPhase.STARTING
+        self.refusals = Refusals()
+        self.bodies = BodyBytes(max(_LEAST_BODY_BYTES, settings.memory_bytes // _BODIES_PART))
         self.jobs: dict[str, JobAtPod] = {}
         self.peer_bytes_sent: dict[int, int] = {}
         self._stores = WarmStores(store_settings or StoreSettings.from_environment(), self.store_counters)
@@ -226,9 +259,8 @@ class CacheNode:
         if self._cleaner is not None:
             self._cleaner.cancel()
             await asyncio.gather(self._cleaner, return_exceptions=True)
-        stopping = PodUnreachable(f"pod {self.settings.ordinal} stops", pod=self.settings.ordinal)
         for at_pod in self.jobs.values():
-            await self._close(at_pod, stopping)
+            await self._close(at_pod, self.stopping())
             await self._hand_over(at_pod)
         self.jobs.clear()
         await self.journal.close()
@@ -236,6 +268,9 @@ class CacheNode:
         await self.opening.close()
         await self.peers.close()
         self.pinned.close()
+
+    def stopping(self) -> PodStopping:
+        return PodStopping(f"pod {self.settings.ordinal} stops", pod=self.settings.ordinal)
 
     async def _hand_over(self, at_pod: JobAtPod) -> None:
         """Leave what was delivered with another pod, for the next pod of this name."""
@@ -262,6 +297,7 @@ class CacheNode:
         """
         if spec.name in self.jobs:
             return await self._register(spec)
+        self._take_new_jobs()
         self.opening.begin(spec.dataset)
         if incarnation is not None:
             return await self.register_here(spec, incarnation, "", begun=True) | {"pods": list(self.settings.pod_urls)}
@@ -425,9 +461,13 @@ class CacheNode:
     def known(self, name: str) -> dict[str, Any]:
         """What this pod knows of a job, be it from before a restart. Raises :class:`UnknownJob`."""
         if name not in self.jobs and (kept := self.journal.find(name)) is not None:
-            return {"incarnation": kept.header["incarnation"], "begun": True}
+            return {"incarnation": kept.header["incarnation"], "begun": True, "idle_seconds": _LONG_IDLE_SECONDS}
         at_pod = self.job(name, looked_at=True)
-        return {"incarnation": at_pod.job.incarnation, "begun": at_pod.owner.begun or at_pod.recovery is not None}
+        return {
+            "incarnation": at_pod.job.incarnation,
+            "begun": at_pod.owner.begun or at_pod.recovery is not None,
+            "idle_seconds": at_pod.idle_seconds,
+        }
 
     def _take_up(self, at_pod: JobAtPod, kept: KeptJob | None) -> None:
         if kept is not None:
@@ -529,6 +569,7 @@ class CacheNode:
         self, spec: JobSpec, incarnation: str, kept: KeptJob | None, resumed: ResumedEpoch | None, *, lost: bool
     ) -> JobAtPod:
         settings = self.settings
+        self._take_new_jobs()
         dataset = await self.opening.take(spec.dataset)
         try:
             memory_bytes = self._memory_for(spec, 0 if kept is None else kept.header["memory_bytes"])
@@ -568,6 +609,10 @@ class CacheNode:
         except BaseException:
             self._stores.forget(url)
             raise
+
+    def _take_new_jobs(self) -> None:
+        if self.phase is PodPhase.STOPPING:
+            raise self.stopping()
 
     def _is_another(self, name: str) -> JobLost:
         return JobLost(
@@ -609,10 +654,23 @@ class CacheNode:
         idle_seconds = self.settings.job_idle_seconds
         while True:
             await asyncio.sleep(min(10.0, idle_seconds / 4))
-            now = time.monotonic()
-            for name in [n for n, at_pod in self.jobs.items() if now - at_pod.job.last_used > idle_seconds]:
-                log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
-                await self.remove(name)
+            for name in [n for n, at_pod in self.jobs.items() if at_pod.idle_seconds > idle_seconds]:
+                if await self._idle_everywhere(name) and name in self.jobs:
+                    log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
+                    await self.remove(name)
+
+    async def _idle_everywhere(self, name: str) -> bool:
+        """Whether no pod was asked for the job: one that owns little of it, or sends far ahead, is asked seldom. A pod
+        that does not answer may be the one that is in use."""
+        path = f"/peer/v1/jobs/{name}"
+        answers = await asyncio.gather(
+            *(self.peers.call(pod, "GET", path) for pod in self._others), return_exceptions=True
+        )
+        at_pod, idle_seconds = self.jobs.get(name), self.settings.job_idle_seconds
+        return all(
+            isinstance(answer, UnknownJob) or (isinstance(answer, dict) and answer["idle_seconds"] > idle_seconds)
+            for answer in answers
+        ) and (at_pod is not None and at_pod.idle_seconds > idle_seconds)
 
 
 def _expected(error: Exception) -> bool:
