@@ -127,7 +127,7 @@ class _PlacedSampler(torch.utils.data.Sampler[Position]):
     def next_state(self) -> dict[str, Any]:
         """The state of a loop that has yet to begin its next iteration."""
         epoch, resumed = self.place.next()
-        return self.state_of(resumed or Iteration(epoch, 0, self._known_length()), resumed.start if resumed else 0)
+        return self.state_of(resumed or Iteration(epoch, 0, self._known_length(epoch)), resumed.start if resumed else 0)
 
     def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:
         return self.dataset.state_at(iteration.epoch, position, iteration.length)
@@ -136,7 +136,7 @@ class _PlacedSampler(torch.utils.data.Sampler[Position]):
         """Fact: the first position of an iteration is asked for."""
         raise NotImplementedError
 
-    def _known_length(self) -> int:
+    def _known_length(self, epoch: int) -> int:
         """Positions of an epoch that has not begun, 0 if that can't be told yet."""
         return 0
 
@@ -184,11 +184,11 @@ class EpochSampler(_PlacedSampler):
 
     def begin(self) -> Iteration:
         epoch, resumed = self.place.begin()
-        self.iteration = resumed or Iteration(epoch, 0, self._length)
+        self.iteration = resumed or Iteration(epoch, 0, self.dataset.positions_in(epoch))
         return self.iteration
 
-    def _known_length(self) -> int:
-        return self._length
+    def _known_length(self, epoch: int) -> int:
+        return self.dataset.positions_in(epoch)
 
     def _check_length(self, state: ResumeState) -> None:
         self.dataset.check_epoch_length(state)

@@ -82,7 +82,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         """The one under way, or the next; another object after each ``set_epoch`` and ``load_state_dict``."""
         if self._iteration is None:
             epoch, start = self._shared_place.tolist()
-            self._iteration = Iteration(epoch, start, len(self))
+            self._iteration = Iteration(epoch, start, self.dataset.positions_in(epoch))
         return self._iteration
 
     def next_state(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class _DealtSamples(Iterator[Any]):
         """What is left of the run that comes after those yielded; empty at the end."""
         run, offset = divmod(self._yielded, self._batch_size)
         first = self._start + (self._number + run * self._workers) * self._batch_size
-        end = min(first + self._batch_size, self._dataset.samples_per_rank)
+        end = min(first + self._batch_size, self._dataset.positions_in(self._epoch))
         return np.arange(first + offset, end, dtype=np.int64)
 
     def state_dict(self) -> dict[str, Any]:

@@ -41,6 +41,11 @@ class ResumeState:
         return self.position == self.length > 0
 
     @property
+    def next_place(self) -> tuple[int, int]:
+        """The epoch and the position that come next."""
+        return (self.epoch + 1, 0) if self.at_end else (self.epoch, self.position)
+
+    @property
     def mid_epoch(self) -> bool:
         """Whether going on takes pods that know what they gave before."""
         return 0 < self.position < self.length

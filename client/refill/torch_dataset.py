@@ -46,6 +46,9 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     :param transform: called with each sample; what it returns is the sample.
     :param home: URL of the pod to ask; None: the rank's number picks one.
     :param timeout_seconds: how long to wait for pods that do not answer before the epoch fails.
+    :param resume: a state of a checkpoint that was saved with another number of ranks or pods: what its ranks had not
+        consumed of the epoch is dealt to those that there are now. All ranks give a state of the same step, whichever
+        rank's; the loader or the sampler then loads it as ever. Right with the same ranks and pods, too.
     :param settings: further settings of :class:`refill.protocol.job_spec.JobSpec`, such as ``chunk_size``.
 
     Nothing is asked of the pods before the first use: a sampler, a length or a sample. Then the job is registered, and
@@ -68,6 +71,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         transform: Transform | None = None,
         home: str | None = None,
         timeout_seconds: float = 300.0,
+        resume: Any = None,
         **settings: Any,
     ) -> None:
         said = {"world_size": world_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last, **settings}
@@ -79,6 +83,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._home = home
         self._timeout_seconds = timeout_seconds
         self._decoded = SampleDecoder(decode, transform)
+        self._resume = None if resume is None else ResumeState.from_dict(resume)
         self._record = DeliveryRecord()
         self._connection: PodConnection | None = None
         self._num_samples: int | None = None
@@ -134,6 +139,11 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         """Positions of each rank in an epoch of a job with order 'keyed'."""
         return int(self.connection.info()["samples_per_rank"])
 
+    def positions_in(self, epoch: int) -> int:
+        """Positions of this rank in an epoch of a job with order 'keyed': of the rest of one, if it was resumed."""
+        resumed = self.connection.info().get("resumed")
+        return int(resumed["samples_per_rank"]) if resumed and resumed["epoch"] == epoch else self.samples_per_rank
+
     @property
     def metadata(self) -> dict[str, Any]:
         """What ``refill pack`` wrote down, such as ``classes``."""
@@ -144,7 +154,11 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         """The connection of this process; the job is registered and its settings are fixed from here on."""
         if self._connection is None:
             connection = self._new_connection()
-            connection.info()
+            if self._resume is None:
+                connection.info()
+            else:
+                self._check_is_of_this(self._resume)
+                connection.resume(self._resume.incarnation, *self._resume.next_place)
             self._connection = connection
         return self._connection
 
@@ -197,24 +211,55 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         :class:`JobLost` when the pods no longer know which samples the loop has had of its epoch.
         """
         found = ResumeState.from_dict(state)
+        self._check_is_of_this(found)
+        if (dealt_anew := self._dealt_anew(found)) is not None:
+            return dealt_anew
         connection = self._connection or self._new_connection()
-        spec = connection.spec
-        for name, saved, here in (("job", found.job, spec.name), ("dataset", found.dataset, spec.dataset)):
-            if saved != here:
-                raise InvalidInput(
-                    f"the state is of {name} {saved!r}, not {here!r}: another {name} starts its epochs anew, without it"
-                )
-        if found.world_size != spec.world_size:
-            # Here pods could be asked to deal the rest of the epoch to the ranks that there are now.
+        if found.world_size != connection.spec.world_size:
             raise InvalidInput(
-                f"the state was saved with world_size {found.world_size}, and this job has {spec.world_size}: "
-                "an epoch goes on with the ranks that began it"
+                f"the state was saved with world_size {found.world_size}, and this job has "
+                f"{connection.spec.world_size}: give it to CacheDataset(..., resume=state), on all ranks, and the rest "
+                "of the epoch is dealt to those that there are now"
             )
         if found.rank != connection.rank:
             raise InvalidInput(f"the state is of rank {found.rank}, not {connection.rank}: each rank loads its own")
         if found.mid_epoch:
             self.must_remember(found)
         return found
+
+    def _check_is_of_this(self, state: ResumeState) -> None:
+        name, url = self._settings["name"], self._settings["dataset"]
+        for what, saved, here in (("job", state.job, name), ("dataset", state.dataset, url)):
+            if saved != here:
+                raise InvalidInput(
+                    f"the state is of {what} {saved!r}, not {here!r}: another {what} starts its epochs anew, without it"
+                )
+
+    def _dealt_anew(self, state: ResumeState) -> ResumeState | None:
+        """The place of this rank in what is left of the epoch, if it was dealt anew; None: nothing has changed."""
+        if self._resume is None:
+            return None
+        connection = self.connection
+        info, spec = connection.info(), connection.spec
+        if info["resumed"] is None or state.incarnation == info["incarnation"]:
+            return None
+        if (state.incarnation, *state.next_place) != (self._resume.incarnation, *self._resume.next_place):
+            raise InvalidInput(
+                f"the job goes on from epoch {self._resume.epoch}, position {self._resume.position}, as resume= says, "
+                f"and this state is of epoch {state.epoch}, position {state.position}: give the same to both"
+            )
+        epoch, length = info["resumed"]["epoch"], info["resumed"]["samples_per_rank"]
+        return ResumeState(
+            spec.name,
+            spec.dataset,
+            info["incarnation"],
+            spec.world_size,
+            connection.rank,
+            epoch,
+            0,
+            length,
+            state.sampler,
+        )
 
     def must_remember(self, state: ResumeState) -> None:
         """Raises :class:`JobLost` when the pods can't know what they gave before the state was saved."""
@@ -229,10 +274,10 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
     def check_epoch_length(self, state: ResumeState) -> None:
         """Raises :class:`InvalidInput` when epochs of order 'keyed' have another length than the state says."""
-        if state.length != self.samples_per_rank:
+        if state.length != self.positions_in(state.epoch):
             raise InvalidInput(
                 f"the state counts {state.length} samples of rank {state.rank} in an epoch, and there are "
-                f"{self.samples_per_rank}: the dataset or drop_last has changed since it was saved"
+                f"{self.positions_in(state.epoch)}: the dataset or drop_last has changed since it was saved"
             )
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:

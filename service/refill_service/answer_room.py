@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from refill.errors import PodBusy
 from refill_service.byte_gate import ByteGate, Passage
-from refill_service.cache_node import JobAtPod
+from refill_service.job_at_pod import JobAtPod
 from refill_service.request_guard import held
 
 __all__ = ["AnswerRoom"]

@@ -7,12 +7,11 @@ from fastapi import FastAPI
 from refill_service.cache_node import CacheNode
 from refill_service.http_routes import add_error_answers, client_routes
 from refill_service.peer_routes import peer_routes
-from refill_service.resuming import Resuming
 
 __all__ = ["client_app", "peer_app"]
 
 
-def client_app(node: CacheNode, resuming: Resuming) -> FastAPI:
+def client_app(node: CacheNode) -> FastAPI:
     """What clients and people talk to; ``/docs`` shows it."""
     app = FastAPI(
         title="refill",
@@ -20,13 +19,13 @@ def client_app(node: CacheNode, resuming: Resuming) -> FastAPI:
         version="1",
     )
     add_error_answers(app)
-    app.include_router(client_routes(node, resuming))
+    app.include_router(client_routes(node))
     return app
 
 
-def peer_app(node: CacheNode, resuming: Resuming) -> FastAPI:
+def peer_app(node: CacheNode) -> FastAPI:
     """What other pods talk to."""
     app = FastAPI(title="refill peers", openapi_url=None)
     add_error_answers(app)
-    app.include_router(peer_routes(node, resuming))
+    app.include_router(peer_routes(node))
     return app

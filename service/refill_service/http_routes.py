@@ -19,12 +19,13 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import RecordReader
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER, BatchRequest, Int64Array
 from refill_service.answer_room import AnswerRoom
-from refill_service.cache_node import CacheNode, JobAtPod
+from refill_service.cache_node import CacheNode
 from refill_service.frame_response import FrameResponse, OutgoingFrame
+from refill_service.job_at_pod import JobAtPod
 from refill_service.metrics import node_registry
 from refill_service.pod_phase import PodPhase
 from refill_service.request_guard import PeerGone, held
-from refill_service.resuming import Checkpoint, Resuming
+from refill_service.resuming import Checkpoint
 
 __all__ = ["Report", "add_error_answers", "checked_ids", "client_routes", "read_int64s"]
 
@@ -89,7 +90,7 @@ class ResumeBody(BaseModel):
     checkpoint: CheckpointBody
 
 
-def client_routes(node: CacheNode, resuming: Resuming) -> APIRouter:
+def client_routes(node: CacheNode) -> APIRouter:
     routes = APIRouter(responses=_ERROR_ANSWERS)
     registry = node_registry(node)
 
@@ -121,12 +122,12 @@ def client_routes(node: CacheNode, resuming: Resuming) -> APIRouter:
     async def register(
         job: JobName, settings: Annotated[dict[str, Any], Body()], incarnation: Incarnation = None
     ) -> dict[str, Any]:
-        return await node.register(JobSpec.from_dict({"name": job} | _named(job, settings)), incarnation)
+        return await node.registration.register(JobSpec.from_dict({"name": job} | _named(job, settings)), incarnation)
 
     @routes.post("/v1/jobs/{job}/resume", tags=["jobs"], summary="Register a job as it goes on from a checkpoint.")
     async def resume(job: JobName, body: ResumeBody) -> dict[str, Any]:
         spec = JobSpec.from_dict({"name": job} | _named(job, body.settings))
-        return await resuming.resume(spec, Checkpoint(**body.checkpoint.model_dump()))
+        return await node.resuming.resume(spec, Checkpoint(**body.checkpoint.model_dump()))
 
     @routes.get("/v1/jobs/{job}", tags=["jobs"], summary="What a job is.")
     async def describe(job: JobName) -> dict[str, Any]:

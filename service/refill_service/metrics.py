@@ -12,7 +12,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from refill_service.cache_node import CacheNode, JobAtPod
+    from refill_service.cache_node import CacheNode
+    from refill_service.job_at_pod import JobAtPod
 
 __all__ = ["node_registry"]
 
@@ -33,6 +34,7 @@ class _NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._memory()
         yield from self._requests()
+        yield from self._correctness()
         yield from _jobs(self._node.jobs)
         yield from self._peers()
         yield from self._store()
@@ -76,6 +78,29 @@ class _NodeCollector(Collector):
         )
         cut.add_metric([], self._node.refusals.connections_cut)
         yield cut
+
+    def _correctness(self) -> Iterator[Metric]:
+        node = self._node
+        size = GaugeMetricFamily("refill_journal_bytes", "Size of the journals of running epochs.")
+        size.add_metric([], node.journal.used_bytes)
+        yield size
+        errors = CounterMetricFamily("refill_journal_errors", "Writes to the journal that failed.")
+        errors.add_metric([], node.journal.errors)
+        yield errors
+        recovering = GaugeMetricFamily(
+            "refill_recovering_jobs", "Jobs that wait after a restart to be told what was delivered."
+        )
+        recovering.add_metric([], sum(at_pod.owner.lost for at_pod in node.jobs.values()))
+        yield recovering
+        waiting = GaugeMetricFamily(
+            "refill_waiting_requests",
+            "Requests that wait for another pod to answer again.",
+            labels=["peer"],
+        )
+        for pod in range(node.settings.num_pods):
+            if pod != node.settings.ordinal:
+                waiting.add_metric([str(pod)], sum(at_pod.peers.waiting[pod] for at_pod in node.jobs.values()))
+        yield waiting
 
     def _peers(self) -> Iterator[Metric]:
         node = self._node

@@ -12,11 +12,12 @@ from refill.errors import InvalidInput, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.answer_room import AnswerRoom
-from refill_service.cache_node import CacheNode, LeftByPod
+from refill_service.cache_node import CacheNode
 from refill_service.frame_response import FrameResponse, OutgoingFrame
 from refill_service.http_routes import CheckpointBody, checked_ids, read_int64s
+from refill_service.job_at_pod import LeftByPod
 from refill_service.request_guard import held
-from refill_service.resuming import Checkpoint, Resuming
+from refill_service.resuming import Checkpoint
 
 __all__ = ["peer_routes"]
 
@@ -48,7 +49,7 @@ class Resume(BaseModel):
     checkpoint: CheckpointBody
 
 
-def peer_routes(node: CacheNode, resuming: Resuming) -> APIRouter:
+def peer_routes(node: CacheNode) -> APIRouter:
     routes = APIRouter(prefix="/peer/v1/jobs/{job}")
 
     def count_sent(pod: int, sent: int) -> None:
@@ -57,7 +58,7 @@ def peer_routes(node: CacheNode, resuming: Resuming) -> APIRouter:
     @routes.put("")
     async def register(job: str, body: Registration) -> dict[str, Any]:
         spec = JobSpec.from_dict(body.spec)
-        return await node.register_here(spec, body.incarnation, body.fingerprint, begun=body.begun)
+        return await node.registration.register_here(spec, body.incarnation, body.fingerprint, begun=body.begun)
 
     @routes.post("/opening")
     async def opening(job: str, body: Opening) -> dict[str, bool]:
@@ -67,7 +68,7 @@ def peer_routes(node: CacheNode, resuming: Resuming) -> APIRouter:
 
     @routes.get("")
     async def known(job: str) -> dict[str, Any]:
-        return node.known(job)
+        return node.registration.known(job)
 
     @routes.delete("")
     async def remove(job: str) -> dict[str, bool]:
@@ -148,17 +149,17 @@ def peer_routes(node: CacheNode, resuming: Resuming) -> APIRouter:
 
     @routes.post("/resume")
     async def resume(job: str, body: Resume) -> dict[str, Any]:
-        return await resuming.resume(JobSpec.from_dict(body.spec), Checkpoint(**body.checkpoint.model_dump()))
+        return await node.resuming.resume(JobSpec.from_dict(body.spec), Checkpoint(**body.checkpoint.model_dump()))
 
     @routes.get("/consumed")
     async def consumed(job: str, incarnation: Incarnation, epoch: Count, position: Count, resumed: str) -> Response:
         """For pod 0, which resumes a job: int64, see :meth:`Resuming.consumed`."""
-        found = resuming.consumed(job, Checkpoint(incarnation, epoch, position), resumed)
+        found = node.resuming.consumed(job, Checkpoint(incarnation, epoch, position), resumed)
         return Response(found.astype("<i8").tobytes(), media_type="application/octet-stream")
 
     @routes.put("/resumed")
     async def replace(job: str, body: Registration) -> dict[str, bool]:
-        await node.replace_here(JobSpec.from_dict(body.spec), body.incarnation)
+        await node.registration.replace_here(JobSpec.from_dict(body.spec), body.incarnation)
         return {"resumed": True}
 
     @routes.get("/resumed")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from refill.protocol.records import Kind
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, consumed_before, keyed_traces, resumed_incarnation
-from refill_service.cache_node import CacheNode
 from refill_service.journal import KeptJob
+
+if TYPE_CHECKING:
+    from refill_service.cache_node import CacheNode
 
 __all__ = ["Checkpoint", "Resuming"]
 
@@ -83,18 +85,18 @@ class Resuming:
         if unknown:
             log.warning("job %s is resumed, and of %d samples nobody knows who had them", spec.name, unknown)
         rest = ResumedEpoch(checkpoint.incarnation, checkpoint.epoch, checkpoint.position, done, unknown)
-        return await node.register_resumed(spec, incarnation, rest)
+        return await node.registration.register_resumed(spec, incarnation, rest)
 
     async def _current(self, name: str) -> str:
         try:
-            return str(self._node.known(name)["incarnation"])
+            return str(self._node.registration.known(name)["incarnation"])
         except UnknownJob:
-            return (await self._node.known_to_others(name))[0]
+            return (await self._node.registration.known_to_others(name))[0]
 
     async def _unchanged(self, spec: JobSpec) -> dict[str, Any] | None:
         """The job as the pods have it, if it can simply be registered again."""
         try:
-            return await self._node.register(spec)
+            return await self._node.registration.register(spec)
         except (JobConflict, JobLost):
             return None
 

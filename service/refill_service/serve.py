@@ -23,7 +23,6 @@ from refill_service.ending import Ending, ends_by_signal
 from refill_service.peers import CONNECTION_WINDOW_BYTES, MAX_FRAME_BYTES, STREAM_WINDOW_BYTES
 from refill_service.pod_phase import PodPhase
 from refill_service.request_guard import RequestGuard
-from refill_service.resuming import Resuming
 from refill_service.settings import Settings
 
 __all__ = ["serve"]
@@ -62,11 +61,10 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     node = CacheNode(settings)
-    resuming = Resuming(node)
     limits = ClientLimits(settings.client_timeout_seconds, settings.max_connections, node.refusals)
-    for_clients = RequestGuard(client_app(node, resuming), node.bodies, node.refusals, settings.max_connections)
+    for_clients = RequestGuard(client_app(node), node.bodies, node.refusals, settings.max_connections)
     for_peers = RequestGuard(
-        peer_app(node, resuming),
+        peer_app(node),
         node.bodies,
         node.refusals,
         settings.max_connections,

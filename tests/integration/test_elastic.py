@@ -8,9 +8,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch.utils.data
 from tests.integration.test_restarts import cluster_of, receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
+import refill
 from refill.errors import EpochEnded, InvalidInput, JobConflict, JobLost
 from refill.pod_connection import PodConnection
 from refill_service.demo.local_cluster import LocalCluster
@@ -137,3 +139,53 @@ def test_what_can_not_be(three_pods: LocalCluster, packed: Packed) -> None:
         rank_of(three_pods, other).resume(incarnation, 4, 100)
     with pytest.raises(InvalidInput, match="the same ranks and pods only"):
         rank_of(three_pods, other | {"order": "explicit"}).resume(incarnation, 4, 100)
+
+
+def loop_of(cluster: LocalCluster, job: dict[str, Any], rank: int, resume: Any = None) -> tuple[Any, Any]:
+    """A rank's sampler and loader, as a training script makes them."""
+    dataset = refill.CacheDataset(
+        cluster.pod_urls[0],
+        dataset=job["dataset"],
+        job=job["name"],
+        rank=rank,
+        world_size=job["world_size"],
+        chunk_size=16,
+        memory_bytes=600_000,
+        resume=resume,
+    )
+    sampler = refill.EpochSampler(dataset)
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=BATCH, sampler=sampler, num_workers=2, collate_fn=lambda batch: [s["__id__"] for s in batch]
+    )
+    return sampler, refill.timed(loader, dataset)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_training_script_with_other_ranks(three_pods: LocalCluster, packed: Packed, after: int) -> None:
+    """Loader workers had fetched ahead of the loop when it was stopped; with the same lines it goes on with others."""
+    job = settings_of(packed[0], world_size=2)
+    loops = [loop_of(three_pods, job, rank) for rank in range(2)]
+    consumed: list[int] = []
+    iterators = [iter(loader) for _, loader in loops]
+    for _ in range(9):
+        for batches in iterators:
+            consumed += next(batches)
+    state = loops[0][1].state_dict()
+    del iterators, loops
+
+    job |= {"world_size": after}
+    again = [loop_of(three_pods, job, rank, resume=state) for rank in range(after)]
+    for sampler, loader in again:
+        loader.load_state_dict(state)
+        assert sampler.epoch == 0
+    rest = [[sample for batch in loader for sample in batch] for _, loader in again]
+    assert len({len(samples) for samples in rest}) == 1, "ranks have unequal numbers of steps"
+    samples = {sample for part in rest for sample in part}
+    assert samples.isdisjoint(consumed)
+    assert len(samples) + len(consumed) == NUM_SAMPLES
+    assert receipt(three_pods, job, 0)["exact"]
+    later = again[0][1].state_dict()
+    assert (later["epoch"], later["position"]) == (0, later["length"]), "the epoch is at its end"
+    with pytest.raises(InvalidInput, match="give it to CacheDataset"):
+        loop_of(three_pods, job, 0)[1].load_state_dict(state)
+    httpx.delete(f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}")

@@ -281,7 +281,6 @@ def test_openapi_lists_every_client_route(three_pods: LocalCluster) -> None:
     from refill_service.app import client_app
     from refill_service.cache_node import CacheNode
     from refill_service.http_routes import client_routes
-    from refill_service.resuming import Resuming
     from refill_service.settings import load_settings
 
     url = three_pods.pod_urls[0]
@@ -289,13 +288,13 @@ def test_openapi_lists_every_client_route(three_pods: LocalCluster) -> None:
     node = CacheNode(load_settings())
     routes = {
         (route.path, method.lower())  # type: ignore[attr-defined]
-        for route in client_routes(node, Resuming(node)).routes
+        for route in client_routes(node).routes
         for method in route.methods  # type: ignore[attr-defined]
     }
     assert routes == {(path, method) for path, methods in paths.items() for method in methods}
     assert len(routes) >= 12
     assert all(answer.get("summary") for methods in paths.values() for answer in methods.values())
-    assert client_app(node, Resuming(node)).title == "refill"
+    assert client_app(node).title == "refill"
     docs = httpx.get(f"{url}/docs")
     assert docs.status_code == 200
     assert "openapi.json" in docs.text

@@ -1,0 +1,161 @@
+"""What is a job at one pod? The pod as its owner, the pod as the home of ranks, and what both can tell of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from refill.errors import InvalidInput
+from refill.protocol.records import Kind, Record, encode_records
+from refill.protocol.wire_format import BatchRequest, Int64Array
+from refill_service.cache_core.owner_epoch import EpochCounts
+from refill_service.cache_core.receipt import EpochReceipt, sum_of_receipts
+from refill_service.home import Home, HomeCounts
+from refill_service.job import Job
+from refill_service.job_peers import JobPeers
+from refill_service.owner import Owner
+from refill_service.pinned_tier import PinnedShare
+from refill_service.running_epoch import OwnerCounts
+
+__all__ = ["ClientCounts", "JobAtPod", "LeftByPod"]
+
+_KEPT_RECEIPTS = 1000
+
+
+@dataclass
+class ClientCounts:
+    """What clients of one rank reported."""
+
+    data_wait_seconds: float = 0.0
+    request_wait_seconds: float = 0.0
+    samples: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class LeftByPod:
+    """What a pod left here when it ended, for its successor."""
+
+    records: bytes
+    claimed_by: str = ""
+    """The run of the pod that came for it. It may have delivered more since, so a later one finds it incomplete."""
+
+
+@dataclass
+class JobAtPod:
+    """A job here: what it is, the pod as its owner, the pod as the home of ranks."""
+
+    job: Job
+    owner: Owner
+    home: Home
+    peers: JobPeers
+    pinned: PinnedShare
+    recovery: asyncio.Task[None] | None = None
+    """After a restart of the pod, while it learns from others what it had delivered."""
+    kept: dict[int, LeftByPod] = field(default_factory=dict)
+    """By the ordinals of pods that ended in order."""
+    ended: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """This pod's part of the receipts of epochs that will not be asked for again."""
+    clients: dict[int, ClientCounts] = field(default_factory=dict)
+    requests_under_way: int = 0
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """For the time of a request, which may wait for longer than a job may be idle."""
+        self.requests_under_way += 1
+        try:
+            yield
+        finally:
+            self.requests_under_way -= 1
+            self.job.last_used = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since somebody asked for anything here, other than to look."""
+        return 0.0 if self.requests_under_way else time.monotonic() - self.job.last_used
+
+    def client(self, rank: int) -> ClientCounts:
+        self.job.check_rank(rank)
+        return self.clients.setdefault(rank, ClientCounts())
+
+    def told(self, pod: int, life: str) -> bytes:
+        """Records for a pod that was restarted: what it left here, and what this one knows as a home and as an owner.
+
+        :param life: tells this run of the pod from another one.
+        """
+        records = [*self.home.told(pod), *self.owner.opened()]
+        for epoch in self.job.traced_epochs:
+            records += self.job.trace_records(epoch)
+        if not self.owner.lost:
+            records.append(Record(Kind.ALL_RANKS, 0))
+        if (left := self.kept.get(pod)) is None:
+            return encode_records(records)
+        left.claimed_by = left.claimed_by or life
+        if left.claimed_by == life:
+            records.append(Record(Kind.WHOLE_TABLE, 0))
+        return left.records + encode_records(records)
+
+    async def asked_of_this_pod(self, request: BatchRequest) -> Int64Array:
+        """The samples that a home pod's request asks of this pod's share."""
+        job = self.job
+        job.check_rank(request.rank)
+        traces = await job.traces(request.epoch, self.owner.wait_seconds)
+        if int(request.positions.max()) >= traces.length(request.rank):
+            raise InvalidInput(f"rank {request.rank} has no position {int(request.positions.max())}")
+        asked, repeats = traces.asked(request.rank, request.positions)
+        if repeats.any() or not job.share.holds(asked).all():
+            raise InvalidInput(
+                f"pod {job.ordinal} was asked for positions that it does not answer: other job settings?"
+            )
+        return asked
+
+    async def receipt(self, epoch: int) -> dict[str, Any]:
+        """What an epoch delivered, over all pods: ``EpochReceipt`` as JSON, with what it is the receipt of.
+
+        Samples that were sent ahead and never asked for were not delivered.
+        """
+        here = await self.receipt_here(epoch)
+        answers = [here, *await self.peers.call_all("GET", f"epochs/{epoch}/receipt")]
+        total = sum_of_receipts([EpochReceipt.from_dict(answer["receipt"]) for answer in answers])
+        for answer in answers:
+            total = total.without({int(rank): count for rank, count in answer["unused_ahead"].items()})
+        spec, resumed = self.job.spec, self.job.resumed
+        if resumed is not None and resumed.epoch == epoch:
+            total = replace(total.with_done(resumed.done), unknown=total.unknown + resumed.unknown)
+        of_what = {"job": spec.name, "epoch": epoch, "seed": spec.seed, "policy": spec.policy}
+        running = epoch >= self.owner.epoch and not total.exact
+        return of_what | {"running": running, "repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
+
+    async def receipt_here(self, epoch: int) -> dict[str, Any]:
+        """This pod's part of it: of its share, and of what other pods sent it ahead."""
+        if epoch in self.ended:
+            return self.ended[epoch]
+        return {
+            "epoch": epoch,
+            "receipt": (await self.owner.receipt(epoch)).to_dict(),
+            "unused_ahead": {str(rank): count for rank, count in self.home.unused_ahead(epoch).items()},
+            "repeats": self.home.history[epoch].repeats if epoch in self.home.history else 0,
+        }
+
+    async def epoch_ended(self, epoch: int) -> None:
+        """Its part of the receipt is final."""
+        self.ended[epoch] = await self.receipt_here(epoch)
+        while len(self.ended) > _KEPT_RECEIPTS:
+            self.ended.pop(next(iter(self.ended)))
+        if self.owner.journal is not None:
+            self.owner.journal.keep_receipt(self.ended[epoch])
+
+    def epoch_counts(self, epoch: int) -> dict[str, Any]:
+        """What happened at this pod in one epoch, flat; zeros when nothing did."""
+        owner = self.owner.history.get(epoch) or OwnerCounts(EpochCounts())
+        home = self.home.history.get(epoch) or HomeCounts()
+        owned = asdict(owner)
+        core = owned.pop("core")
+        wasted = {"bytes_wasted": owner.core.bytes_wasted}
+        counts: dict[str, Any] = {"pod": self.job.ordinal, "epoch": epoch}
+        counts |= core | wasted | owned | asdict(home)
+        return counts

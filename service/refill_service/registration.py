@@ -1,0 +1,311 @@
+"""How does a job become known to all pods, and known again to one that was restarted?
+
+A client registers a job at any pod. Pod 0 names its *incarnation*, so that ranks that come at the same time agree; the
+others take it from there. A pod that was restarted takes a job up again when it is asked for it: from its journal, or
+from what others know (:mod:`refill_service.recovery`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from refill.errors import JobConflict, JobError, JobLost, PodUnreachable, RefillError, UnknownJob
+from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, is_resumed
+from refill_service.job import Job
+from refill_service.job_at_pod import JobAtPod
+from refill_service.journal import KeptJob
+from refill_service.recovery import Recovery
+
+if TYPE_CHECKING:
+    from refill_service.cache_node import CacheNode
+
+__all__ = ["Registration"]
+
+log = logging.getLogger(__name__)
+
+_LEADER = 0
+"""The pod that names the incarnation of a job."""
+
+
+class Registration:
+    """Registers jobs at this pod, and at the others by way of it."""
+
+    def __init__(self, node: CacheNode) -> None:
+        self._node = node
+        self._registering = asyncio.Lock()
+
+    async def register(self, spec: JobSpec, incarnation: str | None = None) -> dict[str, Any]:
+        """Register a job on every pod; registering it again with the same settings changes nothing.
+
+        :param incarnation: of a client that has the job already: this pod was restarted, and takes it up again. The
+            others need not be there for that.
+        """
+        if spec.name in self._node.jobs:
+            return await self._register(spec)
+        self._node.check_taking_jobs()
+        self._node.opening.begin(spec.dataset)
+        if incarnation is not None:
+            return await self.register_here(spec, incarnation, "", begun=True) | {
+                "pods": list(self._node.settings.pod_urls)
+            }
+        telling = asyncio.create_task(self._tell_others(spec))
+        try:
+            return await self._register(spec)
+        finally:
+            await telling
+
+    async def _tell_others(self, spec: JobSpec) -> None:
+        """That they may open the dataset; what is wrong with them is found when they are to register the job."""
+        with contextlib.suppress(RefillError):
+            body = {"dataset": spec.dataset}
+            await self._node.peers.call_all(self._node.others, "POST", f"/peer/v1/jobs/{spec.name}/opening", body)
+
+    async def _register(self, spec: JobSpec) -> dict[str, Any]:
+        ordinal, path = self._node.settings.ordinal, f"/peer/v1/jobs/{spec.name}"
+        leader: dict[str, Any] = {"incarnation": "", "fingerprint": "", "begun": False, "created": False}
+        if ordinal != _LEADER:
+            leader = await self._node.peers.call(_LEADER, "PUT", path, {"spec": spec.to_dict()})
+        created = leader["created"]
+        try:
+            info = await self.register_here(spec, leader["incarnation"], leader["fingerprint"], begun=leader["begun"])
+            created = created or info.pop("created")
+            body = {
+                "spec": spec.to_dict(),
+                "incarnation": info["incarnation"],
+                "fingerprint": info["fingerprint"],
+                "begun": leader["begun"] or info["begun"],
+            }
+            others = [pod for pod in self._node.others if pod != _LEADER]
+            await self._node.peers.call_all(others, "PUT", path, body)
+        except RefillError as error:
+            # One pod refuses it for good: the others must not keep it, or its name and memory would be taken.
+            if created and error.status != 503 and not isinstance(error, JobError):
+                with contextlib.suppress(RefillError):
+                    await self._node.remove_everywhere(spec.name)
+            raise
+        return info | {"pods": list(self._node.settings.pod_urls)}
+
+    async def register_here(
+        self, spec: JobSpec, incarnation: str, fingerprint: str, *, begun: bool = False
+    ) -> dict[str, Any]:
+        """Register a job on this pod only.
+
+        :param incarnation: as another pod or a client names it; empty: whatever it is here, a new one if need be.
+        :param fingerprint: of the dataset as another pod read it; empty: any.
+        :param begun: whether ranks were seen to ask for samples: then a pod that does not know the job has lost it.
+        """
+        async with self._registering:
+            known = self._node.jobs.get(spec.name)
+            created = known is None
+            if known is None:
+                known = await self._create_or_take_up(spec, incarnation, begun)
+        if differences := known.job.spec.differences(spec):
+            raise JobConflict(
+                f"job {spec.name} was registered before with other settings ({'; '.join(differences)}): "
+                "use another name, or end that job first",
+                differences=differences,
+            )
+        if incarnation and known.job.incarnation != incarnation:
+            raise self._node.is_another(spec.name)
+        info = known.job.info() | {"begun": known.owner.begun or known.recovery is not None, "created": created}
+        if fingerprint and info["fingerprint"] != fingerprint:
+            raise self._replaced(spec)
+        known.job.last_used = time.monotonic()
+        return info
+
+    async def _create_or_take_up(self, spec: JobSpec, incarnation: str, begun: bool) -> JobAtPod:
+        """A job that this pod does not have: a new one, or one that it lost in a restart."""
+        if self._node.journal.has_ended(incarnation):
+            raise JobLost(f"job {spec.name} was ended: end what is left of it, or use another name", job=spec.name)
+        kept = self._node.journal.find(spec.name)
+        if kept is not None and incarnation not in ("", kept.header["incarnation"]):
+            kept = None  # of an earlier job of that name
+        if kept is None and not incarnation and self._node.settings.ordinal == _LEADER:
+            incarnation, begun = await self.known_to_others(spec.name)
+        if kept is not None:
+            incarnation = kept.header["incarnation"]
+            if kept.header["num_pods"] != self._node.settings.num_pods:
+                raise self._moved(spec.name, kept.header["num_pods"])
+            if differences := JobSpec.from_dict(kept.header["spec"]).differences(spec):
+                raise JobConflict(
+                    f"job {spec.name} ran before with other settings ({'; '.join(differences)}): use another name, or "
+                    "end that job first",
+                    differences=differences,
+                )
+        lost = kept is not None or begun
+        resumed = None if kept is None else kept.resumed
+        if resumed is None and is_resumed(incarnation):
+            resumed = await self._resumed_at_others(spec.name, incarnation)
+        at_pod = await self._node.create(spec, incarnation or uuid.uuid4().hex, kept, resumed, lost=lost)
+        try:
+            if kept is not None and kept.header["fingerprint"] != at_pod.job.info()["fingerprint"]:
+                raise self._replaced(spec)
+            if lost:
+                self._take_up(at_pod, kept)
+            else:
+                self._begin_journal(at_pod)
+        except BaseException:
+            await self._node.close_job(at_pod, self._node.gone(spec.name))
+            raise
+        self._node.jobs[spec.name] = at_pod
+        job = at_pod.job
+        log.info(
+            "job %s: %s, %d abstract chunks of %d samples, group size %d%s",
+            spec.name,
+            spec.dataset,
+            job.mapping.num_abstract_chunks,
+            job.layout.chunk_size,
+            job.mapping.group_size,
+            ", taken up after a restart" if lost else "",
+        )
+        return at_pod
+
+    async def known_to_others(self, name: str) -> tuple[str, bool]:
+        """``(incarnation, begun)`` of a job that another pod knows; ``("", False)`` when none does."""
+        path = f"/peer/v1/jobs/{name}"
+        asked = (self._node.peers.call(pod, "GET", path) for pod in self._node.others)
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, dict):
+                return answer["incarnation"], answer["begun"]
+            if isinstance(answer, PodUnreachable) or not isinstance(answer, RefillError):
+                raise answer  # it may know the job
+        return "", False
+
+    async def register_resumed(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch) -> dict[str, Any]:
+        """Register a job as it goes on from a checkpoint, in place of what it was before, on every pod."""
+        await self.replace_here(spec, incarnation, resumed)
+        body = {"spec": spec.to_dict(), "incarnation": incarnation}
+        await self._node.peers.call_all(self._node.others, "PUT", f"/peer/v1/jobs/{spec.name}/resumed", body)
+        return await self._register(spec)
+
+    async def replace_here(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch | None = None) -> None:
+        """:param resumed: None: pod 0 has it."""
+        async with self._registering:
+            known = self._node.jobs.get(spec.name)
+            if known is not None and known.job.incarnation == incarnation:
+                return
+            if resumed is None:
+                resumed = await self._resumed_at(_LEADER, spec.name, incarnation)
+            await self._node.remove(spec.name)
+            at_pod = await self._node.create(spec, incarnation, None, resumed, lost=False)
+            self._begin_journal(at_pod)
+            self._node.jobs[spec.name] = at_pod
+            log.info("job %s goes on in epoch %d with %d ranks", spec.name, resumed.epoch, spec.world_size)
+
+    async def _resumed_at_others(self, name: str, incarnation: str) -> ResumedEpoch:
+        for pod in self._node.others:
+            with contextlib.suppress(JobError):
+                return await self._resumed_at(pod, name, incarnation)
+        raise JobLost(
+            f"job {name} had been resumed from a checkpoint, and no pod knows any more from which: resume it again",
+            job=name,
+        )
+
+    async def _resumed_at(self, pod: int, name: str, incarnation: str) -> ResumedEpoch:
+        path = f"/peer/v1/jobs/{name}/resumed"
+        return decode_resumed(
+            await self._node.peers.get_bytes(pod, f"{path}?incarnation={quote(incarnation, safe='')}")
+        )
+
+    def known(self, name: str) -> dict[str, Any]:
+        """What this pod knows of a job, be it from before a restart. Raises :class:`UnknownJob`."""
+        if name not in self._node.jobs and (kept := self._node.journal.find(name)) is not None:
+            return {"incarnation": kept.header["incarnation"], "begun": True, "idle": True}
+        at_pod = self._node.job(name, looked_at=True)
+        return {
+            "incarnation": at_pod.job.incarnation,
+            "begun": at_pod.owner.begun or at_pod.recovery is not None,
+            "idle": self._is_idle(at_pod),
+        }
+
+    async def idle_everywhere(self, name: str) -> bool:
+        """Whether a job that is idle here is so at all pods: one that owns little of it, or sends far ahead, is asked
+        seldom. A pod that does not answer may be the one that is in use."""
+        path = f"/peer/v1/jobs/{name}"
+        asked = (self._node.peers.call(pod, "GET", path) for pod in self._node.others)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        at_pod = self._node.jobs.get(name)
+        if at_pod is None or not self._is_idle(at_pod):
+            return False
+        return all(
+            isinstance(answer, UnknownJob) or (isinstance(answer, dict) and answer["idle"]) for answer in answers
+        )
+
+    def _is_idle(self, at_pod: JobAtPod) -> bool:
+        return at_pod.idle_seconds > self._node.settings.job_idle_seconds
+
+    def _take_up(self, at_pod: JobAtPod, kept: KeptJob | None) -> None:
+        if kept is not None:
+            at_pod.ended |= kept.receipts
+        recovery = Recovery(
+            at_pod.job,
+            at_pod.owner,
+            at_pod.home,
+            at_pod.peers,
+            kept,
+            self._node.settings.recovery_seconds,
+            lambda pod: self.introduce(pod, at_pod.job),
+        )
+        if recovery.from_journal():
+            self._begin_journal(at_pod)
+        else:
+            at_pod.recovery = asyncio.create_task(self._recover(at_pod, recovery))
+
+    async def _recover(self, at_pod: JobAtPod, recovery: Recovery) -> None:
+        name = at_pod.job.spec.name
+        try:
+            await recovery.from_others(lambda: self._begin_journal(at_pod))
+        except Exception as error:
+            log.error("job %s can't go on after a restart of this pod: %s", name, error, exc_info=not _expected(error))
+            at_pod.recovery = None
+            if self._node.jobs.get(name) is at_pod:
+                await self._node.remove(name)
+
+    def _begin_journal(self, at_pod: JobAtPod) -> None:
+        """Not before all is known that is to be in it: what a journal lacks was never delivered."""
+        job = at_pod.job
+        header = {
+            "spec": job.spec.to_dict(),
+            "incarnation": job.incarnation,
+            "fingerprint": job.info()["fingerprint"],
+            "memory_bytes": job.memory_bytes,
+            "num_pods": job.num_pods,
+            "num_samples": job.layout.num_samples,
+        }
+        at_pod.owner.journal = self._node.journal.begin(
+            job.spec.name, header, at_pod.owner.snapshot, at_pod.owner.live_epochs, job.resumed
+        )
+
+    async def introduce(self, pod: int, job: Job) -> None:
+        """Tell a pod of a job that it lost in a restart."""
+        body = {
+            "spec": job.spec.to_dict(),
+            "incarnation": job.incarnation,
+            "fingerprint": job.info()["fingerprint"],
+            "begun": True,
+        }
+        await self._node.peers.call(pod, "PUT", f"/peer/v1/jobs/{job.spec.name}", body)
+
+    def _moved(self, name: str, num_pods: int) -> JobLost:
+        return JobLost(
+            f"job {name} ran on {num_pods} pods, and there are {self._node.settings.num_pods} now: resume it from a "
+            f"checkpoint (CacheDataset(..., resume=state)), or end it (DELETE /v1/jobs/{name}) and start it anew",
+            job=name,
+        )
+
+    def _replaced(self, spec: JobSpec) -> JobConflict:
+        return JobConflict(
+            f"dataset {spec.dataset} was replaced while job {spec.name} ran: pods read different versions; "
+            f"end the job on all pods (DELETE /v1/jobs/{spec.name}), then start it anew"
+        )
+
+
+def _expected(error: Exception) -> bool:
+    return isinstance(error, RefillError) and error.status < 500
