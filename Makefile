@@ -12,7 +12,7 @@ PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_FLAGS ?=
 
-.PHONY: demo test check format bench bench-store bench-core bench-pods bench-refill bench-shaped bench-quality bench-peers clean
+.PHONY: demo test check format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-peers clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -31,7 +31,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 # What has to be reached, each figure beside its bound.
-bench: bench-core bench-pods bench-refill bench-shaped
+bench: bench-core bench-pods bench-exactly-once bench-refill bench-shaped
 
 bench-store: $(READY)
 	$(BIN)/python benchmarks/store_libraries.py
@@ -41,6 +41,9 @@ bench-core: $(READY)
 
 bench-pods: $(READY)
 	$(BIN)/python benchmarks/pod_throughput.py
+
+bench-exactly-once: $(READY)
+	$(BIN)/python benchmarks/exactly_once_cost.py
 
 bench-refill: $(READY)
 	$(BIN)/python benchmarks/refill_throughput.py

@@ -125,7 +125,7 @@ def _job(pod_url: str, home: str, dataset: str) -> PodConnection:
     rank = PodConnection(pod_url, spec, 0, home, 60)
     rank.batch(0, np.array([0]))
     deadline = time.monotonic() + 30
-    while _resident_bytes(pod_url) < 0.999 * rank.info()["total_bytes"] - BATCH:
+    while resident_bytes(pod_url) < 0.999 * rank.info()["total_bytes"] - BATCH:
         if time.monotonic() > deadline:
             raise TimeoutError("the pod did not load the dataset within 30 s")
         time.sleep(0.05)
@@ -134,7 +134,7 @@ def _job(pod_url: str, home: str, dataset: str) -> PodConnection:
     return rank
 
 
-def _resident_bytes(pod_url: str) -> float:
+def resident_bytes(pod_url: str) -> float:
     lines = httpx.get(f"{pod_url}/metrics").text.splitlines()
     return sum(float(line.split()[1]) for line in lines if line.startswith('refill_resident_bytes{kind="abstract"}'))
 
@@ -208,6 +208,12 @@ def _memcpy(total: int, batch: int) -> Measure:
 def cpu_of(pid: int) -> float:
     """CPU seconds of the pod and of this process."""
     return sum(_both_cpu(pid))
+
+
+def cpu_of_pods(pids: list[int]) -> float:
+    """CPU seconds of these pods and of this process."""
+    own, pod = _both_cpu(pids[0])
+    return own + pod + sum(_both_cpu(pid)[1] for pid in pids[1:])
 
 
 def _both_cpu(pid: int) -> tuple[float, float]:

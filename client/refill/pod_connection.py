@@ -36,6 +36,7 @@ from refill.errors import (
     UnknownJob,
     error_from_wire,
 )
+from refill.home_watch import watch_home
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import (
@@ -127,8 +128,9 @@ class PodConnection:
     def info(self) -> dict[str, Any]:
         """What the pods say of the job; registers it the first time."""
         if self._info is None:
-            self._info = self._retried(self.service_url, lambda seconds: self._register(self.service_url, seconds))
-            self._home = self._home or self._find_home(self._info["pods"])
+            info = self._retried(self.service_url, lambda seconds: self._register(self.service_url, seconds))
+            self._registered(info)
+        assert self._info is not None
         return self._info
 
     def resume(self, incarnation: str, epoch: int, position: int) -> dict[str, Any]:
@@ -143,9 +145,21 @@ class PodConnection:
         checkpoint = {"incarnation": incarnation, "epoch": epoch, "position": position}
         body = {"settings": self.spec.to_dict(), "checkpoint": checkpoint}
         url, path = self.service_url, self._job_path("resume")
-        self._info = self._retried(url, lambda seconds: self._call("POST", url, path, seconds, json=body))
-        self._home = self._home or self._find_home(self._info["pods"])
-        return self._info
+        info = self._retried(url, lambda seconds: self._call("POST", url, path, seconds, json=body))
+        self._registered(info)
+        return info
+
+    def _registered(self, info: dict[str, Any]) -> None:
+        self._info = info
+        self._home = self._home or self._find_home(info["pods"])
+        watch_home(self)
+
+    def look_after_home(self) -> None:
+        """Bring the job back to a home pod that was restarted, and tell it what this rank has received, if it has not
+        been told."""
+        home = self.home
+        path = self._data_path(f"ranks/{self.rank}")
+        self._known(home, lambda seconds: self._call("GET", home, path, seconds), _PROBE_SECONDS, register=True)
 
     @property
     def home(self) -> str:

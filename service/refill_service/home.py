@@ -150,7 +150,7 @@ class Home:
         """Raises :class:`InvalidInput` for a position past the end of the rank's trace."""
         job, epoch, rank = self.job, request.epoch, request.rank
         job.check_rank(rank)
-        self._until_told(rank)
+        self.until_told(rank)
         traces = await job.traces(epoch, self._wait_seconds)
         positions = request.positions
         if int(positions.max()) >= traces.length(rank):
@@ -255,7 +255,7 @@ class Home:
 
     async def post_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
         """A rank's own trace: kept here and by every owner. Errors as :meth:`Job.post_trace`."""
-        self._until_told(rank)
+        self.until_told(rank)
         self.job.post_trace(epoch, rank, sample_ids)
         self._owner.trace_posted(epoch, rank, sample_ids)
         body = sample_ids.astype("<i8").tobytes()
@@ -415,7 +415,13 @@ class Home:
                 unused[rank] += count
         return dict(unused)
 
-    def _until_told(self, rank: int) -> None:
+    def books_closed(self, epoch: int) -> None:
+        """Fact: nobody will ask for the receipt's part of an epoch again."""
+        for key in [key for key in self._never_asked if key[0] == epoch]:
+            del self._never_asked[key]
+
+    def until_told(self, rank: int) -> None:
+        """Raises :class:`RecordsWanted` when the rank has to tell something before it is answered."""
         if self._lost and rank not in self._told:
             raise RecordsWanted(
                 f"pod {self.job.ordinal} was restarted and has yet to be told what rank {rank} of job "

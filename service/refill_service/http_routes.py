@@ -163,6 +163,13 @@ def client_routes(node: CacheNode) -> APIRouter:
         await at_pod.home.post_trace(epoch, rank, ids)
         return {"positions": len(ids)}
 
+    @routes.get("/v1/jobs/{job}/ranks/{rank}", tags=["data"], summary="Whether this pod knows what a rank received.")
+    async def rank_known(job: JobName, rank: Number, incarnation: Incarnation = None) -> dict[str, Any]:
+        at_pod = node.job(job, incarnation)
+        at_pod.job.check_rank(rank)
+        at_pod.home.until_told(rank)
+        return {"rank": rank, "epoch": at_pod.owner.epoch}
+
     @routes.put(
         "/v1/jobs/{job}/ranks/{rank}/records",
         tags=["data"],

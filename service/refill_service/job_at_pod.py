@@ -20,7 +20,7 @@ from refill_service.running_epoch import OwnerCounts
 
 __all__ = ["ClientCounts", "JobAtPod", "LeftByPod"]
 
-_KEPT_RECEIPTS = 1000
+_KEPT_RECEIPTS = 300
 
 
 @dataclass
@@ -125,6 +125,7 @@ class JobAtPod:
     async def epoch_ended(self, epoch: int) -> None:
         """Its part of the receipt is final."""
         self.ended[epoch] = await self.receipt_here(epoch)
+        self.home.books_closed(epoch)
         while len(self.ended) > _KEPT_RECEIPTS:
             self.ended.pop(next(iter(self.ended)))
         if self.owner.journal is not None:

@@ -242,3 +242,21 @@ def test_the_receipt_of_an_epoch_that_is_long_over(packed: Packed, tmp_path: Pat
         assert second["exact"]
         assert second["samples_digest"] == receipt(cluster, job, 4)["samples_digest"]
         assert len(list((tmp_path / "journal-0").glob("job-*/epoch-*"))) <= 3, "the journal is not bounded"
+
+
+@pytest.mark.parametrize("num_pods", [1, 2])
+def test_a_rank_that_asks_for_nothing_tells_all_the_same(packed: Packed, tmp_path: Path, num_pods: int) -> None:
+    """As in data-parallel training: rank 1 has batches in hand and waits for rank 0, which waits for its next one."""
+    with cluster_of(tmp_path, num_pods, journal=False) as cluster:
+        job = settings_of(packed[0], world_size=2)
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 200)
+        for pod in range(num_pods):
+            cluster.kill(pod)
+            cluster.restart(pod)
+        waiting = ranks.ranks.pop(1)
+        ranks.ask(0, 200, 300)
+        ranks.ranks.append(waiting)
+        ranks.ask(0, 200, ranks.length)
+        ranks.check(0)
+        assert receipt(cluster, job, 0)["exact"]

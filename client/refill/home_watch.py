@@ -1,0 +1,65 @@
+"""Is the home pod still the one that it was? Asked now and then by the process that registered the job.
+
+A pod that was restarted waits for its ranks to tell what they have received. A rank whose loop stands still, because it
+waits for another rank, asks for nothing; without a word from it, the other rank could wait for it in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from typing import Protocol
+
+from refill.errors import RefillError
+
+__all__ = ["watch_home"]
+
+_EVERY_SECONDS = 3.0
+_FORK_WAITS_SECONDS = 1.0
+
+
+class _Watched(Protocol):
+    def look_after_home(self) -> None: ...
+
+
+_asking = threading.Lock()
+"""Held while a watch asks: a fork in the middle of that would leave the child with locks that nobody releases."""
+
+_held_for_fork = False
+
+
+def watch_home(connection: _Watched) -> None:
+    """Let a thread call ``look_after_home`` every few seconds, as long as the connection is in use."""
+    thread = threading.Thread(target=_watch, args=(weakref.ref(connection),), name="refill-watch", daemon=True)
+    thread.start()
+
+
+def _watch(watched: weakref.ref[_Watched]) -> None:
+    pause = threading.Event()
+    while not pause.wait(_EVERY_SECONDS):
+        connection = watched()
+        if connection is None:
+            return
+        with _asking, contextlib.suppress(RefillError):  # who asks for samples will be told
+            connection.look_after_home()
+        del connection
+
+
+def _before_fork() -> None:
+    global _held_for_fork
+    _held_for_fork = _asking.acquire(timeout=_FORK_WAITS_SECONDS)
+
+
+def _after_fork() -> None:
+    if _held_for_fork:
+        _asking.release()
+
+
+def _in_child() -> None:
+    global _asking
+    _asking = threading.Lock()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
