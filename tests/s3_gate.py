@@ -34,11 +34,7 @@ class Gate(BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        if self.stall:
-            time.sleep(30)
-        time.sleep(self.delay_seconds)
-        if type(self).fail_first > 0:
-            type(self).fail_first -= 1
+        if self.refused():
             return self._refuse(503, "SlowDown", "Please reduce your request rate.")
         if self.secrets and (refused := self._check()):
             return self._refuse(403, *refused)
@@ -53,12 +49,26 @@ class Gate(BaseHTTPRequestHandler):
         length = answer.getheader("content-length") if self.command == "HEAD" else str(len(data))
         self.send_header("content-length", length or "0")
         self.end_headers()
-        if type(self).cut_first > 0 and len(data) > 1 and self.command == "GET":
-            type(self).cut_first -= 1
-            data = data[: len(data) // 2]
-            self.close_connection = True
+        if self.command == "GET":
+            given = self.given(data)
+            self.close_connection = self.close_connection or len(given) < len(data)
+            data = given
         if self.command != "HEAD":
             self.wfile.write(data)
+
+    def refused(self) -> bool:
+        """Whether this request is told to come again later; waits first, if it is to be slow."""
+        if self.stall:
+            time.sleep(30)
+        time.sleep(self.delay_seconds)
+        type(self).fail_first -= 1
+        return self.fail_first >= 0
+
+    def given(self, data: bytes) -> bytes:
+        """What is sent of an answer's body; less of it ends the connection."""
+        if len(data) > 1:
+            type(self).cut_first -= 1
+        return data[: len(data) // 2] if self.cut_first >= 0 and len(data) > 1 else data
 
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_any  # noqa: N815
 

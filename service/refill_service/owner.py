@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from refill.errors import EpochEnded, EpochNotReady, InvalidInput, JobLost, PodRecovering, RefillError
+from refill.errors import EpochEnded, EpochNotReady, InvalidInput, JobLost, PodRecovering, RefillError, SampleDamaged
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
 from refill_service.byte_gate import ByteGate
@@ -444,6 +444,12 @@ class Owner:
         records, dataset = self.job.records, self.job.dataset
 
         async def read(sample: int) -> Payload:
+            try:
+                return await read_once(sample)
+            except SampleDamaged:  # perhaps on its way only, and the store has the right bytes
+                return await read_once(sample)
+
+        async def read_once(sample: int) -> Payload:
             # Somebody waits for it; the reads ahead of need can wait.
             size_bytes = int(records.length[sample - records.first_sample])
             async with self._gate.passage(size_bytes, self.job.spec.name, urgent=True):

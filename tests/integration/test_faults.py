@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
+from tests.chaos.store_relay import store_relay
 from tests.conftest import S3Server
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch
 
@@ -96,6 +97,27 @@ def test_a_store_that_fails_and_cuts_answers(s3_server: S3Server, in_s3: str, pa
             assert sorted(ids_of(batches)) == list(range(NUM_SAMPLES)), "not every sample came exactly once"
             payload_bytes = sum(batch.num_bytes for batch in batches)
             assert payload_bytes > sum(map(len, packed[1].values())), "bytes are missing"
+
+
+def test_bytes_that_were_damaged_on_their_way_are_read_again(
+    s3_server: S3Server, in_s3: str, packed: Packed, tmp_path: Path
+) -> None:
+    """Each range of the store is wrong the first time: the index, single samples, whole chunks."""
+    with store_relay(s3_server.endpoint_url, seed=1) as store:
+        store.wrong = 1.0
+        environment = s3_server.environment | {"AWS_ENDPOINT_URL": store.url}
+        with LocalCluster(1, tmp_path, {"memory_bytes": "4MiB", "pinned_fraction": 0}, environment) as cluster:
+            rank = rank_of(cluster, settings_of(in_s3))
+            rank.info()
+            assert store.counts["damaged"] >= 1, "the index came as it is"
+            before = store.counts["damaged"]
+            assert rank.samples(np.arange(3)).sample_ids.tolist() == [0, 1, 2]
+            assert store.counts["damaged"] == before + 3, "single samples came as they are"
+            batches = whole_epoch(rank, 0)
+            assert sorted(ids_of(batches)) == list(range(NUM_SAMPLES)), "not every sample came exactly once"
+            assert store.counts["damaged"] > before + 20, "chunks came as they are"
+            came = b"".join(payload.tobytes() for batch in batches for payload in batch.payloads)
+            assert all(content in came for content in packed[1].values()), "a sample came with wrong bytes"
 
 
 def test_concurrent_requests_share_refills_and_others_run_beside_them(

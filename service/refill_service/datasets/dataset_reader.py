@@ -53,7 +53,7 @@ class Dataset:
         owns_store: bool = True,
         counters: StoreCounters | None = None,
     ) -> Dataset:
-        """Reads header, metadata and blob table.
+        """Reads header, metadata and blob table; once more if they are damaged, which may be on their way only.
 
         The dataset owns the store, also one that is given unless ``owns_store`` is False; :meth:`close` closes it, and
         so does a failure.
@@ -61,7 +61,11 @@ class Dataset:
         """
         store = open_store(url, settings, counters=counters) if store is None else store
         try:
-            return cls(url.rstrip("/"), store, *await _read_head(store), owns_store=owns_store)
+            try:
+                head = await _read_head(store)
+            except IndexDamaged:
+                head = await _read_head(store)
+            return cls(url.rstrip("/"), store, *head, owns_store=owns_store)
         except BaseException:
             if owns_store:
                 await store.close()
@@ -80,7 +84,15 @@ class Dataset:
         return self.index.blobs
 
     async def load_records(self, first: int, end: int) -> SampleRecords:
-        """Records of samples ``[first, end)``, verified. Raises :class:`IndexDamaged` with section and byte range."""
+        """Records of samples ``[first, end)``, verified. Raises :class:`IndexDamaged` with section and byte range, when
+        they are damaged in a second reading, too."""
+        try:
+            return await self._load_records(first, end)
+        except IndexDamaged:
+            self._start = memoryview(b"")
+            return await self._load_records(first, end)
+
+    async def _load_records(self, first: int, end: int) -> SampleRecords:
         start, stop = self.index.records_range(first, end)
         if stop - start <= _RECORDS_READ_BYTES:
             blocks = await self._read_blocks(start, stop)

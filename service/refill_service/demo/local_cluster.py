@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -29,6 +30,8 @@ class LocalCluster:
     :param settings: further settings of every pod, by their names, such as ``memory_bytes``; ``{ordinal}`` in one of
         them is each pod's own.
     :param environment: further variables for the pods, such as credentials of a store.
+    :param peer_url: ``(from_pod, to_pod, url) -> url``: by which address a pod reaches another one, for relays between
+        them. None: by its own.
     """
 
     def __init__(
@@ -37,18 +40,19 @@ class LocalCluster:
         log_folder: Path,
         settings: dict[str, str | int | float] | None = None,
         environment: dict[str, str] | None = None,
+        peer_url: Callable[[int, int, str], str] | None = None,
     ) -> None:
         ports = _free_ports(2 * num_pods)
         self.pod_urls = [f"http://127.0.0.1:{port}" for port in ports[:num_pods]]
         self.peer_ports = ports[num_pods:]
         self._ports = list(zip(ports[:num_pods], self.peer_ports, strict=True))
         self._log_folder = log_folder
+        self._peer_url = peer_url or (lambda from_pod, to_pod, url: url)
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("REFILL_")},
             **(environment or {}),
             "REFILL_HOST": "127.0.0.1",
             "REFILL_POD_URLS": ",".join(self.pod_urls),
-            "REFILL_PEER_URLS": ",".join(f"http://127.0.0.1:{port}" for port in ports[num_pods:]),
             "REFILL_DRAIN_SECONDS": "0",  # nobody else sends requests here
             **{f"REFILL_{name.upper()}": str(value) for name, value in (settings or {}).items()},
         }
@@ -73,6 +77,7 @@ class LocalCluster:
         """SIGTERM to all, SIGKILL to those that do not end. A second Ctrl-C must not leave any behind."""
         for process in self.processes:
             process.terminate()
+            process.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + _STOP_SECONDS
         for process in self.processes:
             try:
@@ -86,22 +91,38 @@ class LocalCluster:
         self.processes[pod].send_signal(signal.SIGKILL)
         self.processes[pod].wait()
 
-    def restart(self, pod: int) -> None:
-        """Start a pod again under the same addresses."""
+    def restart(self, pod: int, *, wait: bool = True) -> None:
+        """Start a pod again under the same addresses.
+
+        :param wait: until it takes requests.
+        """
         self.processes[pod] = self._start(pod)
-        self._wait_until_ready(pod)
+        if wait:
+            self._wait_until_ready(pod)
+
+    def pause(self, pod: int) -> None:
+        """Let a pod stand still, as a machine does that is out of CPU or memory; nothing is closed or lost."""
+        self.processes[pod].send_signal(signal.SIGSTOP)
+
+    def resume(self, pod: int) -> None:
+        self.processes[pod].send_signal(signal.SIGCONT)
 
     def log(self, pod: int) -> str:
         return (self._log_folder / f"pod-{pod}.log").read_text(errors="replace")
 
     def _start(self, pod: int) -> subprocess.Popen[bytes]:
         port, peer_port = self._ports[pod]
+        peers = (
+            f"http://127.0.0.1:{peer}" if to_pod == pod else self._peer_url(pod, to_pod, f"http://127.0.0.1:{peer}")
+            for to_pod, peer in enumerate(self.peer_ports)
+        )
         environment = {
             name: value.replace("{ordinal}", str(pod)) if name.startswith("REFILL_") else value
             for name, value in self._environment.items()
         }
         environment |= {
             "REFILL_ORDINAL": str(pod),
+            "REFILL_PEER_URLS": ",".join(peers),
             "REFILL_PORT": str(port),
             "REFILL_PEER_PORT": str(peer_port),
         }

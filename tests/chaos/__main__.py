@@ -1,0 +1,85 @@
+"""Tries to break "each sample exactly once an epoch", seed after seed: ``python -m tests.chaos``, or ``make chaos``.
+
+python -m tests.chaos --seconds 120            as many seeds as fit, policies in turn
+python -m tests.chaos --seed 17 --policy redox  one run again
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections import Counter
+from types import FrameType
+
+from benchmarks.machine import machine
+from benchmarks.s3_server import s3_server
+from tests.chaos.chaos_dataset import ChaosDataset, dataset_in_s3
+from tests.chaos.chaos_run import ChaosRun
+from tests.chaos.schedule import setting_of
+
+_FAULT_SECONDS = 8.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Break pods, ranks, network and store.")
+    parser.add_argument("--seconds", type=float, default=120, help="begin no further run after this (default: 120)")
+    parser.add_argument("--seeds", type=int, help="run this many seeds, however long it takes")
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, help="run this seed alone")
+    parser.add_argument("--policy", choices=["drain", "redox"], help="default: in turn")
+    parser.add_argument("--volumes", choices=["kept", "none", "mixed"], help="of killed pods; default: by the seed")
+    parser.add_argument("--fault-seconds", type=float, default=_FAULT_SECONDS, help="time in which faults begin, a run")
+    parser.add_argument("--keep-going", action="store_true", help="run on after a failure")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, _stop)
+    with s3_server() as environment:
+        return _run_all(given, dataset_in_s3(environment))
+
+
+def _run_all(given: argparse.Namespace, dataset: ChaosDataset) -> int:
+    print(machine())
+    started, totals, failed, runs = time.monotonic(), Counter[str](), 0, 0
+    seed = given.first_seed if given.seed is None else given.seed
+    while True:
+        policy = given.policy or ("drain", "redox")[seed % 2]
+        setting = setting_of(seed, policy, given.volumes)
+        run = ChaosRun(setting, dataset, given.fault_seconds)
+        outcome = run.run()
+        runs += 1
+        totals.update(outcome.faults)
+        totals.update(deliveries=outcome.deliveries, asked_again=outcome.asked_again, receipts=outcome.receipts)
+        print(
+            f"seed {seed}: {setting.policy}, {setting.pods} pods, {setting.ranks} ranks, volumes {setting.volumes}, "
+            f"{len(run.schedule)} faults, {outcome.seconds:.0f} s: {'FAILED' if outcome.problems else 'exact'}",
+            flush=True,
+        )
+        if outcome.problems:
+            failed += 1
+            repeat = (
+                f"python -m tests.chaos --seed {seed} --policy {setting.policy} --volumes {setting.volumes} "
+                f"--fault-seconds {given.fault_seconds:g}"
+            )
+            print(outcome.report(run.schedule, repeat), flush=True)
+            if not given.keep_going:
+                break
+        seed += 1
+        if given.seed is not None or runs == given.seeds:
+            break
+        if given.seeds is None and time.monotonic() - started > given.seconds:
+            break
+    print(f"{runs} runs, {failed} failed; " + ", ".join(f"{what}: {count:,}" for what, count in sorted(totals.items())))
+    return 1 if failed else 0
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a run as Ctrl-C does: with all that it started."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
