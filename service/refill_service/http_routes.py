@@ -195,7 +195,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     async def rank_known(job: JobName, rank: Number, incarnation: Incarnation = None) -> dict[str, Any]:
         at_pod = node.job(job, incarnation)
         at_pod.job.check_rank(rank)
-        at_pod.home.until_told(rank)
+        at_pod.home.record.until_told(rank)
         return {"rank": rank, "epoch": at_pod.owner.epoch}
 
     @routes.put(
@@ -211,7 +211,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         records = list(reader)
         if reader.intact_bytes != len(reader.stream):
             raise InvalidInput(f"records are damaged after byte {reader.intact_bytes}")
-        at_pod.home.tell(rank, records)
+        at_pod.home.record.tell(rank, records)
         return {"records": len(records)}
 
     @routes.post("/v1/jobs/{job}/report", tags=["data"], status_code=204, summary="What a client measured.")

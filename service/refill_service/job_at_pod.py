@@ -87,7 +87,7 @@ class JobAtPod:
 
         :param life: tells this run of the pod from another one.
         """
-        records = [*self.home.told(pod), *self.owner.opened()]
+        records = [*self.home.record.told(pod), *self.owner.opened()]
         for epoch in self.job.traced_epochs:
             records += self.job.trace_records(epoch)
         if not self.owner.lost:

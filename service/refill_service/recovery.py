@@ -74,7 +74,7 @@ class Recovery:
         all_answered, said = None, started
         while True:
             told = self._told_by_the_journal()
-            told.add(self._home.told(self._job.ordinal), self._job.ordinal)
+            told.add(self._home.record.told(self._job.ordinal), self._job.ordinal)
             silent = await self._ask_others(told)
             self._restore_traces(told)
             now = time.monotonic()
