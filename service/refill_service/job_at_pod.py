@@ -90,8 +90,6 @@ class JobAtPod:
         records = [*self.home.record.told(pod), *self.owner.opened()]
         for epoch in self.job.traced_epochs:
             records += self.job.trace_records(epoch)
-        if not self.owner.lost:
-            records.append(Record(Kind.ALL_RANKS, 0))
         if (left := self.kept.get(pod)) is None:
             return encode_records(records)
         left.claimed_by = left.claimed_by or life
