@@ -38,6 +38,7 @@ OVER_LIMIT = "refill.over_limit"
 """In a request's scope: its connection is one too many."""
 
 _HELD = "refill.held"
+_PIECE_BYTES = 1 << 20
 _JSON_BYTES = 1 << 20
 _BODY_BYTES = {
     "batch": 8 * MAX_BATCH + 64,
@@ -180,7 +181,9 @@ class _Answer:
             await self._send(message)
             return
         try:
-            async with asyncio.timeout(allowed_seconds(self._timeout_seconds, len(message.get("body", b"")))):
+            # How much of a piece has left can't be seen here, so a stuck one is not given the time of a slow one.
+            pieces = 1 + len(message.get("body", b"")) // _PIECE_BYTES
+            async with asyncio.timeout(self._timeout_seconds * pieces):
                 await self._send(message)
         except TimeoutError as error:
             raise PeerGone("the answer is not read") from error

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import http.client
+import json
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from pyreqwest.client import ClientBuilder
 from tests.pod_fixtures import metric, rank_of, write_files
 
 from refill.errors import PodBusy
@@ -28,7 +32,6 @@ TIMEOUT_SECONDS = 1.5
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> str:
     """80 MB in samples of 200 KB: an answer of 50 is more than kernel buffers swallow."""
-    import asyncio
 
     source, store = tmp_path_factory.mktemp("large"), tmp_path_factory.mktemp("large-store")
     write_files(source, LARGE_SAMPLES, LARGE_BYTES, LARGE_BYTES)
@@ -188,11 +191,15 @@ def test_a_body_that_comes_byte_by_byte_is_cut_off(pod: LocalCluster) -> None:
 
 def test_an_idle_connection_between_requests_stays(pod: LocalCluster) -> None:
     """A worker may train for longer than the timeout between two batches."""
-    with connect(pod) as connection:
-        for _ in range(2):
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: pod\r\n\r\n")
-            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-            time.sleep(2.5 * TIMEOUT_SECONDS)
+    connection = http.client.HTTPConnection("127.0.0.1", pod._ports[0][0], timeout=20)
+    connection.connect()
+    opened = connection.sock
+    for _ in range(2):
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().read() == b'{"status":"ok"}'
+        assert connection.sock is opened, "the connection was closed in between"
+        time.sleep(2.5 * TIMEOUT_SECONDS)
+    connection.close()
 
 
 def test_too_many_connections_are_told_so_and_probes_pass(pod: LocalCluster) -> None:
@@ -263,3 +270,52 @@ def test_headers_of_any_length_are_refused(pod: LocalCluster, sent: bytes) -> No
         came = ended(connection)
     assert came == b"" or came.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400")), came[:200]
     assert metric(url, "process_resident_memory_bytes") - before < 10_000_000
+
+
+def test_a_pod_that_does_not_read_its_answer_is_cut_off(pod: LocalCluster, job: dict[str, Any]) -> None:
+    """Over HTTP/2: its connection lives and answers pings, only the stream stands still."""
+    info = rank_of(pod, job).info()
+    url = f"http://127.0.0.1:{pod.peer_ports[0]}/peer/v1/jobs/{job['name']}/take"
+    body = BatchRequest(0, 0, np.arange(200)).encode()
+
+    async def ask_and_read_nothing() -> None:
+        client = ClientBuilder().http2_prior_knowledge().build()
+        request = client.post(f"{url}?incarnation={info['incarnation']}&pod=0").body_bytes(body)
+        async with request.build_streamed() as answer:
+            assert answer.status == 200
+            assert sending(pod) >= 200 * LARGE_BYTES
+            deadline = time.monotonic() + 15
+            while sending(pod) > 0:
+                assert time.monotonic() < deadline, f"{sending(pod):.0f} bytes are still held"
+                await asyncio.sleep(0.1)
+
+    asyncio.run(ask_and_read_nothing())
+
+
+def test_a_pod_that_does_not_send_its_request_is_told_so(pod: LocalCluster) -> None:
+    async def ask() -> tuple[int, str]:
+        async def body() -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.sleep(10 * TIMEOUT_SECONDS)
+
+        url = f"http://127.0.0.1:{pod.peer_ports[0]}/peer/v1/jobs/x"
+        client = ClientBuilder().http2_prior_knowledge().build()
+        answer = await client.put(url).header("content-type", "application/json").body_stream(body()).build().send()
+        return answer.status, await answer.text()
+
+    status, text = asyncio.run(ask())
+    assert (status, json.loads(text)["error"]) == (408, "RequestTooSlow")
+
+
+def test_a_body_of_100_mb_from_a_pod_is_refused(pod: LocalCluster) -> None:
+    before = metric(pod.pod_urls[0], "process_resident_memory_bytes")
+
+    async def ask() -> int:
+        client = ClientBuilder().http2_prior_knowledge().build()
+        url = f"http://127.0.0.1:{pod.peer_ports[0]}/peer/v1/jobs/x"
+        request = client.put(url).header("content-type", "application/json").body_bytes(b" " * 100_000_000)
+        return (await request.build().send()).status
+
+    assert asyncio.run(ask()) == 413
+    # The HTTP/2 server takes in what its window allows before anybody can refuse it.
+    assert metric(pod.pod_urls[0], "process_resident_memory_bytes") - before < 60_000_000
