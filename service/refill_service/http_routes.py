@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Body, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
@@ -110,7 +110,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         told = {"status": node.phase.value, "ordinal": node.settings.ordinal, "pods": node.settings.num_pods}
         return JSONResponse(told, status_code=200 if node.phase is PodPhase.READY else 503)
 
-    @routes.get("/metrics", tags=["health"], summary="Metrics in Prometheus' format.")
+    @routes.get("/metrics", tags=["health"], summary="Metrics in Prometheus' format.", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
