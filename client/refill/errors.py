@@ -5,7 +5,10 @@ same class. The text is one line that names what was wrong and what to do; what 
 
     RefillError
     |-- InvalidInput               400  an argument, a setting or a frame that can't be right
-    |   `-- MemoryTooSmall         400  the budget does not hold one chunk
+    |   |-- MemoryTooSmall         400  the budget does not hold one chunk
+    |   |-- RequestTooSlow         408  the request's body did not come in time
+    |   |-- RequestTooLarge        413  the request's body is longer than anything sensible
+    |   `-- HeadersTooLarge        431  so are its address and headers
     |-- DatasetError
     |   |-- DatasetNotFound        404  no index at that URL
     |   |-- DatasetExists          409  `pack` would overwrite one
@@ -26,6 +29,8 @@ same class. The text is one line that names what was wrong and what to do; what 
     |   |-- RecordsWanted          428  the home pod was restarted: tell it what this rank has received, ask again
     |   `-- EpochNotReady          503  other ranks have yet to finish the epoch before, or to post traces
     `-- PodUnreachable             503  a pod did not answer in time
+        |-- PodBusy                503  it has as much to do as it may: ask again
+        `-- PodStopping            503  it ends, and takes nothing new: another one or its successor will
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ __all__ = [
     "EmptyDataset",
     "EpochEnded",
     "EpochNotReady",
+    "HeadersTooLarge",
     "IndexDamaged",
     "IndexVersionUnsupported",
     "InvalidInput",
@@ -46,10 +52,14 @@ __all__ = [
     "JobError",
     "JobLost",
     "MemoryTooSmall",
+    "PodBusy",
     "PodRecovering",
+    "PodStopping",
     "PodUnreachable",
     "RecordsWanted",
     "RefillError",
+    "RequestTooLarge",
+    "RequestTooSlow",
     "SampleDamaged",
     "StoreDenied",
     "StoreError",
@@ -85,6 +95,18 @@ class InvalidInput(RefillError):
 
 class MemoryTooSmall(InvalidInput):
     pass
+
+
+class RequestTooSlow(InvalidInput):
+    status = 408
+
+
+class RequestTooLarge(InvalidInput):
+    status = 413
+
+
+class HeadersTooLarge(InvalidInput):
+    status = 431
 
 
 class DatasetError(RefillError):
@@ -169,6 +191,14 @@ class EpochNotReady(JobError):
 
 class PodUnreachable(RefillError):
     status = 503
+
+
+class PodBusy(PodUnreachable):
+    pass
+
+
+class PodStopping(PodUnreachable):
+    pass
 
 
 def error_from_wire(answer: Any, *, status: int, source: str) -> RefillError:

@@ -1,72 +1,124 @@
-"""How many bytes may be on their way at once? A gate that lets through what fits, in the order of asking."""
+"""How many bytes may be on their way at once? A gate that lets through what fits, each job in its turn."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager, suppress
 
-__all__ = ["ByteGate"]
+from refill_service.cache_core.fair_queue import FairQueue, Waiting
+
+__all__ = ["ByteGate", "Passage"]
+
+
+class Passage:
+    """What one visitor counts for while it is inside."""
+
+    def __init__(self, gate: ByteGate, job: Hashable, size_bytes: int) -> None:
+        self._gate = gate
+        self._job = job
+        self.size_bytes = size_bytes
+
+    def resize(self, size_bytes: int) -> None:
+        """Fact: it is as large as this, which was not known before. Never waits."""
+        self._gate._count(self._job, size_bytes - self.size_bytes)
+        self.size_bytes = size_bytes
+        self._gate._admit()
 
 
 class ByteGate:
     """At most ``limit_bytes`` inside; something larger than the limit goes through alone.
 
+    Who waits is let in by start-time fair queueing over jobs (:mod:`.cache_core.fair_queue`), a job's own in order.
+
     :param opens_with_bytes: after a time with nobody inside, this much may be inside at first, and as much more as has
         come through since (TCP's slow start): what was asked for first need not share the store's bandwidth with all
         that follows. None: the limit.
+    :param most_of_free: a job with something inside may have at most this many times the bytes there that are left
+        free (Choudhury and Hahne, *Dynamic Queue Length Thresholds for Shared-Memory Packet Switches*, 1998), so that
+        another job finds room even if nobody leaves. None: no such rule.
     """
 
-    def __init__(self, limit_bytes: int, opens_with_bytes: int | None = None) -> None:
+    def __init__(
+        self, limit_bytes: int, opens_with_bytes: int | None = None, *, most_of_free: int | None = None
+    ) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._most_of_free = most_of_free
+        self._used_by: Counter[Hashable] = Counter()
         self._opens_with_bytes = limit_bytes if opens_with_bytes is None else min(opens_with_bytes, limit_bytes)
         self._open_bytes = self._opens_with_bytes
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+
+    @property
+    def free_bytes(self) -> int:
+        return max(0, self.limit_bytes - self.used_bytes)
 
     @asynccontextmanager
-    async def passage(self, size_bytes: int, *, urgent: bool = False) -> AsyncIterator[None]:
+    async def passage(self, size_bytes: int, job: Hashable = None, *, urgent: bool = False) -> AsyncIterator[Passage]:
         """
-        :param urgent: go before all who wait.
+        :param urgent: go before all who wait and are not.
         """
-        if self._waiting or not self._fits(size_bytes):
+        if self._waiting or not self._fits(size_bytes) or self._has_its_share(job, size_bytes):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            entry = (size_bytes, turn)
-            if urgent:
-                self._waiting.appendleft(entry)
-            else:
-                self._waiting.append(entry)
+            entry = Waiting(job, size_bytes, turn, urgent)
+            self._waiting.put(entry)
+            self._admit()  # those before may all be of jobs that have their share
             try:
                 await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
-                    self._leave(size_bytes)  # let in and cancelled at once
+                    self._leave(job, size_bytes)  # let in and cancelled at once
                 else:
-                    with suppress(ValueError):  # not there: it was passed over already
-                        self._waiting.remove(entry)
+                    with suppress(KeyError, ValueError):  # not there: it was passed over already
+                        self._waiting.discard(entry)
                     self._admit()
                 raise
         else:
-            self.used_bytes += size_bytes
+            self._count(job, size_bytes)
+        inside = Passage(self, job, size_bytes)
         try:
-            yield
+            yield inside
         finally:
-            self._leave(size_bytes)
+            self._leave(job, inside.size_bytes)
 
     def _fits(self, size_bytes: int) -> bool:
         return self.used_bytes == 0 or self.used_bytes + size_bytes <= self._open_bytes
 
-    def _leave(self, size_bytes: int) -> None:
-        self.used_bytes -= size_bytes
+    def _has_its_share(self, job: Hashable, size_bytes: int) -> bool:
+        inside = self._used_by[job]
+        if self._most_of_free is None or inside == 0:
+            return False
+        return inside + size_bytes > self._most_of_free * (self.limit_bytes - self.used_bytes - size_bytes)
+
+    def _count(self, job: Hashable, more_bytes: int) -> None:
+        self.used_bytes += more_bytes
+        self._used_by[job] += more_bytes
+        if self._used_by[job] == 0:
+            del self._used_by[job]
+
+    def _leave(self, job: Hashable, size_bytes: int) -> None:
+        self._count(job, -size_bytes)
         self._open_bytes = min(self.limit_bytes, self._open_bytes + size_bytes)
         if self.used_bytes == 0 and not self._waiting:
             self._open_bytes = self._opens_with_bytes
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
-            size_bytes, turn = self._waiting.popleft()
-            if not turn.cancelled():  # who waits may have been cancelled and not run since
-                self.used_bytes += size_bytes
-                turn.set_result(None)
+        while (entry := self._next()) is not None:
+            if entry.item.cancelled():  # and has not run since
+                self._waiting.discard(entry)
+            else:
+                self._waiting.serve(entry)
+                self._count(entry.job, entry.size_bytes)
+                entry.item.set_result(None)
+
+    def _next(self) -> Waiting[asyncio.Future[None]] | None:
+        """Who is to be let in now. Nobody overtakes who waits for room, or large requests would wait for ever."""
+        for entry in self._waiting.heads():
+            if entry.item.cancelled():
+                return entry
+            if not self._has_its_share(entry.job, entry.size_bytes):
+                return entry if self._fits(entry.size_bytes) else None
+        return None

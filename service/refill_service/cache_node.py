@@ -14,7 +14,7 @@ from prometheus_client import Histogram
 from refill.errors import (
     JobLost,
     MemoryTooSmall,
-    PodUnreachable,
+    PodStopping,
     RefillError,
     UnknownJob,
 )
@@ -37,7 +37,9 @@ from refill_service.object_store.warm_stores import WarmStores
 from refill_service.owner import Owner
 from refill_service.peers import Peers
 from refill_service.pinned_tier import PinnedTier
+from refill_service.pod_phase import PodPhase
 from refill_service.registration import Registration
+from refill_service.request_guard import BodyBytes, Refusals
 from refill_service.resuming import Resuming
 from refill_service.settings import Settings
 
@@ -49,6 +51,11 @@ _FIRST_READS_BYTES = 1 << 20
 """In flight at first: some 10 ms of a 100 MB/s store, times the pods. It is filled after a few round trips."""
 
 _CLIENT_MEMORY_FRACTION = 0.05
+_BODIES_PART = 50
+_LEAST_BODY_BYTES = 16 << 20
+"""Requests hold little: 8 bytes for each position that they name."""
+_MOST_OF_FREE = 4
+"""A job alone may fill four fifths of what may be sent at once."""
 _HAND_OVER_SECONDS = 2.0
 
 
@@ -78,6 +85,13 @@ class CacheNode:
         )
         for_jobs = settings.memory_bytes - self.pinned.memory_bytes
         self.gate = ByteGate(int(for_jobs * settings.in_flight_fraction), _FIRST_READS_BYTES)
+        limit_bytes = settings.sending_limit_bytes // (2 if settings.num_pods > 1 else 1)
+        self.sending_to_clients = ByteGate(limit_bytes, most_of_free=_MOST_OF_FREE)
+        self.sending_to_pods = ByteGate(limit_bytes, most_of_free=_MOST_OF_FREE)
+        """Apart from clients' answers, which wait for those of other pods: two could wait for each other."""
+        self.bodies = BodyBytes(max(_LEAST_BODY_BYTES, settings.memory_bytes // _BODIES_PART))
+        self.phase = PodPhase.STARTING
+        self.refusals = Refusals()
         self.jobs: dict[str, JobAtPod] = {}
         self.peer_bytes_sent: dict[int, int] = {}
         self._stores = WarmStores(store_settings or StoreSettings.from_environment(), self.store_counters)
@@ -96,9 +110,8 @@ class CacheNode:
         if self._cleaner is not None:
             self._cleaner.cancel()
             await asyncio.gather(self._cleaner, return_exceptions=True)
-        stopping = PodUnreachable(f"pod {self.settings.ordinal} stops", pod=self.settings.ordinal)
         for at_pod in self.jobs.values():
-            await self.close_job(at_pod, stopping)
+            await self.close_job(at_pod, self.stopping())
             await self._hand_over(at_pod)
         self.jobs.clear()
         await self.journal.close()
@@ -106,6 +119,9 @@ class CacheNode:
         await self.opening.close()
         await self.peers.close()
         self.pinned.close()
+
+    def stopping(self) -> PodStopping:
+        return PodStopping(f"pod {self.settings.ordinal} stops", pod=self.settings.ordinal)
 
     async def _hand_over(self, at_pod: JobAtPod) -> None:
         """Leave what was delivered with another pod, for the next pod of this name."""
@@ -164,6 +180,11 @@ class CacheNode:
         removed = await self.peers.call_all(self.others, "DELETE", f"/peer/v1/jobs/{name}", None)
         return await self.remove(name) or any(answer["removed"] for answer in removed)
 
+    def check_taking_jobs(self) -> None:
+        """Raises :class:`PodStopping` when the pod ends."""
+        if self.phase is PodPhase.STOPPING:
+            raise self.stopping()
+
     @property
     def others(self) -> list[int]:
         return [pod for pod in range(self.settings.num_pods) if pod != self.settings.ordinal]
@@ -172,6 +193,7 @@ class CacheNode:
         self, spec: JobSpec, incarnation: str, kept: KeptJob | None, resumed: ResumedEpoch | None, *, lost: bool
     ) -> JobAtPod:
         settings = self.settings
+        self.check_taking_jobs()
         dataset = await self.opening.take(spec.dataset)
         try:
             memory_bytes = self._memory_for(spec, 0 if kept is None else kept.header["memory_bytes"])
@@ -239,10 +261,10 @@ class CacheNode:
         idle_seconds = self.settings.job_idle_seconds
         while True:
             await asyncio.sleep(min(10.0, idle_seconds / 4))
-            now = time.monotonic()
-            for name in [n for n, at_pod in self.jobs.items() if now - at_pod.job.last_used > idle_seconds]:
-                log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
-                await self.remove(name)
+            for name in [n for n, at_pod in self.jobs.items() if at_pod.idle_seconds > idle_seconds]:
+                if await self.registration.idle_everywhere(name):
+                    log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
+                    await self.remove(name)
 
 
 def _chunk_size(spec: JobSpec, dataset: Dataset) -> int:

@@ -59,16 +59,24 @@ class ChunkReader:
     """Reads chunks of one share of a dataset.
 
     :param gate: bounds the bytes of reads in flight, over all jobs of the pod.
+    :param job: whose turn it is that these reads take there.
     :param pinned: what the pod keeps of this share, for all jobs.
     """
 
     def __init__(
-        self, dataset: Dataset, records: SampleRecords, share: OwnerShare, gate: ByteGate, pinned: PinnedShare
+        self,
+        dataset: Dataset,
+        records: SampleRecords,
+        share: OwnerShare,
+        gate: ByteGate,
+        pinned: PinnedShare,
+        job: str = "",
     ) -> None:
         self._dataset = dataset
         self._records = records
         self._share = share
         self._gate = gate
+        self._job = job
         self._pinned = pinned
         self.outage_is_known = False
         """So that an outage is one line in the log."""
@@ -121,7 +129,7 @@ class ChunkReader:
         part = self._pinned.part_for(first, end)
         if part is None or not part.holds(first, end):
             return None
-        async with self._gate.passage(self._size_bytes(refill.chunk)):
+        async with self._gate.passage(self._size_bytes(refill.chunk), self._job):
             found = await part.load(first, end)
         if found is None:
             log.warning("%s: samples %d-%d in the pinned tier are damaged; read again", self._dataset.url, first, end)
@@ -131,7 +139,7 @@ class ChunkReader:
     async def _from_store(self, group: list[Refill], arrived: Callable[[ReadChunk], None]) -> list[_ToKeep]:
         """Returns what is left to be kept, when nobody waits for it any more."""
         first, end = self._bounds(group[0].chunk)[0], self._bounds(group[-1].chunk)[1]
-        async with self._gate.passage(sum(self._size_bytes(refill.chunk) for refill in group)):
+        async with self._gate.passage(sum(self._size_bytes(refill.chunk) for refill in group), self._job):
             try:
                 buffer = await self._dataset.read_samples(self._records, first, end)
             except SampleDamaged as error:  # the blob ends too early, or is gone

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -146,8 +146,11 @@ class Home:
             task.cancel()
         await asyncio.gather(*self._receiving, return_exceptions=True)
 
-    async def batch(self, request: BatchRequest) -> Batch:
-        """Raises :class:`InvalidInput` for a position past the end of the rank's trace."""
+    async def batch(self, request: BatchRequest, before_taking: Callable[[], Awaitable[object]] | None = None) -> Batch:
+        """Raises :class:`InvalidInput` for a position past the end of the rank's trace.
+
+        :param before_taking: awaited when the epoch is open and before anything is taken: an error costs nothing here.
+        """
         job, epoch, rank = self.job, request.epoch, request.rank
         job.check_rank(rank)
         self.until_told(rank)
@@ -161,6 +164,10 @@ class Home:
         await self._open(epoch, rank)  # not before: what is refused must not move the rank on
         batch = _Assembly(epoch, rank, positions, *traces.asked(rank, positions))
         batch.owners = job.owner_of(batch.asked)
+        if before_taking is not None:
+            if (batch.owners == job.ordinal).any():
+                await self._owner.wait_until_open(epoch, rank)
+            await before_taking()
         self._under_way[epoch, rank] += 1
         self._most_under_way[epoch, rank] = max(self._most_under_way[epoch, rank], self._under_way[epoch, rank])
         try:

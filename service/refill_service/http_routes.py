@@ -12,29 +12,32 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import RecordReader
-from refill.protocol.wire_format import FRAME_BYTES_HEADER, MAX_BATCH, MEMORY_HEADER, BatchRequest, Int64Array
+from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER, BatchRequest, Int64Array
+from refill_service.answer_room import AnswerRoom
 from refill_service.cache_node import CacheNode
 from refill_service.frame_response import FrameResponse, OutgoingFrame
 from refill_service.job_at_pod import JobAtPod
 from refill_service.metrics import node_registry
+from refill_service.pod_phase import PodPhase
+from refill_service.request_guard import PeerGone, held
 from refill_service.resuming import Checkpoint
 
 __all__ = ["Report", "add_error_answers", "checked_ids", "client_routes", "read_int64s"]
 
 log = logging.getLogger(__name__)
 
-MAX_TRACE = 1 << 28
-_MAX_RECORDS_BYTES = 1 << 31
 _FRAME_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One frame: header, positions, sample ids, lengths, payload (refill.protocol.wire_format).",
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
+_NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "The pod starts or stops."}}
 _BINARY_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -58,6 +61,20 @@ class Report(BaseModel):
     bytes: int = Field(ge=0, lt=2**62)
 
 
+class ErrorAnswer(BaseModel):
+    """What went wrong, as ``refill.errors`` has it."""
+
+    error: str = Field(description="Its kind: the name of a class there.")
+    message: str = Field(description="One line.")
+    details: dict[str, Any]
+
+
+_ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorAnswer, "description": "The request can't be answered, and has changed nothing."},
+    "5XX": {"model": ErrorAnswer, "description": "The pod can't answer; a request that got 503 is made again later."},
+}
+
+
 class CheckpointBody(BaseModel):
     """Where each rank was when the training run was saved."""
 
@@ -74,7 +91,7 @@ class ResumeBody(BaseModel):
 
 
 def client_routes(node: CacheNode) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(responses=_ERROR_ANSWERS)
     registry = node_registry(node)
 
     def framed(request: Request, frame: OutgoingFrame) -> Response:
@@ -88,9 +105,10 @@ def client_routes(node: CacheNode) -> APIRouter:
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @routes.get("/readyz", tags=["health"], summary="The pod takes requests.")
-    async def readyz() -> dict[str, Any]:
-        return {"status": "ready", "ordinal": node.settings.ordinal, "pods": node.settings.num_pods}
+    @routes.get("/readyz", tags=["health"], summary="The pod takes requests.", responses=_NOT_READY)
+    async def readyz() -> JSONResponse:
+        told = {"status": node.phase.value, "ordinal": node.settings.ordinal, "pods": node.settings.num_pods}
+        return JSONResponse(told, status_code=200 if node.phase is PodPhase.READY else 503)
 
     @routes.get("/metrics", tags=["health"], summary="Metrics in Prometheus' format.")
     async def metrics() -> Response:
@@ -131,10 +149,14 @@ def client_routes(node: CacheNode) -> APIRouter:
     )
     async def batch(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
         at_pod = node.job(job, incarnation)
-        asked = BatchRequest.decode(await _body(request, 8 * MAX_BATCH + 64))
+        held(request).enter_context(at_pod.in_use())
+        asked = BatchRequest.decode(await request.body())
         at_pod.client(asked.rank).request_wait_seconds += asked.waited_seconds
-        found = await at_pod.home.batch(asked)
-        return framed(request, OutgoingFrame(found.positions, found.sample_ids, found.payloads))
+        room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
+        found = await at_pod.home.batch(asked, lambda: room.enter(len(asked.positions)))
+        frame = OutgoingFrame(found.positions, found.sample_ids, found.payloads)
+        room.holds(frame.total_bytes)
+        return framed(request, frame)
 
     @routes.post(
         "/v1/jobs/{job}/samples",
@@ -146,8 +168,13 @@ def client_routes(node: CacheNode) -> APIRouter:
     )
     async def samples(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
         at_pod = node.job(job, incarnation)
-        ids = checked_ids(at_pod, await _body(request, 8 * MAX_BATCH))
-        return framed(request, OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact(ids)))
+        held(request).enter_context(at_pod.in_use())
+        ids = checked_ids(at_pod, await request.body())
+        room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
+        await room.enter(len(ids))
+        frame = OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact(ids))
+        room.holds(frame.total_bytes)
+        return framed(request, frame)
 
     @routes.put(
         "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}/trace",
@@ -159,7 +186,8 @@ def client_routes(node: CacheNode) -> APIRouter:
         job: JobName, epoch: Number, rank: Number, request: Request, incarnation: Incarnation = None
     ) -> dict[str, int]:
         at_pod = node.job(job, incarnation)
-        ids = read_int64s(await _body(request, 8 * MAX_TRACE))
+        held(request).enter_context(at_pod.in_use())
+        ids = read_int64s(await request.body())
         await at_pod.home.post_trace(epoch, rank, ids)
         return {"positions": len(ids)}
 
@@ -179,7 +207,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     async def records(job: JobName, rank: Number, request: Request, incarnation: Incarnation = None) -> dict[str, int]:
         at_pod = node.job(job, incarnation)
         at_pod.job.check_rank(rank)
-        reader = RecordReader(await _body(request, _MAX_RECORDS_BYTES))
+        reader = RecordReader(await request.body())
         records = list(reader)
         if reader.intact_bytes != len(reader.stream):
             raise InvalidInput(f"records are damaged after byte {reader.intact_bytes}")
@@ -219,9 +247,14 @@ def add_error_answers(app: FastAPI) -> None:
         text = f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is"
         return JSONResponse(InvalidInput(text).to_wire(), status_code=error.status_code, headers=error.headers)
 
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=InvalidInput.status)  # to nobody
+
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        if not isinstance(error, PeerGone):
+            log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         told = RefillError(f"the pod failed unexpectedly ({type(error).__name__}: {error}); its log says more")
         return JSONResponse(told.to_wire(), status_code=told.status)
 
@@ -246,17 +279,6 @@ def checked_ids(at_pod: JobAtPod, body: bytes) -> Int64Array:
         wrong = ids[(ids < 0) | (ids > last)][0]
         raise InvalidInput(f"there is no sample {wrong}; the dataset has samples 0 to {last}")
     return ids
-
-
-async def _body(request: Request, limit_bytes: int) -> bytes:
-    """The request's body; refused as soon as it is longer than anything sensible."""
-    pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > limit_bytes:
-            raise InvalidInput(f"request body is longer than {limit_bytes} bytes")
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 def _named(job: str, settings: dict[str, Any]) -> dict[str, Any]:

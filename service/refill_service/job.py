@@ -67,6 +67,10 @@ class Job:
         self._trace_posted = asyncio.Event()
         """Set, and replaced by a new one, when a trace has come."""
 
+    def mean_bytes(self, num_samples: int) -> int:
+        """What so many samples take, about."""
+        return num_samples * self.dataset.index.sample_bytes // max(1, self.layout.num_samples)
+
     def owner_of(self, samples: Int64Array) -> Int64Array:
         """The ordinal of each sample's owner."""
         return np.searchsorted(self.owner_bounds[1:-1], samples, side="right")

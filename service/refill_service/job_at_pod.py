@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -58,6 +61,22 @@ class JobAtPod:
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
     """This pod's part of the receipts of epochs that will not be asked for again."""
     clients: dict[int, ClientCounts] = field(default_factory=dict)
+    requests_under_way: int = 0
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """For the time of a request, which may wait for longer than a job may be idle."""
+        self.requests_under_way += 1
+        try:
+            yield
+        finally:
+            self.requests_under_way -= 1
+            self.job.last_used = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since somebody asked for anything here, other than to look."""
+        return 0.0 if self.requests_under_way else time.monotonic() - self.job.last_used
 
     def client(self, rank: int) -> ClientCounts:
         self.job.check_rank(rank)

@@ -33,6 +33,7 @@ class _NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._memory()
+        yield from self._requests()
         yield from self._correctness()
         yield from _jobs(self._node.jobs)
         yield from self._peers()
@@ -52,6 +53,8 @@ class _NodeCollector(Collector):
         resident.add_metric(["recent"], sum(at_pod.owner.recent_bytes for at_pod in jobs))
         resident.add_metric(["in_flight"], node.gate.used_bytes)
         resident.add_metric(["pinned"], node.pinned.used_memory_bytes)
+        resident.add_metric(["sending"], node.sending_to_clients.used_bytes + node.sending_to_pods.used_bytes)
+        resident.add_metric(["receiving"], node.bodies.used_bytes)
         yield resident
         on_disk = GaugeMetricFamily("refill_pinned_disk_bytes", "Bytes of samples kept on the local disk.")
         on_disk.add_metric([], node.pinned.used_disk_bytes)
@@ -62,6 +65,19 @@ class _NodeCollector(Collector):
         count = GaugeMetricFamily("refill_jobs", "Jobs registered on the pod.")
         count.add_metric([], len(node.jobs))
         yield count
+
+    def _requests(self) -> Iterator[Metric]:
+        refused = CounterMetricFamily(
+            "refill_refused_requests", "Answers to clients and pods from 400 on.", labels=["status"]
+        )
+        for status, count in sorted(self._node.refusals.by_status.items()):
+            refused.add_metric([str(status)], count)
+        yield refused
+        cut = CounterMetricFamily(
+            "refill_connections_cut", "Connections of clients that sent or read too slowly, and were cut off."
+        )
+        cut.add_metric([], self._node.refusals.connections_cut)
+        yield cut
 
     def _correctness(self) -> Iterator[Metric]:
         node = self._node

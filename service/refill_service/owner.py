@@ -61,7 +61,7 @@ class Owner:
         self.waits_for = ""
         """What it lacks to go on after a restart, for those who wait."""
         self._gate = gate
-        self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned)
+        self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned, job.spec.name)
         self._recent = RecentlySent(recent_bytes)
         self.wait_seconds = wait_seconds
         self._epochs: list[RunningEpoch] = []
@@ -132,6 +132,10 @@ class Owner:
             self._rank_epochs[rank] = epoch
             self._leave_behind()
             self._wake()
+
+    async def wait_until_open(self, epoch: int, rank: int) -> None:
+        """Until requests of the rank are answered here; errors as of :meth:`take`, which would wait as long."""
+        await self._epoch(epoch, rank)
 
     async def take(self, epoch: int, rank: int, asked: Int64Array) -> tuple[Int64Array, list[Payload]]:
         """Answer requests for samples of this share: ``(sample ids, their bytes)`` in the order of ``asked``.
@@ -447,7 +451,8 @@ class Owner:
 
         async def read_once(sample: int) -> Payload:
             # Somebody waits for it; the reads ahead of need can wait.
-            async with self._gate.passage(int(records.length[sample - records.first_sample]), urgent=True):
+            size_bytes = int(records.length[sample - records.first_sample])
+            async with self._gate.passage(size_bytes, self.job.spec.name, urgent=True):
                 payload = bytes(await dataset.read_samples(records, sample, sample + 1))
             dataset.verify_sample(payload, records, sample)
             return payload

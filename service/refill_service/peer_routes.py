@@ -11,10 +11,12 @@ from pydantic import BaseModel
 from refill.errors import InvalidInput, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
+from refill_service.answer_room import AnswerRoom
 from refill_service.cache_node import CacheNode
 from refill_service.frame_response import FrameResponse, OutgoingFrame
 from refill_service.http_routes import CheckpointBody, checked_ids, read_int64s
 from refill_service.job_at_pod import LeftByPod
+from refill_service.request_guard import held
 from refill_service.resuming import Checkpoint
 
 __all__ = ["peer_routes"]
@@ -76,15 +78,19 @@ def peer_routes(node: CacheNode) -> APIRouter:
     async def take(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> Response:
         """Three frames: what will be sent ahead (no payload), what was asked for, what is sent ahead."""
         at_pod = node.job(job, incarnation)
+        held(request).enter_context(at_pod.in_use())
         wanted = BatchRequest.decode(await request.body())
         asked = await at_pod.asked_of_this_pod(wanted)
+        await at_pod.owner.wait_until_open(wanted.epoch, wanted.rank)
+        room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
+        await room.enter(len(asked))
         sample_ids, payloads = await at_pod.owner.take(wanted.epoch, wanted.rank, asked)
         ahead = at_pod.owner.ahead(
             wanted.epoch,
             wanted.rank,
             asked,
             wanted.ahead_from,
-            wanted.room_bytes,
+            min(wanted.room_bytes, node.sending_to_pods.free_bytes),
             wanted.started_below,
         )
         ahead_positions, ahead_ids, ahead_payloads = ahead
@@ -94,13 +100,18 @@ def peer_routes(node: CacheNode) -> APIRouter:
             OutgoingFrame(wanted.positions, sample_ids, payloads),
             OutgoingFrame(ahead_positions, ahead_ids, ahead_payloads),
         ]
+        room.holds(sum(frame.total_bytes for frame in frames))
         return FrameResponse(frames, lambda sent: count_sent(pod, sent))
 
     @routes.post("/samples")
     async def samples(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> Response:
         at_pod = node.job(job, incarnation)
+        held(request).enter_context(at_pod.in_use())
         ids = checked_ids(at_pod, await request.body())
+        room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
+        await room.enter(len(ids))
         frame = OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.owner.exact(ids))
+        room.holds(frame.total_bytes)
         return FrameResponse([frame], lambda sent: count_sent(pod, sent))
 
     @routes.post("/epochs/{epoch}/ranks/{rank}")

@@ -15,7 +15,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from refill.errors import JobConflict, JobError, JobLost, PodUnreachable, RefillError
+from refill.errors import JobConflict, JobError, JobLost, PodUnreachable, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, is_resumed
 from refill_service.job import Job
@@ -49,6 +49,7 @@ class Registration:
         """
         if spec.name in self._node.jobs:
             return await self._register(spec)
+        self._node.check_taking_jobs()
         self._node.opening.begin(spec.dataset)
         if incarnation is not None:
             return await self.register_here(spec, incarnation, "", begun=True) | {
@@ -216,9 +217,29 @@ class Registration:
     def known(self, name: str) -> dict[str, Any]:
         """What this pod knows of a job, be it from before a restart. Raises :class:`UnknownJob`."""
         if name not in self._node.jobs and (kept := self._node.journal.find(name)) is not None:
-            return {"incarnation": kept.header["incarnation"], "begun": True}
+            return {"incarnation": kept.header["incarnation"], "begun": True, "idle": True}
         at_pod = self._node.job(name, looked_at=True)
-        return {"incarnation": at_pod.job.incarnation, "begun": at_pod.owner.begun or at_pod.recovery is not None}
+        return {
+            "incarnation": at_pod.job.incarnation,
+            "begun": at_pod.owner.begun or at_pod.recovery is not None,
+            "idle": self._is_idle(at_pod),
+        }
+
+    async def idle_everywhere(self, name: str) -> bool:
+        """Whether a job that is idle here is so at all pods: one that owns little of it, or sends far ahead, is asked
+        seldom. A pod that does not answer may be the one that is in use."""
+        path = f"/peer/v1/jobs/{name}"
+        asked = (self._node.peers.call(pod, "GET", path) for pod in self._node.others)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        at_pod = self._node.jobs.get(name)
+        if at_pod is None or not self._is_idle(at_pod):
+            return False
+        return all(
+            isinstance(answer, UnknownJob) or (isinstance(answer, dict) and answer["idle"]) for answer in answers
+        )
+
+    def _is_idle(self, at_pod: JobAtPod) -> bool:
+        return at_pod.idle_seconds > self._node.settings.job_idle_seconds
 
     def _take_up(self, at_pod: JobAtPod, kept: KeptJob | None) -> None:
         if kept is not None:

@@ -6,16 +6,11 @@ import asyncio
 import ctypes
 import logging
 import os
-import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 import uvloop
-from fastapi import FastAPI
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP2Settings
 from granian.server.embed import Server as PeerServer
@@ -23,7 +18,11 @@ from granian.server.embed import Server as PeerServer
 from refill.errors import InvalidInput
 from refill_service.app import client_app, peer_app
 from refill_service.cache_node import CacheNode
+from refill_service.client_protocol import HEADERS_BYTES, ClientLimits, ClientServer
+from refill_service.ending import Ending, ends_by_signal
 from refill_service.peers import CONNECTION_WINDOW_BYTES, MAX_FRAME_BYTES, STREAM_WINDOW_BYTES
+from refill_service.pod_phase import PodPhase
+from refill_service.request_guard import RequestGuard
 from refill_service.settings import Settings
 
 __all__ = ["serve"]
@@ -31,6 +30,17 @@ __all__ = ["serve"]
 log = logging.getLogger(__name__)
 
 _M_ARENA_MAX = -8
+_CLIENT_OPTIONS: dict[str, Any] = {
+    "log_level": "error",
+    "access_log": False,
+    "lifespan": "off",
+    "ws": "none",
+    # Longer than a training step or an evaluation between two batches of a worker.
+    "timeout_keep_alive": 300,
+}
+_PEER_PING_SECONDS = 10
+_LOOK_AGAIN_SECONDS = 0.02
+_STOP_SECONDS = 2
 
 
 def serve(settings: Settings) -> None:
@@ -51,71 +61,85 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     node = CacheNode(settings)
-    app = client_app(node)
-    clients = [_ClientServer(_client_config(app, host=settings.host, port=settings.port))]
-    if settings.unix_socket:
-        clients.append(_ClientServer(_client_config(app, uds=settings.unix_socket)))
-    peers = PeerServer(
+    limits = ClientLimits(settings.client_timeout_seconds, settings.max_connections, node.refusals)
+    for_clients = RequestGuard(client_app(node), node.bodies, node.refusals, settings.max_connections)
+    for_peers = RequestGuard(
         peer_app(node),
+        node.bodies,
+        node.refusals,
+        settings.max_connections,
+        settings.client_timeout_seconds,
+    )
+    addresses: list[dict[str, Any]] = [{"host": settings.host, "port": settings.port}]
+    if settings.unix_socket:
+        addresses.append({"uds": settings.unix_socket})
+    clients = [ClientServer(limits, app=for_clients, **_CLIENT_OPTIONS, **address) for address in addresses]
+    peers = PeerServer(
+        for_peers,
         address=settings.host,
         port=settings.peer_port,
         interface=Interfaces.ASGINL,
         http=HTTPModes.http2,
+        # Connections, of which another pod needs one.
+        backpressure=settings.max_connections,
         http2_settings=HTTP2Settings(
             initial_stream_window_size=STREAM_WINDOW_BYTES,
             initial_connection_window_size=CONNECTION_WINDOW_BYTES,
             max_frame_size=MAX_FRAME_BYTES,
             max_send_buffer_size=STREAM_WINDOW_BYTES,
+            max_headers_size=HEADERS_BYTES,
+            keep_alive_interval=_PEER_PING_SECONDS * 1000,
+            keep_alive_timeout=2 * _PEER_PING_SECONDS,
         ),
         log_enabled=False,
     )
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    told_to_end = ends_by_signal()
     node.start()
     serving = [*(asyncio.create_task(server.serve()) for server in clients), asyncio.create_task(peers.serve())]
-    stopping = asyncio.create_task(stop.wait())
-    log.info(
-        "pod %d of %d: clients on %s:%d%s, peers on %s:%d",
-        settings.ordinal,
-        settings.num_pods,
-        settings.host,
-        settings.port,
-        f" and {settings.unix_socket}" if settings.unix_socket else "",
-        settings.host,
-        settings.peer_port,
-    )
-    await asyncio.wait([stopping, *serving], return_when=asyncio.FIRST_COMPLETED)
+    running = asyncio.create_task(_run_until(told_to_end, node, clients))
+    await asyncio.wait([running, *serving], return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()
+    running.cancel()
+    if told_to_end.is_set():
+        await Ending(node, clients, serving, for_clients, for_peers).carry_out()
     for server in clients:
         server.should_exit = True
     peers.stop()  # type: ignore[no-untyped-call]
-    await asyncio.wait(serving, timeout=10)
+    await asyncio.wait(serving, timeout=_STOP_SECONDS)
     await node.close()
-    stopping.cancel()
     for task in serving:
         if task.done() and (error := task.exception()) is not None:
             raise error
 
 
-def _client_config(app: FastAPI, **address: Any) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        # Longer than a training step or an evaluation between two batches of a worker.
-        timeout_keep_alive=300,
-        timeout_graceful_shutdown=5,
-        **address,
-    )
+async def _run_until(told_to_end: asyncio.Event, node: CacheNode, clients: list[ClientServer]) -> None:
+    settings = node.settings
+    # Neither server tells when it listens.
+    while not (all(server.started for server in clients) and await _peers_answer(settings)):  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+    if not told_to_end.is_set():
+        node.phase = PodPhase.READY
+        log.info(
+            "pod %d of %d: clients on %s:%d%s, peers on %s:%d",
+            settings.ordinal,
+            settings.num_pods,
+            settings.host,
+            settings.port,
+            f" and {settings.unix_socket}" if settings.unix_socket else "",
+            settings.host,
+            settings.peer_port,
+        )
+    await told_to_end.wait()
 
 
-class _ClientServer(uvicorn.Server):
-    """uvicorn without its signal handlers: the pod has its own, which stop both servers."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+async def _peers_answer(settings: Settings) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(settings.host, settings.peer_port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 def _use_one_malloc_arena() -> None:

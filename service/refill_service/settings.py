@@ -18,6 +18,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 _MAX_REPLICAS = 10_000
+_LEAST_SENDING_BYTES = 64 << 20
 
 
 def parse_bytes(text: Any) -> Any:
@@ -135,6 +136,39 @@ class Settings(BaseSettings):
     peer_timeout_seconds: float = Field(
         60, gt=0, allow_inf_nan=False, description="How long a pod waits for an answer of another pod."
     )
+    sending_bytes: Bytes = Field(
+        0,
+        ge=0,
+        description="Bytes of answers that may be on their way to clients and pods; a request beyond waits before its "
+        "samples are taken. 0: a tenth of memory_bytes, but 64 MiB at least.",
+    )
+    client_timeout_seconds: float = Field(
+        60,
+        gt=0,
+        allow_inf_nan=False,
+        description="A client or pod that sends or reads less than 64 KiB in this time, in its turn, is cut off.",
+    )
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        le=1_000_000,
+        description="Connections of clients, and requests of other pods, that are served at once; more are told that "
+        "the pod is busy.",
+    )
+    drain_seconds: float = Field(
+        3,
+        ge=0,
+        allow_inf_nan=False,
+        description="How long a pod that is told to end still takes requests of its jobs, until none are sent its "
+        "way any more.",
+    )
+    grace_seconds: float = Field(
+        25,
+        gt=0,
+        allow_inf_nan=False,
+        description="When, counted from there, requests under way are broken off. Keep it below the time that "
+        "Kubernetes gives (terminationGracePeriodSeconds).",
+    )
     log_level: str = Field("info", description="debug, info, warning or error.")
 
     @field_validator("log_level")
@@ -185,9 +219,18 @@ class Settings(BaseSettings):
             raise ValueError(
                 "remote_memory_fraction, in_flight_fraction and recent_fraction leave no memory for chunks"
             )
+        if self.drain_seconds >= self.grace_seconds:
+            raise ValueError(
+                f"drain_seconds is {self.drain_seconds:g} and leaves no time of grace_seconds, {self.grace_seconds:g}, "
+                "to finish requests"
+            )
         if bool(self.pinned_dir) != bool(self.pinned_dir_bytes):
             raise ValueError("pinned_dir and pinned_dir_bytes need each other: which folder, and how much of its disk")
         return self
+
+    @property
+    def sending_limit_bytes(self) -> int:
+        return self.sending_bytes or max(_LEAST_SENDING_BYTES, self.memory_bytes // 10)
 
     @property
     def num_pods(self) -> int:

@@ -53,6 +53,7 @@ class LocalCluster:
             **(environment or {}),
             "REFILL_HOST": "127.0.0.1",
             "REFILL_POD_URLS": ",".join(self.pod_urls),
+            "REFILL_DRAIN_SECONDS": "0",  # nobody else sends requests here
             **{f"REFILL_{name.upper()}": str(value) for name, value in (settings or {}).items()},
         }
         self.processes: list[subprocess.Popen[bytes]] = []

@@ -1,0 +1,48 @@
+"""When may a request have its samples? When there is room for its answer among those that are being sent.
+
+Room is entered before anything is taken, for about as much as the answer will be, so that nobody holds samples while it
+waits; and left when the answer was sent, or nobody reads it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+
+from refill.errors import PodBusy
+from refill_service.byte_gate import ByteGate, Passage
+from refill_service.job_at_pod import JobAtPod
+from refill_service.request_guard import held
+
+__all__ = ["AnswerRoom"]
+
+
+class AnswerRoom:
+    """Of one request, in a gate that bounds the bytes of answers."""
+
+    def __init__(self, request: Request, gate: ByteGate, at_pod: JobAtPod, wait_seconds: float) -> None:
+        self._request = request
+        self._gate = gate
+        self._at_pod = at_pod
+        self._wait_seconds = wait_seconds
+        self._passage: Passage | None = None
+
+    async def enter(self, num_samples: int) -> None:
+        """Raises :class:`PodBusy` when no room came free in time."""
+        job = self._at_pod.job
+        passage = self._gate.passage(job.mean_bytes(num_samples), job.spec.name)
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                self._passage = await held(self._request).enter_async_context(passage)
+        except TimeoutError as error:
+            raise PodBusy(
+                f"pod {job.ordinal} has {self._gate.used_bytes:,} bytes of answers that are still being sent, as many "
+                "as it may (sending_bytes): do its clients read them?",
+                pod=job.ordinal,
+            ) from error
+
+    def holds(self, size_bytes: int) -> None:
+        """Fact: the answer is as large as this."""
+        if self._passage is not None:
+            self._passage.resize(size_bytes)

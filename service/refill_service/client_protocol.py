@@ -1,0 +1,187 @@
+"""How long, and with how much, may a client keep a connection busy? uvicorn's HTTP/1.1, with limits.
+
+It is the client's turn when its request is not whole yet, or when bytes for it wait in the transport's buffer. Then it
+has to move 64 KiB, or all that is left, within ``timeout_seconds``; else the connection is aborted, and what was held
+for it freed. Address and headers have a length that is enough for anybody, as has what surrounds a body (chunk sizes,
+trailers). The parser, httptools, has limits for none of these.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from refill.errors import HeadersTooLarge, InvalidInput, RefillError
+from refill_service.request_guard import LEAST_BYTES, OVER_LIMIT, Refusals, allowed_seconds, wire_answer
+
+__all__ = ["ClientLimits", "ClientServer"]
+
+HEADERS_BYTES = 1 << 16
+_SPARE_CONNECTIONS = 64
+"""Above the limit, for whoever looks after the pod; others are answered "busy"."""
+_TICKS_PER_SECOND = 10
+"""uvicorn's."""
+
+
+@dataclass
+class ClientLimits:
+    """What clients may do, the same on all addresses that a pod serves them on."""
+
+    timeout_seconds: float
+    max_connections: int
+    refusals: Refusals
+
+
+class ClientServer(uvicorn.Server):
+    """uvicorn, which cuts off slow clients; without its signal handlers: the pod has its own, which stop all servers.
+
+    :param options: of :class:`uvicorn.Config`: the application and the address.
+    """
+
+    def __init__(self, limits: ClientLimits, **options: Any) -> None:
+        self._limits = limits
+        self._ticks = max(1, min(_TICKS_PER_SECOND, int(limits.timeout_seconds * _TICKS_PER_SECOND / 4)))
+        super().__init__(uvicorn.Config(http=partial(_LimitedProtocol, limits), **options))  # type: ignore[arg-type]
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % self._ticks == 0:
+            self.cut_slow()
+        return await super().on_tick(counter)
+
+    def cut_slow(self) -> None:
+        now = time.monotonic()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, _LimitedProtocol) and connection.is_slow(now):
+                self._limits.refusals.connections_cut += 1
+                connection.transport.abort()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _LimitedProtocol(HttpToolsProtocol):
+    def __init__(self, limits: ClientLimits, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._limits = limits
+        self._over_limit = False
+        self._refusal: RefillError | None = None
+        """What the parser is told to stop for."""
+        self._asking_since: float | None = None
+        self._message_bytes = 0
+        self._body_bytes = 0
+        self._head_bytes = 0
+        self._sending_since = 0.0
+        self._to_send_bytes = 0
+
+    def is_slow(self, now: float) -> bool:
+        """Asked every now and then: whether the client has used up its time."""
+        return self._sends_slowly(now) or self._reads_slowly(now)
+
+    def _sends_slowly(self, now: float) -> bool:
+        if self._asking_since is None:
+            return False
+        if self.flow.read_paused:
+            self._asking_since = now  # it is not let
+            return False
+        return now > self._asking_since + allowed_seconds(self._limits.timeout_seconds, self._message_bytes)
+
+    def _reads_slowly(self, now: float) -> bool:
+        to_send = self.transport.get_write_buffer_size()
+        if to_send == 0 or self._to_send_bytes == 0 or to_send <= self._to_send_bytes - LEAST_BYTES:
+            self._sending_since, self._to_send_bytes = now, to_send
+        return now > self._sending_since + self._limits.timeout_seconds
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._asking_since = time.monotonic()
+        excess = len(self.connections) - self._limits.max_connections
+        self._over_limit = excess > 0
+        if excess > _SPARE_CONNECTIONS:
+            transport.abort()
+
+    def resume_writing(self) -> None:
+        self._to_send_bytes = 0  # all but a little has left
+        super().resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return
+        if self._asking_since is None:
+            self._asking_since = time.monotonic()
+        self._message_bytes += len(data)
+        super().data_received(data)
+        if self._message_bytes - self._body_bytes > HEADERS_BYTES + self._body_bytes:
+            self._refuse(_too_long())
+
+    def on_message_begin(self) -> None:
+        self._asking_since = time.monotonic()
+        self._to_send_bytes = 0  # whoever asks again has read the answer before
+        self._message_bytes = self._body_bytes = self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._measure_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._measure_head(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _measure_head(self, more_bytes: int) -> None:
+        """What came in one piece is not seen while it comes."""
+        self._head_bytes += more_bytes
+        if self._head_bytes > HEADERS_BYTES:
+            raise _too_long()  # the parser stops, and send_400_response is called
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self._over_limit and self.cycle is not None:
+            cast(dict[str, Any], self.cycle.scope)[OVER_LIMIT] = True
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._asking_since = None
+        self._message_bytes = self._body_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(_too_long() if self._head_bytes > HEADERS_BYTES else InvalidInput("that is no HTTP request"))
+
+    def _refuse(self, error: RefillError) -> None:
+        """Nothing that follows on this connection is understood. An answer that is being sent may end first."""
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        self._refusal = error
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._answer_only_what_is_whole()
+            return
+        self._limits.refusals.by_status[error.status] += 1
+        status, headers, body = wire_answer(error)
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode(), b"connection: close"]
+        lines += [name + b": " + value for name, value in headers]
+        self.transport.write(b"\r\n".join([*lines, b"", body]))
+        self.transport.close()
+
+    def _answer_only_what_is_whole(self) -> None:
+        if self.cycle.more_body or self.pipeline:
+            self.transport.abort()
+        else:
+            self.cycle.keep_alive = False
+            self.flow.pause_reading()
+
+
+def _too_long() -> HeadersTooLarge:
+    return HeadersTooLarge(f"address and headers are longer than {HEADERS_BYTES} bytes")
