@@ -30,8 +30,8 @@ class Trend:
 def trend_of(seconds: Sequence[float], values: Sequence[float]) -> Trend:
     """Of the last two thirds of the time; what comes before is warming up.
 
-    Neighbouring values are much alike, so the line goes through the means of blocks of time, which are less so. Raises
-    ValueError for fewer than two values a block.
+    Neighbouring values are much alike, so the line goes through the means of blocks of time, which are less so; how much
+    alike neighbouring blocks still are widens the interval. Raises ValueError for fewer than two values a block.
     """
     at, value = np.asarray(seconds, dtype=float), np.asarray(values, dtype=float)
     late = at >= at[0] + (at[-1] - at[0]) / 3
@@ -43,5 +43,7 @@ def trend_of(seconds: Sequence[float], values: Sequence[float]) -> Trend:
     spread = float((from_middle**2).sum())
     slope = float((from_middle * means).sum()) / spread
     rest = means - means.mean() - slope * from_middle
-    error = float(np.sqrt((rest**2).sum() / (_BLOCKS - 2) / spread))
+    alike = max(0.0, float((rest[1:] * rest[:-1]).sum() / (rest**2).sum())) if rest.any() else 0.0
+    independent = (1 - alike) / (1 + alike)  # share of the blocks, for a first-order autoregressive process
+    error = float(np.sqrt((rest**2).sum() / (_BLOCKS - 2) / spread / independent))
     return Trend(slope, slope - _STUDENT_T * error, slope + _STUDENT_T * error)
