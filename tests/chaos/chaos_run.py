@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 from tests.chaos.chaos_dataset import ChaosDataset
 from tests.chaos.ground_truth import GroundTruth
-from tests.chaos.rank import RankPlan
+from tests.chaos.rank import RankPlan, read_answers
 from tests.chaos.rank_process import RankProcess
 from tests.chaos.schedule import Fault, Setting, schedule_of
 from tests.chaos.store_relay import StoreFaults, store_relay
@@ -29,7 +29,7 @@ from tests.chaos.tcp_relay import Link, Relay
 
 from refill_service.demo.local_cluster import LocalCluster
 
-__all__ = ["ChaosRun", "Outcome"]
+__all__ = ["ChaosRun", "Outcome", "repeated_by"]
 
 EPOCHS = 3
 _BATCH = 16
@@ -80,6 +80,14 @@ class Outcome:
                 f"again: {repeat}",
             ]
         )
+
+
+def repeated_by(setting: Setting, fault_seconds: float) -> str:
+    """The command of a run with the same faults at the same times; what pods make of them may differ."""
+    return (
+        f"python -m tests.chaos --seed {setting.seed} --policy {setting.policy} --volumes {setting.volumes} "
+        f"--fault-seconds {fault_seconds:g}"
+    )
 
 
 class ChaosRun:
@@ -185,6 +193,7 @@ class ChaosRun:
         return self._url(rank, pod)
 
     def _let_it_run(self) -> None:
+        self._until_all_ranks_receive()
         self._began = time.monotonic()
         for fault in self.schedule:
             self._do_at(fault.at_seconds, str(fault), lambda fault=fault: self._begin(fault))  # type: ignore[misc]
@@ -208,6 +217,14 @@ class ChaosRun:
                     self._outcome.problems.append(f"ranks {stuck} were not done {_GRACE_SECONDS:.0f} s after the end")
                     return
             time.sleep(0.01)
+
+    def _until_all_ranks_receive(self) -> None:
+        """Faults are to meet a job that runs."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while time.monotonic() < deadline and not all(
+            process.failure or any(read_answers(Path(process.plan.file))) for process in self._ranks
+        ):
+            time.sleep(0.02)
 
     def _do_at(self, at_seconds: float, what: str, do: Callable[[], None]) -> None:
         heapq.heappush(self._todo, (at_seconds, next(self._numbers), what, do))
