@@ -30,8 +30,8 @@ class Trend:
 def trend_of(seconds: Sequence[float], values: Sequence[float]) -> Trend:
     """Of the last two thirds of the time; what comes before is warming up.
 
-    Neighbouring values are much alike, so the line goes through the means of blocks of time, which are less so; how much
-    alike neighbouring blocks still are widens the interval. Raises ValueError for fewer than two values a block.
+    Neighbouring values are much alike, so the line goes through the means of blocks of time, which are less so; how
+    much alike neighbouring blocks still are widens the interval. Raises ValueError for fewer than two values a block.
     """
     at, value = np.asarray(seconds, dtype=float), np.asarray(values, dtype=float)
     late = at >= at[0] + (at[-1] - at[0]) / 3
