@@ -9,6 +9,9 @@ same class. The text is one line that names what was wrong and what to do; what 
     |   |-- RequestTooSlow         408  the request's body did not come in time
     |   |-- RequestTooLarge        413  the request's body is longer than anything sensible
     |   `-- HeadersTooLarge        431  so are its address and headers
+    |-- AccessError
+    |   |-- NotAuthenticated       401  no token, or none that the pod knows
+    |   `-- NotAllowed             403  another token's job, or a dataset that jobs may not name
     |-- DatasetError
     |   |-- DatasetNotFound        404  no index at that URL
     |   |-- DatasetExists          409  `pack` would overwrite one
@@ -38,6 +41,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 __all__ = [
+    "AccessError",
     "DatasetError",
     "DatasetExists",
     "DatasetNotFound",
@@ -52,6 +56,8 @@ __all__ = [
     "JobError",
     "JobLost",
     "MemoryTooSmall",
+    "NotAllowed",
+    "NotAuthenticated",
     "PodBusy",
     "PodRecovering",
     "PodStopping",
@@ -107,6 +113,18 @@ class RequestTooLarge(InvalidInput):
 
 class HeadersTooLarge(InvalidInput):
     status = 431
+
+
+class AccessError(RefillError):
+    status = 403
+
+
+class NotAuthenticated(AccessError):
+    status = 401
+
+
+class NotAllowed(AccessError):
+    pass
 
 
 class DatasetError(RefillError):

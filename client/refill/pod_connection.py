@@ -26,6 +26,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import numpy as np
 
+from refill.credentials import Credentials
 from refill.delivery_record import DeliveryRecord
 from refill.errors import (
     InvalidInput,
@@ -95,6 +96,7 @@ class PodConnection:
         behind ``service_url`` if that is a Unix socket.
     :param timeout_seconds: how long a request is tried again before its last error is raised; 0: tried once.
     :param record: of what the rank has received; all processes of a rank share one. None: one of its own.
+    :param credentials: None: those of the environment.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class PodConnection:
         home: str | None,
         timeout_seconds: float,
         record: DeliveryRecord | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         if not timeout_seconds >= 0:
             raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
@@ -114,6 +117,7 @@ class PodConnection:
         self.timeout_seconds = timeout_seconds
         self._home = None if home is None else _checked_url(home)
         self._record = record or DeliveryRecord()
+        self._credentials = credentials or Credentials()
         self._info: dict[str, Any] | None = None
         self._control: dict[str, httpx.Client] = {}
         self._forget_connections()
@@ -297,9 +301,10 @@ class PodConnection:
         self._own_process()
         url = pod + path
         if pod not in self._control:
-            self._control[pod] = _control_client(pod)
+            self._control[pod] = _control_client(pod, self._credentials)
+        headers = self._credentials.headers()
         try:
-            response = self._control[pod].request(method, path, timeout=seconds, **content)
+            response = self._control[pod].request(method, path, timeout=seconds, headers=headers, **content)
         except httpx.HTTPError as error:
             raise _unreachable(pod, error) from error
         if response.status_code >= 300:
@@ -366,14 +371,14 @@ class PodConnection:
         self, home: str, path: str, body: bytes, seconds: float, segment: SharedSegment | None
     ) -> http.client.HTTPResponse:
         self._own_process()
-        headers = {"Content-Type": "application/octet-stream"}
+        headers = {"Content-Type": "application/octet-stream"} | self._credentials.headers()
         if segment is not None:
             headers[MEMORY_HEADER] = segment.name
         while True:
             connection: http.client.HTTPConnection | None = getattr(self._bulk, "connection", None)
             was_idle = connection is not None
             if connection is None:
-                connection = self._bulk.connection = _connect(home)
+                connection = self._bulk.connection = _connect(home, self._credentials)
             connection.timeout = seconds
             if connection.sock is not None:
                 connection.sock.settimeout(seconds)
@@ -492,21 +497,24 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _connect(url: str) -> http.client.HTTPConnection:
+def _connect(url: str, credentials: Credentials) -> http.client.HTTPConnection:
     if url.startswith(_UNIX):
         return _UnixConnection(url.removeprefix(_UNIX))
     parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname or "", parts.port)
+    if parts.scheme == "https":
+        context = credentials.ssl_context()
+        return http.client.HTTPSConnection(parts.hostname or "", parts.port, context=context)
+    return http.client.HTTPConnection(parts.hostname or "", parts.port)
 
 
-def _control_client(url: str) -> httpx.Client:
+def _control_client(url: str, credentials: Credentials) -> httpx.Client:
     # Pods are asked directly: http.client, which fetches the batches, knows no proxies either.
     if url.startswith(_UNIX):
         transport = httpx.HTTPTransport(uds=url.removeprefix(_UNIX), verify=False)
         return httpx.Client(base_url="http://pod", transport=transport)
     # Certificates are read for TLS only: that takes as long as a round trip to a store.
-    return httpx.Client(base_url=url, trust_env=False, verify=url.startswith("https:"))
+    verify = credentials.ssl_context() if url.startswith("https:") else False
+    return httpx.Client(base_url=url, trust_env=False, verify=verify)
 
 
 def _checked_url(url: str) -> str:

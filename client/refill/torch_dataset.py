@@ -12,6 +12,7 @@ import numpy as np
 import torch.distributed
 import torch.utils.data
 
+from refill.credentials import Credentials
 from refill.decoders import Decode, decode_member, make_decode
 from refill.delivery_record import DeliveryRecord
 from refill.epoch_sampler import Position
@@ -45,6 +46,8 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     :param decode: None leaves members as bytes; True decodes by extension; see :data:`refill.decoders.Decode`.
     :param transform: called with each sample; what it returns is the sample.
     :param home: URL of the pod to ask; None: the rank's number picks one.
+    :param token_file: file with the bearer token of the service; None: REFILL_TOKEN_FILE, else REFILL_TOKEN holds it.
+    :param ca_file: PEM certificates that an https service's is signed by; None: REFILL_CA_FILE, else the system's.
     :param timeout_seconds: how long to wait for pods that do not answer before the epoch fails.
     :param resume: a state of a checkpoint that was saved with another number of ranks or pods: what its ranks had not
         consumed of the epoch is dealt to those that there are now. All ranks give a state of the same step, whichever
@@ -70,6 +73,8 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         decode: Decode = None,
         transform: Transform | None = None,
         home: str | None = None,
+        token_file: str | None = None,
+        ca_file: str | None = None,
         timeout_seconds: float = 300.0,
         resume: Any = None,
         **settings: Any,
@@ -81,6 +86,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._rank = rank
         self._service_url = service_url
         self._home = home
+        self._credentials = Credentials(token_file, ca_file)
         self._timeout_seconds = timeout_seconds
         self._decoded = SampleDecoder(decode, transform)
         self._resume = None if resume is None else ResumeState.from_dict(resume)
@@ -319,7 +325,9 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             raise InvalidInput(
                 f"rank {rank} is not one of the {spec.world_size} ranks of world_size; give both together"
             )
-        return PodConnection(self._service_url, spec, rank, self._home, self._timeout_seconds, self._record)
+        return PodConnection(
+            self._service_url, spec, rank, self._home, self._timeout_seconds, self._record, self._credentials
+        )
 
 
 class SampleDecoder:

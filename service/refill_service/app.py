@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from refill_service.cache_node import CacheNode
-from refill_service.http_routes import add_error_answers, client_routes
+from refill_service.http_routes import add_error_answers, client_routes, health_routes
 from refill_service.last_answer import LastAnswer
 from refill_service.peer_routes import peer_routes
 
-__all__ = ["client_app", "peer_app"]
+__all__ = ["client_app", "metrics_app", "peer_app"]
 
 
 def client_app(node: CacheNode) -> FastAPI:
@@ -21,7 +21,16 @@ def client_app(node: CacheNode) -> FastAPI:
     )
     add_error_answers(app)
     app.add_middleware(LastAnswer, ordinal=node.settings.ordinal)
+    app.include_router(health_routes(node))
     app.include_router(client_routes(node))
+    return app
+
+
+def metrics_app(node: CacheNode) -> FastAPI:
+    """What Prometheus and the kubelet talk to, on a port of its own."""
+    app = FastAPI(title="refill metrics", openapi_url=None)
+    add_error_answers(app)
+    app.include_router(health_routes(node))
     return app
 
 

@@ -7,10 +7,12 @@ import contextlib
 import logging
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 from prometheus_client import Histogram
 
+from refill.credentials import ShownToken
 from refill.errors import (
     JobLost,
     MemoryTooSmall,
@@ -20,6 +22,7 @@ from refill.errors import (
 )
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import encode_records
+from refill_service.access import check_holder
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout, default_chunk_size
@@ -74,7 +77,8 @@ class CacheNode:
             lambda request: self.store_seconds.labels(request.operation).observe(request.seconds)
         )
         self.client_memory = ClientMemory(int(settings.memory_bytes * _CLIENT_MEMORY_FRACTION))
-        self.peers = Peers(settings.peer_urls, settings.peer_timeout_seconds)
+        peer_token = ShownToken(Path(settings.peer_token)) if settings.peer_token else None
+        self.peers = Peers(settings.peer_urls, settings.peer_timeout_seconds, peer_token, settings.peer_certificates)
         self.pinned = PinnedTier(
             int(settings.memory_bytes * settings.pinned_fraction),
             Path(settings.pinned_dir) if settings.pinned_dir else None,
@@ -154,8 +158,20 @@ class CacheNode:
             at_pod.job.last_used = time.monotonic()
         return at_pod
 
-    async def remove(self, name: str) -> bool:
-        """End a job on this pod, free its memory and forget what it delivered; False when there is none."""
+    def job_holder(self, name: str) -> str | None:
+        """Whose token a job was registered with; None when this pod has no such job, not even of before a restart."""
+        if (at_pod := self.jobs.get(name)) is not None:
+            return at_pod.job.spec.holder
+        return self.journal.holder_of(name)
+
+    async def remove(self, name: str, holder: str | None = None) -> bool:
+        """End a job on this pod, free its memory and forget what it delivered; False when there is none.
+
+        :param holder: whose token asks for it; None: a pod for reasons of its own. Raises :class:`NotAllowed` when the
+            job belongs to another one.
+        """
+        if holder is not None and (held_by := self.job_holder(name)) is not None:
+            check_holder(name, held_by, holder)
         at_pod = self.jobs.pop(name, None)
         if at_pod is None:
             kept = self.journal.find(name)
@@ -176,9 +192,10 @@ class CacheNode:
         await at_pod.job.dataset.close()
         self.pinned.release(at_pod.pinned)
 
-    async def remove_everywhere(self, name: str) -> bool:
-        removed = await self.peers.call_all(self.others, "DELETE", f"/peer/v1/jobs/{name}", None)
-        return await self.remove(name) or any(answer["removed"] for answer in removed)
+    async def remove_everywhere(self, name: str, holder: str) -> bool:
+        path = f"/peer/v1/jobs/{name}?holder={quote(holder, safe='')}"
+        removed = await self.peers.call_all(self.others, "DELETE", path, None)
+        return await self.remove(name, holder) or any(answer["removed"] for answer in removed)
 
     def check_taking_jobs(self) -> None:
         """Raises :class:`PodStopping` when the pod ends."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import socket
+import ssl
 import sys
 import termios
 import time
@@ -24,6 +25,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from refill.errors import HeadersTooLarge, InvalidInput, RefillError
+from refill_service.certificates import Certificates
 from refill_service.request_guard import LEAST_BYTES, OVER_LIMIT, RequestCounts, allowed_seconds, wire_answer
 
 __all__ = ["ClientLimits", "ClientServer"]
@@ -31,6 +33,7 @@ __all__ = ["ClientLimits", "ClientServer"]
 HEADERS_BYTES = 1 << 16
 _SPARE_CONNECTIONS = 64
 """Above the limit, for whoever looks after the pod; others are answered "busy"."""
+_LOOK_AT_CERTIFICATES_SECONDS = 5
 _TICKS_PER_SECOND = 10
 """uvicorn's."""
 
@@ -47,18 +50,35 @@ class ClientLimits:
 class ClientServer(uvicorn.Server):
     """uvicorn, which cuts off slow clients; without its signal handlers: the pod has its own, which stop all servers.
 
+    :param certificates: for TLS, and read again when they are replaced; None: no TLS.
     :param options: of :class:`uvicorn.Config`: the application and the address.
     """
 
-    def __init__(self, limits: ClientLimits, **options: Any) -> None:
+    def __init__(self, limits: ClientLimits, certificates: Certificates | None = None, **options: Any) -> None:
         self._limits = limits
+        self._certificates = certificates
+        if certificates is not None:
+            self._made_of = certificates.state()
+            options |= {"ssl_certfile": certificates.cert, "ssl_keyfile": certificates.key}
         self._ticks = max(1, min(_TICKS_PER_SECOND, int(limits.timeout_seconds * _TICKS_PER_SECOND / 4)))
         super().__init__(uvicorn.Config(http=partial(_LimitedProtocol, limits), **options))  # type: ignore[arg-type]
 
     async def on_tick(self, counter: int) -> bool:
         if counter % self._ticks == 0:
             self.cut_slow()
+        if self._certificates is not None and counter % (_LOOK_AT_CERTIFICATES_SECONDS * _TICKS_PER_SECOND) == 0:
+            self._take_new(self._certificates)
         return await super().on_tick(counter)
+
+    def _take_new(self, certificates: Certificates) -> None:
+        """Connections from now on see the certificate that the files hold now."""
+        try:
+            made_of = certificates.state()
+            if made_of != self._made_of and self.config.ssl is not None:
+                self.config.ssl.load_cert_chain(certificates.cert, certificates.key)
+                self._made_of = made_of
+        except (OSError, ssl.SSLError):
+            return  # they are being replaced
 
     def cut_slow(self) -> None:
         now = time.monotonic()

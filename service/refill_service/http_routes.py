@@ -18,6 +18,7 @@ from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import RecordReader
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER, BatchRequest, Int64Array
+from refill_service.access import holder_of
 from refill_service.answer_room import AnswerRoom
 from refill_service.cache_node import CacheNode
 from refill_service.frame_response import FrameResponse, OutgoingFrame
@@ -27,7 +28,7 @@ from refill_service.pod_phase import PodPhase
 from refill_service.request_guard import PeerGone, held
 from refill_service.resuming import Checkpoint
 
-__all__ = ["Report", "add_error_answers", "checked_ids", "client_routes", "read_int64s"]
+__all__ = ["Report", "add_error_answers", "checked_ids", "client_routes", "health_routes", "read_int64s"]
 
 log = logging.getLogger(__name__)
 
@@ -90,16 +91,9 @@ class ResumeBody(BaseModel):
     checkpoint: CheckpointBody
 
 
-def client_routes(node: CacheNode) -> APIRouter:
+def health_routes(node: CacheNode) -> APIRouter:
     routes = APIRouter(responses=_ERROR_ANSWERS)
     registry = node_registry(node)
-
-    def framed(request: Request, frame: OutgoingFrame) -> Response:
-        """In the memory that the request names, if it has room; else as the body."""
-        name = request.headers.get(MEMORY_HEADER)
-        if name is not None and node.client_memory.write(name, frame):
-            return Response(headers={FRAME_BYTES_HEADER: str(frame.total_bytes)})
-        return FrameResponse([frame])
 
     @routes.get("/healthz", tags=["health"], summary="The process answers.")
     async def healthz() -> dict[str, str]:
@@ -114,19 +108,40 @@ def client_routes(node: CacheNode) -> APIRouter:
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
+    return routes
+
+
+def client_routes(node: CacheNode) -> APIRouter:
+    routes = APIRouter(responses=_ERROR_ANSWERS)
+
+    def framed(request: Request, frame: OutgoingFrame) -> Response:
+        """In the memory that the request names, if it has room; else as the body."""
+        name = request.headers.get(MEMORY_HEADER)
+        if name is not None and node.client_memory.write(name, frame):
+            return Response(headers={FRAME_BYTES_HEADER: str(frame.total_bytes)})
+        return FrameResponse([frame])
+
+    def asked_for(job: str, settings: dict[str, Any], request: Request) -> JobSpec:
+        if settings.get("name", job) != job:
+            raise InvalidInput(f"the URL names job {job!r} and the body {settings['name']!r}")
+        spec = JobSpec.from_dict({"name": job} | settings | {"holder": holder_of(request)})
+        node.settings.check_dataset(spec.dataset)
+        return spec
+
     @routes.get("/v1/jobs", tags=["jobs"], summary="The jobs of this pod.")
-    async def jobs() -> list[dict[str, Any]]:
-        return [at_pod.job.info() for at_pod in node.jobs.values()]
+    async def jobs(request: Request) -> list[dict[str, Any]]:
+        holder = holder_of(request)
+        return [at_pod.job.info() for at_pod in node.jobs.values() if at_pod.job.spec.holder in ("", holder)]
 
     @routes.put("/v1/jobs/{job}", tags=["jobs"], summary="Register a job on all pods; again changes nothing.")
     async def register(
-        job: JobName, settings: Annotated[dict[str, Any], Body()], incarnation: Incarnation = None
+        job: JobName, settings: Annotated[dict[str, Any], Body()], request: Request, incarnation: Incarnation = None
     ) -> dict[str, Any]:
-        return await node.registration.register(JobSpec.from_dict({"name": job} | _named(job, settings)), incarnation)
+        return await node.registration.register(asked_for(job, settings, request), incarnation)
 
     @routes.post("/v1/jobs/{job}/resume", tags=["jobs"], summary="Register a job as it goes on from a checkpoint.")
-    async def resume(job: JobName, body: ResumeBody) -> dict[str, Any]:
-        spec = JobSpec.from_dict({"name": job} | _named(job, body.settings))
+    async def resume(job: JobName, body: ResumeBody, request: Request) -> dict[str, Any]:
+        spec = asked_for(job, body.settings, request)
         return await node.resuming.resume(spec, Checkpoint(**body.checkpoint.model_dump()))
 
     @routes.get("/v1/jobs/{job}", tags=["jobs"], summary="What a job is.")
@@ -134,8 +149,8 @@ def client_routes(node: CacheNode) -> APIRouter:
         return node.job(job, looked_at=True).job.info()
 
     @routes.delete("/v1/jobs/{job}", tags=["jobs"], summary="End a job on all pods and free its memory.")
-    async def end(job: JobName) -> dict[str, bool]:
-        if not await node.remove_everywhere(job):
+    async def end(job: JobName, request: Request) -> dict[str, bool]:
+        if not await node.remove_everywhere(job, holder_of(request)):
             raise UnknownJob(f"no pod knows a job {job}", job=job)
         return {"removed": True}
 
@@ -279,9 +294,3 @@ def checked_ids(at_pod: JobAtPod, body: bytes) -> Int64Array:
         wrong = ids[(ids < 0) | (ids > last)][0]
         raise InvalidInput(f"there is no sample {wrong}; the dataset has samples 0 to {last}")
     return ids
-
-
-def _named(job: str, settings: dict[str, Any]) -> dict[str, Any]:
-    if settings.get("name", job) != job:
-        raise InvalidInput(f"the URL names job {job!r} and the body {settings['name']!r}")
-    return settings

@@ -123,6 +123,14 @@ class Journal:
             return None
         return KeptJob(header, records, receipts, whole, resumed)
 
+    def holder_of(self, job: str) -> str | None:
+        """Whose token a job of an earlier run of the pod was registered with; None when there is no such job."""
+        folder = self._of(job)
+        if folder is None or not (folder / _HEADER).exists():
+            return None
+        header = _json_or_none((folder / _HEADER).read_text())
+        return None if header is None else str(header.get("spec", {}).get("holder", ""))
+
     def begin(
         self,
         job: str,

@@ -22,6 +22,7 @@ from refill_service.resuming import Checkpoint
 __all__ = ["peer_routes"]
 
 Incarnation = Annotated[str, Query(max_length=64)]
+Holder = Annotated[str, Query(max_length=255)]
 Pod = Annotated[int, Query(ge=0)]
 Count = Annotated[int, Query(ge=0, lt=2**62)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
@@ -71,8 +72,8 @@ def peer_routes(node: CacheNode) -> APIRouter:
         return node.registration.known(job)
 
     @routes.delete("")
-    async def remove(job: str) -> dict[str, bool]:
-        return {"removed": await node.remove(job)}
+    async def remove(job: str, holder: Holder = "") -> dict[str, bool]:
+        return {"removed": await node.remove(job, holder)}
 
     @routes.post("/take")
     async def take(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> Response:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from typing import Any
 import numpy as np
 from pyreqwest.client import Client, ClientBuilder
 from pyreqwest.exceptions import PyreqwestError
+from pyreqwest.request import RequestBuilder
 from pyreqwest.response import ResponseBodyReader
 
+from refill.credentials import ShownToken
 from refill.errors import PodUnreachable, RefillError, error_from_wire
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
+from refill_service.certificates import Certificates
 
 __all__ = ["Frame", "FrameReader", "Payload", "Peers"]
 
@@ -31,6 +35,7 @@ STREAM_WINDOW_BYTES = 16 << 20
 CONNECTION_WINDOW_BYTES = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
 _CONNECT_SECONDS = 5
+_LOOK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -93,12 +98,26 @@ class FrameReader:
 
 
 class Peers:
-    """The other pods, by ordinal. Close it when done."""
+    """The other pods, by ordinal. Close it when done.
 
-    def __init__(self, peer_urls: tuple[str, ...], timeout_seconds: float) -> None:
+    :param token: shown to them; None: they want none.
+    :param certificates: shown to them, and which theirs must be signed by; None: no TLS.
+    """
+
+    def __init__(
+        self,
+        peer_urls: tuple[str, ...],
+        timeout_seconds: float,
+        token: ShownToken | None = None,
+        certificates: Certificates | None = None,
+    ) -> None:
         self.urls = peer_urls
         self._timeout_seconds = timeout_seconds
+        self._token = token
+        self._certificates = certificates
         self._client: Client | None = None
+        self._made_of: object = None
+        self._looked = 0.0
 
     def name(self, pod: int) -> str:
         return f"pod {pod} ({self.urls[pod]})"
@@ -110,7 +129,7 @@ class Peers:
     async def call(self, pod: int, method: str, path: str, body: bytes | dict[str, Any] | None = None) -> Any:
         """One small request; returns the decoded JSON answer, None when it is empty."""
         async with self._translated(pod):
-            request = self._connection().request(method, self.urls[pod] + path)
+            request = self._request(method, pod, path)
             if isinstance(body, dict):
                 request = request.header("content-type", "application/json").body_bytes(json.dumps(body).encode())
             elif body is not None:
@@ -123,7 +142,7 @@ class Peers:
     async def get_bytes(self, pod: int, path: str) -> bytes:
         """One request that is answered with bytes."""
         async with self._translated(pod):
-            response = await self._connection().get(self.urls[pod] + path).build().send()
+            response = await self._request("GET", pod, path).build().send()
             if response.status != 200:
                 _raise_for(response.status, await response.text(), self.name(pod))
             return bytes(await response.bytes())
@@ -141,32 +160,54 @@ class Peers:
     async def frames(self, pod: int, path: str, body: bytes) -> AsyncIterator[FrameReader]:
         """A request that is answered with frames, read one after another while they arrive."""
         async with self._translated(pod):
-            request = self._connection().post(self.urls[pod] + path).body_bytes(body)
+            request = self._request("POST", pod, path).body_bytes(body)
             async with request.build_streamed() as response:
                 if response.status != 200:
                     _raise_for(response.status, await response.text(), self.name(pod))
                 yield FrameReader(response.body_reader, self.name(pod))
 
+    def _request(self, method: str, pod: int, path: str) -> RequestBuilder:
+        request = self._connection().request(method, self.urls[pod] + path)
+        return request if self._token is None else request.header("authorization", f"Bearer {self._token.text()}")
+
     def _connection(self) -> Client:
-        if self._client is None:
-            self._client = (
-                ClientBuilder()
-                .http2_prior_knowledge()
-                .http2_initial_stream_window_size(STREAM_WINDOW_BYTES)
-                .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-                .http2_max_frame_size(MAX_FRAME_BYTES)
-                .http2_keep_alive_interval(timedelta(seconds=10))
-                .http2_keep_alive_timeout(timedelta(seconds=20))
-                .no_proxy()
-                .gzip(False)
-                .brotli(False)
-                .zstd(False)
-                .deflate(False)
-                .connect_timeout(timedelta(seconds=_CONNECT_SECONDS))
-                .timeout(timedelta(seconds=self._timeout_seconds))
-                .build()
-            )
+        """A new one when certificates were replaced; what is under way ends with the old one."""
+        now = time.monotonic()
+        if self._client is None or (self._certificates is not None and now > self._looked + _LOOK_SECONDS):
+            self._looked = now
+            try:
+                made_of = None if self._certificates is None else self._certificates.state()
+                if self._client is None or made_of != self._made_of:
+                    self._client, self._made_of = self._new_client(), made_of
+            except OSError as error:  # they are being replaced
+                if self._client is None:
+                    raise PodUnreachable(f"certificates for other pods can't be read: {error}") from error
         return self._client
+
+    def _new_client(self) -> Client:
+        builder = (
+            ClientBuilder()
+            .http2_initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .http2_max_frame_size(MAX_FRAME_BYTES)
+            .http2_keep_alive_interval(timedelta(seconds=10))
+            .http2_keep_alive_timeout(timedelta(seconds=20))
+            .no_proxy()
+            .gzip(False)
+            .brotli(False)
+            .zstd(False)
+            .deflate(False)
+            .connect_timeout(timedelta(seconds=_CONNECT_SECONDS))
+            .timeout(timedelta(seconds=self._timeout_seconds))
+        )
+        if self._certificates is None:
+            return builder.http2_prior_knowledge().build()
+        files = self._certificates
+        assert files.ca is not None
+        # HTTP/2 by ALPN.
+        builder = builder.http2(True).https_only(True).min_tls_version("TLSv1.3")
+        builder = builder.add_root_certificate_pem(files.ca.read_bytes())
+        return builder.identity_pem(files.cert.read_bytes() + b"\n" + files.key.read_bytes()).build()
 
     @asynccontextmanager
     async def _translated(self, pod: int) -> AsyncIterator[None]:

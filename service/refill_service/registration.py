@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from refill.errors import JobConflict, JobError, JobLost, PodUnreachable, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
+from refill_service.access import check_holder
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, is_resumed
 from refill_service.job import Job
 from refill_service.job_at_pod import JobAtPod
@@ -88,7 +89,7 @@ class Registration:
             # One pod refuses it for good: the others must not keep it, or its name and memory would be taken.
             if created and error.status != 503 and not isinstance(error, JobError):
                 with contextlib.suppress(RefillError):
-                    await self._node.remove_everywhere(spec.name)
+                    await self._node.remove_everywhere(spec.name, spec.holder)
             raise
         return info | {"pods": list(self._node.settings.pod_urls)}
 
@@ -106,6 +107,7 @@ class Registration:
             created = known is None
             if known is None:
                 known = await self._create_or_take_up(spec, incarnation, begun)
+        check_holder(spec.name, known.job.spec.holder, spec.holder)
         if differences := known.job.spec.differences(spec):
             raise JobConflict(
                 f"job {spec.name} was registered before with other settings ({'; '.join(differences)}): "
@@ -128,12 +130,14 @@ class Registration:
         if kept is not None and incarnation not in ("", kept.header["incarnation"]):
             kept = None  # of an earlier job of that name
         if kept is None and not incarnation and self._node.settings.ordinal == _LEADER:
-            incarnation, begun = await self.known_to_others(spec.name)
+            incarnation, begun = await self.known_to_others(spec.name, spec.holder)
         if kept is not None:
+            before = JobSpec.from_dict(kept.header["spec"])
+            check_holder(spec.name, before.holder, spec.holder)
             incarnation = kept.header["incarnation"]
             if kept.header["num_pods"] != self._node.settings.num_pods:
                 raise self._moved(spec.name, kept.header["num_pods"])
-            if differences := JobSpec.from_dict(kept.header["spec"]).differences(spec):
+            if differences := before.differences(spec):
                 raise JobConflict(
                     f"job {spec.name} ran before with other settings ({'; '.join(differences)}): use another name, or "
                     "end that job first",
@@ -167,12 +171,16 @@ class Registration:
         )
         return at_pod
 
-    async def known_to_others(self, name: str) -> tuple[str, bool]:
-        """``(incarnation, begun)`` of a job that another pod knows; ``("", False)`` when none does."""
+    async def known_to_others(self, name: str, holder: str) -> tuple[str, bool]:
+        """``(incarnation, begun)`` of a job that another pod knows; ``("", False)`` when none does.
+
+        :param holder: whose token asks. Raises :class:`NotAllowed` when the job is not theirs.
+        """
         path = f"/peer/v1/jobs/{name}"
         asked = (self._node.peers.call(pod, "GET", path) for pod in self._node.others)
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(answer, dict):
+                check_holder(name, answer["holder"], holder)
                 return answer["incarnation"], answer["begun"]
             if isinstance(answer, PodUnreachable) or not isinstance(answer, RefillError):
                 raise answer  # it may know the job
@@ -189,6 +197,8 @@ class Registration:
         """:param resumed: None: pod 0 has it."""
         async with self._registering:
             known = self._node.jobs.get(spec.name)
+            if (held_by := self._node.job_holder(spec.name)) is not None:
+                check_holder(spec.name, held_by, spec.holder)
             if known is not None and known.job.incarnation == incarnation:
                 return
             if resumed is None:
@@ -217,10 +227,12 @@ class Registration:
     def known(self, name: str) -> dict[str, Any]:
         """What this pod knows of a job, be it from before a restart. Raises :class:`UnknownJob`."""
         if name not in self._node.jobs and (kept := self._node.journal.find(name)) is not None:
-            return {"incarnation": kept.header["incarnation"], "begun": True, "idle": True}
+            holder = kept.header["spec"].get("holder", "")
+            return {"incarnation": kept.header["incarnation"], "holder": holder, "begun": True, "idle": True}
         at_pod = self._node.job(name, looked_at=True)
         return {
             "incarnation": at_pod.job.incarnation,
+            "holder": at_pod.job.spec.holder,
             "begun": at_pod.owner.begun or at_pod.recovery is not None,
             "idle": self._is_idle(at_pod),
         }

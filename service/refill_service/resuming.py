@@ -19,6 +19,7 @@ from refill.errors import EpochEnded, InvalidInput, JobConflict, JobLost, Unknow
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind
 from refill.protocol.wire_format import Int64Array
+from refill_service.access import check_holder
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, consumed_before, keyed_traces, resumed_incarnation
 from refill_service.journal import KeptJob
@@ -63,7 +64,7 @@ class Resuming:
 
     async def _resume(self, spec: JobSpec, checkpoint: Checkpoint) -> dict[str, Any]:
         node = self._node
-        current = await self._current(spec.name)
+        current = await self._current(spec)
         incarnation = resumed_incarnation(
             checkpoint.incarnation, checkpoint.epoch, checkpoint.position, spec.world_size, node.settings.num_pods
         )
@@ -87,11 +88,13 @@ class Resuming:
         rest = ResumedEpoch(checkpoint.incarnation, checkpoint.epoch, checkpoint.position, done, unknown)
         return await node.registration.register_resumed(spec, incarnation, rest)
 
-    async def _current(self, name: str) -> str:
+    async def _current(self, spec: JobSpec) -> str:
         try:
-            return str(self._node.registration.known(name)["incarnation"])
+            known = self._node.registration.known(spec.name)
         except UnknownJob:
-            return (await self._node.registration.known_to_others(name))[0]
+            return (await self._node.registration.known_to_others(spec.name, spec.holder))[0]
+        check_holder(spec.name, known["holder"], spec.holder)
+        return str(known["incarnation"])
 
     async def _unchanged(self, spec: JobSpec) -> dict[str, Any] | None:
         """The job as the pods have it, if it can simply be registered again."""

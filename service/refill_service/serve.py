@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from granian.constants import HTTPModes, Interfaces
-from granian.http import HTTP2Settings
-from granian.server.embed import Server as PeerServer
 
 from refill.errors import InvalidInput
-from refill_service.app import client_app, peer_app
+from refill_service.access import Access
+from refill_service.app import client_app, metrics_app, peer_app
 from refill_service.cache_node import CacheNode
-from refill_service.client_protocol import HEADERS_BYTES, ClientLimits, ClientServer
+from refill_service.client_protocol import ClientLimits, ClientServer
 from refill_service.ending import Ending, ends_by_signal
-from refill_service.peers import CONNECTION_WINDOW_BYTES, MAX_FRAME_BYTES, STREAM_WINDOW_BYTES
+from refill_service.peer_server import PeerServer
 from refill_service.pod_phase import PodPhase
 from refill_service.request_guard import RequestGuard
 from refill_service.settings import Settings
+from refill_service.tokens import Tokens
 
 __all__ = ["serve"]
 
@@ -38,7 +37,6 @@ _CLIENT_OPTIONS: dict[str, Any] = {
     # Longer than a training step or an evaluation between two batches of a worker.
     "timeout_keep_alive": 300,
 }
-_PEER_PING_SECONDS = 10
 _LOOK_AGAIN_SECONDS = 0.02
 _STOP_SECONDS = 2
 
@@ -46,7 +44,7 @@ _STOP_SECONDS = 2
 def serve(settings: Settings) -> None:
     """Run a pod until SIGTERM or SIGINT."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for port in (settings.port, settings.peer_port):
+    for port in (settings.port, settings.peer_port, settings.metrics_port):
         _check_free(settings.host, port)
     unix_sockets = [settings.unix_socket, f"{settings.unix_socket}.memory"] if settings.unix_socket else []
     for path in unix_sockets:
@@ -62,41 +60,39 @@ def serve(settings: Settings) -> None:
 async def _serve(settings: Settings) -> None:
     node = CacheNode(settings)
     limits = ClientLimits(settings.client_timeout_seconds, settings.max_connections, node.requests)
-    for_clients = RequestGuard(client_app(node), "client", node.bodies, node.requests, settings.max_connections)
+    client_tokens = Tokens(Path(settings.client_tokens)) if settings.client_tokens else None
+    peer_tokens = Tokens(Path(settings.peer_token)) if settings.peer_token else None
+    for_clients = RequestGuard(
+        Access(client_app(node), client_tokens, node.job_holder),
+        "client",
+        node.bodies,
+        node.requests,
+        settings.max_connections,
+    )
     for_peers = RequestGuard(
-        peer_app(node),
+        Access(peer_app(node), peer_tokens, node.job_holder),
         "pod",
         node.bodies,
         node.requests,
         settings.max_connections,
         settings.client_timeout_seconds,
     )
-    addresses: list[dict[str, Any]] = [{"host": settings.host, "port": settings.port}]
+    options: dict[str, Any] = {"app": for_clients, **_CLIENT_OPTIONS}
+    over_tcp: dict[str, Any] = {"host": settings.host, "port": settings.port}
+    clients = [ClientServer(limits, settings.client_certificates, **options, **over_tcp)]
     if settings.unix_socket:
-        addresses.append({"uds": settings.unix_socket})
-    clients = [ClientServer(limits, app=for_clients, **_CLIENT_OPTIONS, **address) for address in addresses]
-    peers = PeerServer(
-        for_peers,
-        address=settings.host,
-        port=settings.peer_port,
-        interface=Interfaces.ASGINL,
-        http=HTTPModes.http2,
-        # Connections, of which another pod needs one.
-        backpressure=settings.max_connections,
-        http2_settings=HTTP2Settings(
-            initial_stream_window_size=STREAM_WINDOW_BYTES,
-            initial_connection_window_size=CONNECTION_WINDOW_BYTES,
-            max_frame_size=MAX_FRAME_BYTES,
-            max_send_buffer_size=STREAM_WINDOW_BYTES,
-            max_headers_size=HEADERS_BYTES,
-            keep_alive_interval=_PEER_PING_SECONDS * 1000,
-            keep_alive_timeout=2 * _PEER_PING_SECONDS,
-        ),
-        log_enabled=False,
-    )
+        clients.append(ClientServer(limits, **options, uds=settings.unix_socket))
+    peers = PeerServer(for_peers, settings, settings.peer_certificates)
+    others = [peers.serve()]
+    metrics = None
+    if settings.metrics_port:
+        for_metrics = RequestGuard(metrics_app(node), "client", node.bodies, node.requests, settings.max_connections)
+        options = {"app": for_metrics, "host": settings.host, "port": settings.metrics_port, **_CLIENT_OPTIONS}
+        metrics = ClientServer(limits, **options)
+        others.append(metrics.serve())
     told_to_end = ends_by_signal()
     node.start()
-    serving = [*(asyncio.create_task(server.serve()) for server in clients), asyncio.create_task(peers.serve())]
+    serving = [asyncio.create_task(each) for each in (*(server.serve() for server in clients), *others)]
     running = asyncio.create_task(_run_until(told_to_end, node, clients))
     await asyncio.wait([running, *serving], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
@@ -104,9 +100,9 @@ async def _serve(settings: Settings) -> None:
     running.cancel()
     if told_to_end.is_set():
         await Ending(node, clients, serving, for_clients, for_peers).carry_out()
-    for server in clients:
+    for server in (*clients, *([metrics] if metrics else [])):
         server.should_exit = True
-    peers.stop()  # type: ignore[no-untyped-call]
+    peers.stop()
     await asyncio.wait(serving, timeout=_STOP_SECONDS)
     await node.close()
     for task in serving:

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import re
 import socket
+from itertools import combinations
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from refill.errors import InvalidInput
+from refill.errors import InvalidInput, NotAllowed
+from refill_service.certificates import Certificates
 
 __all__ = ["Settings", "load_settings", "parse_bytes"]
 
@@ -45,6 +48,11 @@ def _whole_number(value: Any, *, least: int, most: int) -> int | None:
     except (TypeError, ValueError):
         return None
     return number if least <= number <= most else None
+
+
+def _is_below(url: str, allowed: str) -> bool:
+    """Whether a URL is the allowed one, or lies in its folder. Steps upwards are in no folder."""
+    return (url.rstrip("/") + "/").startswith(allowed + "/") and ".." not in url.split("/")
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
@@ -169,6 +177,37 @@ class Settings(BaseSettings):
         description="When, counted from there, requests under way are broken off. Keep it below the time that "
         "Kubernetes gives (terminationGracePeriodSeconds).",
     )
+    client_tokens: str = Field(
+        "",
+        description="File with the bearer tokens of clients, one a line; or a folder, such as a mounted Secret, with a "
+        "file for each team, which then has its jobs to itself. Empty: whoever reaches the port may ask.",
+    )
+    peer_token: str = Field(
+        "",
+        description="File with the bearer token that pods show each other; more lines: tokens taken as well. "
+        "Empty: none.",
+    )
+    dataset_urls: Urls = Field(
+        (),
+        description="Beginnings of the URLs of datasets that jobs may name, separated by commas; empty: any that the "
+        "pod can read.",
+    )
+    tls_cert: str = Field("", description="File with the certificate for clients, PEM, with its chain. Empty: no TLS.")
+    tls_key: str = Field("", description="File with its private key.")
+    peer_tls_cert: str = Field(
+        "",
+        description="File with the certificate that a pod shows other pods, as a server and as a client. Empty: no "
+        "TLS between pods.",
+    )
+    peer_tls_key: str = Field("", description="File with its private key.")
+    peer_tls_ca: str = Field("", description="File with the certificates that other pods' must be signed by.")
+    metrics_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="Port of its own for /metrics, /healthz and /readyz, without token or TLS; 0: none. With "
+        "client_tokens the clients' port wants a token for /metrics.",
+    )
     log_level: str = Field("info", description="debug, info, warning or error.")
 
     @field_validator("log_level")
@@ -211,8 +250,10 @@ class Settings(BaseSettings):
         for url in (*self.pod_urls, *self.peer_urls):
             if not re.match(r"https?://[^/]+", url):
                 raise ValueError(f"{url!r} is not a URL like http://refill-0.refill:8000")
-        if self.port == self.peer_port != 0:
-            raise ValueError(f"port and peer_port are both {self.port}: they need a port each")
+        ports = {"port": self.port, "peer_port": self.peer_port, "metrics_port": self.metrics_port}
+        for (name, port), (other, same) in combinations(ports.items(), 2):
+            if port == same != 0:
+                raise ValueError(f"{name} and {other} are both {port}: they need a port each")
         if self.ordinal >= self.num_pods:
             raise ValueError(f"ordinal is {self.ordinal} but there are {self.num_pods} pods, numbered from 0")
         if self.remote_memory_fraction + self.in_flight_fraction + self.recent_fraction > 0.95:
@@ -224,6 +265,19 @@ class Settings(BaseSettings):
                 f"drain_seconds is {self.drain_seconds:g} and leaves no time of grace_seconds, {self.grace_seconds:g}, "
                 "to finish requests"
             )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key need each other: a certificate and its private key")
+        of_peers = (self.peer_tls_cert, self.peer_tls_key, self.peer_tls_ca)
+        if any(of_peers) and not all(of_peers):
+            raise ValueError("peer_tls_cert, peer_tls_key and peer_tls_ca need each other")
+        for name, certificate, urls in (
+            ("tls_cert", self.tls_cert, self.pod_urls),
+            ("peer_tls_cert", self.peer_tls_cert, self.peer_urls),
+        ):
+            scheme = "https" if certificate else "http"
+            if wrong := [url for url in urls if not url.startswith(f"{scheme}:")]:
+                has = "is set" if certificate else "is not set"
+                raise ValueError(f"{name} {has}, and {wrong[0]} does not begin with {scheme}://")
         if bool(self.pinned_dir) != bool(self.pinned_dir_bytes):
             raise ValueError("pinned_dir and pinned_dir_bytes need each other: which folder, and how much of its disk")
         return self
@@ -231,6 +285,21 @@ class Settings(BaseSettings):
     @property
     def sending_limit_bytes(self) -> int:
         return self.sending_bytes or max(_LEAST_SENDING_BYTES, self.memory_bytes // 10)
+
+    @property
+    def client_certificates(self) -> Certificates | None:
+        return Certificates(Path(self.tls_cert), Path(self.tls_key)) if self.tls_cert else None
+
+    @property
+    def peer_certificates(self) -> Certificates | None:
+        if not self.peer_tls_cert:
+            return None
+        return Certificates(Path(self.peer_tls_cert), Path(self.peer_tls_key), Path(self.peer_tls_ca))
+
+    def check_dataset(self, url: str) -> None:
+        """Raises :class:`NotAllowed` for a dataset that no job may name."""
+        if self.dataset_urls and not any(_is_below(url, allowed) for allowed in self.dataset_urls):
+            raise NotAllowed(f"this service does not serve {url}: it has {', '.join(self.dataset_urls)} (dataset_urls)")
 
     @property
     def num_pods(self) -> int:

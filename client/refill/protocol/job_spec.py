@@ -52,6 +52,8 @@ class JobSpec:
     """P, how many of a rank's next requests to one owner are considered to be sent ahead; 0 sends nothing ahead."""
     memory_bytes: int = 0
     """Bytes of each pod's budget that the job may use; 0: ``job_memory_fraction`` (half) of what is free."""
+    holder: str = ""
+    """Whose token the job was registered with. Pods fill it in, whatever a client says."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -100,9 +102,9 @@ class JobSpec:
         return dataclasses.asdict(self)
 
     def differences(self, other: JobSpec) -> list[str]:
-        """The settings that differ, as ``name: mine, theirs`` texts."""
+        """The settings of a client that differ, as ``name: mine, theirs`` texts."""
         return [
             f"{field.name}: {getattr(self, field.name)!r}, {getattr(other, field.name)!r}"
             for field in dataclasses.fields(self)
-            if getattr(self, field.name) != getattr(other, field.name) and field.name != "num_epochs"
+            if getattr(self, field.name) != getattr(other, field.name) and field.name not in ("num_epochs", "holder")
         ]

@@ -15,6 +15,7 @@ from types import TracebackType
 
 import httpx
 
+from refill.credentials import CA_FILE_VARIABLE, Credentials
 from refill.errors import PodUnreachable
 
 __all__ = ["LocalCluster"]
@@ -29,7 +30,7 @@ class LocalCluster:
     :param log_folder: each pod writes ``pod-N.log`` there.
     :param settings: further settings of every pod, by their names, such as ``memory_bytes``; ``{ordinal}`` in one of
         them is each pod's own.
-    :param environment: further variables for the pods, such as credentials of a store.
+    :param environment: further variables for the pods, such as credentials of a store; REFILL_CA_FILE, to know them by.
     :param peer_url: ``(from_pod, to_pod, url) -> url``: by which address a pod reaches another one, for relays between
         them. None: by its own.
     """
@@ -43,7 +44,10 @@ class LocalCluster:
         peer_url: Callable[[int, int, str], str] | None = None,
     ) -> None:
         ports = _free_ports(2 * num_pods)
-        self.pod_urls = [f"http://127.0.0.1:{port}" for port in ports[:num_pods]]
+        settings = settings or {}
+        scheme = "https" if "tls_cert" in settings else "http"
+        self._peer_scheme = "https" if "peer_tls_cert" in settings else "http"
+        self.pod_urls = [f"{scheme}://127.0.0.1:{port}" for port in ports[:num_pods]]
         self.peer_ports = ports[num_pods:]
         self._ports = list(zip(ports[:num_pods], self.peer_ports, strict=True))
         self._log_folder = log_folder
@@ -54,7 +58,7 @@ class LocalCluster:
             "REFILL_HOST": "127.0.0.1",
             "REFILL_POD_URLS": ",".join(self.pod_urls),
             "REFILL_DRAIN_SECONDS": "0",  # nobody else sends requests here
-            **{f"REFILL_{name.upper()}": str(value) for name, value in (settings or {}).items()},
+            **{f"REFILL_{name.upper()}": str(value) for name, value in settings.items()},
         }
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -112,10 +116,8 @@ class LocalCluster:
 
     def _start(self, pod: int) -> subprocess.Popen[bytes]:
         port, peer_port = self._ports[pod]
-        peers = (
-            f"http://127.0.0.1:{peer}" if to_pod == pod else self._peer_url(pod, to_pod, f"http://127.0.0.1:{peer}")
-            for to_pod, peer in enumerate(self.peer_ports)
-        )
+        urls = [f"{self._peer_scheme}://127.0.0.1:{peer}" for peer in self.peer_ports]
+        peers = (url if to_pod == pod else self._peer_url(pod, to_pod, url) for to_pod, url in enumerate(urls))
         environment = {
             name: value.replace("{ordinal}", str(pod)) if name.startswith("REFILL_") else value
             for name, value in self._environment.items()
@@ -138,12 +140,13 @@ class LocalCluster:
             )
 
     def _wait_until_ready(self, pod: int) -> None:
+        trusted = Credentials(ca_file=self._environment.get(CA_FILE_VARIABLE)).ssl_context()
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
             if self.processes[pod].poll() is not None:
                 raise PodUnreachable(f"pod {pod} ended while starting: {self.log(pod).strip()[-500:]}")
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.pod_urls[pod]}/readyz", timeout=5).status_code == 200:
+                if httpx.get(f"{self.pod_urls[pod]}/readyz", timeout=5, verify=trusted).status_code == 200:
                     return
             time.sleep(0.05)
         raise PodUnreachable(f"pod {pod} was not ready after {_START_SECONDS} s: {self.log(pod).strip()[-500:]}")

@@ -1,0 +1,102 @@
+"""How does a client show who it is, and know a pod for one? A bearer token, and certificates to trust, from files.
+
+Files are read again when they change, since Kubernetes replaces what a Secret holds while a training run goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+from pathlib import Path
+
+from refill.errors import InvalidInput
+
+__all__ = ["CA_FILE_VARIABLE", "TOKEN_FILE_VARIABLE", "TOKEN_VARIABLE", "Credentials", "ShownToken"]
+
+TOKEN_VARIABLE = "REFILL_TOKEN"
+TOKEN_FILE_VARIABLE = "REFILL_TOKEN_FILE"
+CA_FILE_VARIABLE = "REFILL_CA_FILE"
+
+_LOOK_SECONDS = 2.0
+_SHOW_OLD_SECONDS = 120.0
+"""Of a token that was replaced: by then those who check it know the new one, and they take the old one for longer."""
+
+
+class ShownToken:
+    """The token in a file: its first line. Raises :class:`InvalidInput` for a file that holds none at the start."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._shown = self._newest = self._read()
+        self._show_newest_at = 0.0
+        self._looked = time.monotonic()
+
+    def text(self) -> str:
+        now = time.monotonic()
+        if now >= self._looked + _LOOK_SECONDS:
+            self._looked = now
+            self._look_again(now)
+        return self._shown
+
+    def __repr__(self) -> str:
+        return f"ShownToken({self._path})"
+
+    def __getstate__(self) -> Path:
+        return self._path
+
+    def __setstate__(self, path: Path) -> None:
+        self.__init__(path)  # type: ignore[misc]  # in another process, where clocks differ
+
+    def _look_again(self, now: float) -> None:
+        try:
+            found = self._read()
+        except InvalidInput:
+            return  # it is being replaced
+        if found != self._newest:
+            self._newest, self._show_newest_at = found, now + _SHOW_OLD_SECONDS
+        if now >= self._show_newest_at:
+            self._shown = self._newest
+
+    def _read(self) -> str:
+        try:
+            lines = self._path.read_text("ascii").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise InvalidInput(f"token file {self._path} can't be read: {why}") from error
+        token = lines[0].strip() if lines else ""
+        if not token.isprintable() or not token or " " in token:
+            raise InvalidInput(f"token file {self._path} holds no token: one line without spaces")
+        return token
+
+
+class Credentials:
+    """What a client gives to the service, and wants of it. Picklable; no ``repr`` shows a token.
+
+    :param token_file: holds the bearer token; None: REFILL_TOKEN_FILE, else the token is REFILL_TOKEN, else none.
+    :param ca_file: PEM certificates that the service's must be signed by; None: REFILL_CA_FILE, else the system's.
+
+    Raises :class:`InvalidInput` for a file that can't be used.
+    """
+
+    def __init__(self, token_file: str | None = None, ca_file: str | None = None) -> None:
+        path = token_file or os.environ.get(TOKEN_FILE_VARIABLE)
+        self._token: ShownToken | None = ShownToken(Path(path)) if path else None
+        self._ca_file = ca_file or os.environ.get(CA_FILE_VARIABLE) or None
+        if self._ca_file is not None:
+            self.ssl_context()
+
+    def __repr__(self) -> str:
+        return f"Credentials({self._token!r}, ca_file={self._ca_file!r})"
+
+    def headers(self) -> dict[str, str]:
+        """To be sent with every request."""
+        token = self._token.text() if self._token is not None else os.environ.get(TOKEN_VARIABLE, "").strip()
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """For a client."""
+        try:
+            return ssl.create_default_context(cafile=self._ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidInput(f"{self._ca_file} holds no certificates, as PEM: {error}") from error

@@ -1,0 +1,96 @@
+"""What do other pods talk to? granian's HTTP/2: with prior knowledge, or by ALPN over TLS with certificates of both."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP2Settings
+from granian.server.embed import Server
+from starlette.types import ASGIApp
+
+from refill.errors import InvalidInput
+from refill_service.certificates import Certificates
+from refill_service.client_protocol import HEADERS_BYTES
+from refill_service.peers import CONNECTION_WINDOW_BYTES, MAX_FRAME_BYTES, STREAM_WINDOW_BYTES
+from refill_service.settings import Settings
+
+__all__ = ["PeerServer"]
+
+log = logging.getLogger(__name__)
+
+_PING_SECONDS = 10
+_LOOK_SECONDS = 5.0
+
+
+class PeerServer:
+    """Serves until it is stopped.
+
+    :param certificates: for TLS, and those that other pods' must be signed by; None: no TLS. When they are replaced,
+        another server takes over the port: requests under way are broken off, and other pods make them again.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, certificates: Certificates | None) -> None:
+        self._app = app
+        self._settings = settings
+        self._certificates = certificates
+        self._server: Server | None = None
+        self._stopped = False
+
+    async def serve(self) -> None:
+        while not self._stopped:
+            self._server = self._new()
+            serving = asyncio.create_task(self._server.serve())
+            if self._certificates is not None:
+                await self._until_replaced(self._certificates, serving)
+                if not serving.done():
+                    log.info("certificates for other pods were replaced: the server for them starts anew")
+                    self._server.stop()  # type: ignore[no-untyped-call]
+            await serving
+            if self._certificates is None:
+                return
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._server is not None:
+            self._server.stop()  # type: ignore[no-untyped-call]
+
+    async def _until_replaced(self, certificates: Certificates, serving: asyncio.Task[None]) -> None:
+        """Or until the server ends."""
+        made_of = certificates.state()
+        while not serving.done():
+            await asyncio.wait([serving], timeout=_LOOK_SECONDS)
+            try:
+                if certificates.state() != made_of:
+                    certificates.context()  # a key that belongs to its certificate, or the old one goes on
+                    return
+            except (OSError, InvalidInput):
+                continue  # they are being replaced
+
+    def _new(self) -> Server:
+        files = self._certificates
+        tls: dict[str, Any] = {}
+        if files is not None:
+            tls = {"ssl_cert": files.cert, "ssl_key": files.key, "ssl_ca": files.ca, "ssl_client_verify": True}
+        return Server(
+            self._app,
+            address=self._settings.host,
+            port=self._settings.peer_port,
+            interface=Interfaces.ASGINL,
+            http=HTTPModes.http2,
+            # Connections, of which another pod needs one.
+            backpressure=self._settings.max_connections,
+            http2_settings=HTTP2Settings(
+                initial_stream_window_size=STREAM_WINDOW_BYTES,
+                initial_connection_window_size=CONNECTION_WINDOW_BYTES,
+                max_frame_size=MAX_FRAME_BYTES,
+                max_send_buffer_size=STREAM_WINDOW_BYTES,
+                max_headers_size=HEADERS_BYTES,
+                keep_alive_interval=_PING_SECONDS * 1000,
+                keep_alive_timeout=2 * _PING_SECONDS,
+            ),
+            log_enabled=False,
+            **tls,
+        )

@@ -1,0 +1,311 @@
+"""Who may do what, at real pods: tokens of clients and pods, TLS with certificates of both, a port for metrics."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import trustme
+from tests.conftest import free_port
+from tests.pod_fixtures import NUM_SAMPLES, whole_epoch
+
+from refill.credentials import Credentials
+from refill.errors import InvalidInput, NotAllowed, PodUnreachable
+from refill.pod_connection import PodConnection
+from refill.protocol.job_spec import JobSpec
+from refill_service.demo.local_cluster import LocalCluster
+
+Packed = tuple[str, dict[str, bytes]]
+VISION, SPEECH, PODS = "vision-0123456789abcdef", "speech-0123456789abcdef", "pods-0123456789abcdef"
+
+
+@dataclass
+class Secured:
+    """Three pods with all that keeps others out, and the files of it."""
+
+    cluster: LocalCluster
+    folder: Path
+
+    def credentials(self, holder: str | None) -> Credentials:
+        token_file = self.folder / f"client-{holder}"
+        token_file.write_text({"vision": VISION, "speech": SPEECH, None: "nobody's-0123456789"}[holder])
+        return Credentials(str(token_file), str(self.folder / "ca.pem"))
+
+    def rank(self, holder: str | None, job: dict[str, Any], home: int | None = None) -> PodConnection:
+        url = None if home is None else self.cluster.pod_urls[home]
+        spec = JobSpec.from_dict(job)
+        return PodConnection(self.cluster.pod_urls[1], spec, 0, url, 5, credentials=self.credentials(holder))
+
+    def get(self, path: str, holder: str | None = None, method: str = "GET", pod: int = 0) -> httpx.Response:
+        found = self.credentials(holder)
+        headers = {} if holder is None else found.headers()
+        url = f"{self.cluster.pod_urls[pod]}{path}"
+        return httpx.request(method, url, headers=headers, verify=found.ssl_context(), timeout=10)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def write_certificate(authority: trustme.CA, folder: Path) -> None:
+    """Signed for 127.0.0.1, as a server's and a client's."""
+    certificate = authority.issue_cert("127.0.0.1", common_name="refill")
+    certificate.private_key_pem.write_to_path(str(folder / "key.pem"))
+    certificate.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    write_certificate(authority, folder)
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    (folder / "tokens").mkdir()
+    (folder / "tokens" / "vision").write_text(VISION + "\n")
+    (folder / "tokens" / "speech").write_text(SPEECH + "\n")
+    (folder / "tokens" / "..data").mkdir()  # as Kubernetes has it
+    (folder / "peers").write_text(PODS)
+    settings = {
+        "memory_bytes": "4MiB",
+        "pinned_fraction": 0,
+        "wait_seconds": 1,
+        "client_tokens": folder / "tokens",
+        "peer_token": folder / "peers",
+        "tls_cert": folder / "cert.pem",
+        "tls_key": folder / "key.pem",
+        "peer_tls_cert": folder / "cert.pem",
+        "peer_tls_key": folder / "key.pem",
+        "peer_tls_ca": folder / "ca.pem",
+        "journal_dir": folder / "journal-{ordinal}",
+    }
+    given = {name: str(value) for name, value in settings.items()}
+    with LocalCluster(3, folder, dict(given), {"REFILL_CA_FILE": str(folder / "ca.pem")}) as cluster:
+        yield Secured(cluster, folder)
+
+
+@pytest.fixture
+def job(packed: Packed, request: pytest.FixtureRequest) -> dict[str, Any]:
+    name = f"{request.node.originalname}-{time.monotonic_ns()}"
+    return {"name": name, "dataset": packed[0], "chunk_size": 16, "memory_bytes": 600_000}
+
+
+def test_an_epoch_with_tokens_and_tls_on_all_ways(secured: Secured, job: dict[str, Any]) -> None:
+    batches = whole_epoch(secured.rank("vision", job), 0)
+    assert sorted(i for batch in batches for i in batch.sample_ids.tolist()) == list(range(NUM_SAMPLES))
+    receipt = secured.get(f"/v1/jobs/{job['name']}/epochs/0/receipt", "vision").json()
+    assert receipt["exact"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/jobs"),
+        ("GET", "/metrics"),
+        ("GET", "/docs"),
+        ("GET", "/openapi.json"),
+        ("GET", "/nothing"),
+        ("PUT", "/v1/jobs/x"),
+        ("POST", "/v1/jobs/x/batch"),
+    ],
+)
+@pytest.mark.parametrize("authorization", [None, "Bearer nobody's-0123456789", f"Basic {VISION}", "Bearer"])
+def test_without_a_token_that_the_pod_knows(
+    secured: Secured, method: str, path: str, authorization: str | None
+) -> None:
+    headers = {} if authorization is None else {"authorization": authorization}
+    context = secured.credentials(None).ssl_context()
+    answer = httpx.request(method, secured.cluster.pod_urls[0] + path, headers=headers, verify=context)
+    assert answer.status_code == 401, answer.text
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.json()["error"] == "NotAuthenticated"
+    assert secured.get("/healthz").status_code == secured.get("/readyz").status_code == 200
+
+
+def test_a_job_is_its_holders_alone(secured: Secured, job: dict[str, Any]) -> None:
+    mine = secured.rank("vision", job)
+    mine.batch(0, np.arange(20))
+    path = f"/v1/jobs/{job['name']}"
+    for pod in range(3):
+        for what in ("", "/epochs/0", "/epochs/0/receipt", "/ranks/0"):
+            answer = secured.get(path + what, "speech", pod=pod)
+            assert (answer.status_code, answer.json()["error"]) == (403, "NotAllowed"), what
+        assert secured.get(path, "speech", method="DELETE", pod=pod).status_code == 403
+        assert job["name"] not in [each["spec"]["name"] for each in secured.get("/v1/jobs", "speech", pod=pod).json()]
+        assert job["name"] in [each["spec"]["name"] for each in secured.get("/v1/jobs", "vision", pod=pod).json()]
+        with pytest.raises(NotAllowed, match="belongs to another token"):
+            secured.rank("speech", job, home=pod).batch(0, np.arange(20))
+        with pytest.raises(NotAllowed):
+            secured.rank("speech", job).resume(mine.info()["incarnation"], 0, 10)
+    with pytest.raises(NotAllowed):
+        secured.rank("speech", job | {"holder": "vision"}).info()
+    assert len(mine.batch(0, np.arange(20)).sample_ids) == 20, "the attempts have ended it"
+
+
+def test_it_stays_so_when_pods_were_restarted(secured: Secured, job: dict[str, Any]) -> None:
+    mine = secured.rank("vision", job)
+    before = mine.batch(0, np.arange(40)).sample_ids
+    for pod in range(3):
+        secured.cluster.kill(pod)
+    for pod in range(3):
+        secured.cluster.restart(pod)
+    for pod in range(3):
+        with pytest.raises(NotAllowed):
+            secured.rank("speech", job, home=pod).info()
+        assert secured.get(f"/v1/jobs/{job['name']}", "speech", method="DELETE", pod=pod).status_code == 403
+    assert mine.batch(0, np.arange(40)).sample_ids.tolist() == before.tolist()
+
+
+def test_between_pods_a_certificate_and_a_token_are_wanted(secured: Secured) -> None:
+    port = secured.cluster.peer_ports[0]
+    url = f"https://127.0.0.1:{port}/peer/v1/jobs/x"
+    with pytest.raises(httpx.TransportError):
+        httpx.get(url, verify=secured.credentials(None).ssl_context(), headers={"authorization": f"Bearer {PODS}"})
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{port}/peer/v1/jobs/x")
+    shown = secured.credentials(None).ssl_context()
+    shown.load_cert_chain(secured.folder / "cert.pem", secured.folder / "key.pem")
+    with httpx.Client(verify=shown, http1=False, http2=True) as client:
+        assert client.get(url).status_code == 401
+        assert client.get(url, headers={"authorization": f"Bearer {VISION}"}).status_code == 401
+        found = client.get(url, headers={"authorization": f"Bearer {PODS}"})
+        assert (found.status_code, found.http_version) == (404, "HTTP/2")
+
+
+def test_a_client_does_not_talk_to_a_pod_that_it_does_not_trust(secured: Secured, job: dict[str, Any]) -> None:
+    strangers = Credentials(secured.folder.joinpath("client-vision").as_posix())
+    rank = PodConnection(secured.cluster.pod_urls[0], JobSpec.from_dict(job), 0, None, 0, credentials=strangers)
+    with pytest.raises(PodUnreachable, match="certificate verify failed"):
+        rank.info()
+
+
+def test_tokens_and_certificates_may_be_replaced(
+    packed: Packed, tmp_path: Path, authority: trustme.CA, job: dict[str, Any]
+) -> None:
+    """The client's token file changes as a Secret does, and what it had is still taken for a while."""
+    write_certificate(authority, tmp_path)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    (tmp_path / "tokens").write_text(VISION)
+    settings: dict[str, Any] = {
+        "memory_bytes": "4MiB",
+        "client_tokens": str(tmp_path / "tokens"),
+        "tls_cert": str(tmp_path / "cert.pem"),
+        "tls_key": str(tmp_path / "key.pem"),
+        "peer_tls_cert": str(tmp_path / "cert.pem"),
+        "peer_tls_key": str(tmp_path / "key.pem"),
+        "peer_tls_ca": str(tmp_path / "ca.pem"),
+    }
+    with LocalCluster(2, tmp_path, settings, {"REFILL_CA_FILE": str(tmp_path / "ca.pem")}) as cluster:
+        url = cluster.pod_urls[0]
+        context = Credentials(ca_file=str(tmp_path / "ca.pem")).ssl_context()
+
+        def answers_to(token: str) -> int:
+            return httpx.get(f"{url}/v1/jobs", headers={"authorization": f"Bearer {token}"}, verify=context).status_code
+
+        assert (answers_to(VISION), answers_to(SPEECH)) == (200, 401)
+        (tmp_path / "tokens").write_text("")
+        time.sleep(2.5)
+        assert answers_to(VISION) == 200, "a file that is being replaced has shut everybody out"
+        (tmp_path / "tokens").write_text(SPEECH)
+        until(lambda: answers_to(SPEECH) == 200)
+        assert answers_to(VISION) == 200, "the old one is not taken any more, which others may still show"
+
+        shown = [ssl.get_server_certificate(("127.0.0.1", port)) for port in ports_of(cluster)]
+        mine = Credentials(str(tmp_path / "tokens"), str(tmp_path / "ca.pem"))
+        rank = PodConnection(url, JobSpec.from_dict(job), 0, None, 20, credentials=mine)
+        first = rank.batch(0, np.arange(100)).sample_ids.tolist()
+        write_certificate(authority, tmp_path)
+        until(lambda: ssl.get_server_certificate(("127.0.0.1", ports_of(cluster)[0])) != shown[0])
+        until(lambda: "starts anew" in cluster.log(1) and "starts anew" in cluster.log(0))
+        rest = rank.batch(0, np.arange(100, NUM_SAMPLES)).sample_ids.tolist()
+        assert sorted(first + rest) == list(range(NUM_SAMPLES))
+
+
+def test_no_secret_is_in_what_pods_say(secured: Secured, job: dict[str, Any]) -> None:
+    """After all the tests above, which got many answers and errors."""
+    secured.rank("vision", job).batch(0, np.arange(20))
+    said = "".join(secured.cluster.log(pod) for pod in range(3))
+    said += secured.get("/metrics", "vision").text + secured.get("/v1/jobs", "vision").text
+    said += repr(secured.credentials("vision"))
+    for secret in (VISION, SPEECH, PODS, "PRIVATE KEY"):
+        assert secret not in said
+
+
+def test_metrics_have_a_port_of_their_own(packed: Packed, tmp_path: Path) -> None:
+    unused_port = free_port()
+    (tmp_path / "tokens").write_text(VISION)
+    settings = {"client_tokens": str(tmp_path / "tokens"), "metrics_port": unused_port, "memory_bytes": "4MiB"}
+    with LocalCluster(1, tmp_path, settings) as cluster:
+        own = f"http://127.0.0.1:{unused_port}"
+        for path in ("/metrics", "/healthz", "/readyz"):
+            assert httpx.get(own + path).status_code == 200
+        assert "refill_memory_budget_bytes" in httpx.get(f"{own}/metrics").text
+        assert httpx.get(f"{own}/v1/jobs").status_code == 404
+        assert httpx.get(f"{cluster.pod_urls[0]}/metrics").status_code == 401
+
+
+def test_datasets_that_jobs_may_name(packed: Packed, tmp_path: Path) -> None:
+    settings = {"dataset_urls": f"s3://other/data,{packed[0]}", "memory_bytes": "4MiB"}
+    with LocalCluster(1, tmp_path, settings) as cluster:
+        url = cluster.pod_urls[0]
+        PodConnection(url, JobSpec("mine", packed[0], memory_bytes=600_000), 0, None, 0).info()
+        for wrong in ("file:///etc", f"{packed[0]}-2", f"{packed[0]}/../secret", "s3://other/database"):
+            with pytest.raises(NotAllowed, match="does not serve"):
+                PodConnection(url, JobSpec("other", wrong), 0, None, 0).info()
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"CLIENT_TOKENS": "nowhere"}, "tokens can't be read from"),
+        ({"CLIENT_TOKENS": "empty"}, "holds no token"),
+        ({"CLIENT_TOKENS": "short"}, "need 16 letters"),
+        ({"PEER_TOKEN": "nowhere"}, "can't be read"),
+        ({"TLS_CERT": "empty", "TLS_KEY": "empty"}, "no certificate with its key"),
+        ({"TLS_CERT": "empty"}, "tls_cert and tls_key need each other"),
+        ({"PEER_TLS_CERT": "empty", "PEER_TLS_KEY": "empty"}, "need each other"),
+    ],
+)
+def test_files_that_can_not_be_used_are_named_at_the_start(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "short").write_text("secret")
+    environment = {f"REFILL_{name}": str(tmp_path / file) for name, file in files.items()}
+    found = subprocess.run(
+        [sys.executable, "-m", "refill_service.cli", "serve", "--port=0", "--peer-port=0"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert found.returncode == 2, found.stderr
+    assert said in found.stderr
+    assert len(found.stderr.splitlines()) == 1, found.stderr
+
+
+def test_a_token_file_of_a_client_that_can_not_be_used(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    for name in ("nowhere", "empty"):
+        with pytest.raises(InvalidInput, match="token file"):
+            Credentials(str(tmp_path / name))
+    with pytest.raises(InvalidInput, match="certificates"):
+        Credentials(ca_file=str(tmp_path / "empty"))
+
+
+def ports_of(cluster: LocalCluster) -> list[int]:
+    return [int(url.rsplit(":", 1)[1]) for url in cluster.pod_urls]
+
+
+def until(right: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not right():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.2)
