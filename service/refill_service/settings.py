@@ -233,6 +233,11 @@ class Settings(BaseSettings):
         return self.sending_bytes or max(_LEAST_SENDING_BYTES, self.memory_bytes // 10)
 
     @property
+    def promised_bytes(self) -> int:
+        """What the pod's resident set stays below, with all that it needs beside samples."""
+        return int(self.memory_bytes * 1.15) + 150_000_000
+
+    @property
     def num_pods(self) -> int:
         return max(1, len(self.peer_urls))
 

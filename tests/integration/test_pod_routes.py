@@ -274,7 +274,7 @@ def test_unknown_jobs_paths_and_methods(three_pods: LocalCluster) -> None:
 def test_bad_reports(running: str, three_pods: LocalCluster, report: dict[str, Any]) -> None:
     refused(httpx.post(f"{running}/report", json=report))
     refused(httpx.post(f"{running}/report", content=b'{"rank": 0, "data_wait_seconds": NaN, "samples": 1, "bytes": 1}'))
-    assert metric(three_pods.pod_urls[0], "refill_client_samples_total", job=running.rpartition("/")[2]) == 0
+    assert metric(three_pods.pod_urls[0], "refill_client_samples_total", training_job=running.rpartition("/")[2]) == 0
 
 
 def test_openapi_lists_every_client_route(three_pods: LocalCluster) -> None:
