@@ -288,9 +288,20 @@ class Home:
             self._under_way.pop(key, None)
             self._most_under_way.pop(key, None)
 
+    def rank_left(self, epoch: int, rank: int) -> None:
+        """Fact: the rank asks for this epoch by way of another home, which gets from the owners what was sent ahead
+        here. If it comes back, the others have to be told again, so that the same happens to what is at theirs."""
+        self._opened.pop(rank, None)
+        self.remote_memory.forget(rank, before_epoch=epoch + 1)
+        self.record.rank_left(rank, epoch)
+        for key in [known for known in self._started if known[1] == rank]:
+            del self._started[key]  # and what is still on its way is refused
+
     def _start(self, batch: _Assembly, which: NDArray[np.bool_]) -> None:
-        started = self._started.setdefault((batch.epoch, batch.rank), StartedPositions())
-        started.started(batch.positions[which].tolist())
+        self._started_by(batch).started(batch.positions[which])
+
+    def _started_by(self, batch: _Assembly) -> StartedPositions:
+        return self._started.setdefault((batch.epoch, batch.rank), StartedPositions())
 
     def _counts(self, epoch: int) -> HomeCounts:
         return self.history.setdefault(epoch, HomeCounts())
@@ -300,7 +311,7 @@ class Home:
     ) -> tuple[Int64Array, list[Payload]]:
         """Ask an owner for positions; returns when they are here, while what it sends ahead still arrives."""
         room = self.remote_memory.grant(owners_left)
-        started = self._started[batch.epoch, batch.rank]
+        started = self._started_by(batch)
         # While the owner answers, the rank's other workers come with the batches that follow: what they ask for
         # on demand would cross with what is sent ahead.
         others = self._most_under_way[batch.epoch, batch.rank] - 1

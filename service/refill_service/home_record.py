@@ -38,6 +38,10 @@ class HomeRecord:
         self._ranks.add(rank)
         self._received.forget(rank, before_epoch=epoch - 1)
 
+    def rank_left(self, rank: int, epoch: int) -> None:
+        """Fact: a rank asks for an epoch by way of another home."""
+        self._received.forget(rank, before_epoch=epoch - 1)
+
     def restarts_of(self, pod: int) -> int:
         """To be given to :meth:`came` with the answer to what is asked of the pod now."""
         return self._restarts[pod]

@@ -82,6 +82,11 @@ class JobAtPod:
         self.job.check_rank(rank)
         return self.clients.setdefault(rank, ClientCounts())
 
+    def rank_opens(self, epoch: int, rank: int, home: int) -> None:
+        """Fact: a rank asks for this epoch by way of another pod."""
+        self.owner.rank_opens(epoch, rank, home)
+        self.home.rank_left(epoch, rank)
+
     def told(self, pod: int, life: str) -> bytes:
         """Records for a pod that was restarted: what it left here, and what this one knows as a home and as an owner.
 

@@ -105,8 +105,6 @@ class ChaosRun:
         self._down: set[int] = set()
         self._ranks: list[RankProcess] = []
         self._rank_down: set[int] = set()
-        self._moved = False
-        """Whether a rank has changed its home."""
 
     def run(self) -> Outcome:
         started = time.monotonic()
@@ -298,9 +296,7 @@ class ChaosRun:
             return False
         if kind == "kill":
             process.kill()
-            home = self._home(rank, fault.target[1])
-            self._moved = self._moved or home != process.plan.home
-            process.restart(home)
+            process.restart(self._home(rank, fault.target[1]))
         elif kind == "pause":
             self._rank_down.add(rank)
             process.pause()
@@ -344,10 +340,7 @@ class ChaosRun:
                 continue
             receipt: dict[str, Any] = answer.json()
             self._outcome.receipts += 1
-            # What was sent ahead to the home that a rank has left, and then asked for by way of another one, counts as
-            # not delivered: the receipt is too low then, and says so of an epoch that was exact.
-            counts = ("duplicates", "unknown") if self._moved else ("duplicates", "unknown", "missing")
-            if any(receipt[name] for name in counts):
+            if any(receipt[name] for name in ("duplicates", "unknown", "missing")):
                 self._outcome.problems.append(f"the receipt of epoch {epoch} says: {receipt}")
 
     def _receipt(self, url: str) -> httpx.Response:
