@@ -31,7 +31,9 @@ CACHE_VIEW = View(
                     "bytes",
                     "All pods together, by kind of memory, below what they were given.",
                     (f"sum by (kind) (refill_resident_bytes{{{CACHE}}})", "{{kind}}"),
+                    (f"sum (refill_memory_budget_bytes{{{CACHE}}})", "budget"),
                     stacked=True,
+                    limit="budget",
                 ),
                 graph(
                     "Fullest pods",

@@ -31,7 +31,10 @@ def main() -> None:
     parser.add_argument("--rate-seconds", type=int, default=_RATE_SECONDS, help="time of rates (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("pictures"), help="folder (default: %(default)s)")
     args = parser.parse_args()
-    draw(args.prometheus, args.minutes * 60, args.rate_seconds, args.output)
+    try:
+        draw(args.prometheus, args.minutes * 60, args.rate_seconds, args.output)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{args.prometheus} can't be asked: {error}") from None
 
 
 def draw(prometheus: str, seconds: float, rate_seconds: int, output: Path) -> None:
@@ -41,13 +44,14 @@ def draw(prometheus: str, seconds: float, rate_seconds: int, output: Path) -> No
     for board, of_board in groupby(queries, key=lambda query: query.board):
         panels = [(title, list(lines)) for title, lines in groupby(of_board, key=lambda query: query.panel)]
         rows = -(-len(panels) // _COLUMNS)
-        figure, places = plt.subplots(rows, _COLUMNS, figsize=(6 * _COLUMNS, 2.8 * rows), squeeze=False)
+        figure, places = plt.subplots(
+            rows, _COLUMNS, figsize=(6 * _COLUMNS, 2.8 * rows), squeeze=False, layout="constrained"
+        )
         for place in places.flat[len(panels) :]:
             place.axis("off")
         for place, (title, lines) in zip(places.flat, panels, strict=False):
             _draw_panel(place, title, lines, prometheus, seconds)
         figure.suptitle(board)
-        figure.tight_layout()
         figure.savefig(output / f"{board.split()[-1].lower()}.png", dpi=60)
         plt.close(figure)
 
@@ -65,19 +69,19 @@ def _draw_panel(axes: Axes, title: str, lines: list[PanelQuery], prometheus: str
         return
     end = time.time()
     found = [
-        (_legend(line, series), [(float(at) - end, float(value)) for at, value in series["values"]])
+        (line, _legend(line, series), [(float(at) - end, float(value)) for at, value in series["values"]])
         for line in lines
         for series in _ask(
             prometheus, "query_range", query=line.expr, start=end - seconds, end=end, step=max(1, seconds / _POINTS)
         )
     ]
-    if lines[0].stacked and found:
-        times = sorted({at for _, points in found for at, _ in points})
-        heights = [[dict(points).get(at, 0.0) for at in times] for _, points in found]
-        axes.stackplot(times, heights, labels=[name for name, _ in found], alpha=0.7)
-    else:
-        for name, points in found:
-            axes.plot(*zip(*points, strict=True), linewidth=1, label=name)
+    if stacked := [(name, dict(points)) for line, name, points in found if line.stacked]:
+        times = sorted({at for _, points in stacked for at in points})
+        heights = [[points.get(at, 0.0) for at in times] for _, points in stacked]
+        axes.stackplot(times, heights, labels=[name for name, _ in stacked], alpha=0.7)
+    for line, name, points in found:
+        if not line.stacked:
+            axes.plot(*zip(*points, strict=True), linewidth=1, label=name, linestyle="--" if stacked else "-")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _shown(value, lines[0].unit)))
     if found:

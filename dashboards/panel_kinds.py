@@ -19,6 +19,11 @@ CACHE = 'job=~"$cache"'
 """Selects the pods of the caches that are looked at, by the name that Prometheus scrapes them under."""
 JOB = CACHE + ', training_job=~"$training_job"'
 
+_DASHED = [
+    models.DynamicConfigValue("custom.stacking", {"mode": "none"}),
+    models.DynamicConfigValue("custom.fillOpacity", 0),
+    models.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [8, 8]}),
+]
 _SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 
@@ -73,6 +78,7 @@ def graph(
     description: str,
     *queries: tuple[str, str],
     stacked: bool = False,
+    limit: str = "",
     most: float | None = None,
     bad_from: float | None = None,
     quiet: str = "",
@@ -80,6 +86,7 @@ def graph(
     """Lines over time.
 
     :param queries: ``(query, legend)`` each.
+    :param limit: legend of a line that the others are to stay below: dashed, and on no stack.
     :param most: upper end of the axis.
     :param bad_from: where red begins.
     """
@@ -105,6 +112,8 @@ def graph(
     )
     if stacked:
         panel.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
+    if limit:
+        panel.override_by_name(limit, _DASHED)
     if most is not None:
         panel.max(most)
     if bad_from is not None:

@@ -38,7 +38,9 @@ def panel_queries(folder: Path, *, rate_seconds: int, shown_seconds: int) -> Ite
     for path in sorted(folder.glob("*.json")):
         board = json.loads(path.read_text())
         for panel in board["panels"]:
-            config = panel.get("fieldConfig", {}).get("defaults", {})
+            fields = panel.get("fieldConfig", {})
+            config = fields.get("defaults", {})
+            limits = {override["matcher"]["options"] for override in fields.get("overrides", [])}
             for target in panel.get("targets", []):
                 yield PanelQuery(
                     board=board["title"],
@@ -47,7 +49,8 @@ def panel_queries(folder: Path, *, rate_seconds: int, shown_seconds: int) -> Ite
                     expr=_filled_in(target["expr"], rate_seconds, shown_seconds),
                     legend=target.get("legendFormat", ""),
                     quiet=config.get("noValue", ""),
-                    stacked=config.get("custom", {}).get("stacking", {}).get("mode") == "normal",
+                    stacked=config.get("custom", {}).get("stacking", {}).get("mode") == "normal"
+                    and target["legendFormat"] not in limits,
                     now=bool(target.get("instant")),
                 )
 

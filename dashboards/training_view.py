@@ -36,15 +36,15 @@ TRAINING = View(
                 figure(
                     "Epoch ends in",
                     "s",
-                    "At the speed of the last five minutes.",
+                    "At the speed of now.",
                     f"""({BY_JOB} (refill_epoch_positions{{{JOB}}}) - {BY_JOB} (refill_epoch_answered{{{JOB}}}))
-                    / ({BY_JOB} (rate(refill_takes_total{{{JOB}}}[5m])) > 0)""",
+                    / ({BY_JOB} (rate(refill_takes_total{{{JOB}}}[$__rate_interval])) > 0)""",
                 ),
                 figure(
                     "Samples a second",
                     "short",
                     "All ranks together.",
-                    f"{BY_JOB} (rate(refill_requests_total{{{JOB}}}[5m]))",
+                    f"{BY_JOB} (rate(refill_requests_total{{{JOB}}}[$__rate_interval]))",
                 ),
             ],
         ),
