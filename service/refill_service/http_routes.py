@@ -114,6 +114,10 @@ def client_routes(node: CacheNode) -> APIRouter:
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
+    @routes.get("/v1/pods", tags=["health"], summary="Client URLs of all pods, as far as this one was told them.")
+    async def pods() -> dict[str, Any]:
+        return {"ordinal": node.settings.ordinal, "pods": list(node.settings.pod_urls)}
+
     @routes.get("/v1/jobs", tags=["jobs"], summary="The jobs of this pod.")
     async def jobs() -> list[dict[str, Any]]:
         return [at_pod.job.info() for at_pod in node.jobs.values()]

@@ -306,6 +306,11 @@ def test_health(three_pods: LocalCluster) -> None:
         assert httpx.get(f"{url}/readyz").json() == {"status": "ready", "ordinal": ordinal, "pods": 3}
 
 
+def test_every_pod_names_all_pods(three_pods: LocalCluster) -> None:
+    for ordinal, url in enumerate(three_pods.pod_urls):
+        assert httpx.get(f"{url}/v1/pods").json() == {"ordinal": ordinal, "pods": three_pods.pod_urls}
+
+
 def test_memory_of_a_job_is_held_and_freed(three_pods: LocalCluster, job: dict[str, Any]) -> None:
     url, big = three_pods.pod_urls[0], job | {"memory_bytes": 3 * 2**20}
     first, second = rank_of(three_pods, big), rank_of(three_pods, big | {"name": big["name"] + "-2"})
