@@ -71,7 +71,7 @@ def _run(args: argparse.Namespace) -> int:
             return frame(args.url, figures_between(before, now), now.at_seconds - before.at_seconds)
 
         first = next_frame()
-        if args.once or not console.is_terminal:
+        if args.once or not console.is_terminal or console.is_dumb_terminal:
             console.print(first)
             return 0
         with suppress(KeyboardInterrupt), Live(first, console=console, screen=True, auto_refresh=False) as live:

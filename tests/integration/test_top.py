@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.server
+import os
+import pty
+import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +69,36 @@ def test_a_pod_that_is_away_is_shown_as_such(tmp_path: Path) -> None:
         lines = top(cluster.pod_urls[0])
         assert lines[1].startswith("1 pod without an answer")
         assert rows(lines, "work")[cluster.pod_urls[1].removeprefix("http://")] == ["does", "not", "answer"]
+
+
+def test_on_a_terminal_it_goes_on_until_ctrl_c_and_outlives_its_pods(tmp_path: Path) -> None:
+    with LocalCluster(1, tmp_path, {"memory_bytes": "1MiB"}) as cluster:
+        terminal, its_end = pty.openpty()
+        fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        command = [sys.executable, "-m", "refill_service.cli", "top", cluster.pod_urls[0], "--interval", "0.2"]
+        process = subprocess.Popen(
+            command, stdin=its_end, stdout=its_end, stderr=its_end, env=os.environ | {"TERM": "xterm"}
+        )
+        os.close(its_end)
+        try:
+            read_until(terminal, b"1 pod, 0 jobs")
+            cluster.kill(0)
+            read_until(terminal, b"does not answer")
+            cluster.restart(0)
+            read_until(terminal, b"1.05 MB")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+            os.close(terminal)
+
+
+def read_until(terminal: int, text: bytes) -> None:
+    """What comes from now on; fails by the test's time limit."""
+    found = b""
+    while text not in found:
+        found += os.read(terminal, 65536)
 
 
 @pytest.fixture
