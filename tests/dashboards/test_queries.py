@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -94,6 +95,13 @@ def train(pods: LocalCluster, job: dict[str, Any], rank: int, enough: threading.
 def test_every_panel_shows_data_while_a_job_runs(watched: Watched) -> None:
     missing = watched.still_without_data({query.expr for query in QUERIES if not query.quiet})
     assert not missing, [query for query in QUERIES if query.expr in missing]
+
+
+def test_metrics_follow_prometheus_conventions(watched: Watched) -> None:
+    metrics = httpx.get(f"{watched.pods.pod_urls[0]}/metrics").text
+    lint = subprocess.run([tool("promtool"), "check", "metrics"], input=metrics, capture_output=True, text=True)
+    complaints = [line for line in (lint.stdout + lint.stderr).splitlines() if line.startswith("refill_")]
+    assert (complaints, lint.returncode in (0, 3)) == ([], True), lint.stderr
 
 
 def test_every_choice_at_the_top_has_something_to_choose(watched: Watched) -> None:
