@@ -51,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     from refill import __version__
-    from refill_service import analyze_command, receipt_command, serve_command, simulate_command
+    from refill_service import analyze_command, receipt_command, serve_command, simulate_command, top_command
     from refill_service.datasets import commands as dataset_commands
     from refill_service.demo import command as demo_command
 
@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     dataset_commands.add_commands(commands)
     serve_command.add_command(commands)
     receipt_command.add_command(commands)
+    top_command.add_command(commands)
     simulate_command.add_command(commands)
     analyze_command.add_command(commands)
     demo_command.add_command(commands)

@@ -128,6 +128,10 @@ def client_routes(node: CacheNode) -> APIRouter:
         node.settings.check_dataset(spec.dataset)
         return spec
 
+    @routes.get("/v1/pods", tags=["health"], summary="Client URLs of all pods, as far as this one was told them.")
+    async def pods() -> dict[str, Any]:
+        return {"ordinal": node.settings.ordinal, "pods": list(node.settings.pod_urls)}
+
     @routes.get("/v1/jobs", tags=["jobs"], summary="The jobs of this pod.")
     async def jobs(request: Request) -> list[dict[str, Any]]:
         holder = holder_of(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,11 @@ class Job:
     def mean_bytes(self, num_samples: int) -> int:
         """What so many samples take, about."""
         return num_samples * self.dataset.index.sample_bytes // max(1, self.layout.num_samples)
+
+    @cached_property
+    def share_bytes(self) -> int:
+        """Bytes of the samples that the pod owns."""
+        return int(self.records.length.sum())
 
     def owner_of(self, samples: Int64Array) -> Int64Array:
         """The ordinal of each sample's owner."""

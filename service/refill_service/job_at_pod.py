@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -21,8 +22,9 @@ from refill_service.owner import Owner
 from refill_service.pinned_tier import PinnedShare
 from refill_service.running_epoch import OwnerCounts
 
-__all__ = ["ClientCounts", "JobAtPod", "LeftByPod"]
+__all__ = ["RECEIPT_OUTCOMES", "ClientCounts", "JobAtPod", "LeftByPod"]
 
+RECEIPT_OUTCOMES = ("delivered", "duplicates", "missing", "unknown")
 _KEPT_RECEIPTS = 300
 
 
@@ -60,6 +62,8 @@ class JobAtPod:
     """By the ordinals of pods that ended in order."""
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
     """This pod's part of the receipts of epochs that will not be asked for again."""
+    receipts: Counter[str] = field(default_factory=Counter)
+    """Sums of this pod's parts of them, by ``RECEIPT_OUTCOMES``, since it was started."""
     clients: dict[int, ClientCounts] = field(default_factory=dict)
     requests_under_way: int = 0
 
@@ -146,12 +150,21 @@ class JobAtPod:
 
     async def epoch_ended(self, epoch: int) -> None:
         """Its part of the receipt is final."""
+        known = epoch in self.ended
         self.ended[epoch] = await self.receipt_here(epoch)
+        if not known:
+            self._add_up(self.ended[epoch])
         self.home.books_closed(epoch)
         while len(self.ended) > _KEPT_RECEIPTS:
             self.ended.pop(next(iter(self.ended)))
         if self.owner.journal is not None:
             self.owner.journal.keep_receipt(self.ended[epoch])
+
+    def _add_up(self, ended: dict[str, Any]) -> None:
+        for outcome in RECEIPT_OUTCOMES:
+            self.receipts[outcome] += ended["receipt"][outcome]
+        # Sent ahead in vain: its owner, another pod, has counted it as delivered, and does not know better.
+        self.receipts["missing"] += sum(ended["unused_ahead"].values())
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """What happened at this pod in one epoch, flat; zeros when nothing did."""

@@ -11,11 +11,16 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from refill_service.job_at_pod import RECEIPT_OUTCOMES
+
 if TYPE_CHECKING:
     from refill_service.cache_node import CacheNode
     from refill_service.job_at_pod import JobAtPod
 
-__all__ = ["node_registry"]
+__all__ = ["JOB", "node_registry"]
+
+JOB = "training_job"
+"""The label that names a job: Prometheus puts a label ``job`` of its own on what it scrapes, and would rename ours."""
 
 
 def node_registry(node: CacheNode) -> CollectorRegistry:
@@ -44,6 +49,9 @@ class _NodeCollector(Collector):
         budget = GaugeMetricFamily("refill_memory_budget_bytes", "Memory for samples that the pod was given.")
         budget.add_metric([], node.settings.memory_bytes)
         yield budget
+        promised = GaugeMetricFamily("refill_memory_promised_bytes", "What the resident set is to stay below.")
+        promised.add_metric([], node.settings.promised_bytes)
+        yield promised
         resident = GaugeMetricFamily(
             "refill_resident_bytes", "Bytes of samples in memory, by kind of memory.", labels=["kind"]
         )
@@ -142,17 +150,17 @@ def _jobs(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
     answered = CounterMetricFamily(
         "refill_requests",
         "Positions that clients asked this pod for, by where they were answered.",
-        labels=["job", "answered"],
+        labels=[JOB, "answered"],
     )
     prefetched = CounterMetricFamily(
         "refill_prefetched_samples",
         "Samples sent ahead: sent by an owner, used or refused by a home.",
-        labels=["job", "outcome"],
+        labels=[JOB, "outcome"],
     )
     fill_ratio = GaugeMetricFamily(
-        "refill_fill_ratio", "Samples put into slots / samples read, this epoch.", labels=["job"]
+        "refill_fill_ratio", "Samples put into slots / samples read, this epoch.", labels=[JOB]
     )
-    epoch = GaugeMetricFamily("refill_epoch", "The epoch that the job is in.", labels=["job"])
+    epoch = GaugeMetricFamily("refill_epoch", "The epoch that the job is in.", labels=[JOB])
     for name, at_pod in jobs.items():
         homes, owners = list(at_pod.home.history.values()), at_pod.owner.history
         for kind in ("local", "remote_memory", "remote_on_demand", "repeats"):
@@ -166,8 +174,32 @@ def _jobs(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
                 fill_ratio.add_metric([name], current.samples_filled / current.samples_read)
             epoch.add_metric([name], at_pod.owner.epoch)
     yield from (answered, prefetched, fill_ratio, epoch)
+    yield from _progress(jobs)
     yield from _owner_counters(jobs)
     yield from _client_counters(jobs)
+
+
+def _progress(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
+    delivered = CounterMetricFamily("refill_bytes_delivered", "Bytes of samples in batches of this home.", labels=[JOB])
+    share = GaugeMetricFamily("refill_share_bytes", "Bytes of the samples that this pod owns.", labels=[JOB])
+    positions = GaugeMetricFamily(
+        "refill_epoch_positions", "Requests that the epoch which the job is in has for this pod's share.", labels=[JOB]
+    )
+    answered = GaugeMetricFamily("refill_epoch_answered", "Of these, those answered.", labels=[JOB])
+    receipts = CounterMetricFamily(
+        "refill_receipt_requests",
+        "Requests for this pod's share in epochs that have ended for good, by what their receipt says.",
+        labels=[JOB, "outcome"],
+    )
+    for name, at_pod in jobs.items():
+        delivered.add_metric([name], sum(counts.delivered_bytes for counts in at_pod.home.history.values()))
+        share.add_metric([name], at_pod.job.share_bytes)
+        if (progress := at_pod.owner.progress()) is not None:
+            answered.add_metric([name], progress[0])
+            positions.add_metric([name], progress[1])
+        for outcome in RECEIPT_OUTCOMES:
+            receipts.add_metric([name, outcome], at_pod.receipts[outcome])
+    yield from (delivered, share, positions, answered, receipts)
 
 
 _CORE_COUNTERS = {
@@ -195,14 +227,14 @@ _SHELL_COUNTERS = {
 
 def _owner_counters(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
     refills = CounterMetricFamily(
-        "refill_refills", "Chunks ordered into abstract memory, from the store or the pinned tier.", labels=["job"]
+        "refill_refills", "Chunks ordered into abstract memory, from the store or the pinned tier.", labels=[JOB]
     )
     for name, at_pod in jobs.items():
         refills.add_metric([name], sum(counts.core.refills for counts in at_pod.owner.history.values()))
     yield refills
     for counters, of_core in ((_CORE_COUNTERS, True), (_SHELL_COUNTERS, False)):
         for field, (metric, help_text) in counters.items():
-            family = CounterMetricFamily(metric, help_text, labels=["job"])
+            family = CounterMetricFamily(metric, help_text, labels=[JOB])
             for name, at_pod in jobs.items():
                 epochs = at_pod.owner.history.values()
                 family.add_metric([name], sum(getattr(counts.core if of_core else counts, field) for counts in epochs))
@@ -216,7 +248,7 @@ def _client_counters(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
         ("samples", "refill_client_samples", "Samples that ranks fetched."),
         ("bytes", "refill_client_bytes", "Bytes of samples that ranks fetched."),
     ):
-        family = CounterMetricFamily(metric, help_text, labels=["job", "rank"])
+        family = CounterMetricFamily(metric, help_text, labels=[JOB, "rank"])
         for name, at_pod in jobs.items():
             for rank, counts in sorted(at_pod.clients.items()):
                 family.add_metric([name, str(rank)], getattr(counts, field))

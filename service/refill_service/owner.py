@@ -96,6 +96,14 @@ class Owner:
         """Whether a rank has entered an epoch, here or at another pod: all owners are told before any is asked."""
         return self.epoch >= 0
 
+    def progress(self) -> tuple[int, int] | None:
+        """``(answered, all)`` requests of the epoch that the job is in, or was in last as far as is known here."""
+        entered = [known for known in self._epochs if known.number <= self.epoch]
+        if not entered:
+            return None
+        core = entered[-1].core
+        return core.num_answered, core.num_requests
+
     @property
     def lost(self) -> bool:
         """Whether it waits to be told what it had answered before a restart."""

@@ -302,6 +302,11 @@ class Settings(BaseSettings):
             raise NotAllowed(f"this service does not serve {url}: it has {', '.join(self.dataset_urls)} (dataset_urls)")
 
     @property
+    def promised_bytes(self) -> int:
+        """What the pod's resident set stays below, with all that it needs beside samples."""
+        return int(self.memory_bytes * 1.15) + 150_000_000
+
+    @property
     def num_pods(self) -> int:
         return max(1, len(self.peer_urls))
 

@@ -73,7 +73,7 @@ def test_data_loader_over_s3(s3_cluster: Any, loader_settings: dict[str, Any]) -
     assert orders[0] != orders[1], "two epochs in the same order"
     assert dataset.epoch_counts(1)["total"]["takes"] == NUM_FILES
     job = dataset.connection.spec.name
-    assert metric(cluster.pod_urls[0], "refill_client_samples_total", job=job) == 2 * NUM_FILES
+    assert metric(cluster.pod_urls[0], "refill_client_samples_total", training_job=job) == 2 * NUM_FILES
     dataset.end_job()
 
 

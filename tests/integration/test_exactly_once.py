@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -175,8 +176,8 @@ def test_metrics_agree_with_what_happened(three_pods: LocalCluster, job: dict[st
     batches = whole_epoch(rank, 0)
     rank.report(1.5, NUM_SAMPLES, 12345)
     name, urls = job["name"], three_pods.pod_urls
-    assert sum(metric(url, "refill_requests_total", job=name) for url in urls) == NUM_SAMPLES
-    assert sum(metric(url, "refill_takes_total", job=name) for url in urls) == NUM_SAMPLES
+    assert sum(metric(url, "refill_requests_total", training_job=name) for url in urls) == NUM_SAMPLES
+    assert sum(metric(url, "refill_takes_total", training_job=name) for url in urls) == NUM_SAMPLES
     total = three_pods_total(three_pods, job, 0)
     for metric_name, count in (
         ("refill_misses_total", "misses"),
@@ -184,12 +185,16 @@ def test_metrics_agree_with_what_happened(three_pods: LocalCluster, job: dict[st
         ("refill_bytes_read_total", "bytes_read"),
         ("refill_bytes_wasted_total", "bytes_wasted"),
     ):
-        assert sum(metric(url, metric_name, job=name) for url in urls) == total[count] > 0, metric_name
-    used = sum(metric(url, "refill_prefetched_samples_total", job=name, outcome="used") for url in urls)
+        assert sum(metric(url, metric_name, training_job=name) for url in urls) == total[count] > 0, metric_name
+    assert sum(metric(url, "refill_epoch_positions", training_job=name) for url in urls) == NUM_SAMPLES
+    assert sum(metric(url, "refill_epoch_answered", training_job=name) for url in urls) == NUM_SAMPLES
+    assert sum(metric(url, "refill_share_bytes", training_job=name) for url in urls) == rank.info()["total_bytes"]
+    assert metric(urls[0], "refill_bytes_delivered_total", training_job=name) == sum(b.num_bytes for b in batches)
+    used = sum(metric(url, "refill_prefetched_samples_total", training_job=name, outcome="used") for url in urls)
     assert used == total["remote_memory"] > 0
-    assert metric(urls[0], "refill_client_data_wait_seconds_total", job=name, rank="0") == 1.5
-    assert metric(urls[0], "refill_client_bytes_total", job=name, rank="0") == 12345
-    assert metric(urls[0], "refill_client_request_wait_seconds_total", job=name, rank="0") > 0
+    assert metric(urls[0], "refill_client_data_wait_seconds_total", training_job=name, rank="0") == 1.5
+    assert metric(urls[0], "refill_client_bytes_total", training_job=name, rank="0") == 12345
+    assert metric(urls[0], "refill_client_request_wait_seconds_total", training_job=name, rank="0") > 0
     delivered = sum(batch.num_bytes for batch in batches)
     received = metric(urls[0], "refill_peer_received_bytes_total")
     sent = sum(metric(url, "refill_peer_sent_bytes_total", peer="0") for url in urls)
@@ -202,6 +207,27 @@ def test_metrics_agree_with_what_happened(three_pods: LocalCluster, job: dict[st
             assert used_bytes == 0, f"{kind} memory is not empty after the epoch"
     assert metric(urls[0], "refill_store_requests_total", operation="read_range") > 0
     assert metric(urls[0], "refill_store_request_seconds_count", operation="read_range") > 0
+
+
+def test_receipts_of_epochs_that_are_over_are_counted(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+    """An epoch is over for good when the next but two begins. Of all but the first one, half was asked for."""
+    rank = rank_of(three_pods, job)
+    half = np.arange(NUM_SAMPLES // 2)
+
+    def counted(outcome: str) -> float:
+        labels = {"training_job": job["name"], "outcome": outcome}
+        return sum(metric(url, "refill_receipt_requests_total", **labels) for url in three_pods.pod_urls)
+
+    rank.batch(0, np.arange(NUM_SAMPLES))
+    for epoch in range(1, 5):
+        assert counted("missing") == 0
+        rank.batch(epoch, half)
+    deadline = time.monotonic() + 30
+    while counted("missing") < NUM_SAMPLES // 2 and time.monotonic() < deadline:
+        time.sleep(0.05)  # receipts are made beside the requests that end their epoch
+    assert counted("missing") == NUM_SAMPLES // 2
+    assert counted("delivered") >= NUM_SAMPLES * 3 // 2
+    assert counted("duplicates") == counted("unknown") == 0
 
 
 def three_pods_total(cluster: LocalCluster, job: dict[str, Any], epoch: int) -> dict[str, Any]:

@@ -274,7 +274,7 @@ def test_unknown_jobs_paths_and_methods(three_pods: LocalCluster) -> None:
 def test_bad_reports(running: str, three_pods: LocalCluster, report: dict[str, Any]) -> None:
     refused(httpx.post(f"{running}/report", json=report))
     refused(httpx.post(f"{running}/report", content=b'{"rank": 0, "data_wait_seconds": NaN, "samples": 1, "bytes": 1}'))
-    assert metric(three_pods.pod_urls[0], "refill_client_samples_total", job=running.rpartition("/")[2]) == 0
+    assert metric(three_pods.pod_urls[0], "refill_client_samples_total", training_job=running.rpartition("/")[2]) == 0
 
 
 def test_openapi_lists_every_client_route(three_pods: LocalCluster) -> None:
@@ -304,6 +304,11 @@ def test_health(three_pods: LocalCluster) -> None:
     for ordinal, url in enumerate(three_pods.pod_urls):
         assert httpx.get(f"{url}/healthz").json() == {"status": "ok"}
         assert httpx.get(f"{url}/readyz").json() == {"status": "ready", "ordinal": ordinal, "pods": 3}
+
+
+def test_every_pod_names_all_pods(three_pods: LocalCluster) -> None:
+    for ordinal, url in enumerate(three_pods.pod_urls):
+        assert httpx.get(f"{url}/v1/pods").json() == {"ordinal": ordinal, "pods": three_pods.pod_urls}
 
 
 def test_memory_of_a_job_is_held_and_freed(three_pods: LocalCluster, job: dict[str, Any]) -> None:

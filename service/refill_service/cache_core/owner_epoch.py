@@ -243,9 +243,14 @@ class OwnerEpoch(ABC):
         """Fact: the bytes of a refill will not come. What no request was promised yet is unconsumed again."""
 
     @property
+    def num_answered(self) -> int:
+        """Requests that were answered or sent ahead, before a restart or since."""
+        return self.counts.takes + self._num_answered_before
+
+    @property
     def finished(self) -> bool:
         """Whether every request that this owner can get in the epoch was answered or sent ahead."""
-        return self.counts.takes + self._num_answered_before >= self.num_requests
+        return self.num_answered >= self.num_requests
 
 
 def pieces(length: int) -> Iterator[slice]:

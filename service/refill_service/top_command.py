@@ -1,0 +1,155 @@
+"""``refill top``: jobs, ranks and pods live in a terminal, for those without a Grafana."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import httpx
+
+from refill.errors import InvalidInput, PodUnreachable, error_from_wire
+from refill_service.scrape import PodScrape, Scrape
+
+__all__ = ["add_command"]
+
+_URL_VARIABLE = "REFILL_URL"
+_DEFAULT_URL = "http://127.0.0.1:8000"
+_TIMEOUT_SECONDS = 5
+_MOST_AT_ONCE = 16
+_PIPED_WIDTH = 200
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser(
+        "top",
+        help="jobs, ranks and pods live in a terminal",
+        description="Show how jobs, their ranks and the pods are doing: time waited for data, samples a second, "
+        "misses, waste, progress, memory, store. Ctrl-C ends it. Piped, it prints one frame.",
+        epilog="example: refill top http://refill:8000",
+    )
+    default = os.environ.get(_URL_VARIABLE, _DEFAULT_URL)
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        default=default,
+        help=f"the service or any pod (default: {_URL_VARIABLE}, else {_DEFAULT_URL})",
+    )
+    parser.add_argument("--once", action="store_true", help="print one frame, after one interval, and end")
+    parser.add_argument(
+        "--interval", type=_seconds, default=2.0, metavar="SECONDS", help="time between frames (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--window", type=_seconds, default=20.0, metavar="SECONDS", help="time that rates are of (default: %(default)g)"
+    )
+    parser.set_defaults(func=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    from refill_service.top_figures import figures_between
+    from refill_service.top_view import frame
+
+    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+    with _Pods(args.url) as pods:
+        scrapes = deque([pods.first_scrape()])
+
+        def next_frame() -> Any:
+            time.sleep(args.interval)
+            scrapes.append(pods.scrape())
+            while len(scrapes) > 2 and scrapes[-1].at_seconds - scrapes[1].at_seconds >= args.window:
+                scrapes.popleft()
+            before, now = scrapes[0], scrapes[-1]
+            return frame(args.url, figures_between(before, now), now.at_seconds - before.at_seconds)
+
+        first = next_frame()
+        if args.once or not console.is_terminal or console.is_dumb_terminal:
+            console.print(first)
+            return 0
+        with suppress(KeyboardInterrupt), Live(first, console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(next_frame(), refresh=True)
+    return 0
+
+
+class _Pods:
+    """All pods of the cache that a URL leads to. A context manager."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        self._client = httpx.Client(timeout=_TIMEOUT_SECONDS, trust_env=False)
+        self._threads = ThreadPoolExecutor(_MOST_AT_ONCE)
+        self._urls: list[str] = []
+
+    def __enter__(self) -> _Pods:
+        try:
+            self._urls = self._told() or [self._url]
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._threads.shutdown()
+        self._client.close()
+
+    def first_scrape(self) -> Scrape:
+        """:raises PodUnreachable: when no pod answers; later they may all go away and come back."""
+        found = self.scrape()
+        if not any(found.pods.values()):
+            raise PodUnreachable(f"none of the pods answers: {', '.join(self._urls)}", url=self._url)
+        return found
+
+    def scrape(self) -> Scrape:
+        """Of all pods at once."""
+        at_seconds = time.monotonic()
+        pods = dict(zip(self._urls, self._threads.map(self._scrape_pod, self._urls), strict=True))
+        return Scrape(at_seconds, pods)
+
+    def _scrape_pod(self, url: str) -> PodScrape | None:
+        try:
+            answer = self._client.get(f"{url}/metrics")
+        except (httpx.HTTPError, httpx.InvalidURL):
+            return None
+        return PodScrape.parse(answer.text, url) if answer.status_code == 200 else None
+
+    def _told(self) -> list[str]:
+        """The pods' own URLs. From outside of the cluster only the one that was given may lead to a pod."""
+        try:
+            answer = self._client.get(f"{self._url}/v1/pods")
+            content = answer.json()
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise InvalidInput(f"{self._url!r} is not the URL of a service, like http://refill:8000") from error
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise PodUnreachable(f"{self._url} does not answer: {reason}", url=self._url) from error
+        except ValueError as error:
+            raise InvalidInput(f"{self._url} answers, but is no pod of refill") from error
+        if answer.status_code != 200:
+            raise error_from_wire(content, status=answer.status_code, source=self._url)
+        match content:
+            case {"ordinal": int(ordinal), "pods": [*urls]}:
+                told = [str(url) for url in urls]
+            case _:
+                raise InvalidInput(f"{self._url} answers, but is no pod of refill")
+        if 0 <= ordinal < len(told) and self._scrape_pod(told[ordinal]) is None:
+            told[ordinal] = self._url
+        return told
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time from 0.1 to 3600 seconds")
+    return seconds

@@ -1,0 +1,149 @@
+"""How are jobs, ranks and pods doing? Computed from two scrapes of all pods; pure.
+
+The same figures as the dashboards': what they divide, and what counts as waste, is said there and in docs/POD.md.
+None stands for a figure that can't be told: nothing was read, so there is no share of it that was wasted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refill_service.scrape import Scrape
+
+__all__ = ["Figures", "JobFigures", "PodFigures", "RankFigures", "figures_between"]
+
+_OUTCOMES = ("delivered", "missing", "unknown", "duplicates")
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    job: str
+    rank: int
+    data_wait_share: float
+    """Part of the time that its loop was blocked in the loader."""
+    samples_per_second: float
+
+
+@dataclass(frozen=True)
+class JobFigures:
+    name: str
+    epoch: int
+    """-1 before the first that a rank has entered."""
+    progress: float | None
+    """Part of the epoch's requests that were answered or sent ahead; a pod that does not answer counts for nothing."""
+    epoch_ends_in_seconds: float | None
+    samples_per_second: float
+    delivered_bytes_per_second: float
+    miss_rate: float | None
+    waste: float | None
+    read_amplification: float | None
+    receipts: dict[str, int]
+    """Requests of epochs that are over, by what their receipts say; without zeros, and empty before the first."""
+    ranks: list[RankFigures]
+
+
+@dataclass(frozen=True)
+class PodFigures:
+    url: str
+    answers: bool
+    memory_bytes: dict[str, int]
+    """Of samples, by kind."""
+    budget_bytes: int
+    process_bytes: int
+    promised_bytes: int
+    """What the process stays below."""
+    cpu_cores: float | None
+    store_bytes_per_second: float
+    store_requests_per_second: float
+    store_seconds: float | None
+    """Of a read, on average."""
+    store_errors: int
+    """Since the earlier scrape, without requests that were given up."""
+    waiting_requests: int
+    """Of this pod, for others to come back."""
+    recovering_jobs: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    jobs: list[JobFigures]
+    pods: list[PodFigures]
+
+
+def figures_between(before: Scrape, now: Scrape) -> Figures:
+    """States are those of the later scrape, rates those of the time between both."""
+    jobs = sorted(now.labels("refill_share_bytes", "training_job"))
+    return Figures([_job(job, before, now) for job in jobs], [_pod(url, before, now) for url in now.pods])
+
+
+def _job(job: str, before: Scrape, now: Scrape) -> JobFigures:
+    seconds = now.at_seconds - before.at_seconds
+
+    def grown(name: str, **labels: str) -> float:
+        return now.increase(before, name, training_job=job, **labels)
+
+    def total(name: str, **labels: str) -> float:
+        return now.total(name, training_job=job, **labels)
+
+    positions, answered = total("refill_epoch_positions"), total("refill_epoch_answered")
+    takes, read = grown("refill_takes_total"), grown("refill_bytes_read_total")
+    delivered = grown("refill_bytes_delivered_total")
+    receipts = {name: int(total("refill_receipt_requests_total", outcome=name)) for name in _OUTCOMES}
+    ranks = sorted(now.labels("refill_client_samples_total", "rank", training_job=job), key=int)
+    return JobFigures(
+        name=job,
+        epoch=int(now.most("refill_epoch", -1, training_job=job)),
+        progress=_ratio(answered, positions),
+        epoch_ends_in_seconds=_ratio((positions - answered) * seconds, takes),
+        samples_per_second=grown("refill_requests_total") / seconds,
+        delivered_bytes_per_second=delivered / seconds,
+        miss_rate=_ratio(grown("refill_misses_total"), takes),
+        waste=_ratio(grown("refill_bytes_wasted_total"), read),
+        read_amplification=_ratio(read + grown("refill_exact_bytes_total"), delivered),
+        receipts={name: count for name, count in receipts.items() if count},
+        ranks=[
+            RankFigures(
+                job,
+                int(rank),
+                data_wait_share=grown("refill_client_data_wait_seconds_total", rank=rank) / seconds,
+                samples_per_second=grown("refill_client_samples_total", rank=rank) / seconds,
+            )
+            for rank in ranks
+        ],
+    )
+
+
+def _pod(url: str, before: Scrape, now: Scrape) -> PodFigures:
+    seconds = now.at_seconds - before.at_seconds
+
+    def grown(name: str, **labels: str) -> float:
+        return now.increase(before, name, url, **labels)
+
+    def total(name: str, **labels: str) -> float:
+        return now.total(name, url, **labels)
+
+    reads = {"operation": "read_range"}
+    errors = grown("refill_store_errors_total") - grown("refill_store_errors_total", error="Cancelled")
+    kinds = now.labels("refill_resident_bytes", "kind", url)
+    both = now.pods[url] is not None and before.pods.get(url) is not None
+    return PodFigures(
+        url=url,
+        answers=now.pods[url] is not None,
+        memory_bytes={kind: int(total("refill_resident_bytes", kind=kind)) for kind in kinds},
+        budget_bytes=int(total("refill_memory_budget_bytes")),
+        process_bytes=int(total("process_resident_memory_bytes")),
+        promised_bytes=int(total("refill_memory_promised_bytes")),
+        cpu_cores=grown("process_cpu_seconds_total") / seconds if both else None,
+        store_bytes_per_second=grown("refill_store_bytes_total", **reads) / seconds,
+        store_requests_per_second=grown("refill_store_requests_total", **reads) / seconds,
+        store_seconds=_ratio(
+            grown("refill_store_request_seconds_sum", **reads), grown("refill_store_request_seconds_count", **reads)
+        ),
+        store_errors=int(errors),
+        waiting_requests=int(total("refill_waiting_requests")),
+        recovering_jobs=int(total("refill_recovering_jobs")),
+    )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None

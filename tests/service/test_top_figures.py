@@ -1,0 +1,155 @@
+"""Figures of jobs, ranks and pods are what the metrics of two moments say."""
+
+from __future__ import annotations
+
+import pytest
+
+from refill.errors import InvalidInput
+from refill_service.scrape import PodScrape, Scrape
+from refill_service.top_figures import JobFigures, figures_between
+
+JOB = 'training_job="run-1"'
+
+
+def scrape(at_seconds: float, **pods: str | None) -> Scrape:
+    """Of pods by name, each with lines of metrics."""
+    return Scrape(
+        at_seconds, {name: None if text is None else PodScrape.parse(text, name) for name, text in pods.items()}
+    )
+
+
+def metrics(job: str = JOB, **values: float) -> str:
+    """Lines of a registered job's metrics; ``refill_takes_total`` is given as ``takes_total``."""
+    values = {"share_bytes": 1, **values}
+    return "".join(f"refill_{name}{{{job}}} {value}\n" for name, value in values.items())
+
+
+def job_between(before: Scrape, now: Scrape) -> JobFigures:
+    (job,) = figures_between(before, now).jobs
+    return job
+
+
+def test_rates_are_of_the_time_between_and_over_all_pods() -> None:
+    before = scrape(10, a=metrics(epoch=0, requests_total=100), b=metrics(epoch=0, requests_total=50))
+    now = scrape(20, a=metrics(epoch=0, requests_total=300), b=metrics(epoch=0, requests_total=150))
+    assert job_between(before, now).samples_per_second == 30
+
+
+def test_ratios_divide_what_came_since() -> None:
+    before = scrape(0, a=metrics(epoch=1, takes_total=1000, misses_total=900, bytes_read_total=500))
+    now = scrape(
+        5,
+        a=metrics(
+            epoch=1,
+            takes_total=1100,
+            misses_total=905,
+            bytes_read_total=900,
+            bytes_wasted_total=100,
+            exact_bytes_total=40,
+            bytes_delivered_total=220,
+        ),
+    )
+    job = job_between(before, now)
+    assert (job.miss_rate, job.waste, job.read_amplification) == (0.05, 0.25, 2.0)
+    assert job.delivered_bytes_per_second == 44
+
+
+def test_a_job_that_stands_still_has_no_ratios() -> None:
+    still = metrics(epoch=0, takes_total=10, bytes_read_total=10, epoch_positions=40, epoch_answered=10)
+    job = job_between(scrape(0, a=still), scrape(5, a=still))
+    assert (job.miss_rate, job.waste, job.read_amplification, job.epoch_ends_in_seconds) == (None, None, None, None)
+    assert (job.samples_per_second, job.progress) == (0, 0.25)
+
+
+def test_the_epoch_ends_when_the_rest_is_taken_at_this_speed() -> None:
+    before = scrape(0, a=metrics(epoch=2, takes_total=100), b=metrics(epoch=2, takes_total=100))
+    now = scrape(
+        10,
+        a=metrics(epoch=3, takes_total=150, epoch_positions=500, epoch_answered=100),
+        b=metrics(epoch=2, takes_total=150, epoch_positions=500, epoch_answered=500),
+    )
+    job = job_between(before, now)
+    assert (job.epoch, job.progress, job.epoch_ends_in_seconds) == (3, 0.6, 40)
+
+
+@pytest.mark.parametrize("counted_before", [metrics(epoch=0, requests_total=900), ""], ids=["restarted", "new"])
+def test_counters_that_began_anew_count_from_zero(counted_before: str) -> None:
+    job = job_between(scrape(0, a=counted_before), scrape(10, a=metrics(epoch=0, requests_total=70)))
+    assert job.samples_per_second == 7
+
+
+def test_a_pod_that_was_away_counts_nothing_the_first_time() -> None:
+    """What it did meanwhile is of a longer time than the one between both scrapes."""
+    busy = metrics(epoch=0, requests_total=1000)
+    before, now = scrape(0, a=metrics(epoch=0), b=None), scrape(10, a=busy, b=busy)
+    assert job_between(before, now).samples_per_second == 100
+    assert [pod.cpu_cores for pod in figures_between(before, now).pods] == [0, None]
+
+
+def test_ranks_in_the_order_of_their_numbers() -> None:
+    before, now = (
+        "".join(
+            f'refill_client_samples_total{{{JOB},rank="{rank}"}} {100 * times}\n'
+            f'refill_client_data_wait_seconds_total{{{JOB},rank="{rank}"}} {rank * times / 10}\n'
+            for rank in (10, 0, 2)
+        )
+        for times in (1, 2)
+    )
+    job = job_between(scrape(0, a=before), scrape(4, a=metrics(epoch=0) + now))
+    assert [rank.rank for rank in job.ranks] == [0, 2, 10]
+    assert [rank.data_wait_share for rank in job.ranks] == pytest.approx([0, 0.05, 0.25])
+    assert [rank.samples_per_second for rank in job.ranks] == [25, 25, 25]
+
+
+def test_a_job_that_no_rank_has_asked_anything_of() -> None:
+    job = job_between(scrape(0, a=""), scrape(1, a=metrics()))
+    assert (job.epoch, job.progress, job.ranks, job.receipts) == (-1, None, [], {})
+
+
+def test_jobs_are_told_apart() -> None:
+    other = 'training_job="a"'
+    now = scrape(10, p=metrics(epoch=4, requests_total=10) + metrics(other, epoch=-1, requests_total=20))
+    jobs = figures_between(scrape(0, p=""), now).jobs
+    assert [(job.name, job.epoch, job.samples_per_second) for job in jobs] == [("a", -1, 2), ("run-1", 4, 1)]
+
+
+def test_receipts_are_summed_over_pods() -> None:
+    def receipts(**counts: int) -> str:
+        return metrics(epoch=5) + "".join(
+            f'refill_receipt_requests_total{{{JOB},outcome="{outcome}"}} {count}\n' for outcome, count in counts.items()
+        )
+
+    now = scrape(1, a=receipts(delivered=90, missing=3), b=receipts(delivered=80, missing=4, unknown=0))
+    assert job_between(scrape(0, a=""), now).receipts == {"delivered": 170, "missing": 7}
+
+
+def test_memory_and_store_of_a_pod() -> None:
+    lines = """
+        refill_resident_bytes{{kind="abstract"}} 700
+        refill_resident_bytes{{kind="pinned"}} 20
+        refill_memory_budget_bytes 1000
+        refill_memory_promised_bytes 1150
+        process_resident_memory_bytes 900
+        process_cpu_seconds_total {cpu}
+        refill_store_bytes_total{{operation="read_range"}} {read}
+        refill_store_bytes_total{{operation="size"}} {read}
+        refill_store_requests_total{{operation="read_range"}} {reads}
+        refill_store_request_seconds_sum{{operation="read_range"}} {seconds}
+        refill_store_request_seconds_count{{operation="read_range"}} {reads}
+        refill_store_errors_total{{operation="read_range",error="StoreUnavailable"}} {errors}
+        refill_store_errors_total{{operation="read_range",error="Cancelled"}} {reads}
+        refill_waiting_requests{{peer="1"}} 2
+        refill_waiting_requests{{peer="2"}} 1
+    """
+    before = scrape(0, a=lines.format(cpu=1, read=0, reads=10, seconds=1, errors=1))
+    now = scrape(4, a=lines.format(cpu=3, read=400, reads=18, seconds=3, errors=4))
+    (pod,) = figures_between(before, now).pods
+    assert pod.memory_bytes == {"abstract": 700, "pinned": 20}
+    assert (pod.budget_bytes, pod.process_bytes, pod.promised_bytes, pod.cpu_cores) == (1000, 900, 1150, 0.5)
+    assert (pod.store_bytes_per_second, pod.store_requests_per_second, pod.store_seconds) == (100, 2, 0.25)
+    assert (pod.store_errors, pod.waiting_requests, pod.recovering_jobs) == (3, 3, 0)
+
+
+def test_what_is_no_metrics_is_refused_in_one_line() -> None:
+    with pytest.raises(InvalidInput, match=r"^http://elsewhere answered something else than metrics$"):
+        PodScrape.parse("<html>Welcome</html>", "http://elsewhere")
