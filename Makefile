@@ -12,8 +12,10 @@ READY := $(VENV)/.ready
 PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_FLAGS ?=
+CHAOS_FLAGS ?=
+SOAK_FLAGS ?=
 
-.PHONY: demo test check chart-files format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-peers clean
+.PHONY: demo test check chart-files format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -66,6 +68,15 @@ bench-peers: $(PEERS_READY)
 
 bench-quality: $(READY)
 	$(BIN)/python benchmarks/training_quality.py --plot docs/training_quality.svg
+
+# Pods, ranks, network and store break by a schedule, seed after seed; every epoch has to stay exact.
+# CHAOS_FLAGS='--seconds 600', '--seed 17 --policy redox': see `python -m tests.chaos --help`.
+chaos: $(READY)
+	$(BIN)/python -m tests.chaos $(CHAOS_FLAGS)
+
+# An hour of jobs on pods that now and then are killed: does memory stay flat? SOAK_FLAGS='--minutes 15'.
+soak: $(READY)
+	$(BIN)/python -m tests.chaos.soak --csv soak.csv --plot docs/soak.svg $(SOAK_FLAGS)
 
 clean:
 	rm -rf $(VENV) $(PEERS) build *.egg-info

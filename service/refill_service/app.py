@@ -6,6 +6,7 @@ from fastapi import FastAPI
 
 from refill_service.cache_node import CacheNode
 from refill_service.http_routes import add_error_answers, client_routes
+from refill_service.last_answer import LastAnswer
 from refill_service.peer_routes import peer_routes
 
 __all__ = ["client_app", "peer_app"]
@@ -19,6 +20,7 @@ def client_app(node: CacheNode) -> FastAPI:
         version="1",
     )
     add_error_answers(app)
+    app.add_middleware(LastAnswer, ordinal=node.settings.ordinal)
     app.include_router(client_routes(node))
     return app
 

@@ -39,7 +39,7 @@ from refill_service.peers import Peers
 from refill_service.pinned_tier import PinnedTier
 from refill_service.pod_phase import PodPhase
 from refill_service.registration import Registration
-from refill_service.request_guard import BodyBytes, Refusals
+from refill_service.request_guard import BodyBytes, RequestCounts
 from refill_service.resuming import Resuming
 from refill_service.settings import Settings
 
@@ -91,7 +91,7 @@ class CacheNode:
         """Apart from clients' answers, which wait for those of other pods: two could wait for each other."""
         self.bodies = BodyBytes(max(_LEAST_BODY_BYTES, settings.memory_bytes // _BODIES_PART))
         self.phase = PodPhase.STARTING
-        self.refusals = Refusals()
+        self.requests = RequestCounts()
         self.jobs: dict[str, JobAtPod] = {}
         self.peer_bytes_sent: dict[int, int] = {}
         self._stores = WarmStores(store_settings or StoreSettings.from_environment(), self.store_counters)

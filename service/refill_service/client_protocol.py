@@ -8,9 +8,13 @@ trailers). The parser, httptools, has limits for none of these.
 
 from __future__ import annotations
 
+import fcntl
+import socket
+import sys
+import termios
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -20,7 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from refill.errors import HeadersTooLarge, InvalidInput, RefillError
-from refill_service.request_guard import LEAST_BYTES, OVER_LIMIT, Refusals, allowed_seconds, wire_answer
+from refill_service.request_guard import LEAST_BYTES, OVER_LIMIT, RequestCounts, allowed_seconds, wire_answer
 
 __all__ = ["ClientLimits", "ClientServer"]
 
@@ -37,7 +41,7 @@ class ClientLimits:
 
     timeout_seconds: float
     max_connections: int
-    refusals: Refusals
+    counts: RequestCounts
 
 
 class ClientServer(uvicorn.Server):
@@ -60,7 +64,7 @@ class ClientServer(uvicorn.Server):
         now = time.monotonic()
         for connection in list(self.server_state.connections):
             if isinstance(connection, _LimitedProtocol) and connection.is_slow(now):
-                self._limits.refusals.connections_cut += 1
+                self._limits.counts.connections_cut += 1
                 connection.transport.abort()
 
     @contextmanager
@@ -96,6 +100,8 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def _reads_slowly(self, now: float) -> bool:
         to_send = self.transport.get_write_buffer_size()
+        if to_send:
+            to_send += _bytes_in_kernel(self.transport.get_extra_info("socket"))
         if to_send == 0 or self._to_send_bytes == 0 or to_send <= self._to_send_bytes - LEAST_BYTES:
             self._sending_since, self._to_send_bytes = now, to_send
         return now > self._sending_since + self._limits.timeout_seconds
@@ -168,7 +174,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._answer_only_what_is_whole()
             return
-        self._limits.refusals.by_status[error.status] += 1
+        self._limits.counts.by_status[error.status] += 1
         status, headers, body = wire_answer(error)
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode(), b"connection: close"]
         lines += [name + b": " + value for name, value in headers]
@@ -181,6 +187,14 @@ class _LimitedProtocol(HttpToolsProtocol):
         else:
             self.cycle.keep_alive = False
             self.flow.pause_reading()
+
+
+def _bytes_in_kernel(connection: socket.socket) -> int:
+    """What the other side has yet to take: the kernel asks for more only after a third of megabytes has left."""
+    size = bytearray(4)
+    with suppress(OSError):
+        fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, size)
+    return int.from_bytes(size, sys.byteorder)
 
 
 def _too_long() -> HeadersTooLarge:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -18,11 +18,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.errors import InvalidInput, PodUnreachable, RecordsWanted, RefillError
-from refill.protocol.records import Kind, Record
+from refill.errors import InvalidInput, PodUnreachable, RefillError
 from refill.protocol.wire_format import BatchRequest, Int64Array
-from refill_service.cache_core.received_samples import ReceivedSamples
 from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
+from refill_service.home_record import HomeRecord
 from refill_service.job import Job
 from refill_service.job_peers import JobPeers
 from refill_service.owner import Owner
@@ -130,14 +129,9 @@ class Home:
         self._arriving: dict[tuple[int, int, int], asyncio.Future[None]] = {}
         """Requests (epoch, rank, position) whose samples an owner has announced and is sending."""
         self._why_closed: RefillError = PodUnreachable(f"pod {job.ordinal} stops", pod=job.ordinal)
-        self._lost = lost
-        self._told: set[int] = set()
-        """Ranks that have told what they had received before the pod was restarted."""
-        self._received = ReceivedSamples()
+        self.record = HomeRecord(job, lost=lost)
         self._never_asked: Counter[tuple[int, int]] = Counter()
         """Samples sent ahead for (epoch, rank) that it left without asking for them."""
-        self._restarts = [0] * job.num_pods
-        """How often each pod has asked what it had sent, since it had lost its memory."""
 
     async def close(self, why: RefillError) -> None:
         """Requests under way end with ``why``."""
@@ -153,7 +147,7 @@ class Home:
         """
         job, epoch, rank = self.job, request.epoch, request.rank
         job.check_rank(rank)
-        self.until_told(rank)
+        self.record.until_told(rank)
         traces = await job.traces(epoch, self._wait_seconds)
         positions = request.positions
         if int(positions.max()) >= traces.length(rank):
@@ -262,7 +256,7 @@ class Home:
 
     async def post_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
         """A rank's own trace: kept here and by every owner. Errors as :meth:`Job.post_trace`."""
-        self.until_told(rank)
+        self.record.until_told(rank)
         self.job.post_trace(epoch, rank, sample_ids)
         self._owner.trace_posted(epoch, rank, sample_ids)
         body = sample_ids.astype("<i8").tobytes()
@@ -288,15 +282,26 @@ class Home:
         self._opened[rank] = max(epoch, self._opened.get(rank, -1))
         for old, never_asked in self.remote_memory.forget(rank, before_epoch=epoch).items():
             self._never_asked[old, rank] += never_asked
-        self._received.forget(rank, before_epoch=epoch - 1)
+        self.record.rank_opened(rank, epoch)
         for key in [known for known in self._started if known[1] == rank and known[0] < epoch - 1]:
             del self._started[key]
             self._under_way.pop(key, None)
             self._most_under_way.pop(key, None)
 
+    def rank_left(self, epoch: int, rank: int) -> None:
+        """Fact: the rank asks for this epoch by way of another home, which gets from the owners what was sent ahead
+        here. If it comes back, the others have to be told again, so that the same happens to what is at theirs."""
+        self._opened.pop(rank, None)
+        self.remote_memory.forget(rank, before_epoch=epoch + 1)
+        self.record.rank_left(rank, epoch)
+        for key in [known for known in self._started if known[1] == rank]:
+            del self._started[key]  # and what is still on its way is refused
+
     def _start(self, batch: _Assembly, which: NDArray[np.bool_]) -> None:
-        started = self._started.setdefault((batch.epoch, batch.rank), StartedPositions())
-        started.started(batch.positions[which].tolist())
+        self._started_by(batch).started(batch.positions[which])
+
+    def _started_by(self, batch: _Assembly) -> StartedPositions:
+        return self._started.setdefault((batch.epoch, batch.rank), StartedPositions())
 
     def _counts(self, epoch: int) -> HomeCounts:
         return self.history.setdefault(epoch, HomeCounts())
@@ -306,7 +311,7 @@ class Home:
     ) -> tuple[Int64Array, list[Payload]]:
         """Ask an owner for positions; returns when they are here, while what it sends ahead still arrives."""
         room = self.remote_memory.grant(owners_left)
-        started = self._started[batch.epoch, batch.rank]
+        started = self._started_by(batch)
         # While the owner answers, the rank's other workers come with the batches that follow: what they ask for
         # on demand would cross with what is sent ahead.
         others = self._most_under_way[batch.epoch, batch.rank] - 1
@@ -330,7 +335,7 @@ class Home:
         here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         body = request.encode()
         self.sent_bytes[pod] += len(body)
-        restarts = self._restarts[pod]
+        restarts = self.record.restarts_of(pod)
         try:
             async with self.peers.frames(pod, "take", body) as frames:
                 try:
@@ -338,11 +343,11 @@ class Home:
                     keys = [(epoch, rank, position) for position in announced.positions.tolist()]
                     self._arriving.update(dict.fromkeys(keys, here))
                     asked = await frames.frame()
-                    self._came(pod, restarts, request, request.positions, asked.sample_ids)
+                    self.record.came(pod, restarts, request, request.positions, asked.sample_ids)
                     if not answered.done():
                         answered.set_result((asked.sample_ids, list(asked.payloads)))
                     ahead = await frames.frame()
-                    self._came(pod, restarts, request, ahead.positions, ahead.sample_ids)
+                    self.record.came(pod, restarts, request, ahead.positions, ahead.sample_ids)
                 finally:
                     self.received_bytes[pod] += frames.bytes_received
             # Copies: a sample sent ahead must not keep the buffer of all that came with it.
@@ -375,45 +380,6 @@ class Home:
         counts.ahead_received += kept
         counts.ahead_refused += len(received) - kept
 
-    def _came(
-        self, pod: int, restarts: int, request: BatchRequest, positions: Int64Array, sample_ids: Int64Array
-    ) -> None:
-        """Fact: an owner has answered. Raises :class:`PodUnreachable` when it has been restarted since, and was told
-        that this had not come: then it may be on its way to somebody else."""
-        if self._restarts[pod] != restarts:
-            raise PodUnreachable(f"pod {pod} was restarted while it answered", pod=pod)
-        self._remember(request.epoch, request.rank, positions, sample_ids)
-
-    def _remember(self, epoch: int, rank: int, positions: Int64Array, sample_ids: Int64Array) -> None:
-        length = self.job.trace_length(epoch, rank)
-        if len(positions) and 0 <= int(positions.min()) <= int(positions.max()) < length:
-            self._received.put(epoch, rank, length, positions, sample_ids)
-
-    def tell(self, rank: int, records: Iterable[Record]) -> None:
-        """Fact: this is what a rank has received. Told to a pod that was restarted, by the rank itself."""
-        self.job.check_rank(rank)
-        whole, received = False, []
-        for record in records:
-            if record.kind is Kind.RECEIVED and record.rank == rank:
-                received.append(record)
-            elif record.kind is Kind.TRACE and record.rank == rank:
-                self.job.restore_trace(record.epoch, rank, record.columns[0])
-            whole = whole or record.kind is Kind.WHOLE
-        for record in received:
-            self._remember(record.epoch, rank, *record.columns)
-        if whole:
-            self._told.add(rank)
-
-    def told(self, pod: int) -> Iterator[Record]:
-        """What this pod knows of another one's answers, and forgets nothing of from now on: answers that are still on
-        their way are refused."""
-        self._restarts[pod] += pod != self.job.ordinal
-        first, end = self.job.owner_bounds[pod : pod + 2].tolist()
-        for epoch, rank, positions, samples in self._received.of_samples(first, end):
-            yield Record(Kind.RECEIVED, epoch, rank, (positions, samples))
-        for rank in self._told if self._lost else self._opened:
-            yield Record(Kind.WHOLE, 0, rank)
-
     def unused_ahead(self, epoch: int) -> dict[int, int]:
         """How many samples of an epoch were sent ahead to each rank that it has not come to, or never came to."""
         unused = self.remote_memory.held(epoch)
@@ -426,15 +392,6 @@ class Home:
         """Fact: nobody will ask for the receipt's part of an epoch again."""
         for key in [key for key in self._never_asked if key[0] == epoch]:
             del self._never_asked[key]
-
-    def until_told(self, rank: int) -> None:
-        """Raises :class:`RecordsWanted` when the rank has to tell something before it is answered."""
-        if self._lost and rank not in self._told:
-            raise RecordsWanted(
-                f"pod {self.job.ordinal} was restarted and has yet to be told what rank {rank} of job "
-                f"{self.job.spec.name} has received",
-                rank=rank,
-            )
 
 
 async def _all_done(*work: Coroutine[Any, Any, Result]) -> list[Result]:

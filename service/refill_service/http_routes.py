@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Body, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
@@ -110,7 +110,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         told = {"status": node.phase.value, "ordinal": node.settings.ordinal, "pods": node.settings.num_pods}
         return JSONResponse(told, status_code=200 if node.phase is PodPhase.READY else 503)
 
-    @routes.get("/metrics", tags=["health"], summary="Metrics in Prometheus' format.")
+    @routes.get("/metrics", tags=["health"], summary="Metrics in Prometheus' format.", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
@@ -195,7 +195,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     async def rank_known(job: JobName, rank: Number, incarnation: Incarnation = None) -> dict[str, Any]:
         at_pod = node.job(job, incarnation)
         at_pod.job.check_rank(rank)
-        at_pod.home.until_told(rank)
+        at_pod.home.record.until_told(rank)
         return {"rank": rank, "epoch": at_pod.owner.epoch}
 
     @routes.put(
@@ -211,7 +211,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         records = list(reader)
         if reader.intact_bytes != len(reader.stream):
             raise InvalidInput(f"records are damaged after byte {reader.intact_bytes}")
-        at_pod.home.tell(rank, records)
+        at_pod.home.record.tell(rank, records)
         return {"records": len(records)}
 
     @routes.post("/v1/jobs/{job}/report", tags=["data"], status_code=204, summary="What a client measured.")

@@ -82,16 +82,19 @@ class JobAtPod:
         self.job.check_rank(rank)
         return self.clients.setdefault(rank, ClientCounts())
 
+    def rank_opens(self, epoch: int, rank: int, home: int) -> None:
+        """Fact: a rank asks for this epoch by way of another pod."""
+        self.owner.rank_opens(epoch, rank, home)
+        self.home.rank_left(epoch, rank)
+
     def told(self, pod: int, life: str) -> bytes:
         """Records for a pod that was restarted: what it left here, and what this one knows as a home and as an owner.
 
         :param life: tells this run of the pod from another one.
         """
-        records = [*self.home.told(pod), *self.owner.opened()]
+        records = [*self.home.record.told(pod), *self.owner.opened()]
         for epoch in self.job.traced_epochs:
             records += self.job.trace_records(epoch)
-        if not self.owner.lost:
-            records.append(Record(Kind.ALL_RANKS, 0))
         if (left := self.kept.get(pod)) is None:
             return encode_records(records)
         left.claimed_by = left.claimed_by or life

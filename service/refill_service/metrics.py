@@ -67,16 +67,20 @@ class _NodeCollector(Collector):
         yield count
 
     def _requests(self) -> Iterator[Metric]:
+        under_way = GaugeMetricFamily("refill_requests_under_way", "Requests being answered.", labels=["asker"])
+        for asker in ("client", "pod"):
+            under_way.add_metric([asker], self._node.requests.under_way[asker])
+        yield under_way
         refused = CounterMetricFamily(
             "refill_refused_requests", "Answers to clients and pods from 400 on.", labels=["status"]
         )
-        for status, count in sorted(self._node.refusals.by_status.items()):
+        for status, count in sorted(self._node.requests.by_status.items()):
             refused.add_metric([str(status)], count)
         yield refused
         cut = CounterMetricFamily(
             "refill_connections_cut", "Connections of clients that sent or read too slowly, and were cut off."
         )
-        cut.add_metric([], self._node.refusals.connections_cut)
+        cut.add_metric([], self._node.requests.connections_cut)
         yield cut
 
     def _correctness(self) -> Iterator[Metric]:

@@ -69,7 +69,8 @@ class Owner:
         can still be asked for again."""
         self._rank_epochs = [-1] * job.spec.world_size
         self._rank_homes: dict[int, set[int]] = {}
-        """The pods that each rank has come by."""
+        """The pods that each rank that has begun has come by."""
+        self._knows_all_ranks = True
         self._over: list[RunningEpoch] = []
         """Those that have ended for good, while their receipts are written."""
         self._moved_on = asyncio.Event()
@@ -259,19 +260,22 @@ class Owner:
         return sorted({at for at in self._rank_epochs if at >= 0} | {known.number for known in self._epochs})
 
     def opened(self) -> Iterator[Record]:
-        """Where each rank is."""
-        for rank, at in enumerate(self._rank_epochs):
-            if at >= 0:
-                homes = np.array(sorted(self._rank_homes.get(rank, ())), dtype=np.int64)
-                yield Record(Kind.OPENED, at, rank, (homes,))
+        """Where each rank is that has begun, and whether these are all."""
+        for rank, homes in self._rank_homes.items():
+            at = max(0, self._rank_epochs[rank])
+            yield Record(Kind.OPENED, at, rank, (np.array(sorted(homes), dtype=np.int64),))
+        if self._knows_all_ranks and not self.lost:
+            yield Record(Kind.ALL_RANKS, 0)
 
-    def go_on(self, told: Recollection, *, rebuilt: bool) -> None:
+    def go_on(self, told: Recollection, *, rebuilt: bool, complete: bool = True) -> None:
         """Fact: this is what was answered before a restart.
 
         :param rebuilt: it is what others remember, not what this pod wrote down.
+        :param complete: whether nobody was gone on without.
 
         Raises :class:`JobLost` when it can't be of this job as it is now.
         """
+        self._knows_all_ranks = complete
         for rank, (epoch, homes) in told.ranks.items():
             self._rank_epochs[rank] = max(epoch, self._rank_epochs[rank])
             self._rank_homes.setdefault(rank, set()).update(homes)

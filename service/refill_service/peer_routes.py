@@ -116,7 +116,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
 
     @routes.post("/epochs/{epoch}/ranks/{rank}")
     async def rank_opens(job: str, epoch: Number, rank: Number, incarnation: Incarnation, pod: Pod) -> dict[str, bool]:
-        node.job(job, incarnation).owner.rank_opens(epoch, rank, pod)
+        node.job(job, incarnation).rank_opens(epoch, rank, pod)
         return {"opened": True}
 
     @routes.put("/epochs/{epoch}/ranks/{rank}/trace")

@@ -74,7 +74,7 @@ class Recovery:
         all_answered, said = None, started
         while True:
             told = self._told_by_the_journal()
-            told.add(self._home.told(self._job.ordinal), self._job.ordinal)
+            told.add(self._home.record.told(self._job.ordinal), self._job.ordinal)
             silent = await self._ask_others(told)
             self._restore_traces(told)
             now = time.monotonic()
@@ -93,7 +93,7 @@ class Recovery:
             await asyncio.sleep(_PAUSE_SECONDS)
         if unposted := self._unposted(told):
             raise JobLost(f"job {name} can't go on after a restart: {unposted[0]} is known to nobody", job=name)
-        self._owner.go_on(told, rebuilt=not told.table_is_whole)
+        self._owner.go_on(told, rebuilt=not told.table_is_whole, complete=not waits_for)
         done()
         log.info("job %s goes on after %.1f s, from what others knew", name, time.monotonic() - started)
 

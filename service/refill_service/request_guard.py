@@ -26,7 +26,7 @@ __all__ = [
     "OVER_LIMIT",
     "BodyBytes",
     "PeerGone",
-    "Refusals",
+    "RequestCounts",
     "RequestGuard",
     "allowed_seconds",
     "held",
@@ -38,6 +38,7 @@ OVER_LIMIT = "refill.over_limit"
 """In a request's scope: its connection is one too many."""
 
 _HELD = "refill.held"
+_PIECE_BYTES = 1 << 20
 _JSON_BYTES = 1 << 20
 _BODY_BYTES = {
     "batch": 8 * MAX_BATCH + 64,
@@ -64,12 +65,15 @@ def allowed_seconds(timeout_seconds: float, moved_bytes: int) -> float:
 
 
 @dataclass
-class Refusals:
-    """What the pod did not take."""
+class RequestCounts:
+    """What became of requests, on all ports."""
 
+    under_way: Counter[str] = field(default_factory=Counter)
+    """Of ``client``s and of other ``pod``s, without probes."""
     by_status: Counter[int] = field(default_factory=Counter)
     """Answers from 400 on; those to probes are none."""
     connections_cut: int = 0
+    """Of clients that sent or read too slowly."""
 
 
 class PeerGone(Exception):
@@ -87,6 +91,7 @@ class BodyBytes:
 class RequestGuard:
     """An ASGI application around another one.
 
+    :param asker: ``client`` or ``pod``, as it is counted.
     :param timeout_seconds: for a peer that sends or reads less than ``LEAST_BYTES`` meanwhile; None: the server sees to
         that itself.
     """
@@ -94,8 +99,9 @@ class RequestGuard:
     def __init__(
         self,
         app: ASGIApp,
+        asker: str,
         bodies: BodyBytes,
-        refusals: Refusals,
+        counts: RequestCounts,
         max_requests: int,
         timeout_seconds: float | None = None,
     ) -> None:
@@ -103,8 +109,9 @@ class RequestGuard:
         self.stopping: PodStopping | None = None
         """Once set, the answer to every request that is not under way yet."""
         self._app = app
+        self._asker = asker
         self._bodies = bodies
-        self._refusals = refusals
+        self._counts = counts
         self._max_requests = max_requests
         self._timeout_seconds = timeout_seconds
         self._idle = asyncio.Event()
@@ -117,13 +124,14 @@ class RequestGuard:
         if scope["type"] != "http":
             return
         always = scope["path"] in _ALWAYS
-        answer = _Answer(send, None if always else self._refusals, self._timeout_seconds)
+        answer = _Answer(send, None if always else self._counts, self._timeout_seconds)
         limit_bytes = _BODY_BYTES.get(scope["path"].rpartition("/")[2], _JSON_BYTES)
         if not always and (refusal := self._refusal(scope, limit_bytes)) is not None:
             await answer.refuse(refusal)
             return
         body = _Body(receive, answer, limit_bytes, self._bodies, self._timeout_seconds)
         self.under_way += 1
+        self._counts.under_way[self._asker] += not always
         self._idle.clear()
         try:
             async with AsyncExitStack() as stack:
@@ -134,6 +142,7 @@ class RequestGuard:
         finally:
             body.forget()
             self.under_way -= 1
+            self._counts.under_way[self._asker] -= not always
             if self.under_way == 0:
                 self._idle.set()
 
@@ -154,9 +163,9 @@ class RequestGuard:
 class _Answer:
     """What is sent to the other side, once: after a refusal nothing more."""
 
-    def __init__(self, send: Send, refusals: Refusals | None, timeout_seconds: float | None) -> None:
+    def __init__(self, send: Send, counts: RequestCounts | None, timeout_seconds: float | None) -> None:
         self._send = send
-        self._refusals = refusals
+        self._counts = counts
         self._timeout_seconds = timeout_seconds
         self._begun = False
         self._over = False
@@ -166,13 +175,15 @@ class _Answer:
             return
         if message["type"] == "http.response.start":
             self._begun = True
-            if message["status"] >= 400 and self._refusals is not None:
-                self._refusals.by_status[message["status"]] += 1
+            if message["status"] >= 400 and self._counts is not None:
+                self._counts.by_status[message["status"]] += 1
         if self._timeout_seconds is None:
             await self._send(message)
             return
         try:
-            async with asyncio.timeout(allowed_seconds(self._timeout_seconds, len(message.get("body", b"")))):
+            # How much of a piece has left can't be seen here, so a stuck one is not given the time of a slow one.
+            pieces = 1 + len(message.get("body", b"")) // _PIECE_BYTES
+            async with asyncio.timeout(self._timeout_seconds * pieces):
                 await self._send(message)
         except TimeoutError as error:
             raise PeerGone("the answer is not read") from error

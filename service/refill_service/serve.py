@@ -61,12 +61,13 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     node = CacheNode(settings)
-    limits = ClientLimits(settings.client_timeout_seconds, settings.max_connections, node.refusals)
-    for_clients = RequestGuard(client_app(node), node.bodies, node.refusals, settings.max_connections)
+    limits = ClientLimits(settings.client_timeout_seconds, settings.max_connections, node.requests)
+    for_clients = RequestGuard(client_app(node), "client", node.bodies, node.requests, settings.max_connections)
     for_peers = RequestGuard(
         peer_app(node),
+        "pod",
         node.bodies,
-        node.refusals,
+        node.requests,
         settings.max_connections,
         settings.client_timeout_seconds,
     )

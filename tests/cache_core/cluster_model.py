@@ -89,7 +89,7 @@ class ClusterModel:
             if held is not None:
                 self._answered(rank, int(positions[place]), held)
                 wanted[place] = False
-        self.started[rank].started(positions.tolist())
+        self.started[rank].started(positions)
         for place in np.flatnonzero(repeats).tolist():
             self._answered(rank, int(positions[place]), int(asked[place]))
         for pod in np.unique(owners[wanted]).tolist():

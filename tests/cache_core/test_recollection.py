@@ -52,6 +52,14 @@ def test_the_only_pod_believes_its_ranks() -> None:
     assert told.untold(3) == [1]
 
 
+def test_who_tells_has_begun() -> None:
+    """A pod that learned so itself must not say to the next one that this rank has not begun."""
+    told = Recollection()
+    told.add([whole(2)], source=1)
+    assert told.ranks == {2: (-1, {1})}
+    assert told.epochs() == []
+
+
 def test_its_own_table_is_enough() -> None:
     told = Recollection()
     told.add([Record(Kind.WHOLE_TABLE, 0)], source=1)

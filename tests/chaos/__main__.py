@@ -16,7 +16,7 @@ from types import FrameType
 from benchmarks.machine import machine
 from benchmarks.s3_server import s3_server
 from tests.chaos.chaos_dataset import ChaosDataset, dataset_in_s3
-from tests.chaos.chaos_run import ChaosRun
+from tests.chaos.chaos_run import ChaosRun, repeated_by
 from tests.chaos.schedule import setting_of
 
 _FAULT_SECONDS = 8.0
@@ -57,11 +57,7 @@ def _run_all(given: argparse.Namespace, dataset: ChaosDataset) -> int:
         )
         if outcome.problems:
             failed += 1
-            repeat = (
-                f"python -m tests.chaos --seed {seed} --policy {setting.policy} --volumes {setting.volumes} "
-                f"--fault-seconds {given.fault_seconds:g}"
-            )
-            print(outcome.report(run.schedule, repeat), flush=True)
+            print(outcome.report(run.schedule, repeated_by(setting, given.fault_seconds)), flush=True)
             if not given.keep_going:
                 break
         seed += 1

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 from tests.chaos.chaos_dataset import ChaosDataset
 from tests.chaos.ground_truth import GroundTruth
-from tests.chaos.rank import RankPlan
+from tests.chaos.rank import RankPlan, read_answers
 from tests.chaos.rank_process import RankProcess
 from tests.chaos.schedule import Fault, Setting, schedule_of
 from tests.chaos.store_relay import StoreFaults, store_relay
@@ -29,7 +29,7 @@ from tests.chaos.tcp_relay import Link, Relay
 
 from refill_service.demo.local_cluster import LocalCluster
 
-__all__ = ["ChaosRun", "Outcome"]
+__all__ = ["ChaosRun", "Outcome", "repeated_by"]
 
 EPOCHS = 3
 _BATCH = 16
@@ -82,6 +82,14 @@ class Outcome:
         )
 
 
+def repeated_by(setting: Setting, fault_seconds: float) -> str:
+    """The command of a run with the same faults at the same times; what pods make of them may differ."""
+    return (
+        f"python -m tests.chaos --seed {setting.seed} --policy {setting.policy} --volumes {setting.volumes} "
+        f"--fault-seconds {fault_seconds:g}"
+    )
+
+
 class ChaosRun:
     """One run. Everything it starts ends with it, however it ends."""
 
@@ -97,8 +105,6 @@ class ChaosRun:
         self._down: set[int] = set()
         self._ranks: list[RankProcess] = []
         self._rank_down: set[int] = set()
-        self._moved = False
-        """Whether a rank has changed its home."""
 
     def run(self) -> Outcome:
         started = time.monotonic()
@@ -185,6 +191,7 @@ class ChaosRun:
         return self._url(rank, pod)
 
     def _let_it_run(self) -> None:
+        self._until_all_ranks_receive()
         self._began = time.monotonic()
         for fault in self.schedule:
             self._do_at(fault.at_seconds, str(fault), lambda fault=fault: self._begin(fault))  # type: ignore[misc]
@@ -208,6 +215,14 @@ class ChaosRun:
                     self._outcome.problems.append(f"ranks {stuck} were not done {_GRACE_SECONDS:.0f} s after the end")
                     return
             time.sleep(0.01)
+
+    def _until_all_ranks_receive(self) -> None:
+        """Faults are to meet a job that runs."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while time.monotonic() < deadline and not all(
+            process.failure or any(read_answers(Path(process.plan.file))) for process in self._ranks
+        ):
+            time.sleep(0.02)
 
     def _do_at(self, at_seconds: float, what: str, do: Callable[[], None]) -> None:
         heapq.heappush(self._todo, (at_seconds, next(self._numbers), what, do))
@@ -281,9 +296,7 @@ class ChaosRun:
             return False
         if kind == "kill":
             process.kill()
-            home = self._home(rank, fault.target[1])
-            self._moved = self._moved or home != process.plan.home
-            process.restart(home)
+            process.restart(self._home(rank, fault.target[1]))
         elif kind == "pause":
             self._rank_down.add(rank)
             process.pause()
@@ -327,10 +340,7 @@ class ChaosRun:
                 continue
             receipt: dict[str, Any] = answer.json()
             self._outcome.receipts += 1
-            # What was sent ahead to the home that a rank has left, and then asked for by way of another one, counts as
-            # not delivered: the receipt is too low then, and says so of an epoch that was exact.
-            counts = ("duplicates", "unknown") if self._moved else ("duplicates", "unknown", "missing")
-            if any(receipt[name] for name in counts):
+            if any(receipt[name] for name in ("duplicates", "unknown", "missing")):
                 self._outcome.problems.append(f"the receipt of epoch {epoch} says: {receipt}")
 
     def _receipt(self, url: str) -> httpx.Response:

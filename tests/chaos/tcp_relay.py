@@ -68,7 +68,12 @@ class Relay:
 
     def reset(self, link: Link) -> None:
         """End all connections of a link at once."""
-        self._loop.call_soon_threadsafe(lambda: [_reset(writer) for writer in list(link.connections)])
+
+        def reset() -> None:
+            for writer in list(link.connections):
+                _reset(writer)
+
+        self._loop.call_soon_threadsafe(reset)
 
     def _came(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._carry(link, reader, writer))

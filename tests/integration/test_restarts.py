@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 import pytest
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
-from refill.errors import JobLost
+from refill.errors import JobLost, PodUnreachable, error_from_wire
 from refill.pod_connection import PodConnection
+from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
 
 Packed = tuple[str, dict[str, bytes]]
@@ -166,6 +170,23 @@ def test_a_pod_that_ends_in_order_leaves_what_it_delivered_with_another(packed: 
         ranks.ask(0, 0, ranks.length)
         ranks.check(0)
         assert receipt(cluster, job, 0)["exact"]
+
+
+def test_a_request_that_a_pod_can_not_finish_before_it_ends_may_be_made_again(packed: Packed, tmp_path: Path) -> None:
+    """It waits for a trace that nobody posts, for longer than a pod that ends waits for its requests."""
+    with cluster_of(tmp_path, 1, journal=False, wait_seconds=60) as cluster:
+        job = settings_of(packed[0], world_size=2, order="explicit")
+        rank_of(cluster, job).info()
+        url = urlsplit(cluster.pod_urls[0])
+        waiting = http.client.HTTPConnection(url.hostname or "", url.port, timeout=30)
+        waiting.request("POST", f"/v1/jobs/{job['name']}/batch", BatchRequest(0, 0, np.arange(BATCH)).encode())
+        assert httpx.get(f"{cluster.pod_urls[0]}/healthz").status_code == 200  # by now the other one was read, too
+        cluster.processes[0].terminate()
+        answer = waiting.getresponse()
+        error = error_from_wire(json.loads(answer.read()), status=answer.status, source="the pod")
+        assert isinstance(error, PodUnreachable), "clients give up on any other error"
+        assert answer.status == error.status
+        waiting.close()
 
 
 @pytest.mark.parametrize("damage", ["last record cut", "a byte flipped", "header gone", "from another boot"])

@@ -16,7 +16,8 @@ from refill_service.byte_gate import ByteGate
 class Visitor:
     """Someone at the gate: ``inside`` is set once it is let in; it leaves when told, or is cancelled."""
 
-    def __init__(self, gate: ByteGate, size_bytes: int, urgent: bool = False) -> None:
+    def __init__(self, gate: ByteGate, size_bytes: int, urgent: bool = False, job: str = "") -> None:
+        self._job = job
         self._urgent = urgent
         self.size_bytes = size_bytes
         self.inside = asyncio.Event()
@@ -24,7 +25,7 @@ class Visitor:
         self.task = asyncio.create_task(self._visit(gate))
 
     async def _visit(self, gate: ByteGate) -> None:
-        async with gate.passage(self.size_bytes, urgent=self._urgent):
+        async with gate.passage(self.size_bytes, self._job, urgent=self._urgent):
             self.inside.set()
             try:
                 await self._leave.wait()
@@ -212,3 +213,60 @@ def visit(gate: ByteGate, size_bytes: int) -> Coroutine[Any, Any, None]:
             pass
 
     return through()
+
+
+def test_a_small_job_gets_its_turn_beside_a_greedy_one() -> None:
+    async def run() -> None:
+        gate, order = ByteGate(10), []
+
+        async def through(job: str) -> None:
+            async with gate.passage(10, job):
+                order.append(job)
+
+        before = Visitor(gate, 10)
+        await settle()
+        waiting = [asyncio.create_task(through("greedy")) for _ in range(100)]
+        await settle()
+        waiting += [asyncio.create_task(through("small")) for _ in range(5)]
+        await settle()
+        before.leave()
+        await asyncio.gather(before.task, *waiting)
+        assert order[:10].count("small") == 5, f"a small job waited behind all of a greedy one: {order}"
+
+    asyncio.run(run())
+
+
+def test_a_job_leaves_room_for_others_even_when_nobody_leaves() -> None:
+    async def run() -> None:
+        gate = ByteGate(100, most_of_free=4)
+        greedy = [Visitor(gate, 10, job="greedy") for _ in range(20)]
+        await settle()
+        assert sum(visitor.inside.is_set() for visitor in greedy) == 8, "80 of 100 bytes are four times what is left"
+        other = Visitor(gate, 10, job="other")
+        await settle()
+        assert other.inside.is_set(), "a job that waits for its own share must not hold up another"
+        for visitor in (*greedy, other):
+            visitor.leave()
+        await asyncio.gather(other.task, *(visitor.task for visitor in greedy))
+        assert gate.used_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_what_is_resized_counts_as_that() -> None:
+    async def run() -> None:
+        gate = ByteGate(100)
+        async with gate.passage(90) as inside:
+            waiting = Visitor(gate, 50)
+            await settle()
+            assert not waiting.inside.is_set()
+            inside.resize(50)
+            await settle()
+            assert waiting.inside.is_set(), "room came free, and who waits was not let in"
+            inside.resize(200)
+            assert gate.used_bytes == 250, "what is here already counts, be there room or not"
+        waiting.leave()
+        await waiting.task
+        assert gate.used_bytes == 0
+
+    asyncio.run(run())

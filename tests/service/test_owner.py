@@ -14,7 +14,9 @@ import pytest
 
 from refill.errors import EpochEnded, JobLost, StoreUnavailable
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.records import Kind, Record
 from refill_service.byte_gate import ByteGate
+from refill_service.cache_core.recollection import Recollection
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.job import Job
@@ -347,5 +349,31 @@ def test_one_slow_read_holds_up_nobody_while_others_come(packed: tuple[str, Any]
             owner._chunks._limit_bytes = 0  # each chunk by a read of its own
             for start in range(0, 20 * BATCH, BATCH):
                 assert len(await asyncio.wait_for(take(owner, 0, 0, start), 2)) == BATCH, "a slow read stalls everybody"
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_only_told_counts_as_begun(packed: tuple[str, Any]) -> None:
+    """All pods were killed: one that has learned what it had delivered says to the others who has begun."""
+
+    async def run() -> None:
+        async with owner_of(packed[0], 500_000, world_size=3) as owner:
+            told = Recollection()
+            told.add([Record(Kind.WHOLE, 0, rank) for rank in range(2)], source=1)
+            owner.go_on(told, rebuilt=True)
+            begun = {record.rank: record.columns[0].tolist() for record in owner.opened() if record.kind is Kind.OPENED}
+            assert begun == {0: [1], 1: [1]}
+            assert any(record.kind is Kind.ALL_RANKS for record in owner.opened())
+
+    asyncio.run(run())
+
+
+def test_an_owner_that_went_on_without_a_rank_does_not_say_that_it_has_not_begun(packed: tuple[str, Any]) -> None:
+    async def run() -> None:
+        async with owner_of(packed[0], 500_000, world_size=2) as owner:
+            told = Recollection()
+            told.add([Record(Kind.WHOLE, 0, 0)], source=0)
+            owner.go_on(told, rebuilt=True, complete=False)
+            assert not any(record.kind is Kind.ALL_RANKS for record in owner.opened())
 
     asyncio.run(run())

@@ -42,17 +42,23 @@ class Recollection:
             elif record.kind is Kind.RECEIVED:
                 positions, samples = record.columns
                 self._received.setdefault(epoch, []).append((rank, positions, samples))
+                self._came_by(rank, epoch, {source})
             elif record.kind is Kind.OPENED:
-                before, homes = self.ranks.get(rank, (-1, set()))
-                self.ranks[rank] = (max(before, epoch), homes | set(record.columns[0].tolist()))
+                self._came_by(rank, epoch, set(record.columns[0].tolist()))
             elif record.kind is Kind.TRACE:
                 self.traces[epoch, rank] = record.columns[0]
             elif record.kind is Kind.WHOLE:
+                # Who tells has begun, as far as anybody can know, and the pod that it told is its home.
                 self._told.add((source, rank))
+                self._came_by(rank, -1, {source})
             elif record.kind is Kind.ALL_RANKS:
                 self._knows_ranks = True
             elif record.kind is Kind.WHOLE_TABLE:
                 self.table_is_whole = True
+
+    def _came_by(self, rank: int, epoch: int, homes: set[int]) -> None:
+        before, known = self.ranks.get(rank, (-1, set()))
+        self.ranks[rank] = (max(before, epoch), known | homes)
 
     def untold(self, world_size: int) -> list[int]:
         """The ranks of which something may still be unknown: nobody was asked who was their home all the time."""
@@ -62,13 +68,14 @@ class Recollection:
 
     def _is_told(self, rank: int) -> bool:
         if rank not in self.ranks:
-            # It has not begun, if somebody says so who has forgotten nothing.
-            return self._knows_ranks or any(told == rank for _, told in self._told)
-        return all((home, rank) in self._told for home in self.ranks[rank][1])
+            return self._knows_ranks  # it has not begun, if somebody says so who has forgotten nothing
+        homes = self.ranks[rank][1]
+        return len(homes) > 0 and all((home, rank) in self._told for home in homes)
 
     def epochs(self) -> list[int]:
         """Those of which anything is known, ascending."""
-        return sorted(set(self._asked) | set(self._received) | {epoch for epoch, _ in self.ranks.values()})
+        entered = {epoch for epoch, _ in self.ranks.values() if epoch >= 0}
+        return sorted(set(self._asked) | set(self._received) | entered)
 
     def received_epochs(self) -> list[int]:
         """Those of which ranks have received anything."""

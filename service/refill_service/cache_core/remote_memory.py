@@ -7,9 +7,14 @@ at the same time can't exceed the limit together.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from typing import Generic, TypeVar
+
+import numpy as np
+
+from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["RemoteMemory", "StartedPositions"]
 
@@ -79,23 +84,42 @@ class RemoteMemory(Generic[Payload]):
 
 
 class StartedPositions:
-    """Up to where a rank has asked for every position; batches of several workers come out of order."""
+    """Up to where a rank has asked for every position; batches of several workers come out of order.
+
+    Kept as runs, since a rank may begin anywhere: after a resume, or where it left another home.
+    """
 
     def __init__(self) -> None:
-        self.below = 0
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    @property
+    def below(self) -> int:
         """Every position below this one was asked for."""
-        self.end = 0
+        return self._ends[0] if self._starts and self._starts[0] == 0 else 0
+
+    @property
+    def end(self) -> int:
         """No position from this one on was asked for."""
-        self._beyond: set[int] = set()
+        return self._ends[-1] if self._ends else 0
 
     def __contains__(self, position: int) -> bool:
-        return position < self.below or position in self._beyond
+        run = bisect_right(self._starts, position) - 1
+        return run >= 0 and position < self._ends[run]
 
-    def started(self, positions: Iterable[int]) -> None:
-        for position in positions:
-            if position >= self.below:
-                self._beyond.add(position)
-                self.end = max(self.end, position + 1)
-        while self.below in self._beyond:
-            self._beyond.remove(self.below)
-            self.below += 1
+    def started(self, positions: Int64Array) -> None:
+        ordered = np.unique(positions)
+        breaks = np.flatnonzero(np.diff(ordered) != 1)
+        starts = ordered[np.concatenate([[0], breaks + 1])] if len(ordered) else ordered
+        ends = ordered[np.concatenate([breaks, [-1]])] + 1 if len(ordered) else ordered
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            self._add(start, end)
+
+    def _add(self, start: int, end: int) -> None:
+        """Joined with all runs that it overlaps or touches."""
+        first = bisect_left(self._ends, start)
+        last = bisect_right(self._starts, end)
+        if first < last:
+            start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]

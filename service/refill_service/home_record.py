@@ -1,0 +1,95 @@
+"""What has a home pod seen of its ranks' answers, so that an owner that lost its memory can be told?
+
+It is kept from answer to answer; after a restart of the home pod itself, each rank has to tell it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from refill.errors import PodUnreachable, RecordsWanted
+from refill.protocol.records import Kind, Record
+from refill.protocol.wire_format import BatchRequest, Int64Array
+from refill_service.cache_core.received_samples import ReceivedSamples
+from refill_service.job import Job
+
+__all__ = ["HomeRecord"]
+
+
+class HomeRecord:
+    """Of one job.
+
+    :param lost: the pod was restarted while the job ran: its ranks are to tell what they have received.
+    """
+
+    def __init__(self, job: Job, *, lost: bool) -> None:
+        self._job = job
+        self._lost = lost
+        self._ranks: set[int] = set()
+        """Ranks that have come here."""
+        self._told: set[int] = set()
+        """Ranks that have told what they had received before the pod was restarted."""
+        self._received = ReceivedSamples()
+        self._restarts = [0] * job.num_pods
+        """How often each pod has asked what it had sent, since it had lost its memory."""
+
+    def rank_opened(self, rank: int, epoch: int) -> None:
+        """Fact: a rank of this home asks for an epoch; that before the last can't be asked for any more."""
+        self._ranks.add(rank)
+        self._received.forget(rank, before_epoch=epoch - 1)
+
+    def rank_left(self, rank: int, epoch: int) -> None:
+        """Fact: a rank asks for an epoch by way of another home."""
+        self._received.forget(rank, before_epoch=epoch - 1)
+
+    def restarts_of(self, pod: int) -> int:
+        """To be given to :meth:`came` with the answer to what is asked of the pod now."""
+        return self._restarts[pod]
+
+    def came(
+        self, pod: int, restarts: int, request: BatchRequest, positions: Int64Array, sample_ids: Int64Array
+    ) -> None:
+        """Fact: an owner has answered. Raises :class:`PodUnreachable` when it has been restarted since, and was told
+        that this had not come: then it may be on its way to somebody else."""
+        if self._restarts[pod] != restarts:
+            raise PodUnreachable(f"pod {pod} was restarted while it answered", pod=pod)
+        self._remember(request.epoch, request.rank, positions, sample_ids)
+
+    def _remember(self, epoch: int, rank: int, positions: Int64Array, sample_ids: Int64Array) -> None:
+        length = self._job.trace_length(epoch, rank)
+        if len(positions) and 0 <= int(positions.min()) <= int(positions.max()) < length:
+            self._received.put(epoch, rank, length, positions, sample_ids)
+
+    def tell(self, rank: int, records: Iterable[Record]) -> None:
+        """Fact: this is what a rank has received. Told to a pod that was restarted, by the rank itself."""
+        self._job.check_rank(rank)
+        whole, received = False, []
+        for record in records:
+            if record.kind is Kind.RECEIVED and record.rank == rank:
+                received.append(record)
+            elif record.kind is Kind.TRACE and record.rank == rank:
+                self._job.restore_trace(record.epoch, rank, record.columns[0])
+            whole = whole or record.kind is Kind.WHOLE
+        for record in received:
+            self._remember(record.epoch, rank, *record.columns)
+        if whole:
+            self._told.add(rank)
+
+    def told(self, pod: int) -> Iterator[Record]:
+        """What this pod knows of another one's answers, and forgets nothing of from now on: answers that are still on
+        their way are refused."""
+        self._restarts[pod] += pod != self._job.ordinal
+        first, end = self._job.owner_bounds[pod : pod + 2].tolist()
+        for epoch, rank, positions, samples in self._received.of_samples(first, end):
+            yield Record(Kind.RECEIVED, epoch, rank, (positions, samples))
+        for rank in self._told if self._lost else self._ranks:
+            yield Record(Kind.WHOLE, 0, rank)
+
+    def until_told(self, rank: int) -> None:
+        """Raises :class:`RecordsWanted` when the rank has to tell something before it is answered."""
+        if self._lost and rank not in self._told:
+            raise RecordsWanted(
+                f"pod {self._job.ordinal} was restarted and has yet to be told what rank {rank} of job "
+                f"{self._job.spec.name} has received",
+                rank=rank,
+            )

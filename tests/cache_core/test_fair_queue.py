@@ -1,0 +1,86 @@
+"""Whose turn it is: equal shares by bytes among jobs that wait, everything for a job alone, nothing lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refill_service.cache_core.fair_queue import FairQueue, Waiting
+
+SIZES = st.lists(st.integers(1, 100), min_size=1, max_size=60)
+
+
+def next_of(queue: FairQueue[int]) -> Waiting[int]:
+    waiting = next(queue.heads())
+    queue.serve(waiting)
+    return waiting
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), SIZES, min_size=2))
+def test_jobs_that_all_wait_get_the_same_bytes(sizes_of: dict[str, list[int]]) -> None:
+    """At any time, to within their largest requests together."""
+    queue: FairQueue[int] = FairQueue()
+    for job, sizes in sizes_of.items():
+        for size in sizes:
+            queue.put(Waiting(job, size, 0))
+    left, served = Counter({job: len(sizes) for job, sizes in sizes_of.items()}), Counter(dict.fromkeys(sizes_of, 0))
+    while all(left.values()):
+        for one in sizes_of:
+            for other in sizes_of:
+                assert served[one] - served[other] <= max(sizes_of[one]) + max(sizes_of[other])
+        waiting = next_of(queue)
+        served[str(waiting.job)] += waiting.size_bytes
+        left[str(waiting.job)] -= 1
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 100), st.booleans(), st.booleans()), max_size=60))
+def test_everything_is_served_once_in_order_within_its_job_and_urgent_first(
+    steps: list[tuple[str, int, bool, bool]],
+) -> None:
+    queue: FairQueue[int] = FairQueue()
+    put: list[Waiting[int]] = []
+    given_up: set[int] = set()
+    for number, (job, size, urgent, gives_up) in enumerate(steps):
+        put.append(Waiting(job, size, number, urgent))
+        queue.put(put[-1])
+        if gives_up:
+            victim = put[number // 2]
+            if victim.item not in given_up:
+                queue.discard(victim)
+                given_up.add(victim.item)
+    served = []
+    while queue:
+        served.append(next_of(queue))
+    assert sorted(waiting.item for waiting in served) == sorted({w.item for w in put} - given_up)
+    assert [waiting.urgent for waiting in served] == sorted((w.urgent for w in served), reverse=True)
+    for job in "abc":
+        for urgent in (True, False):
+            numbers = [w.item for w in served if (w.job, w.urgent) == (job, urgent)]
+            assert numbers == sorted(numbers), "a job's requests have changed places"
+
+
+def test_a_job_that_comes_back_has_saved_nothing_up_and_owes_nothing() -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number in range(1000):
+        queue.put(Waiting("greedy", 10, number))
+    for _ in range(500):
+        next_of(queue)
+    for number in range(10):
+        queue.put(Waiting("small", 10, number))
+    first = [next_of(queue).job for _ in range(20)]
+    assert Counter(first) == {"greedy": 10, "small": 10}, "what one had before, alone, counts for neither"
+
+
+def test_a_request_that_is_given_up_costs_its_job_nothing() -> None:
+    queue: FairQueue[int] = FairQueue()
+    given_up = [Waiting("a", 1000, number) for number in range(5)]
+    for waiting in given_up:
+        queue.put(waiting)
+    queue.put(Waiting("b", 10, 0))
+    for waiting in given_up:
+        queue.discard(waiting)
+    queue.put(Waiting("a", 10, 5))
+    queue.put(Waiting("b", 10, 1))
+    assert Counter(next_of(queue).job for _ in range(2)) == {"a": 1, "b": 1}

@@ -1,0 +1,77 @@
+"""A job that nobody asks anything of ends on every pod; one that is in use at one of them ends on none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.integration.test_faults import settings_of
+from tests.pod_fixtures import metric, rank_of
+
+from refill.errors import EpochNotReady, JobLost
+from refill_service.demo.local_cluster import LocalCluster
+
+IDLE_SECONDS = 1
+Packed = tuple[str, dict[str, bytes]]
+
+
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    settings = {"memory_bytes": "4MiB", "pinned_fraction": 0, "job_idle_seconds": IDLE_SECONDS, "wait_seconds": 4}
+    with LocalCluster(3, tmp_path_factory.mktemp("pods"), settings) as cluster:
+        yield cluster
+
+
+def until_ended(pods: LocalCluster, job: dict[str, Any]) -> None:
+    """Looks at the job all the while, which must not keep it alive."""
+    deadline = time.monotonic() + 20
+    while any(metric(url, "refill_jobs") for url in pods.pod_urls):
+        assert time.monotonic() < deadline, "a job that is only looked at is still there"
+        for url in pods.pod_urls:
+            for path in ("", "/epochs/0", "/epochs/0/receipt"):
+                httpx.get(f"{url}/v1/jobs/{job['name']}{path}")
+        time.sleep(0.1)
+
+
+def test_it_ends_on_every_pod_and_leaves_nothing(pods: LocalCluster, packed: Packed) -> None:
+    job = settings_of(packed[0])
+    rank = rank_of(pods, job, timeout_seconds=0)
+    rank.batch(0, np.arange(100))
+    until_ended(pods, job)
+    for url in pods.pod_urls:
+        assert metric(url, "refill_resident_bytes") == 0
+        assert job["name"] not in httpx.get(f"{url}/metrics").text
+    with pytest.raises(JobLost, match=f"job {job['name']} ") as caught:
+        rank.batch(0, np.arange(100, 110))
+    assert "\n" not in str(caught.value)
+
+
+def test_it_stays_everywhere_while_one_pod_is_asked(pods: LocalCluster, packed: Packed) -> None:
+    """Reports reach the home pod alone; its loop is in one long step, or lives from what was sent ahead."""
+    job = settings_of(packed[0])
+    rank = rank_of(pods, job)
+    rank.batch(0, np.arange(100))
+    deadline = time.monotonic() + 4 * IDLE_SECONDS
+    while time.monotonic() < deadline:
+        rank.report(0.1, 1, 1)
+        time.sleep(0.1)
+    for url in pods.pod_urls:
+        assert metric(url, "refill_jobs") == 1, f"{url} has ended a job that is in use"
+    rank.batch(0, np.arange(100, 1000))
+    until_ended(pods, job)
+
+
+def test_a_request_that_waits_for_longer_keeps_it(pods: LocalCluster, packed: Packed) -> None:
+    job = settings_of(packed[0], world_size=2)
+    rank = rank_of(pods, job, timeout_seconds=0)
+    rank.batch(0, np.arange(10))
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(rank.batch, 1, np.arange(10))
+        error = waits.exception(30)
+    assert isinstance(error, EpochNotReady), f"the job was taken from under a request that waited: {error!r}"
+    until_ended(pods, job)

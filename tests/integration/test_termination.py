@@ -1,0 +1,162 @@
+"""How a pod ends: readiness first, then new jobs, then new requests; what was begun is answered whole."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from tests.conftest import S3Server, free_port
+from tests.integration.test_faults import gate, in_s3, settings_of
+from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of
+
+from refill.errors import PodStopping
+from refill_service.app import client_app
+from refill_service.cache_node import CacheNode
+from refill_service.demo.local_cluster import LocalCluster
+from refill_service.pod_phase import PodPhase
+from refill_service.settings import load_settings
+
+Packed = tuple[str, dict[str, bytes]]
+__all__ = ["in_s3"]  # a fixture
+
+SMALL = {"memory_bytes": "4MiB", "pinned_fraction": 0}
+
+
+def until(is_true: Callable[[], bool], what: str, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        time.sleep(0.02)
+
+
+def refuses_connections(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/healthz")
+    except httpx.ConnectError:
+        return True
+    return False
+
+
+def test_readiness_goes_first_then_new_jobs_while_jobs_go_on(packed: Packed, tmp_path: Path) -> None:
+    job = settings_of(packed[0])
+    with LocalCluster(1, tmp_path, SMALL | {"drain_seconds": 20}) as cluster:
+        url, process = cluster.pod_urls[0], cluster.processes[0]
+        rank = rank_of(cluster, job)
+        first = rank.batch(0, np.arange(32))
+        process.terminate()
+        until(lambda: httpx.get(f"{url}/readyz").status_code == 503, "the end of readiness")
+        assert httpx.get(f"{url}/readyz").json()["status"] == "stopping"
+        assert httpx.get(f"{url}/healthz").status_code == 200, "a pod that ends lives: nobody has to kill it"
+        answer = httpx.put(f"{url}/v1/jobs/new", json=job | {"name": "new"})
+        assert (answer.status_code, answer.json()["error"]) == (503, PodStopping.__name__)
+        with pytest.raises(PodStopping, match="pod 0 stops"):
+            rank_of(cluster, job | {"name": "newer"}, timeout_seconds=0).info()
+        rest = [rank.batch(0, np.arange(start, min(start + 32, NUM_SAMPLES))) for start in range(32, NUM_SAMPLES, 32)]
+        ids = [sample for batch in [first, *rest] for sample in batch.sample_ids.tolist()]
+        assert sorted(ids) == list(range(NUM_SAMPLES)), "the job did not go on while the pod drained"
+        process.terminate()
+        assert process.wait(5) == -signal.SIGTERM, "a second signal must end it at once"
+
+
+def test_a_request_under_way_is_answered_whole(s3_server: S3Server, in_s3: str, tmp_path: Path) -> None:
+    """The store takes a second for each answer: SIGTERM comes in the middle of a batch."""
+    with gate(s3_server.endpoint_url, "--delay-seconds", "1") as endpoint:
+        environment = s3_server.environment | {"AWS_ENDPOINT_URL": endpoint}
+        with LocalCluster(2, tmp_path, SMALL, environment) as cluster, ThreadPoolExecutor(2) as pool:
+            job = settings_of(in_s3, world_size=2)
+            ranks = [rank_of(cluster, job, rank) for rank in range(2)]
+            for rank in ranks:
+                rank.info()
+            batches = [pool.submit(rank.batch, 0, np.arange(64)) for rank in ranks]
+            until(lambda: metric(cluster.pod_urls[0], "refill_requests_under_way", asker="client") > 0, "the request")
+            assert not batches[0].done()
+            cluster.processes[0].terminate()
+            for batch in batches:
+                assert len(batch.result(30).payloads) == 64
+            assert cluster.processes[0].wait(10) == 0
+            assert "broken off" not in cluster.log(0)
+            assert "Traceback" not in cluster.log(0)
+
+
+def test_what_takes_longer_than_the_grace_is_broken_off(packed: Packed, tmp_path: Path) -> None:
+    """A batch that waits for a rank which never comes; a client that stops in the middle of its request."""
+    with LocalCluster(1, tmp_path, SMALL | {"wait_seconds": 60, "grace_seconds": 1}) as cluster:
+        rank = rank_of(cluster, settings_of(packed[0], world_size=2), timeout_seconds=0)
+        rank.batch(0, np.arange(10))
+        with ThreadPoolExecutor(1) as pool, socket.create_connection(("127.0.0.1", cluster._ports[0][0])) as half:
+            waits = pool.submit(rank.batch, 1, np.arange(10))
+            half.sendall(b"POST /v1/jobs/x/report HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            until(lambda: metric(cluster.pod_urls[0], "refill_requests_under_way") == 2, "two requests under way")
+            cluster.processes[0].terminate()
+            assert cluster.processes[0].wait(10) == 0
+            assert waits.exception(10) is not None
+        assert "broken off after 1 s" in cluster.log(0)
+
+
+def test_a_client_that_loops_sees_nothing_but_errors_that_are_tried_again(packed: Packed, tmp_path: Path) -> None:
+    """The pod ends and comes back twice while an epoch is fetched: the client's own retries are all it takes."""
+    settings = SMALL | {"drain_seconds": 0.3, "journal_dir": str(tmp_path / "journal-{ordinal}")}
+    job = settings_of(packed[0])
+    with LocalCluster(2, tmp_path, settings) as cluster, ThreadPoolExecutor(1) as pool:
+        rank = rank_of(cluster, job)
+        rank.info()
+
+        def loop() -> list[int]:
+            ids = []
+            for position in range(0, NUM_SAMPLES, 4):
+                ids += rank.batch(0, np.arange(position, position + 4)).sample_ids.tolist()
+                time.sleep(0.01)
+            return ids
+
+        looping = pool.submit(loop)
+        for pod in (0, 1):
+            time.sleep(0.5)
+            assert not looping.done()
+            cluster.processes[pod].terminate()
+            assert cluster.processes[pod].wait(20) == 0
+            cluster.restart(pod)
+        assert sorted(looping.result(60)) == list(range(NUM_SAMPLES))
+
+
+def test_a_pod_that_starts_is_not_ready() -> None:
+    async def ask(phase: PodPhase) -> httpx.Response:
+        node = CacheNode(load_settings())
+        node.phase = phase
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(client_app(node)), base_url="http://pod") as client:
+            return await client.get("/readyz")
+
+    starting, ready = asyncio.run(ask(PodPhase.STARTING)), asyncio.run(ask(PodPhase.READY))
+    assert (starting.status_code, starting.json()["status"]) == (503, "starting")
+    assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+
+
+def test_a_pod_is_ready_when_all_its_servers_listen(tmp_path: Path) -> None:
+    port, peer_port = free_port(), free_port()
+    command = [sys.executable, "-m", "refill_service.cli", "serve", "--host", "127.0.0.1", "--drain-seconds", "0"]
+    process = subprocess.Popen([*command, "--port", str(port), "--peer-port", str(peer_port)], stderr=subprocess.PIPE)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: not refuses_connections(url), "the start")
+        until(lambda: httpx.get(f"{url}/readyz").status_code == 200, "readiness")
+        socket.create_connection(("127.0.0.1", peer_port), 5).close()
+    finally:
+        process.terminate()
+        assert process.wait(10) == 0
+
+
+def test_settings_that_leave_no_time_to_finish(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "refill_service.cli", "serve", "--drain-seconds", "30"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert found.returncode != 0
+    assert "drain_seconds is 30 and leaves no time of grace_seconds, 25, to finish requests" in found.stderr
+    assert "Traceback" not in found.stderr
