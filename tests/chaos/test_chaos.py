@@ -152,8 +152,8 @@ class TestRelay:
             link = relay.link(server.getsockname()[1])
             server.close()
             with (
+                pytest.raises(ConnectionResetError),  # while it connects, or later
                 socket.create_connection(("127.0.0.1", link.port), timeout=10) as client,
-                pytest.raises(ConnectionResetError),
             ):
                 read_to_end(client)
 

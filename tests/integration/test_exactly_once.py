@@ -12,6 +12,8 @@ import pytest
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch
 
 from refill.errors import EpochEnded, EpochNotReady, InvalidInput
+from refill.pod_connection import PodConnection
+from refill.protocol.job_spec import JobSpec
 from refill.tar_samples import parse_members
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -108,6 +110,21 @@ def test_a_batch_asked_twice_at_the_same_time(three_pods: LocalCluster, job: dic
     assert len(answers) == 4
     assert len({tuple(answer.sample_ids.tolist()) for answer in answers}) == 1
     assert len({b"".join(answer.payloads) for answer in answers}) == 1
+
+
+def test_a_rank_that_changes_its_home(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+    """There and back, in the middle of an epoch. What was sent ahead to one home comes by way of the other."""
+    spec = JobSpec.from_dict(job)
+    by_way_of = [PodConnection(url, spec, 0, url, timeout_seconds=30) for url in three_pods.pod_urls]
+    ids: list[int] = []
+    for i, home in enumerate([0, 1, 0, 2, 1]):
+        positions = np.arange(i * 200, (i + 1) * 200, 20)
+        for start in positions.tolist():
+            ids += by_way_of[home].batch(0, np.arange(start, start + 20)).sample_ids.tolist()
+    assert sorted(ids) == list(range(NUM_SAMPLES))
+    found = httpx.get(f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}/epochs/0/receipt").json()
+    assert found["exact"], found
+    assert found["delivered"] == NUM_SAMPLES
 
 
 def test_leaving_an_epoch_early(three_pods: LocalCluster, job: dict[str, Any]) -> None:
