@@ -11,6 +11,8 @@ import pytest
 import yaml
 from tests.helm.rendering import CHART, VALUES_FILES, release, values_in
 
+from refill_service.settings import Settings
+
 TEXT = (CHART / "values.yaml").read_text()
 VALUES = yaml.safe_load(TEXT)
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -39,6 +41,16 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
         (
             {"settings": {"drain_seconds": 30}},
             "settings.drain_seconds, 30, leaves no time of settings.grace_seconds, 25",
+        ),
+        (
+            {"settings": {"remote_memory_fraction": 0.8, "in_flight_fraction": 0.2}},
+            "settings.remote_memory_fraction, in_flight_fraction and recent_fraction leave no memory for chunks",
+        ),
+        ({"settings": {"pinned_fraction": 1}}, "at '/settings/pinned_fraction': maximum: got 1, want 0.9"),
+        ({"settings": {"unix_socket": "refill.sock"}}, "at '/settings/unix_socket'"),
+        (
+            {"extraEnv": [{"name": "REFILL_MEMORY_BYTES", "value": "64Gi"}]},
+            "extraEnv: REFILL_MEMORY_BYTES follows from other values; see settings and store",
         ),
         (
             {"resources": {"limits": {"memory": "1Gi"}}},
@@ -79,6 +91,16 @@ def test_the_schema_has_the_values_that_there_are() -> None:
                 same(inner, values[name], f"{path}{name}.")
 
     same(names(SCHEMA), VALUES, "")
+
+
+def test_the_schema_has_the_bounds_that_a_pod_has() -> None:
+    """What is refused at installation is not refused by each pod, when it starts, over and over."""
+    bounds = ("minimum", "exclusiveMinimum", "maximum")
+    of_pod = Settings.model_json_schema()["properties"]
+    for name, schema in SCHEMA["properties"]["settings"]["properties"].items():
+        if "$ref" not in schema:
+            given, wanted = ({key: of[key] for key in bounds if key in of} for of in (schema, of_pod[name]))
+            assert given == wanted, name
 
 
 def test_every_value_is_explained_above_it() -> None:
