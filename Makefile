@@ -31,8 +31,8 @@ check: $(READY)
 
 # Helm packs nothing from outside of a chart.
 chart-files:
-	rm -rf helm/refill/files/dashboards helm/refill/files/rules.yaml
-	mkdir helm/refill/files/dashboards
+	mkdir -p helm/refill/files/dashboards
+	rm -f helm/refill/files/dashboards/*.json
 	cp dashboards/*.json helm/refill/files/dashboards/
 	cp dashboards/rules.yaml helm/refill/files/
 

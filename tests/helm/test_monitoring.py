@@ -52,17 +52,22 @@ def rendered(chart: helm_python.Chart, values: dict[str, Any]) -> Release:
 def test_each_dashboard_becomes_a_config_map_for_the_sidecar(chart_with: Any) -> None:
     boards = {
         "Training_View.json": {"title": "Training", "legend": "{{job}} of {{ rank }}"},
-        "cost.json": {"title": "Cost"},
+        "refill-cost.json": {"title": "Cost"},
     }
     chart = chart_with({f"dashboards/{name}": json.dumps(board, indent=2) for name, board in boards.items()})
     options = {"dashboards": {"enabled": True, "annotations": {"grafana_folder": "Training"}}}
     maps = rendered(chart, options).of_kind("ConfigMap")
-    assert {found["metadata"]["name"] for found in maps} == {"cache-refill-training-view", "cache-refill-cost"}
+    by_name = {
+        "cache-refill-training-view": boards["Training_View.json"],
+        "cache-refill-cost": boards["refill-cost.json"],
+    }
+    assert {found["metadata"]["name"] for found in maps} == set(by_name)
     for found in maps:
         assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert found["metadata"]["annotations"] == {"grafana_folder": "Training"}
         ((name, content),) = found["data"].items()
-        assert json.loads(content) == boards[name.removeprefix("cache-refill-")], "legends are Grafana's to fill in"
+        assert name == f"{found['metadata']['name']}.json"
+        assert json.loads(content) == by_name[found["metadata"]["name"]], "legends are Grafana's to fill in"
     assert not rendered(chart, {}).of_kind("ConfigMap")
 
 
