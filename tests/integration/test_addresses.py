@@ -47,7 +47,7 @@ def start(pod, address):
     while time.monotonic() < deadline:
         try:
             return httpx.get(f"http://{address}:{port}/readyz").raise_for_status()
-        except httpx.TransportError:
+        except (httpx.TransportError, httpx.HTTPStatusError):  # not yet there, or not yet ready
             time.sleep(0.05)
 
 

@@ -174,7 +174,7 @@ def test_a_pod_that_ends_in_order_leaves_what_it_delivered_with_another(packed: 
 
 def test_a_request_that_a_pod_can_not_finish_before_it_ends_may_be_made_again(packed: Packed, tmp_path: Path) -> None:
     """It waits for a trace that nobody posts, for longer than a pod that ends waits for its requests."""
-    with cluster_of(tmp_path, 1, journal=False, wait_seconds=60) as cluster:
+    with cluster_of(tmp_path, 1, journal=False, wait_seconds=60, drain_seconds=0.5, grace_seconds=2) as cluster:
         job = settings_of(packed[0], world_size=2, order="explicit")
         rank_of(cluster, job).info()
         url = urlsplit(cluster.pod_urls[0])
