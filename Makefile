@@ -1,6 +1,7 @@
 # make demo   a model trains through a cache of three pods on this machine
 # make test   all tests
 # make check  what CI checks besides the tests: style, types, import contracts
+# make chart-files   copy dashboards and rules into the Helm chart
 # Each makes its own virtual environment, .venv, the first time.
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ PEERS_FLAGS ?=
 CHAOS_FLAGS ?=
 SOAK_FLAGS ?=
 
-.PHONY: demo test check format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-peers chaos soak clean
+.PHONY: demo test check chart-files format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -27,6 +28,13 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Helm packs nothing from outside of a chart.
+chart-files:
+	mkdir -p helm/refill/files/dashboards
+	rm -f helm/refill/files/dashboards/*.json
+	cp dashboards/*.json helm/refill/files/dashboards/
+	cp dashboards/rules.yaml helm/refill/files/
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

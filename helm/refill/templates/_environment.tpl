@@ -1,0 +1,70 @@
+{{/* Which variables does a pod get? Settings of refill only, and credentials. */}}
+
+{{- define "refill.environment" -}}
+{{- $pod := printf "http://%s-{ordinal}.%s.%s.svc" (include "refill.fullname" .) (include "refill.peersName" .) .Release.Namespace -}}
+{{- $variables := dict
+    "REFILL_PORT" .Values.ports.clients
+    "REFILL_PEER_PORT" .Values.ports.peers
+    "REFILL_REPLICAS" .Values.replicas
+    "REFILL_POD_URLS" (printf "%s:%d" $pod (int .Values.ports.clients))
+    "REFILL_PEER_URLS" (printf "%s:%d" $pod (int .Values.ports.peers))
+    "REFILL_MEMORY_BYTES" (include "refill.memoryBytes" .)
+-}}
+{{- if .Values.journal.enabled -}}
+{{- $_ := set $variables "REFILL_JOURNAL_DIR" (include "refill.journalDir" .) -}}
+{{- end -}}
+{{- if .Values.pinnedDisk.enabled -}}
+{{- $_ := set $variables "REFILL_PINNED_DIR" (include "refill.pinnedDir" .) -}}
+{{- $_ := set $variables "REFILL_PINNED_DIR_BYTES" (mulf (include "refill.bytes" .Values.pinnedDisk.size | float64) 0.9 | int64) -}}
+{{- end -}}
+{{- range $name, $value := .Values.settings -}}
+{{- $_ := set $variables (printf "REFILL_%s" (upper $name)) $value -}}
+{{- end -}}
+{{- range $name, $value := .Values.store -}}
+{{- if ne (toString $value) "" -}}
+{{- $_ := set $variables (printf "REFILL_STORE_%s" (upper $name)) $value -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $value := $variables }}
+- name: {{ $name }}
+  value: {{ include "refill.text" $value | quote }}
+{{- end }}
+{{- include "refill.credentials" . }}
+{{- end }}
+
+{{- define "refill.credentials" -}}
+{{- with .Values.credentials }}
+{{- if .existingSecret }}
+{{- $keys := dict "AWS_ACCESS_KEY_ID" .accessKeyIdKey "AWS_SECRET_ACCESS_KEY" .secretAccessKeyKey }}
+{{- if .sessionTokenKey }}
+{{- $_ := set $keys "AWS_SESSION_TOKEN" .sessionTokenKey }}
+{{- end }}
+{{- $secret := .existingSecret }}
+{{- range $name, $key := $keys }}
+- name: {{ $name }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $secret }}
+      key: {{ $key }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Folders within the mounts, since a new volume of its own may hold lost+found. */}}
+{{- define "refill.journalDir" -}}
+/var/lib/refill/journal/records
+{{- end }}
+
+{{- define "refill.pinnedDir" -}}
+/var/lib/refill/pinned/samples
+{{- end }}
+
+{{/* Helm reads numbers as floats, and would write 4096000 as 4.096e+06. */}}
+{{- define "refill.text" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) -}}
+{{ int64 . }}
+{{- else -}}
+{{ . }}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,63 @@
+{{/* What are the release's objects called, and how are its pods told from others? */}}
+
+{{- define "refill.name" -}}
+{{ include "refill.shortened" (list (.Values.nameOverride | default .Chart.Name) 63) }}
+{{- end }}
+
+{{/* At most 52: a StatefulSet's pods carry a label NAME-HASH of 63 letters, with 10 for the hash. */}}
+{{- define "refill.fullname" -}}
+{{- $name := .Values.nameOverride | default .Chart.Name -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{ include "refill.shortened" (list (.Values.fullnameOverride | default $full) 52) }}
+{{- end }}
+
+{{/* (name, most): what is cut off is told apart by a hash, or long names of two releases could become one. */}}
+{{- define "refill.shortened" -}}
+{{- $name := index . 0 -}}
+{{- $most := index . 1 -}}
+{{- if gt (len $name) $most -}}
+{{ printf "%s-%s" (trunc (int (sub $most 9)) $name | trimSuffix "-") (sha256sum $name | trunc 8) }}
+{{- else -}}
+{{ $name }}
+{{- end -}}
+{{- end }}
+
+{{- define "refill.peersName" -}}
+{{ include "refill.fullname" . }}-peers
+{{- end }}
+
+{{- define "refill.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ .Values.serviceAccount.name | default (include "refill.fullname" .) }}
+{{- else -}}
+{{ .Values.serviceAccount.name | default "default" }}
+{{- end -}}
+{{- end }}
+
+{{/* Of cache pods only; the pod of `helm test` has another component. */}}
+{{- define "refill.podSelector" -}}
+app.kubernetes.io/name: {{ include "refill.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: cache
+{{- end }}
+
+{{- define "refill.labels" -}}
+app.kubernetes.io/name: {{ include "refill.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "refill.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/* Of a training pod, wherever in the cluster it runs. */}}
+{{- define "refill.url" -}}
+http://{{ include "refill.fullname" . }}.{{ .Release.Namespace }}.svc:{{ int .Values.service.port }}
+{{- end }}

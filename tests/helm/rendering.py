@@ -1,0 +1,75 @@
+"""What does the chart make of values? Rendered by Helm's own engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import yaml
+
+__all__ = ["CHART", "VALUES_FILES", "Release", "release", "values_in"]
+
+CHART = Path(__file__).parents[2] / "helm" / "refill"
+VALUES_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
+
+
+class Release:
+    """The objects of one release, and what its user is told."""
+
+    def __init__(self, manifests: dict[str, str]) -> None:
+        self.notes = manifests.pop("refill/templates/NOTES.txt")
+        self.objects: list[dict[str, Any]] = [
+            document for text in manifests.values() for document in yaml.safe_load_all(text) if document
+        ]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [found for found in self.objects if found["kind"] == kind]
+
+    def the(self, kind: str) -> dict[str, Any]:
+        (found,) = self.of_kind(kind)
+        return found
+
+    def service(self, component: str) -> dict[str, Any]:
+        """``clients`` or ``peers``."""
+        (found,) = (
+            service
+            for service in self.of_kind("Service")
+            if service["metadata"]["labels"]["app.kubernetes.io/component"] == component
+        )
+        return found
+
+    @property
+    def pod_template(self) -> dict[str, Any]:
+        return dict(self.the("StatefulSet")["spec"]["template"])
+
+    @property
+    def container(self) -> dict[str, Any]:
+        (found,) = self.pod_template["spec"]["containers"]
+        return dict(found)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the container, variables that have a plain value."""
+        return {variable["name"]: variable["value"] for variable in self.container["env"] if "value" in variable}
+
+    @property
+    def pods(self) -> Iterable[dict[str, Any]]:
+        """Every pod that the release makes, as it would be sent to Kubernetes."""
+        return [{"metadata": t["metadata"], "spec": t["spec"]} for t in (self.pod_template, self.the("Pod"))]
+
+
+@cache
+def _chart() -> helm_python.Chart:
+    return helm_python.Chart.load(CHART)
+
+
+def release(values: dict[str, Any] | None = None, name: str = "refill", namespace: str = "ml") -> Release:
+    """Raises helm_python.HelmError, as ``helm install`` fails."""
+    return Release(_chart().render(values or {}, name=name, namespace=namespace))
+
+
+def values_in(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text()) or {}

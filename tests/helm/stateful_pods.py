@@ -1,0 +1,117 @@
+"""How does a StatefulSet run its pods? As Kubernetes does, with processes on this machine in place of containers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+from tests.conftest import free_port
+from tests.helm.rendering import Release
+
+__all__ = ["StatefulPods"]
+
+_SECONDS = 60
+
+
+class StatefulPods:
+    """The pods of a release, each with the environment that the chart gives it. A context manager.
+
+    Only what a container has from its surroundings is replaced: host name, addresses, and the folders of its volumes.
+    Pods that were ever there keep their addresses, as they keep their DNS names.
+    """
+
+    def __init__(self, release: Release, folder: Path, most_pods: int) -> None:
+        self._release = release
+        self._folder = folder
+        self._ports = [(free_port(), free_port()) for _ in range(most_pods)]
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def pod_urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port, _ in self._ports[: self._replicas]]
+
+    def __enter__(self) -> StatefulPods:
+        for ordinal in range(self._replicas):
+            self._start(ordinal)
+        for ordinal in range(self._replicas):
+            self._wait_until_ready(ordinal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+
+    def upgrade(self, release: Release, after_each: Callable[[], Any] = lambda: None) -> None:
+        """What follows ``helm upgrade``: pods too few are made, pods too many are ended; the others are replaced one by
+        one, the last one first, each when the one before is ready."""
+        before, self._release = self._replicas, release
+        for ordinal in range(before, self._replicas):
+            self._start(ordinal)
+        for ordinal in reversed(range(self._replicas, before)):
+            self._end(ordinal)
+        after_each()
+        for ordinal in reversed(range(min(before, self._replicas))):
+            self._end(ordinal)
+            self._start(ordinal)
+            self._wait_until_ready(ordinal)
+            after_each()
+        for ordinal in range(before, self._replicas):
+            self._wait_until_ready(ordinal)
+
+    @property
+    def _replicas(self) -> int:
+        return int(self._release.the("StatefulSet")["spec"]["replicas"])
+
+    def _start(self, ordinal: int) -> None:
+        port, peer_port = self._ports[ordinal]
+        environment = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH")}
+        environment |= self._release.environment
+        environment |= {
+            "REFILL_HOST": "127.0.0.1",
+            "REFILL_ORDINAL": str(ordinal),
+            "REFILL_PORT": str(port),
+            "REFILL_PEER_PORT": str(peer_port),
+            "REFILL_POD_URLS": ",".join(self.pod_urls),
+            "REFILL_PEER_URLS": ",".join(f"http://127.0.0.1:{peer}" for _, peer in self._ports[: self._replicas]),
+            "REFILL_JOURNAL_DIR": str(self._volume(ordinal)),
+        }
+        command = [Path(sys.executable).with_name("refill"), *self._release.container["command"][1:]]
+        with self._log(ordinal).open("ab") as log:
+            self._running[ordinal] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+    def _end(self, ordinal: int) -> None:
+        process = self._running.pop(ordinal)
+        process.terminate()
+        process.wait(self._release.pod_template["spec"]["terminationGracePeriodSeconds"])
+        if not self._release.the("StatefulSet")["spec"].get("volumeClaimTemplates"):
+            shutil.rmtree(self._volume(ordinal))  # an emptyDir goes with its pod
+
+    def _wait_until_ready(self, ordinal: int) -> None:
+        deadline = time.monotonic() + _SECONDS
+        url = f"{self.pod_urls[ordinal]}{self._release.container['readinessProbe']['httpGet']['path']}"
+        while time.monotonic() < deadline:
+            assert self._running[ordinal].poll() is None, self._log(ordinal).read_text()
+            try:
+                if httpx.get(url).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError(f"pod {ordinal} is not ready: {self._log(ordinal).read_text()}")
+
+    def _volume(self, ordinal: int) -> Path:
+        return self._folder / f"journal-{ordinal}"
+
+    def _log(self, ordinal: int) -> Path:
+        return self._folder / f"pod-{ordinal}.log"

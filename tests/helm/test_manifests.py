@@ -1,0 +1,228 @@
+"""What Helm makes of the chart is what Kubernetes takes, and its objects find each other."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import kubernetes_validate
+import pytest
+import yaml
+from tests.helm.pod_security import violations
+from tests.helm.rendering import CHART, VALUES_FILES, Release, release, values_in
+
+KUBERNETES = {"1.27": "none", "1.29": "none", "1.31": "PreferClose", "1.34": "auto", "1.37": "auto"}
+"""Versions, and the trafficDistribution that the chart chooses there."""
+
+everywhere = pytest.mark.parametrize("path", VALUES_FILES, ids=lambda path: path.stem)
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@everywhere
+def test_kubernetes_takes_every_object(path: Path, version: str) -> None:
+    values = values_in(path)
+    values["service"] = {**values.get("service", {}), "trafficDistribution": KUBERNETES[version]}
+    for found in release(values).objects:
+        if not found["apiVersion"].startswith("monitoring.coreos.com/"):
+            kubernetes_validate.validate(found, version, strict=True)
+
+
+@everywhere
+def test_helm_lint_finds_nothing(path: Path) -> None:
+    report = helm_python.lint(CHART, values_in(path), strict=True)
+    assert report["errors"] == []
+    assert [message["error"] for message in report["messages"]] == ["icon is recommended"]
+
+
+@everywhere
+def test_pods_pass_the_restricted_standard(path: Path) -> None:
+    for pod in release(values_in(path)).pods:
+        assert violations(pod) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "broken", "control"),
+    [
+        ("pod", {"hostNetwork": True}, "Host Namespaces"),
+        ("pod", {"volumes": [{"name": "node", "hostPath": {"path": "/"}}]}, "Volume Types"),
+        ("pod", {"securityContext": {}}, "Running as Non-root"),
+        ("pod", {"securityContext": {"runAsNonRoot": True}}, "Seccomp"),
+        ("pod", {"securityContext": {"runAsUser": 0}}, "Running as Non-root user"),
+        ("container", {"securityContext": {}}, "Privilege Escalation"),
+        ("container", {"securityContext": {"privileged": True}}, "Privileged Containers"),
+        ("container", {"securityContext": {"capabilities": {"drop": ["ALL"], "add": ["NET_RAW"]}}}, "Capabilities"),
+        ("container", {"ports": [{"containerPort": 1, "hostPort": 1}]}, "Host Ports"),
+    ],
+)
+def test_the_check_of_the_restricted_standard_finds_what_breaks_it(
+    where: str, broken: dict[str, Any], control: str
+) -> None:
+    pod = copy.deepcopy(next(iter(release().pods)))
+    (pod["spec"] if where == "pod" else pod["spec"]["containers"][0]).update(broken)
+    assert control in {violation.split(":")[0] for violation in violations(pod)}
+
+
+@everywhere
+def test_the_root_file_system_is_read_only_and_tmp_is_not(path: Path) -> None:
+    found = release(values_in(path))
+    assert found.container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert "/tmp" in {mount["mountPath"] for mount in found.container["volumeMounts"]}
+
+
+@everywhere
+def test_services_find_the_pods_and_nothing_else(path: Path) -> None:
+    found = release(values_in(path))
+    labels, test_labels = found.pod_template["metadata"]["labels"], found.the("Pod")["metadata"]["labels"]
+    for selector in selectors(found):
+        assert selector.items() <= labels.items()
+        assert not selector.items() <= test_labels.items()
+
+
+def selectors(found: Release) -> list[dict[str, str]]:
+    """Of everything that picks cache pods."""
+    whole = found.the("StatefulSet")["spec"]["selector"]["matchLabels"]
+    services = [service["spec"]["selector"] for service in found.of_kind("Service")]
+    others = [budget["spec"]["selector"]["matchLabels"] for budget in found.of_kind("PodDisruptionBudget")]
+    policies = [policy["spec"]["podSelector"]["matchLabels"] for policy in found.of_kind("NetworkPolicy")]
+    return [whole, *services, *others, *policies]
+
+
+@everywhere
+def test_services_and_probes_name_ports_that_the_container_has(path: Path) -> None:
+    found = release(values_in(path))
+    ports = {port["name"]: port["containerPort"] for port in found.container["ports"]}
+    assert ports["clients"] == int(found.environment["REFILL_PORT"])
+    assert ports["peers"] == int(found.environment["REFILL_PEER_PORT"])
+    for service in found.of_kind("Service"):
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= set(ports)
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert found.container[probe]["httpGet"]["port"] == "clients"
+    for policy in found.of_kind("NetworkPolicy"):
+        assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == set(ports)
+
+
+@everywhere
+def test_volumes_and_mounts_agree(path: Path) -> None:
+    found = release(values_in(path))
+    claims = found.the("StatefulSet")["spec"].get("volumeClaimTemplates", [])
+    volumes = [volume["name"] for volume in found.pod_template["spec"]["volumes"]]
+    volumes += [claim["metadata"]["name"] for claim in claims]
+    assert Counter(volumes) == Counter(mount["name"] for mount in found.container["volumeMounts"])
+
+
+def test_pods_are_reached_by_the_names_that_the_peers_service_gives() -> None:
+    found = release(values_in(CHART / "ci" / "everything-values.yaml"), namespace="vision")
+    stateful, peers = found.the("StatefulSet"), found.service("peers")
+    assert stateful["spec"]["serviceName"] == peers["metadata"]["name"]
+    assert peers["spec"]["clusterIP"] == "None"
+    assert peers["spec"]["publishNotReadyAddresses"] is True
+    host = f"{stateful['metadata']['name']}-{{ordinal}}.{peers['metadata']['name']}.vision.svc"
+    assert found.environment["REFILL_POD_URLS"] == f"http://{host}:9000"
+    assert found.environment["REFILL_PEER_URLS"] == f"http://{host}:9001"
+    assert found.environment["REFILL_REPLICAS"] == str(stateful["spec"]["replicas"])
+
+
+def test_only_pods_of_the_release_reach_the_peers_port() -> None:
+    found = release({"networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "vision"}}}]}})
+    rules = {rule["ports"][0]["port"]: rule["from"] for rule in found.the("NetworkPolicy")["spec"]["ingress"]}
+    pods = {"podSelector": {"matchLabels": found.the("StatefulSet")["spec"]["selector"]["matchLabels"]}}
+    assert rules["peers"] == [pods]
+    assert pods in rules["clients"], "pods that resume jobs talk to each other as clients do"
+    test_pod = found.the("Pod")["metadata"]["labels"]
+    allowed = [peer["podSelector"]["matchLabels"] for peer in rules["clients"] if "podSelector" in peer]
+    assert any(labels.items() <= test_pod.items() for labels in allowed), "`helm test` is let in"
+
+
+def test_everybody_reaches_the_clients_port_unless_said_otherwise() -> None:
+    rules = release().the("NetworkPolicy")["spec"]["ingress"]
+    assert [rule for rule in rules if "from" not in rule] == [{"ports": [{"port": "clients", "protocol": "TCP"}]}]
+
+
+def test_service_links_would_break_the_pods_and_are_off() -> None:
+    """For a service named ``refill``, Kubernetes sets REFILL_PORT=tcp://10.0.0.1:8000 in every pod beside it."""
+    assert [pod["spec"]["enableServiceLinks"] for pod in release().pods] == [False, False]
+
+
+def test_kubernetes_waits_longer_for_a_pod_to_end_than_the_pod_takes() -> None:
+    for grace_seconds in (25, 59.5, 300):
+        spec = release({"settings": {"grace_seconds": grace_seconds}}).pod_template["spec"]
+        assert spec["terminationGracePeriodSeconds"] >= grace_seconds + 15
+
+
+LONG = "a-release-with-the-longest-name-that-helm-allows-xxx"  # and one letter more, below
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (LONG + "1", {}),
+        ("refill", {"fullnameOverride": "f" * 200}),
+        ("refill", {"nameOverride": "n" * 200}),
+        ("x", {"dashboards": {"enabled": True}}),
+    ],
+)
+def test_names_are_never_too_long(name: str, values: dict[str, Any]) -> None:
+    found = release(values, name=name)
+    for made in found.objects:
+        assert len(made["metadata"]["name"]) <= 63
+        for labels in (made["metadata"]["labels"], found.pod_template["metadata"]["labels"]):
+            assert max(map(len, labels.values())) <= 63
+    stateful = found.the("StatefulSet")
+    assert len(f"{stateful['metadata']['name']}-0123456789") <= 63, "the label controller-revision-hash"
+    assert len(f"{stateful['metadata']['name']}-9999") <= 63, "the host name of the last pod"
+
+
+@pytest.mark.parametrize(("one", "other"), [("a", "b"), ("refill", "refill-2"), (LONG + "1", LONG + "2")])
+def test_two_releases_in_one_namespace_do_not_meet(one: str, other: str) -> None:
+    first, second = release(name=one), release(name=other)
+    names = [{(made["kind"], made["metadata"]["name"]) for made in found.objects} for found in (first, second)]
+    assert names[0].isdisjoint(names[1])
+    for selector in selectors(first):
+        assert not selector.items() <= second.pod_template["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(
+    ("version", "chosen"),
+    [("v1.27.3", ""), ("v1.30.0", ""), ("v1.31.5-eks-abc", "PreferClose"), ("v1.34.0-gke.1", "PreferSameNode")],
+)
+def test_a_near_pod_is_preferred_in_the_words_that_the_cluster_knows(tmp_path: Path, version: str, chosen: str) -> None:
+    copied = shutil.copytree(CHART, tmp_path / "refill")
+    (copied / "templates" / "asked.yaml").write_text(
+        f'chosen: {{{{ include "refill.trafficDistribution" (list "auto" "{version}") | quote }}}}\n'
+    )
+    rendered = helm_python.Chart.load(copied).render({}, name="refill", namespace="ml")
+    assert yaml.safe_load(rendered["refill/templates/asked.yaml"]) == {"chosen": chosen}
+
+
+def test_pods_keep_apart_as_far_as_asked() -> None:
+    def affinity(values: dict[str, Any]) -> dict[str, Any]:
+        return dict(release(values).pod_template["spec"].get("affinity", {}))
+
+    assert list(affinity({})["podAntiAffinity"]) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+    (required,) = affinity({"podAntiAffinity": "required"})["podAntiAffinity"].items()
+    assert required[0] == "requiredDuringSchedulingIgnoredDuringExecution"
+    assert required[1][0]["topologyKey"] == "kubernetes.io/hostname"
+    assert affinity({"podAntiAffinity": "none"}) == {}
+    own = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    assert affinity({"affinity": own}) == own
+
+
+def test_a_spread_without_a_selector_counts_the_pods_of_the_release() -> None:
+    own = {"matchLabels": {"app": "mine"}}
+    given = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    found = release({"topologySpreadConstraints": [given, given | {"labelSelector": own}]})
+    selectors_of_spread = [
+        constraint["labelSelector"] for constraint in found.pod_template["spec"]["topologySpreadConstraints"]
+    ]
+    assert selectors_of_spread == [found.the("StatefulSet")["spec"]["selector"], own]
+
+
+def test_labels_of_the_user_do_not_take_pods_away_from_their_services() -> None:
+    found = release({"podLabels": {"app.kubernetes.io/component": "mine", "team": "vision"}})
+    labels = found.pod_template["metadata"]["labels"]
+    assert labels["team"] == "vision"
+    assert labels.items() >= found.service("clients")["spec"]["selector"].items()

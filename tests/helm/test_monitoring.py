@@ -1,0 +1,105 @@
+"""Dashboards, rules and monitors: the chart carries those of the repository, and Grafana and Prometheus find them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+from tests.helm.rendering import CHART, Release, release
+
+SOURCE = CHART.parents[1] / "dashboards"
+CARRIED = {path.name: path for path in (CHART / "files" / "dashboards").glob("*.json")}
+RULES = CHART / "files" / "rules.yaml"
+
+
+def test_the_chart_carries_the_dashboards_of_the_repository() -> None:
+    """Helm packs nothing from outside of a chart, so they are copied: `make chart-files`."""
+    made = {path.name: path.read_text() for path in SOURCE.glob("*.json")}
+    assert {name: path.read_text() for name, path in CARRIED.items()} == made
+
+
+def test_the_chart_carries_the_rules_of_the_repository() -> None:
+    made = SOURCE / "rules.yaml"
+    assert RULES.exists() == made.exists()
+    assert not made.exists() or RULES.read_text() == made.read_text()
+
+
+@pytest.fixture
+def chart_with(tmp_path: Path) -> Any:
+    """The chart with these files in place of the ones that it carries."""
+
+    def make(files: dict[str, str]) -> helm_python.Chart:
+        copied = shutil.copytree(CHART, tmp_path / "refill")
+        shutil.rmtree(copied / "files" / "dashboards", ignore_errors=True)
+        (copied / "files" / "rules.yaml").unlink(missing_ok=True)
+        for name, content in files.items():
+            (copied / "files" / name).parent.mkdir(exist_ok=True)
+            (copied / "files" / name).write_text(content)
+        return helm_python.Chart.load(copied)
+
+    return make
+
+
+def rendered(chart: helm_python.Chart, values: dict[str, Any]) -> Release:
+    return Release(chart.render(values, name="cache", namespace="ml"))
+
+
+def test_each_dashboard_becomes_a_config_map_for_the_sidecar(chart_with: Any) -> None:
+    boards = {
+        "Training_View.json": {"title": "Training", "legend": "{{job}} of {{ rank }}"},
+        "refill-cost.json": {"title": "Cost"},
+    }
+    chart = chart_with({f"dashboards/{name}": json.dumps(board, indent=2) for name, board in boards.items()})
+    options = {"dashboards": {"enabled": True, "annotations": {"grafana_folder": "Training"}}}
+    maps = rendered(chart, options).of_kind("ConfigMap")
+    by_name = {
+        "cache-refill-training-view": boards["Training_View.json"],
+        "cache-refill-cost": boards["refill-cost.json"],
+    }
+    assert {found["metadata"]["name"] for found in maps} == set(by_name)
+    for found in maps:
+        assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert found["metadata"]["annotations"] == {"grafana_folder": "Training"}
+        ((name, content),) = found["data"].items()
+        assert name == f"{found['metadata']['name']}.json"
+        assert json.loads(content) == by_name[found["metadata"]["name"]], "legends are Grafana's to fill in"
+    assert not rendered(chart, {}).of_kind("ConfigMap")
+
+
+def test_rules_are_given_to_the_operator_as_they_are(chart_with: Any) -> None:
+    rule = {"alert": "PodDown", "expr": "up == 0", "for": "5m", "annotations": {"summary": "{{ $labels.pod }} is down"}}
+    rules = {"groups": [{"name": "refill", "rules": [rule]}]}
+    chart = chart_with({"rules.yaml": yaml.safe_dump(rules)})
+    found = rendered(chart, {"prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}})
+    assert found.the("PrometheusRule")["spec"] == rules
+    assert found.the("PrometheusRule")["metadata"]["labels"]["release"] == "prometheus"
+    assert not rendered(chart, {}).of_kind("PrometheusRule")
+
+
+def test_rules_that_are_not_there_are_not_given(chart_with: Any) -> None:
+    with pytest.raises(helm_python.HelmError, match=r"prometheusRule.enabled: this chart has no files/rules.yaml"):
+        rendered(chart_with({}), {"prometheusRule": {"enabled": True}})
+
+
+def test_a_service_monitor_finds_the_service_of_clients_and_no_other() -> None:
+    found = release({"serviceMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}}})
+    monitor = found.the("ServiceMonitor")
+    chosen = monitor["spec"]["selector"]["matchLabels"]
+    (service,) = [s for s in found.of_kind("Service") if chosen.items() <= s["metadata"]["labels"].items()]
+    assert service == found.service("clients")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint == {"port": "clients", "path": "/metrics", "interval": "15s"}
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_a_pod_monitor_finds_the_pods() -> None:
+    found = release({"podMonitor": {"enabled": True}})
+    spec = found.the("PodMonitor")["spec"]
+    assert spec["selector"]["matchLabels"].items() <= found.pod_template["metadata"]["labels"].items()
+    assert spec["podMetricsEndpoints"] == [{"port": "clients", "path": "/metrics"}]

@@ -1,0 +1,77 @@
+"""What `helm upgrade` does to jobs that run: docs/INSTALL.md, "Upgrades" and "Scaling"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.helm.rendering import Release, release
+from tests.helm.stateful_pods import StatefulPods
+from tests.integration.test_restarts import BATCH, Ranks, receipt, settings_of
+from tests.pod_fixtures import NUM_SAMPLES, rank_of
+
+from refill.errors import JobLost
+
+Packed = tuple[str, dict[str, bytes]]
+
+
+def pods(replicas: int, *, persistent: bool, **settings: Any) -> Release:
+    values = {
+        "replicas": replicas,
+        "memory": "4Mi",
+        "journal": {"persistent": persistent},
+        "settings": {"pinned_fraction": 0, "drain_seconds": 0, **settings},
+    }
+    return release(values)
+
+
+@pytest.mark.parametrize("persistent", [True, False], ids=["volumes", "emptyDir"])
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_job_goes_on_while_its_pods_are_replaced(
+    packed: Packed, tmp_path: Path, replicas: int, persistent: bool
+) -> None:
+    before, after = (pods(replicas, persistent=persistent, log_level=level) for level in ("info", "debug"))
+    with StatefulPods(before, tmp_path, replicas) as running:
+        job = settings_of(packed[0])
+        ranks = Ranks(running, job)  # type: ignore[arg-type]
+        ranks.ask(0, 0, 60)
+        asked = 60
+
+        def train() -> None:
+            nonlocal asked
+            ranks.ask(0, asked - 20, asked + 40)
+            asked += 40
+
+        running.upgrade(after, train)
+        ranks.ask(0, 0, ranks.length)
+        ranks.check(0)
+        assert receipt(running, job, 0)["exact"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+def test_a_job_resumes_on_another_number_of_pods(packed: Packed, tmp_path: Path, before: int, after: int) -> None:
+    """The ranks that were running fail with a line that says what to do, and do not wait for ever."""
+    with StatefulPods(pods(before, persistent=True), tmp_path, max(before, after)) as running:
+        job = settings_of(packed[0], world_size=2)
+        ranks = Ranks(running, job)  # type: ignore[arg-type]
+        ranks.ask(0, 0, 200)
+        incarnation = ranks.ranks[0].info()["incarnation"]
+        consumed = set(ranks.samples.values())
+        ranks.ask(0, 200, 240)  # trained on after the checkpoint was saved
+        running.upgrade(pods(after, persistent=True))
+        with pytest.raises(JobLost, match=f"ran on {before} pods, and there are {after} now: resume it"):
+            ranks.ask(0, 240, 260)
+        again = [rank_of(running, job, rank) for rank in range(2)]  # type: ignore[arg-type]
+        for rank in again:
+            rank.resume(incarnation, 0, 200)
+        length = int(again[0].info()["resumed"]["samples_per_rank"])
+        rest: list[int] = []
+        for start in range(0, length, BATCH):
+            positions = np.arange(start, min(start + BATCH, length))
+            for rank in again:
+                rest += rank.batch(0, positions).sample_ids.tolist()
+        assert consumed.isdisjoint(rest), "a sample came twice"
+        assert len(consumed | set(rest)) == NUM_SAMPLES, "samples are missing"
+        assert receipt(running, job, 0)["exact"]  # type: ignore[arg-type]

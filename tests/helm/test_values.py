@@ -1,0 +1,124 @@
+"""Values that can't be meant are refused in a line that names them; all others are explained."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+from tests.helm.rendering import CHART, VALUES_FILES, release, values_in
+
+from refill_service.settings import Settings
+
+TEXT = (CHART / "values.yaml").read_text()
+VALUES = yaml.safe_load(TEXT)
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"memroy": "4Gi"}, "additional properties 'memroy' not allowed"),
+        ({"memory": "4GiB"}, "at '/memory': '4GiB' does not match pattern"),
+        ({"memory": "lots"}, "at '/memory': 'lots' does not match pattern"),
+        ({"memory": -1}, "at '/memory'"),
+        ({"memory": "1k"}, "memory: 1k is less than 1Mi; write for example 4Gi"),
+        ({"replicas": 0}, "at '/replicas': minimum: got 0, want 1"),
+        ({"replicas": "three"}, "at '/replicas': got string, want integer"),
+        ({"settings": {"memory_bytes": "4Gi"}}, "at '/settings': additional properties 'memory_bytes' not allowed"),
+        ({"settings": {"log_level": "loud"}}, "at '/settings/log_level'"),
+        ({"store": {"endpoint": "http://x"}}, "at '/store': additional properties 'endpoint' not allowed"),
+        ({"store": {"endpoint_url": "minio:9000"}}, "at '/store/endpoint_url': 'minio:9000' does not match pattern"),
+        ({"dataset": {"url": "gs://bucket/x"}}, "at '/dataset/url': 'gs://bucket/x' does not match pattern"),
+        ({"image": {"digest": "latest"}}, "at '/image/digest': 'latest' does not match pattern"),
+        ({"service": {"trafficDistribution": "near"}}, "at '/service/trafficDistribution'"),
+        ({"podAntiAffinity": "yes"}, "at '/podAntiAffinity'"),
+        ({"ports": {"clients": 70000}}, "at '/ports/clients': maximum: got 70,000, want 65,535"),
+        ({"ports": {"clients": 9000, "peers": 9000}}, "ports.clients and ports.peers are both 9000"),
+        (
+            {"settings": {"drain_seconds": 30}},
+            "settings.drain_seconds, 30, leaves no time of settings.grace_seconds, 25",
+        ),
+        (
+            {"settings": {"remote_memory_fraction": 0.8, "in_flight_fraction": 0.2}},
+            "settings.remote_memory_fraction, in_flight_fraction and recent_fraction leave no memory for chunks",
+        ),
+        ({"settings": {"pinned_fraction": 1}}, "at '/settings/pinned_fraction': maximum: got 1, want 0.9"),
+        ({"settings": {"unix_socket": "refill.sock"}}, "at '/settings/unix_socket'"),
+        (
+            {"extraEnv": [{"name": "REFILL_MEMORY_BYTES", "value": "64Gi"}]},
+            "extraEnv: REFILL_MEMORY_BYTES follows from other values; see settings and store",
+        ),
+        (
+            {"resources": {"limits": {"memory": "1Gi"}}},
+            "resources.limits.memory: it follows from memory and extraMemory; set those",
+        ),
+        (
+            {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}},
+            "serviceMonitor.enabled and podMonitor.enabled: every pod would be counted twice; choose one",
+        ),
+    ],
+    ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
+)
+def test_refusals_name_the_value(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(helm_python.HelmError) as refused:
+        release(values)
+    assert message in str(refused.value)
+
+
+def test_unknown_values_are_refused_at_every_depth() -> None:
+    def objects(schema: dict[str, Any], values: Any, path: str) -> None:
+        for name, inner in schema.get("properties", {}).items():
+            if "properties" in inner:
+                objects(inner, values[name], f"{path}{name}.")
+        assert schema["additionalProperties"] is False, path
+
+    objects(SCHEMA, VALUES, "")
+
+
+def test_the_schema_has_the_values_that_there_are() -> None:
+    def names(schema: dict[str, Any]) -> dict[str, Any]:
+        return {name: names(inner) if "properties" in inner else None for name, inner in schema["properties"].items()}
+
+    def same(known: dict[str, Any], values: dict[str, Any], path: str) -> None:
+        optional = {"global"} if not path else {"successThreshold", "initialDelaySeconds"} & set(known)
+        assert set(known) - optional == set(values), path
+        for name, inner in known.items():
+            if inner and name in values:
+                same(inner, values[name], f"{path}{name}.")
+
+    same(names(SCHEMA), VALUES, "")
+
+
+def test_the_schema_has_the_bounds_that_a_pod_has() -> None:
+    """What is refused at installation is not refused by each pod, when it starts, over and over."""
+    bounds = ("minimum", "exclusiveMinimum", "maximum")
+    of_pod = Settings.model_json_schema()["properties"]
+    for name, schema in SCHEMA["properties"]["settings"]["properties"].items():
+        if "$ref" not in schema:
+            given, wanted = ({key: of[key] for key in bounds if key in of} for of in (schema, of_pod[name]))
+            assert given == wanted, name
+
+
+def test_every_value_is_explained_above_it() -> None:
+    lines = TEXT.splitlines()
+    for number, line in enumerate(lines):
+        if key := re.match(r"(\w+):", line):
+            assert lines[number - 1].startswith("# "), f"{key[1]} has no comment"
+
+
+def test_values_files_for_ci_turn_every_option_on() -> None:
+    """So that what is checked of them is checked of the whole chart."""
+    everything = values_in(CHART / "ci" / "everything-values.yaml")
+    not_there = {"podMonitor", "prometheusRule", "podSecurityContext", "securityContext", "podAntiAffinity", "memory"}
+    assert set(VALUES) - set(everything) <= not_there | {"imagePullSecrets"}
+    assert len(VALUES_FILES) >= 5
+
+
+def test_quantities_come_from_files_and_from_the_command_line_alike() -> None:
+    for given in ("memory=4294967296", "memory=4Gi"):
+        values = helm_python.parse_set_string(given)
+        assert release(values).environment["REFILL_MEMORY_BYTES"] == "4294967296"
