@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
-from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE, Credentials
 from refill.errors import InvalidInput, PodUnreachable, error_from_wire
+from refill_service.service_arguments import add_service_arguments, client_of
 
 __all__ = ["add_command"]
 
-_URL_VARIABLE = "REFILL_URL"
-_DEFAULT_URL = "http://127.0.0.1:8000"
 _TIMEOUT_SECONDS = 60
 _SHOWN_RANKS = 16
 
@@ -31,36 +28,22 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("job", metavar="JOB", help="name of the job")
     parser.add_argument("epoch", metavar="EPOCH", type=int, help="number of the epoch, from 0")
-    parser.add_argument(
-        "--url",
-        default=os.environ.get(_URL_VARIABLE, _DEFAULT_URL),
-        help=f"the service or any pod (default: {_URL_VARIABLE}, else {_DEFAULT_URL})",
-    )
-    parser.add_argument(
-        "--token-file", metavar="FILE", help=f"holds the service's token (default: {TOKEN_FILE_VARIABLE})"
-    )
-    parser.add_argument(
-        "--ca-file",
-        metavar="FILE",
-        help=f"certificates that an https service's is signed by (default: {CA_FILE_VARIABLE})",
-    )
+    add_service_arguments(parser, "--url")
     parser.add_argument("--json", action="store_true", help="print the receipt as JSON")
     parser.set_defaults(func=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    receipt = _fetch(args.url, args.job, args.epoch, Credentials(args.token_file, args.ca_file))
+    with client_of(args, _TIMEOUT_SECONDS) as client:
+        receipt = _fetch(client, args.url, args.job, args.epoch)
     print(json.dumps(receipt, indent=2) if args.json else _shown(receipt))
     return 0 if receipt["exact"] else 1
 
 
-def _fetch(url: str, job: str, epoch: int, credentials: Credentials) -> dict[str, Any]:
+def _fetch(client: httpx.Client, url: str, job: str, epoch: int) -> dict[str, Any]:
     path = f"{url.rstrip('/')}/v1/jobs/{quote(job, safe='')}/epochs/{epoch}/receipt"
     try:
-        verify = credentials.ssl_context() if url.startswith("https:") else False
-        answer = httpx.get(
-            path, timeout=_TIMEOUT_SECONDS, trust_env=False, headers=credentials.headers(), verify=verify
-        )
+        answer = client.get(path)
         content = answer.json()
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InvalidInput(f"--url {url!r} is not the URL of a service, like http://refill:8000") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections import deque
@@ -15,11 +14,10 @@ import httpx
 
 from refill.errors import InvalidInput, PodUnreachable, error_from_wire
 from refill_service.scrape import PodScrape, Scrape
+from refill_service.service_arguments import add_service_arguments, client_of
 
 __all__ = ["add_command"]
 
-_URL_VARIABLE = "REFILL_URL"
-_DEFAULT_URL = "http://127.0.0.1:8000"
 _TIMEOUT_SECONDS = 5
 _MOST_AT_ONCE = 16
 _PIPED_WIDTH = 200
@@ -33,14 +31,7 @@ def add_command(commands: Any) -> None:
         "misses, waste, progress, memory, store. Ctrl-C ends it. Piped, it prints one frame.",
         epilog="example: refill top http://refill:8000",
     )
-    default = os.environ.get(_URL_VARIABLE, _DEFAULT_URL)
-    parser.add_argument(
-        "url",
-        metavar="URL",
-        nargs="?",
-        default=default,
-        help=f"the service or any pod (default: {_URL_VARIABLE}, else {_DEFAULT_URL})",
-    )
+    add_service_arguments(parser, "url", metavar="URL", nargs="?")
     parser.add_argument("--once", action="store_true", help="print one frame, after one interval, and end")
     parser.add_argument(
         "--interval", type=_seconds, default=2.0, metavar="SECONDS", help="time between frames (default: %(default)g)"
@@ -59,7 +50,7 @@ def _run(args: argparse.Namespace) -> int:
     from refill_service.top_view import frame
 
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
-    with _Pods(args.url) as pods:
+    with _Pods(args.url, client_of(args, _TIMEOUT_SECONDS)) as pods:
         scrapes = deque([pods.first_scrape()])
 
         def next_frame() -> Any:
@@ -81,11 +72,11 @@ def _run(args: argparse.Namespace) -> int:
 
 
 class _Pods:
-    """All pods of the cache that a URL leads to. A context manager."""
+    """All pods of the cache that a URL leads to. A context manager, which closes the client."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, client: httpx.Client) -> None:
         self._url = url.rstrip("/")
-        self._client = httpx.Client(timeout=_TIMEOUT_SECONDS, trust_env=False)
+        self._client = client
         self._threads = ThreadPoolExecutor(_MOST_AT_ONCE)
         self._urls: list[str] = []
 

@@ -165,6 +165,22 @@ def test_it_stays_so_when_pods_were_restarted(secured: Secured, job: dict[str, A
     assert mine.batch(0, np.arange(40)).sample_ids.tolist() == before.tolist()
 
 
+@pytest.mark.parametrize("command", [["receipt", "{job}", "0", "--url", "{url}"], ["top", "{url}", "--once"]], ids=str)
+def test_commands_show_a_token(secured: Secured, job: dict[str, Any], command: list[str]) -> None:
+    whole_epoch(secured.rank("vision", job), 0)
+    secured.credentials("vision")
+    asked = [part.format(job=job["name"], url=secured.cluster.pod_urls[0]) for part in command]
+    files = ["--token-file", str(secured.folder / "client-vision"), "--ca-file", str(secured.folder / "ca.pem")]
+    run = [sys.executable, "-m", "refill_service.cli", *asked]
+    found = subprocess.run([*run, *files], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
+    assert job["name"] in found.stdout
+    refused = subprocess.run([*run, *files[2:]], capture_output=True, text=True, timeout=60)
+    assert refused.returncode != 0
+    assert "REFILL_TOKEN_FILE" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1, refused.stderr
+
+
 def test_between_pods_a_certificate_and_a_token_are_wanted(secured: Secured) -> None:
     port = secured.cluster.peer_ports[0]
     url = f"https://127.0.0.1:{port}/peer/v1/jobs/x"

@@ -1,0 +1,43 @@
+"""Which service does a command of people ask, and how does it show who asks? Shared by ``receipt`` and ``top``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+import httpx
+
+from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE, Credentials
+
+__all__ = ["add_service_arguments", "client_of"]
+
+_URL_VARIABLE = "REFILL_URL"
+_DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def add_service_arguments(parser: argparse.ArgumentParser, name: str, **options: Any) -> None:
+    """:param name: of the argument for the URL: ``--url`` or ``url``."""
+    parser.add_argument(
+        name,
+        default=os.environ.get(_URL_VARIABLE, _DEFAULT_URL),
+        help=f"the service or any pod (default: {_URL_VARIABLE}, else {_DEFAULT_URL})",
+        **options,
+    )
+    parser.add_argument("--token-file", metavar="FILE", help=f"holds your token (default: {TOKEN_FILE_VARIABLE})")
+    parser.add_argument("--ca-file", metavar="FILE", help=f"certificates to trust (default: {CA_FILE_VARIABLE})")
+
+
+def client_of(args: argparse.Namespace, timeout_seconds: float) -> httpx.Client:
+    """Shows the token of the arguments to every pod. Raises :class:`refill.errors.InvalidInput` for a wrong file."""
+    credentials = Credentials(args.token_file, args.ca_file)
+
+    def show_token(request: httpx.Request) -> None:
+        request.headers.update(credentials.headers())
+
+    return httpx.Client(
+        timeout=timeout_seconds,
+        trust_env=False,
+        verify=credentials.ssl_context() if args.url.startswith("https:") else False,
+        event_hooks={"request": [show_token]},
+    )
