@@ -21,6 +21,7 @@ from refill_service.cache_core.sample_mapping import OwnerShare
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.peers import Payload
 from refill_service.pinned_tier import PinnedFile, PinnedMemory, PinnedShare
+from refill_service.tracing import span
 
 __all__ = ["ChunkReader", "ReadChunk", "ReadGroup"]
 
@@ -121,7 +122,9 @@ class ChunkReader:
         if len(group.refills) == 1 and (found := await self._from_pinned_tier(group.refills[0])) is not None:
             arrived(found)
             return
-        for part, first, payloads in await self._from_store(group.refills, arrived):
+        with span("read chunks", job=self._job, chunks=len(group.refills)):
+            to_keep = await self._from_store(group.refills, arrived)
+        for part, first, payloads in to_keep:
             await part.keep(first, payloads)
 
     async def _from_pinned_tier(self, refill: Refill) -> ReadChunk | None:

@@ -26,6 +26,7 @@ from refill_service.job import Job
 from refill_service.job_peers import JobPeers
 from refill_service.owner import Owner
 from refill_service.peers import Payload
+from refill_service.tracing import span
 
 __all__ = ["Batch", "Home", "HomeCounts"]
 
@@ -165,7 +166,8 @@ class Home:
         self._under_way[epoch, rank] += 1
         self._most_under_way[epoch, rank] = max(self._most_under_way[epoch, rank], self._under_way[epoch, rank])
         try:
-            await self._assemble(batch)
+            with span("batch", job=job.spec.name, epoch=epoch, rank=rank, positions=len(positions)):
+                await self._assemble(batch)
         finally:
             self._under_way[epoch, rank] -= 1
         counts = self._counts(epoch)
@@ -318,12 +320,13 @@ class Home:
         ahead_from = started.end + others * len(batch.positions)
         request = BatchRequest(batch.epoch, batch.rank, batch.positions[places], room, started.below, ahead_from)
         answered: asyncio.Future[tuple[Int64Array, list[Payload]]] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._receive(pod, request, answered))
-        self._receiving.add(task)
-        task.add_done_callback(self._receiving.discard)
-        # However the task ends, even before it began: who waits for its answer must not wait for ever.
-        task.add_done_callback(lambda _: None if answered.done() else answered.set_exception(self._why_closed))
-        return await answered
+        with span("ask owner", pod=pod, positions=len(places)):
+            task = asyncio.create_task(self._receive(pod, request, answered))
+            self._receiving.add(task)
+            task.add_done_callback(self._receiving.discard)
+            # However the task ends, even before it began: who waits for its answer must not wait for ever.
+            task.add_done_callback(lambda _: None if answered.done() else answered.set_exception(self._why_closed))
+            return await answered
 
     async def _receive(
         self, pod: int, request: BatchRequest, answered: asyncio.Future[tuple[Int64Array, list[Payload]]]

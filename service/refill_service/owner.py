@@ -30,6 +30,7 @@ from refill_service.peers import Payload
 from refill_service.pinned_tier import PinnedShare
 from refill_service.recently_sent import RecentlySent
 from refill_service.running_epoch import OwnerCounts, RunningEpoch
+from refill_service.tracing import span
 
 __all__ = ["Owner"]
 
@@ -169,7 +170,8 @@ class Owner:
         if state.core.finished:
             self._wake()
         try:
-            await state.wait_for([samples[i] for i in missing], taken.answer_after)
+            with span("wait for chunks", missing=len(missing)):
+                await state.wait_for([samples[i] for i in missing], taken.answer_after)
             for i in missing:
                 payloads[i] = state.payloads.pop(samples[i])
             await self._replay(state, samples, payloads)

@@ -25,6 +25,8 @@ from refill.credentials import ShownToken
 from refill.errors import PodUnreachable, RefillError, error_from_wire
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
 from refill_service.certificates import Certificates
+from refill_service.request_id import REQUEST_ID_HEADER, current_request_id
+from refill_service.tracing import trace_headers
 
 __all__ = ["Frame", "FrameReader", "Payload", "Peers"]
 
@@ -168,7 +170,14 @@ class Peers:
 
     def _request(self, method: str, pod: int, path: str) -> RequestBuilder:
         request = self._connection().request(method, self.urls[pod] + path)
-        return request if self._token is None else request.header("authorization", f"Bearer {self._token.text()}")
+        headers = trace_headers()
+        if request_id := current_request_id():
+            headers[REQUEST_ID_HEADER] = request_id
+        if self._token is not None:
+            headers["authorization"] = f"Bearer {self._token.text()}"
+        for name, value in headers.items():
+            request = request.header(name, value)
+        return request
 
     def _connection(self) -> Client:
         """A new one when certificates were replaced; what is under way ends with the old one."""

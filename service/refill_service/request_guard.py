@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -20,6 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refill.errors import InvalidInput, PodBusy, PodStopping, RefillError, RequestTooLarge, RequestTooSlow
 from refill.protocol.wire_format import MAX_BATCH
+from refill_service.request_id import REQUEST_ID_HEADER, take_request_id
+from refill_service.tracing import continue_trace
 
 __all__ = [
     "LEAST_BYTES",
@@ -32,6 +35,8 @@ __all__ = [
     "held",
     "wire_answer",
 ]
+
+access_log = logging.getLogger("refill.access")
 
 LEAST_BYTES = 1 << 16
 OVER_LIMIT = "refill.over_limit"
@@ -104,6 +109,8 @@ class RequestGuard:
         counts: RequestCounts,
         max_requests: int,
         timeout_seconds: float | None = None,
+        *,
+        access_log: bool = False,
     ) -> None:
         self.under_way = 0
         self.stopping: PodStopping | None = None
@@ -114,6 +121,7 @@ class RequestGuard:
         self._counts = counts
         self._max_requests = max_requests
         self._timeout_seconds = timeout_seconds
+        self._access_log = access_log
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -123,8 +131,20 @@ class RequestGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        started = time.monotonic()
         always = scope["path"] in _ALWAYS
-        answer = _Answer(send, None if always else self._counts, self._timeout_seconds)
+        request_id = take_request_id(scope["headers"])
+        continue_trace(scope["headers"])
+        answer = _Answer(send, request_id, None if always else self._counts, self._timeout_seconds)
+        try:
+            await self._answer(scope, receive, answer, always)
+        finally:
+            if self._access_log and not always:
+                took_ms = 1e3 * (time.monotonic() - started)
+                asked = (self._asker, scope["method"], scope["path"])
+                access_log.info("%s %s %s: %d, %d bytes, %.1f ms", *asked, answer.status, answer.num_bytes, took_ms)
+
+    async def _answer(self, scope: Scope, receive: Receive, answer: _Answer, always: bool) -> None:
         limit_bytes = _BODY_BYTES.get(scope["path"].rpartition("/")[2], _JSON_BYTES)
         if not always and (refusal := self._refusal(scope, limit_bytes)) is not None:
             await answer.refuse(refusal)
@@ -163,8 +183,14 @@ class RequestGuard:
 class _Answer:
     """What is sent to the other side, once: after a refusal nothing more."""
 
-    def __init__(self, send: Send, counts: RequestCounts | None, timeout_seconds: float | None) -> None:
+    def __init__(
+        self, send: Send, request_id: str, counts: RequestCounts | None, timeout_seconds: float | None
+    ) -> None:
+        self.status = 0
+        """0: nobody was there to read it."""
+        self.num_bytes = 0
         self._send = send
+        self._id_header = (REQUEST_ID_HEADER.encode(), request_id.encode())
         self._counts = counts
         self._timeout_seconds = timeout_seconds
         self._begun = False
@@ -175,8 +201,11 @@ class _Answer:
             return
         if message["type"] == "http.response.start":
             self._begun = True
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), self._id_header]
             if message["status"] >= 400 and self._counts is not None:
                 self._counts.by_status[message["status"]] += 1
+        self.num_bytes += len(message.get("body", b""))
         if self._timeout_seconds is None:
             await self._send(message)
             return

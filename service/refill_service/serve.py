@@ -18,11 +18,13 @@ from refill_service.app import client_app, metrics_app, peer_app
 from refill_service.cache_node import CacheNode
 from refill_service.client_protocol import ClientLimits, ClientServer
 from refill_service.ending import Ending, ends_by_signal
+from refill_service.logs import begin_logging
 from refill_service.peer_server import PeerServer
 from refill_service.pod_phase import PodPhase
 from refill_service.request_guard import RequestGuard
 from refill_service.settings import Settings
 from refill_service.tokens import Tokens
+from refill_service.tracing import begin_tracing, end_tracing
 
 __all__ = ["serve"]
 
@@ -43,7 +45,8 @@ _STOP_SECONDS = 2
 
 def serve(settings: Settings) -> None:
     """Run a pod until SIGTERM or SIGINT."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    begin_logging(settings.log_level, settings.log_format, settings.ordinal)
+    begin_tracing(settings.ordinal)
     for port in (settings.port, settings.peer_port, settings.metrics_port):
         _check_free(settings.host, port)
     unix_sockets = [settings.unix_socket, f"{settings.unix_socket}.memory"] if settings.unix_socket else []
@@ -53,6 +56,7 @@ def serve(settings: Settings) -> None:
     try:
         uvloop.run(_serve(settings))
     finally:
+        end_tracing()
         for path in unix_sockets:
             Path(path).unlink(missing_ok=True)
 
@@ -68,6 +72,7 @@ async def _serve(settings: Settings) -> None:
         node.bodies,
         node.requests,
         settings.max_connections,
+        access_log=settings.access_log,
     )
     for_peers = RequestGuard(
         Access(peer_app(node), peer_tokens, node.job_holder),
@@ -76,6 +81,7 @@ async def _serve(settings: Settings) -> None:
         node.requests,
         settings.max_connections,
         settings.client_timeout_seconds,
+        access_log=settings.access_log,
     )
     options: dict[str, Any] = {"app": for_clients, **_CLIENT_OPTIONS}
     over_tcp: dict[str, Any] = {"host": settings.host, "port": settings.port}

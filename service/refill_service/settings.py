@@ -209,12 +209,21 @@ class Settings(BaseSettings):
         "client_tokens the clients' port wants a token for /metrics.",
     )
     log_level: str = Field("info", description="debug, info, warning or error.")
+    log_format: str = Field("text", description="text, or json: an object a line.")
+    access_log: bool = Field(False, description="Log each request of clients and pods, but for probes and /metrics.")
 
     @field_validator("log_level")
     @classmethod
     def _known_level(cls, value: str) -> str:
         if value.lower() not in ("debug", "info", "warning", "error"):
             raise ValueError("must be debug, info, warning or error")
+        return value.lower()
+
+    @field_validator("log_format")
+    @classmethod
+    def _known_format(cls, value: str) -> str:
+        if value.lower() not in ("text", "json"):
+            raise ValueError("must be text or json")
         return value.lower()
 
     @field_validator("unix_socket")
