@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -89,3 +91,14 @@ def test_help_of_every_command() -> None:
         with pytest.raises(SystemExit) as ended:
             _parser().parse_args([command, "--help"])
         assert ended.value.code == 0
+
+
+def test_api_reference_is_what_the_code_says() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", "import api_reference as a; print(a.PAGE.read_text() == a.page())"],
+        cwd=ROOT / "docs",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.stdout == "True\n", f"run: python docs/api_reference.py\n{found.stderr}"

@@ -1,0 +1,106 @@
+"""Writes docs/API.md from the code: ``python docs/api_reference.py``. A test compares."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import refill
+from refill import errors
+from refill_service.app import client_app
+from refill_service.cache_node import CacheNode
+from refill_service.settings import Settings
+
+PAGE = Path(__file__).with_name("API.md")
+_HEAD = """# API reference
+
+Written by `python docs/api_reference.py` from docstrings and the pods' OpenAPI description. How things are used together
+is in [CLIENT.md](CLIENT.md) and [POD.md](POD.md).
+
+"""
+
+
+def page() -> str:
+    return _HEAD + "".join([_python(), _errors(), _http()])
+
+
+def _python() -> str:
+    parts = ["## Python: `import refill`\n\n"]
+    for name in refill.__all__:
+        found = getattr(refill, name)
+        if inspect.isclass(found) and issubclass(found, Exception):
+            continue
+        parts.append(f"### `refill.{name}`\n\n{_signature(name, found)}{_text(found)}")
+        if inspect.isclass(found) and not issubclass(found, tuple):
+            parts += [_member(name, member, each) for member, each in _public(found)]
+    return "".join(parts)
+
+
+def _public(kind: type) -> list[tuple[str, Any]]:
+    """Methods and properties that are written down here, in their order, not those of torch."""
+    own = [(name, each) for name, each in vars(kind).items() if inspect.isfunction(each) or isinstance(each, property)]
+    return [(name, each) for name, each in own if not name.startswith("_") and inspect.getdoc(each)]
+
+
+def _member(of: str, name: str, found: Any) -> str:
+    if isinstance(found, property):
+        return f"#### `{of}.{name}`\n\n{_text(found)}"
+    return f"#### `{of}.{name}`\n\n{_signature(name, found)}{_text(found)}"
+
+
+def _signature(name: str, found: Any) -> str:
+    parameters = [each for each in inspect.signature(found).parameters.values() if each.name != "self"]
+    shown = str(inspect.Signature([each.replace(annotation=_plain(each.annotation)) for each in parameters]))
+    shown = f"{name}{shown}"
+    if len(shown) > 100:
+        shown = re.sub(r", (?=[*\w]+[:,=)]|\*)", ",\n    ", shown).replace("(", "(\n    ", 1)
+    return f"```python\n{shown}\n```\n\n"
+
+
+class _Written(str):
+    """An annotation as it stands in the code: ``inspect`` would put quotes around it."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _plain(annotation: Any) -> Any:
+    annotation = getattr(annotation, "__forward_arg__", annotation)
+    return _Written(annotation) if isinstance(annotation, str) else annotation
+
+
+def _text(found: Any) -> str:
+    """A docstring as Markdown."""
+    text = inspect.getdoc(found) or ""
+    text = re.sub(r":(?:class|meth|mod|func|data):`~?\.?([^`]+)`", r"`\1`", text).replace("``", "`")
+    text = re.sub(r"^:param ([^:]+):", r"- `\1`:", text, flags=re.MULTILINE)
+    text = re.sub(r"^:raises ([^:]+):", r"- raises `\1`:", text, flags=re.MULTILINE)
+    return f"{text}\n\n"
+
+
+def _errors() -> str:
+    head, tree = _text(errors).strip().split("\n\n    ", 1)
+    return f"## Errors: `refill.errors`\n\n{head}\n\n```\n{textwrap.dedent('    ' + tree)}\n```\n\n"
+
+
+def _http() -> str:
+    described = client_app(CacheNode(Settings())).openapi()
+    rows = [
+        f"| `{method.upper()}` | `{path}` | {answer['summary']} |"
+        for path, methods in described["paths"].items()
+        for method, answer in methods.items()
+    ]
+    return (
+        "## HTTP: the clients' port\n\nEvery pod shows the whole description at `/docs`. Binary bodies are described "
+        "in `refill.protocol.wire_format`; errors are objects of `error`, `message` and `details`, with the status of "
+        "their kind.\n\n"
+        "| | path | |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"wrote {PAGE}")
