@@ -17,8 +17,8 @@ from refill_service.settings import Settings
 PAGE = Path(__file__).with_name("API.md")
 _HEAD = """# API reference
 
-Written by `python docs/api_reference.py` from docstrings and the pods' OpenAPI description. How things are used together
-is in [CLIENT.md](CLIENT.md) and [POD.md](POD.md).
+Written by `python docs/api_reference.py` from docstrings and the pods' OpenAPI description. How things are used
+together is in [CLIENT.md](CLIENT.md) and [POD.md](POD.md).
 
 """
 
