@@ -20,7 +20,7 @@ from tests.helm.mounted_secrets import certificate_names
 from tests.helm.pod_security import violations
 from tests.helm.rendering import CHART, VALUES_FILES, Release, release, values_in
 
-KUBERNETES = {"1.27": "none", "1.29": "none", "1.31": "PreferClose", "1.34": "auto", "1.37": "auto"}
+KUBERNETES = {"1.27": "none", "1.31": "PreferClose", "1.34": "auto", "1.37": "auto"}
 """Versions, and the trafficDistribution that the chart chooses there."""
 
 everywhere = pytest.mark.parametrize("path", VALUES_FILES, ids=lambda path: path.stem)
