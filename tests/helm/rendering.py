@@ -22,7 +22,7 @@ class Release:
     def __init__(self, manifests: dict[str, str]) -> None:
         self.notes = manifests.pop("refill/templates/NOTES.txt")
         self.objects: list[dict[str, Any]] = [
-            document for text in manifests.values() for document in yaml.safe_load_all(text) if document
+            document for text in manifests.values() for document in yaml.load_all(text, yaml.CSafeLoader) if document
         ]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 from tests.conftest import free_port
+from tests.helm.mounted_secrets import Secrets, mount
 from tests.helm.rendering import Release
 
 __all__ = ["StatefulPods"]
@@ -28,15 +29,16 @@ class StatefulPods:
     Pods that were ever there keep their addresses, as they keep their DNS names.
     """
 
-    def __init__(self, release: Release, folder: Path, most_pods: int) -> None:
+    def __init__(self, release: Release, folder: Path, most_pods: int, secrets: Secrets | None = None) -> None:
         self._release = release
         self._folder = folder
-        self._ports = [(free_port(), free_port()) for _ in range(most_pods)]
+        self._ports = [(free_port(), free_port(), free_port()) for _ in range(most_pods)]
+        mount(release.pod_template["spec"], folder, secrets or {})
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
     def pod_urls(self) -> list[str]:
-        return [f"http://127.0.0.1:{port}" for port, _ in self._ports[: self._replicas]]
+        return self._urls("REFILL_POD_URLS", 0)
 
     def __enter__(self) -> StatefulPods:
         for ordinal in range(self._replicas):
@@ -73,17 +75,25 @@ class StatefulPods:
     def _replicas(self) -> int:
         return int(self._release.the("StatefulSet")["spec"]["replicas"])
 
+    def _urls(self, variable: str, port: int) -> list[str]:
+        scheme = self._release.environment[variable].split(":")[0]
+        return [f"{scheme}://127.0.0.1:{ports[port]}" for ports in self._ports[: self._replicas]]
+
     def _start(self, ordinal: int) -> None:
-        port, peer_port = self._ports[ordinal]
+        port, peer_port, metrics_port = self._ports[ordinal]
         environment = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH")}
-        environment |= self._release.environment
+        environment |= {
+            name: f"{self._folder}{value}" if value.startswith("/var/run/secrets/") else value
+            for name, value in self._release.environment.items()
+        }
         environment |= {
             "REFILL_HOST": "127.0.0.1",
             "REFILL_ORDINAL": str(ordinal),
             "REFILL_PORT": str(port),
             "REFILL_PEER_PORT": str(peer_port),
+            "REFILL_METRICS_PORT": str(metrics_port),
             "REFILL_POD_URLS": ",".join(self.pod_urls),
-            "REFILL_PEER_URLS": ",".join(f"http://127.0.0.1:{peer}" for _, peer in self._ports[: self._replicas]),
+            "REFILL_PEER_URLS": ",".join(self._urls("REFILL_PEER_URLS", 1)),
             "REFILL_JOURNAL_DIR": str(self._volume(ordinal)),
         }
         command = [Path(sys.executable).with_name("refill"), *self._release.container["command"][1:]]
@@ -99,7 +109,9 @@ class StatefulPods:
 
     def _wait_until_ready(self, ordinal: int) -> None:
         deadline = time.monotonic() + _SECONDS
-        url = f"{self.pod_urls[ordinal]}{self._release.container['readinessProbe']['httpGet']['path']}"
+        probe = self._release.container["readinessProbe"]["httpGet"]
+        assert probe["port"] == "metrics"
+        url = f"http://127.0.0.1:{self._ports[ordinal][2]}{probe['path']}"
         while time.monotonic() < deadline:
             assert self._running[ordinal].poll() is None, self._log(ordinal).read_text()
             try:

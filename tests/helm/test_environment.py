@@ -14,9 +14,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from tests.conftest import free_port
+from tests.helm.mounted_secrets import mount, secrets_of
 from tests.helm.rendering import CHART, VALUES_FILES, Release, release, values_in
 
 from refill_service.object_store.store_settings import StoreSettings
@@ -28,6 +30,14 @@ BY_THE_CHART = {
     "replicas",
     "port",
     "peer_port",
+    "metrics_port",
+    "client_tokens",
+    "peer_token",
+    "tls_cert",
+    "tls_key",
+    "peer_tls_cert",
+    "peer_tls_key",
+    "peer_tls_ca",
     "pod_urls",
     "peer_urls",
     "journal_dir",
@@ -38,11 +48,18 @@ BY_THE_CHART = {
 FROM_THE_HOST_NAME = {"ordinal"}
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 
+STARTED = [path for path in VALUES_FILES if path.stem in ("defaults-values", "everything-values")]
+"""A process sees no more of the others."""
+
 everywhere = pytest.mark.parametrize("path", VALUES_FILES, ids=lambda path: path.stem)
 
 
 def everything() -> Release:
     return release(values_in(CHART / "ci" / "everything-values.yaml"))
+
+
+def as_value(setting: Any) -> Any:
+    return list(setting) if isinstance(setting, tuple) else setting
 
 
 def test_every_variable_is_a_setting_and_every_setting_can_be_given() -> None:
@@ -54,7 +71,7 @@ def test_every_variable_is_a_setting_and_every_setting_can_be_given() -> None:
 
 
 def test_values_of_settings_are_the_settings_by_name_with_their_defaults() -> None:
-    defaults = {name: field.default for name, field in Settings.model_fields.items()}
+    defaults = {name: as_value(field.default) for name, field in Settings.model_fields.items()}
     given = set(defaults) - BY_THE_CHART - FROM_THE_HOST_NAME
     assert VALUES["settings"] == {name: defaults[name] for name in given}
     for_store = {field.name: field.default for field in dataclasses.fields(StoreSettings)}
@@ -63,6 +80,7 @@ def test_values_of_settings_are_the_settings_by_name_with_their_defaults() -> No
 
 @everywhere
 def test_each_pod_understands_its_environment(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    scheme = "https" if values_in(path).get("tls") else "http"
     found = release(values_in(path))
     for name in [name for name in os.environ if name.startswith("REFILL_")]:
         monkeypatch.delenv(name)
@@ -73,7 +91,8 @@ def test_each_pod_understands_its_environment(monkeypatch: pytest.MonkeyPatch, p
         monkeypatch.setattr(socket, "gethostname", lambda ordinal=ordinal: f"{name}-{ordinal}")
         settings = load_settings()
         assert (settings.ordinal, settings.num_pods) == (ordinal, replicas)
-        assert settings.pod_urls[ordinal].startswith(f"http://{name}-{ordinal}.{name}-peers.ml.svc:")
+        assert settings.pod_urls[ordinal].startswith(f"{scheme}://{name}-{ordinal}.{name}-peers.ml.svc:")
+        assert settings.peer_urls[ordinal].startswith(f"{scheme}://{name}-{ordinal}.{name}-peers.ml.svc:")
     StoreSettings.from_environment(found.environment)
 
 
@@ -84,7 +103,7 @@ def test_values_reach_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, store = load_settings().model_dump(), StoreSettings.from_environment(found.environment)
     assert settings["sending_bytes"] == 128 * 2**20
     for name, value in values["settings"].items():
-        assert name == "sending_bytes" or settings[name] == value, name
+        assert name == "sending_bytes" or as_value(settings[name]) == value, name
     assert dataclasses.asdict(store) == values["store"]
 
 
@@ -103,10 +122,11 @@ def test_credentials_come_from_the_secret_alone() -> None:
     assert not [variable for variable in release().container["env"] if variable["name"].startswith("AWS_")]
 
 
-@everywhere
+@pytest.mark.parametrize("path", STARTED, ids=lambda path: path.stem)
 def test_a_real_pod_starts_with_it_and_answers_its_probes(tmp_path: Path, path: Path) -> None:
-    values = values_in(path) | {"ports": {"clients": free_port(), "peers": free_port()}}
+    values = values_in(path) | {"ports": {name: free_port() for name in VALUES["ports"]}}
     found = release(values)
+    mount(found.pod_template["spec"], tmp_path, secrets_of(values))
     host = "[::1]" if found.environment["REFILL_HOST"] == "::" else "127.0.0.1"
     log = tmp_path / "pod.log"
     with log.open("wb") as output:
@@ -118,8 +138,12 @@ def test_a_real_pod_starts_with_it_and_answers_its_probes(tmp_path: Path, path: 
         )
     try:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            url = f"http://{host}:{values['ports']['clients']}{found.container[probe]['httpGet']['path']}"
-            _wait_until_ok(url, process, log)
+            asked = found.container[probe]["httpGet"]
+            assert asked.get("scheme", "HTTP") == "HTTP"
+            _wait_until_ok(f"http://{host}:{values['ports'][asked['port']]}{asked['path']}", process, log)
+        scheme = found.service("clients")["spec"]["ports"][0]["appProtocol"]
+        jobs = httpx.get(f"{scheme}://{host}:{values['ports']['clients']}/v1/jobs", verify=False)
+        assert jobs.status_code == (401 if "access" in values else 200)
         kept = tmp_path / "var/lib/refill/journal/records/lock"
         assert kept.exists(), "the journal lies in its volume"
     finally:
@@ -130,12 +154,10 @@ def test_a_real_pod_starts_with_it_and_answers_its_probes(tmp_path: Path, path: 
 def _environment_on_this_machine(found: Release, root: Path) -> dict[str, str]:
     """That of the container, whose volumes are folders below ``root``."""
     environment = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH")}
-    for mount in found.container["volumeMounts"]:
-        (root / mount["mountPath"].lstrip("/")).mkdir(parents=True, exist_ok=True)
-    mounts = [mount["mountPath"] for mount in found.container["volumeMounts"]]
+    mounts = [mounted["mountPath"] for mounted in found.container["volumeMounts"]]
     for variable in found.container["env"]:
         value = variable.get("value", "from elsewhere")
-        if any(value.startswith(f"{mount}/") for mount in mounts):
+        if any(f"{value}/".startswith(f"{mounted}/") for mounted in mounts):
             value = f"{root}{value}"
         environment[variable["name"]] = value
     return environment

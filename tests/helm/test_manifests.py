@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import shutil
+import ssl
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import helm_python
 import kubernetes_validate
 import pytest
+import trustme
 import yaml
+from tests.helm.mounted_secrets import certificate_names
 from tests.helm.pod_security import violations
 from tests.helm.rendering import CHART, VALUES_FILES, Release, release, values_in
 
-KUBERNETES = {"1.27": "none", "1.29": "none", "1.31": "PreferClose", "1.34": "auto", "1.37": "auto"}
+KUBERNETES = {"1.27": "none", "1.31": "PreferClose", "1.34": "auto", "1.37": "auto"}
 """Versions, and the trafficDistribution that the chart chooses there."""
 
 everywhere = pytest.mark.parametrize("path", VALUES_FILES, ids=lambda path: path.stem)
@@ -97,10 +102,11 @@ def test_services_and_probes_name_ports_that_the_container_has(path: Path) -> No
     ports = {port["name"]: port["containerPort"] for port in found.container["ports"]}
     assert ports["clients"] == int(found.environment["REFILL_PORT"])
     assert ports["peers"] == int(found.environment["REFILL_PEER_PORT"])
+    assert ports["metrics"] == int(found.environment["REFILL_METRICS_PORT"])
     for service in found.of_kind("Service"):
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= set(ports)
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert found.container[probe]["httpGet"]["port"] == "clients"
+        assert found.container[probe]["httpGet"]["port"] == "metrics"
     for policy in found.of_kind("NetworkPolicy"):
         assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == set(ports)
 
@@ -121,14 +127,14 @@ def test_pods_are_reached_by_the_names_that_the_peers_service_gives() -> None:
     assert peers["spec"]["clusterIP"] == "None"
     assert peers["spec"]["publishNotReadyAddresses"] is True
     host = f"{stateful['metadata']['name']}-{{ordinal}}.{peers['metadata']['name']}.vision.svc"
-    assert found.environment["REFILL_POD_URLS"] == f"http://{host}:9000"
-    assert found.environment["REFILL_PEER_URLS"] == f"http://{host}:9001"
+    assert found.environment["REFILL_POD_URLS"] == f"https://{host}:9000"
+    assert found.environment["REFILL_PEER_URLS"] == f"https://{host}:9001"
     assert found.environment["REFILL_REPLICAS"] == str(stateful["spec"]["replicas"])
 
 
 def test_only_pods_of_the_release_reach_the_peers_port() -> None:
     found = release({"networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "vision"}}}]}})
-    rules = {rule["ports"][0]["port"]: rule["from"] for rule in found.the("NetworkPolicy")["spec"]["ingress"]}
+    rules = {rule["ports"][0]["port"]: rule.get("from") for rule in found.the("NetworkPolicy")["spec"]["ingress"]}
     pods = {"podSelector": {"matchLabels": found.the("StatefulSet")["spec"]["selector"]["matchLabels"]}}
     assert rules["peers"] == [pods]
     assert pods in rules["clients"], "pods that resume jobs talk to each other as clients do"
@@ -137,9 +143,66 @@ def test_only_pods_of_the_release_reach_the_peers_port() -> None:
     assert any(labels.items() <= test_pod.items() for labels in allowed), "`helm test` is let in"
 
 
-def test_everybody_reaches_the_clients_port_unless_said_otherwise() -> None:
+def test_everybody_reaches_the_ports_of_clients_and_metrics_unless_said_otherwise() -> None:
     rules = release().the("NetworkPolicy")["spec"]["ingress"]
-    assert [rule for rule in rules if "from" not in rule] == [{"ports": [{"port": "clients", "protocol": "TCP"}]}]
+    assert [rule["ports"][0]["port"] for rule in rules if "from" not in rule] == ["clients", "metrics"]
+
+
+def test_who_reads_metrics_and_who_trains_are_named_apart() -> None:
+    prometheus, vision = ({"namespaceSelector": {"matchLabels": {"team": team}}} for team in ("monitoring", "vision"))
+    found = release({"networkPolicy": {"clients": [vision], "metrics": [prometheus]}})
+    rules = {rule["ports"][0]["port"]: rule["from"] for rule in found.the("NetworkPolicy")["spec"]["ingress"]}
+    assert rules["metrics"] == [prometheus]
+    assert vision in rules["clients"]
+    assert prometheus not in rules["clients"]
+
+
+@pytest.mark.parametrize("tls", [{}, {"secret": "a"}, {"peerSecret": "b"}, {"secret": "a", "peerSecret": "b"}])
+def test_services_and_urls_say_what_the_ports_speak(tls: dict[str, str]) -> None:
+    found = release({"tls": tls})
+    of_clients = "https" if "secret" in tls else "http"
+    assert found.environment["REFILL_POD_URLS"].startswith(f"{of_clients}://")
+    assert found.environment["REFILL_PEER_URLS"].startswith("https://" if "peerSecret" in tls else "http://")
+    assert found.service("clients")["spec"]["ports"][0]["appProtocol"] == of_clients
+    assert {port["name"]: port["appProtocol"] for port in found.service("peers")["spec"]["ports"]} == {
+        "clients": of_clients,
+        "peers": "https" if "peerSecret" in tls else "kubernetes.io/h2c",
+        "metrics": "http",
+    }
+
+
+def test_the_test_pod_gets_no_private_key() -> None:
+    """What else it gets is tried in test_release_check.py."""
+    spec = release({"tls": {"secret": "certificate", "peerSecret": "of-pods"}}).the("Pod")["spec"]
+    (volume,) = spec["volumes"]
+    assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    assert volume["secret"]["optional"], "an authority that everybody trusts has none"
+
+
+def test_the_certificate_that_is_shown_is_for_all_names_of_the_release() -> None:
+    """By OpenSSL's own rules, in a handshake without a network."""
+    names = certificate_names()
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.issue_cert(*names).configure_cert(server)
+    authority.configure_trust(client)
+    found = release({"tls": {"secret": "a", "peerSecret": "b"}})
+    urls = [found.environment[name].replace("{ordinal}", "12") for name in ("REFILL_POD_URLS", "REFILL_PEER_URLS")]
+    urls.append(found.the("Pod")["spec"]["containers"][0]["args"][1])
+    for url in urls:
+        shake_hands(server, client, str(urlsplit(url).hostname))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(server, client, "refill-0.other-peers.ml.svc")
+
+
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(to_client, to_server, server_hostname=host), server.wrap_bio(to_server, to_client, True)]
+    for _ in range(4):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    assert ends[0].getpeercert()
 
 
 def test_service_links_would_break_the_pods_and_are_off() -> None:

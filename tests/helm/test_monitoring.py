@@ -86,14 +86,33 @@ def test_rules_that_are_not_there_are_not_given(chart_with: Any) -> None:
         rendered(chart_with({}), {"prometheusRule": {"enabled": True}})
 
 
-def test_a_service_monitor_finds_the_service_of_clients_and_no_other() -> None:
+def test_alerts_link_their_entry_of_the_runbook_where_that_can_be_read() -> None:
+    def runbooks(url: str) -> dict[str, str]:
+        spec = release({"prometheusRule": {"enabled": True, "runbookUrl": url}}).the("PrometheusRule")["spec"]
+        rules = [rule for group in spec["groups"] for rule in group["rules"] if "alert" in rule]
+        return {rule["alert"]: rule["annotations"]["runbook"] for rule in rules}
+
+    assert runbooks("")
+    for url in ("https://wiki.example.com/refill/RUNBOOK.md", ""):
+        for alert, link in runbooks(url).items():
+            assert link == f"{url or 'docs/RUNBOOK.md'}#{alert.lower()}"
+
+
+def test_a_service_monitor_finds_the_service_that_has_all_pods_and_no_other() -> None:
     found = release({"serviceMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}}})
     monitor = found.the("ServiceMonitor")
     chosen = monitor["spec"]["selector"]["matchLabels"]
     (service,) = [s for s in found.of_kind("Service") if chosen.items() <= s["metadata"]["labels"].items()]
-    assert service == found.service("clients")
+    assert service == found.service("peers")
+    assert service["spec"]["publishNotReadyAddresses"], "pods that are not ready are scraped, too"
     (endpoint,) = monitor["spec"]["endpoints"]
-    assert endpoint == {"port": "clients", "path": "/metrics", "interval": "15s"}
+    as_a_pod_monitor_has_it = [{"targetLabel": "job", "replacement": "ml/refill"}]
+    assert endpoint == {
+        "port": "metrics",
+        "path": "/metrics",
+        "interval": "15s",
+        "relabelings": as_a_pod_monitor_has_it,
+    }
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
 
@@ -102,4 +121,4 @@ def test_a_pod_monitor_finds_the_pods() -> None:
     found = release({"podMonitor": {"enabled": True}})
     spec = found.the("PodMonitor")["spec"]
     assert spec["selector"]["matchLabels"].items() <= found.pod_template["metadata"]["labels"].items()
-    assert spec["podMetricsEndpoints"] == [{"port": "clients", "path": "/metrics"}]
+    assert spec["podMetricsEndpoints"] == [{"port": "metrics", "path": "/metrics"}]

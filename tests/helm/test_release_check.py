@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.conftest import free_port
+from tests.helm.conftest import Secured
+from tests.helm.mounted_secrets import TOKENS
 from tests.helm.rendering import release
 
 from refill_service.demo.local_cluster import LocalCluster
 
 
-def check(url: str, num_pods: int, dataset: str) -> subprocess.CompletedProcess[str]:
+def check(url: str, num_pods: int, dataset: str, tokens: str = "", ca: str = "") -> subprocess.CompletedProcess[str]:
     """The test pod's command, with these in place of its own arguments."""
     (container,) = release({"dataset": {"url": "s3://bucket/images"}}).the("Pod")["spec"]["containers"]
     assert container["command"] == ["python", "-c"]
     script, *arguments = container["args"]
-    assert arguments == ["http://refill.ml.svc:8000", "3", "s3://bucket/images"]
-    command = [sys.executable, "-I", "-c", script, url, str(num_pods), dataset]
+    assert arguments == ["http://refill.ml.svc:8000", "3", "s3://bucket/images", "", ""]
+    command = [sys.executable, "-I", "-c", script, url, str(num_pods), dataset, tokens, ca]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -43,6 +46,60 @@ def test_without_a_dataset_the_pods_alone_are_checked(three_pods: LocalCluster) 
 
 def test_a_dataset_that_is_not_there_fails(three_pods: LocalCluster, tmp_path: Path) -> None:
     assert_fails(check(three_pods.pod_urls[0], 3, tmp_path.as_uri()), f"{tmp_path.as_uri()}")
+
+
+@dataclass
+class TestPod:
+    """What `helm test` makes of a release with tokens and TLS, with its Secrets in a folder."""
+
+    __test__ = False
+    url: str
+    dataset: str
+    tokens: Path
+    ca: Path
+
+    def check(self) -> subprocess.CompletedProcess[str]:
+        return check(self.url, 3, self.dataset, str(self.tokens), str(self.ca))
+
+
+@pytest.fixture
+def test_pod(secured_pods: Secured, tmp_path: Path) -> TestPod:
+    spec = secured_pods.release.the("Pod")["spec"]
+    _, url, pods, dataset, tokens, ca = spec["containers"][0]["args"]
+    assert (url, pods) == ("https://refill.ml.svc:8000", "3")
+    root = secured_pods.mounts_of(spec, tmp_path)
+    return TestPod(secured_pods.running.pod_urls[0], dataset, Path(f"{root}{tokens}"), Path(f"{root}{ca}"))
+
+
+def test_pods_with_tokens_and_tls_pass_by_what_the_test_pod_mounts(test_pod: TestPod) -> None:
+    (test_pod.tokens / "..data").mkdir()  # as Kubernetes has it
+    result = test_pod.check()
+    assert (result.returncode, result.stderr) == (0, "")
+    assert f"{test_pod.dataset} has 1,000 samples" in result.stdout
+    for token in TOKENS.values():
+        assert token not in result.stdout
+
+
+def test_a_token_that_the_pods_do_not_know_fails(test_pod: TestPod) -> None:
+    for token in test_pod.tokens.iterdir():
+        token.write_text("nobody's-0123456789\n")
+    assert_fails(test_pod.check(), "takes requests with a token that it knows only")
+
+
+def test_a_secret_of_tokens_without_any_fails(test_pod: TestPod) -> None:
+    for token in test_pod.tokens.iterdir():
+        token.unlink()
+    assert_fails(test_pod.check(), "the Secret of access.clientTokens is empty")
+
+
+def test_without_its_authority_a_certificate_is_checked_against_the_systems(test_pod: TestPod) -> None:
+    test_pod.ca.unlink()
+    assert_fails(test_pod.check(), "certificate verify failed")
+
+
+def test_an_authority_that_is_no_certificate_fails(test_pod: TestPod) -> None:
+    test_pod.ca.write_text("ca.crt\n")
+    assert_fails(test_pod.check(), "holds no certificates")
 
 
 def test_pods_of_another_number_fail(three_pods: LocalCluster) -> None:

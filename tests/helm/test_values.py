@@ -38,6 +38,16 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
         ({"podAntiAffinity": "yes"}, "at '/podAntiAffinity'"),
         ({"ports": {"clients": 70000}}, "at '/ports/clients': maximum: got 70,000, want 65,535"),
         ({"ports": {"clients": 9000, "peers": 9000}}, "ports.clients and ports.peers are both 9000"),
+        ({"ports": {"metrics": 8000}}, "ports.clients and ports.metrics are both 8000"),
+        ({"access": {"clientTokens": "Tokens!"}}, "at '/access/clientTokens': 'Tokens!' does not match pattern"),
+        ({"tls": {"cert": "x"}}, "at '/tls': additional properties 'cert' not allowed"),
+        ({"settings": {"dataset_urls": "s3://a,s3://b"}}, "at '/settings/dataset_urls': got string, want array"),
+        ({"settings": {"dataset_urls": ["s3://a,s3://b"]}}, "at '/settings/dataset_urls/0'"),
+        (
+            {"settings": {"dataset_urls": ["s3://bucket/img"]}, "dataset": {"url": "s3://bucket/images"}},
+            "dataset.url, s3://bucket/images, begins with none of settings.dataset_urls",
+        ),
+        ({"prometheusRule": {"runbookUrl": "docs/RUNBOOK.md"}}, "at '/prometheusRule/runbookUrl'"),
         (
             {"settings": {"drain_seconds": 30}},
             "settings.drain_seconds, 30, leaves no time of settings.grace_seconds, 25",
@@ -113,7 +123,7 @@ def test_every_value_is_explained_above_it() -> None:
 def test_values_files_for_ci_turn_every_option_on() -> None:
     """So that what is checked of them is checked of the whole chart."""
     everything = values_in(CHART / "ci" / "everything-values.yaml")
-    not_there = {"podMonitor", "prometheusRule", "podSecurityContext", "securityContext", "podAntiAffinity", "memory"}
+    not_there = {"podMonitor", "podSecurityContext", "securityContext", "podAntiAffinity", "memory"}
     assert set(VALUES) - set(everything) <= not_there | {"imagePullSecrets"}
     assert len(VALUES_FILES) >= 5
 

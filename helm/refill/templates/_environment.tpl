@@ -1,13 +1,13 @@
-{{/* Which variables does a pod get? Settings of refill only, and credentials. */}}
+{{/* Which variables does a pod get? Settings of refill only, and credentials of the store. */}}
 
 {{- define "refill.environment" -}}
-{{- $pod := printf "http://%s-{ordinal}.%s.%s.svc" (include "refill.fullname" .) (include "refill.peersName" .) .Release.Namespace -}}
 {{- $variables := dict
     "REFILL_PORT" .Values.ports.clients
     "REFILL_PEER_PORT" .Values.ports.peers
+    "REFILL_METRICS_PORT" .Values.ports.metrics
     "REFILL_REPLICAS" .Values.replicas
-    "REFILL_POD_URLS" (printf "%s:%d" $pod (int .Values.ports.clients))
-    "REFILL_PEER_URLS" (printf "%s:%d" $pod (int .Values.ports.peers))
+    "REFILL_POD_URLS" (include "refill.podUrl" .)
+    "REFILL_PEER_URLS" (printf "%s://%s:%d" (include "refill.scheme" .Values.tls.peerSecret) (include "refill.podHost" .) (int .Values.ports.peers))
     "REFILL_MEMORY_BYTES" (include "refill.memoryBytes" .)
 -}}
 {{- if .Values.journal.enabled -}}
@@ -18,13 +18,14 @@
 {{- $_ := set $variables "REFILL_PINNED_DIR_BYTES" (mulf (include "refill.bytes" .Values.pinnedDisk.size | float64) 0.9 | int64) -}}
 {{- end -}}
 {{- range $name, $value := .Values.settings -}}
-{{- $_ := set $variables (printf "REFILL_%s" (upper $name)) $value -}}
+{{- $_ := set $variables (printf "REFILL_%s" (upper $name)) (ternary (join "," $value) $value (kindIs "slice" $value)) -}}
 {{- end -}}
 {{- range $name, $value := .Values.store -}}
 {{- if ne (toString $value) "" -}}
 {{- $_ := set $variables (printf "REFILL_STORE_%s" (upper $name)) $value -}}
 {{- end -}}
 {{- end -}}
+{{- $variables = merge $variables (include "refill.secretPaths" . | fromYaml) -}}
 {{- range $name, $value := $variables }}
 - name: {{ $name }}
   value: {{ include "refill.text" $value | quote }}

@@ -59,5 +59,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* Of a training pod, wherever in the cluster it runs. */}}
 {{- define "refill.url" -}}
-http://{{ include "refill.fullname" . }}.{{ .Release.Namespace }}.svc:{{ int .Values.service.port }}
+{{ include "refill.scheme" .Values.tls.secret }}://{{ include "refill.fullname" . }}.{{ .Release.Namespace }}.svc:{{ int .Values.service.port }}
+{{- end }}
+
+{{/* (a Secret with a certificate, or nothing) */}}
+{{- define "refill.scheme" -}}
+{{ ternary "https" "http" (not (empty .)) }}
+{{- end }}
+
+{{/* Of each pod, under the name that the headless service gives it, without a port. `{ordinal}` is refill's to fill in. */}}
+{{- define "refill.podHost" -}}
+{{ include "refill.fullname" . }}-{ordinal}.{{ include "refill.peersName" . }}.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{/* Of clients. */}}
+{{- define "refill.podUrl" -}}
+{{ include "refill.scheme" .Values.tls.secret }}://{{ include "refill.podHost" . }}:{{ int .Values.ports.clients }}
 {{- end }}
