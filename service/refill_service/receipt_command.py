@@ -13,7 +13,7 @@ import httpx
 from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE, Credentials
 from refill.errors import InvalidInput, PodUnreachable, error_from_wire
 
-__all__ = ["add_command"]
+__all__ = ["add_commands"]
 
 _URL_VARIABLE = "REFILL_URL"
 _DEFAULT_URL = "http://127.0.0.1:8000"
@@ -21,7 +21,7 @@ _TIMEOUT_SECONDS = 60
 _SHOWN_RANKS = 16
 
 
-def add_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "receipt",
         help="what an epoch delivered: duplicates, missing, per rank",

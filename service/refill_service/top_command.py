@@ -16,7 +16,7 @@ import httpx
 from refill.errors import InvalidInput, PodUnreachable, error_from_wire
 from refill_service.scrape import PodScrape, Scrape
 
-__all__ = ["add_command"]
+__all__ = ["add_commands"]
 
 _URL_VARIABLE = "REFILL_URL"
 _DEFAULT_URL = "http://127.0.0.1:8000"
@@ -25,7 +25,7 @@ _MOST_AT_ONCE = 16
 _PIPED_WIDTH = 200
 
 
-def add_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "top",
         help="jobs, ranks and pods live in a terminal",
