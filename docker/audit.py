@@ -2,9 +2,10 @@
 
     python docker/audit.py [LOCK] [options of pip-audit]
 
-Asks the advisory service of the package index about every version in docker/requirements.lock; ``--vulnerability-service
-osv`` asks another one. Status 1 if something was found. A service that can't be reached, or knows nothing of the packages, as
-the mirror of an index may, is one line and status 0: a build without network goes on, and says that it was not audited.
+Asks the advisory service of the package index about every version in docker/requirements.lock;
+``--vulnerability-service osv`` asks another one. Status 1 if something was found. A service that can't be reached, or
+that knows nothing of the packages, as the mirror of an index may, is one line and status 0: a build without network
+goes on, and says that it was not audited.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def verdict(report: dict[str, Any]) -> tuple[list[str], int]:
     packages = report["dependencies"]
     unknown = [each["name"] for each in packages if "skip_reason" in each]
     found = [
-        f"{each['name']} {each['version']}: {known['id']}, fixed in {', '.join(known['fix_versions']) or 'no version yet'}"
+        f"{each['name']} {each['version']}: {known['id']}, fixed in {', '.join(known['fix_versions']) or 'no version'}"
         for each in packages
         for known in each.get("vulns", [])
     ]

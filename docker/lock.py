@@ -9,8 +9,8 @@ sbom.cdx.json
     the same packages with their licences and who needs whom, in CycloneDX: read from an environment that is installed
     from the lock.
 
-Versions that are locked stay, as long as pyproject.toml allows them: ``make lock LOCK_FLAGS=--upgrade`` takes newer ones,
-``LOCK_FLAGS='--upgrade-package httpx'`` one of them.
+Versions that are locked stay, as long as pyproject.toml allows them: ``make lock LOCK_FLAGS=--upgrade`` takes newer
+ones, ``LOCK_FLAGS='--upgrade-package httpx'`` one of them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def main() -> None:
 
 def _compile(source: list[str], lock: Path, flags: list[str], stdin: str = "") -> None:
     lock.touch()
+    compiling = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", PYTHON, "--generate-hashes"]
+    compiling += ["--no-emit-index-url", "--custom-compile-command", "make lock", "--output-file", str(lock)]
     subprocess.run(
-        ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", PYTHON, "--generate-hashes"]
-        + ["--no-emit-index-url", "--custom-compile-command", "make lock", "--output-file", str(lock), *flags, *source],
+        [*compiling, *flags, *source],
         cwd=ROOT,
         input=stdin,
         text=True,

@@ -1,11 +1,11 @@
 """How do tests build and run images? With podman as root, in a storage of their own, and with no network.
 
-What is built stays in ``~/.cache/refill-images``, so that a second run builds only what changed. Nothing touches the images
-that podman otherwise has on this machine.
+What is built stays in ``~/.cache/refill-images``, so that a second run builds only what changed. Nothing touches the
+images that podman otherwise has on this machine.
 
-The base image is a stand-in for the official one, made by debootstrap of the same Debian with the same Python: no registry
-of images is asked. As in the official one, the standard library comes without bytecode. Packages come from a folder
-of wheels that pip downloads here by the lock, with its hashes.
+The base image is a stand-in for the official one, made by debootstrap of the same Debian with the same Python: no
+registry of images is asked. As in the official one, the standard library comes without bytecode. Packages come from a
+folder of wheels that pip downloads here by the lock, with its hashes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
 
 
 def podman(*arguments: str, check: bool = True, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    """Run podman in the tests' own storage. A failure of it fails the test with what it said, unless not to be checked."""
+    """Run podman in the tests' own storage. Where it fails the test does, with what it said, unless ``check`` is false.
+
+    What this process may open bounds what containers may: a container can't be given more.
+    """
     storage = ["--root", str(_HERE / "storage"), "--runroot", str(_HERE / "run")]
     # Its own containers.conf: Debian's default runtime, crun, fails where cgroups are old, and its default limits are
     # above what a container that runs podman may set.
@@ -106,9 +109,9 @@ def _make_base() -> None:
 
 def _download(wheels: Path) -> None:
     lock = [f"--requirement={ROOT / 'docker' / name}.lock" for name in ("build", "requirements")]
+    downloading = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"]
-        + [f"--dest={wheels}", f"--find-links={wheels}", *lock],
+        [*downloading, "--require-hashes", f"--dest={wheels}", f"--find-links={wheels}", *lock],
         check=True,
-        stdout=subprocess.DEVNULL,
+        capture_output=True,
     )

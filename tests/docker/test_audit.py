@@ -61,7 +61,9 @@ def advisories() -> Iterator[ThreadingHTTPServer]:
 
 def audit(*arguments: str, port: int) -> subprocess.CompletedProcess[str]:
     service = ["--vulnerability-service", "osv", "--osv-url", f"http://127.0.0.1:{port}/v1/query"]
-    return subprocess.run([sys.executable, str(AUDIT), *arguments, *service], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, str(AUDIT), *arguments, *service], capture_output=True, text=True, timeout=120
+    )
 
 
 def test_a_known_vulnerability_fails_and_says_what_fixes_it(advisories: ThreadingHTTPServer) -> None:

@@ -21,7 +21,9 @@ def entries(lock: str) -> list[tuple[Requirement, list[str]]]:
     """Each requirement of a lock file with its hashes."""
     text = re.sub(r"^\s*#.*$", "", (ROOT / "docker" / f"{lock}.lock").read_text(), flags=re.MULTILINE)
     lines = text.replace("\\\n", " ").splitlines()
-    return [(Requirement(line.split(" --hash")[0]), re.findall(r"--hash=(\S+)", line)) for line in lines if line.strip()]
+    return [
+        (Requirement(line.split(" --hash")[0]), re.findall(r"--hash=(\S+)", line)) for line in lines if line.strip()
+    ]
 
 
 @pytest.mark.parametrize("lock", WANTED)
@@ -46,7 +48,9 @@ def test_versions_are_those_that_the_project_allows(lock: str) -> None:
 
 @pytest.mark.parametrize("lock", WANTED)
 def test_a_lock_names_no_place_to_download_from(lock: str) -> None:
-    assert not re.search(r"https?://|--(?:extra-)?index-url|--find-links", (ROOT / "docker" / f"{lock}.lock").read_text())
+    assert not re.search(
+        r"https?://|--(?:extra-)?index-url|--find-links", (ROOT / "docker" / f"{lock}.lock").read_text()
+    )
 
 
 def test_nothing_of_training_and_development_is_locked() -> None:
@@ -59,7 +63,8 @@ def test_the_bill_of_materials_lists_what_is_locked() -> None:
     here = {
         (canonicalize_name(package.name), str(package.specifier).removeprefix("=="))
         for package, _ in entries("requirements")
-        if package.marker is None or package.marker.evaluate({"python_version": "3.11", "python_full_version": "3.11.0"})
+        if package.marker is None
+        or package.marker.evaluate({"python_version": "3.11", "python_full_version": "3.11.0"})
     }
     assert {(canonicalize_name(each["name"]), each["version"]) for each in bill["components"]} == here
     assert bill["metadata"]["component"]["version"] == PROJECT["project"]["version"]
