@@ -1,6 +1,8 @@
 # make demo   a model trains through a cache of three pods on this machine
 # make test   all tests
-# make check  what CI checks besides the tests: style, types, import contracts
+# make check  what CI checks besides the tests: style, types, import contracts, known vulnerabilities
+# make test-image    the tests that build the container image and run it, as root, with podman
+# make lock          docker/*.lock and the bill of materials anew, from pyproject.toml
 # make chart-files   copy dashboards and rules into the Helm chart
 # Each makes its own virtual environment, .venv, the first time.
 
@@ -13,9 +15,11 @@ PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_FLAGS ?=
 CHAOS_FLAGS ?=
+LOCK_FLAGS ?=
+AUDIT_FLAGS ?=
 SOAK_FLAGS ?=
 
-.PHONY: demo test check chart-files format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-peers chaos soak clean
+.PHONY: demo test test-image check audit lock chart-files format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -23,11 +27,21 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest
 
-check: $(READY)
+test-image: $(READY)
+	$(BIN)/python -m pytest -m image tests/docker
+
+check: $(READY) audit
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# LOCK_FLAGS=--upgrade: newer versions of everything; else what is locked stays.
+lock: $(READY)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python docker/lock.py $(LOCK_FLAGS)
+
+audit: $(READY)
+	$(BIN)/python docker/audit.py $(AUDIT_FLAGS)
 
 # Helm packs nothing from outside of a chart.
 chart-files:
@@ -65,6 +79,9 @@ bench-shaped: $(READY)
 # PEERS_FLAGS='--quick', '--only "WebDataset"', '--report': see benchmarks/peers/run.py.
 bench-peers: $(PEERS_READY)
 	PYTHONPATH=benchmarks $(PEERS)/bin/python -m peers.run $(PEERS_FLAGS)
+
+bench-start: $(READY)
+	$(BIN)/python benchmarks/start_up.py
 
 bench-quality: $(READY)
 	$(BIN)/python benchmarks/training_quality.py --plot docs/training_quality.svg

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from refill_service.analysis import Analysis, DatasetShape, Row
     from refill_service.object_store.store_settings import StoreSettings
 
-__all__ = ["add_command"]
+__all__ = ["add_commands"]
 
 _PLOT_KINDS = (".png", ".svg")
 
 
-def add_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     from refill_service.analysis import StoreTerms
     from refill_service.datasets.commands import add_store_options
 

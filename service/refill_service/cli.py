@@ -6,6 +6,7 @@ It lives in the service package, since all that it does is done there; a trainin
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,11 +16,25 @@ from refill.errors import InvalidInput, RefillError
 
 __all__ = ["main"]
 
+_COMMANDS = {
+    "pack": "datasets.commands",
+    "index": "datasets.commands",
+    "inspect": "datasets.commands",
+    "serve": "serve_command",
+    "receipt": "receipt_command",
+    "top": "top_command",
+    "simulate": "simulate_command",
+    "analyze": "analyze_command",
+    "demo": "demo.command",
+}
+"""Where each command is, in the order of ``refill --help``. A pod need not import what simulates, draws and packs."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     try:
-        parser = _parser()
+        argv = sys.argv[1:] if argv is None else argv
+        parser = _parser(argv)
     except ModuleNotFoundError as error:
         print(
             f"refill: {error.name} is not installed; the command needs: pip install 'refill[service]'", file=sys.stderr
@@ -49,22 +64,16 @@ class _Parser(argparse.ArgumentParser):
         raise InvalidInput(f"{message}; see {self.prog} --help")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """:param argv: of the command that it names, only what that needs is imported; otherwise everything."""
     from refill import __version__
-    from refill_service import analyze_command, receipt_command, serve_command, simulate_command, top_command
-    from refill_service.datasets import commands as dataset_commands
-    from refill_service.demo import command as demo_command
 
     parser = _Parser(prog="refill", description="A data cache for model training: every sample exactly once an epoch.")
     parser.add_argument("--version", action="version", version=f"refill {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    dataset_commands.add_commands(commands)
-    serve_command.add_command(commands)
-    receipt_command.add_command(commands)
-    top_command.add_command(commands)
-    simulate_command.add_command(commands)
-    analyze_command.add_command(commands)
-    demo_command.add_command(commands)
+    named = _COMMANDS.get(argv[0]) if argv else None
+    for module in [named] if named else dict.fromkeys(_COMMANDS.values()):
+        importlib.import_module(f"refill_service.{module}").add_commands(commands)
     return parser
 
 

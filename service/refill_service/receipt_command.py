@@ -12,13 +12,13 @@ import httpx
 from refill.errors import InvalidInput, PodUnreachable, error_from_wire
 from refill_service.service_arguments import add_service_arguments, client_of
 
-__all__ = ["add_command"]
+__all__ = ["add_commands"]
 
 _TIMEOUT_SECONDS = 60
 _SHOWN_RANKS = 16
 
 
-def add_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "receipt",
         help="what an epoch delivered: duplicates, missing, per rank",

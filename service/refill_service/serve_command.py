@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-__all__ = ["add_command"]
+__all__ = ["add_commands"]
 
 
-def add_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     from refill_service.settings import Settings
 
     parser = commands.add_parser(

@@ -17,10 +17,10 @@ from refill_service.simulation import (
     simulate,
 )
 
-__all__ = ["add_command"]
+__all__ = ["add_commands"]
 
 
-def add_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "simulate",
         help="what an epoch would cost: the protocol with ranks in lockstep and no I/O",

@@ -16,14 +16,14 @@ from refill.errors import InvalidInput, PodUnreachable, error_from_wire
 from refill_service.scrape import PodScrape, Scrape
 from refill_service.service_arguments import add_service_arguments, client_of
 
-__all__ = ["add_command"]
+__all__ = ["add_commands"]
 
 _TIMEOUT_SECONDS = 5
 _MOST_AT_ONCE = 16
 _PIPED_WIDTH = 200
 
 
-def add_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "top",
         help="jobs, ranks and pods live in a terminal",

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from refill.protocol.job_spec import JobSpec
-from refill_service.cli import _parser
+from refill_service.cli import _COMMANDS, _parser
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.settings import Settings
 
@@ -102,3 +102,21 @@ def test_api_reference_is_what_the_code_says() -> None:
         timeout=60,
     )
     assert found.stdout == "True\n", f"run: python docs/api_reference.py\n{found.stderr}"
+
+
+def test_each_command_is_found_where_the_command_line_looks_for_it() -> None:
+    """Of a command that is named, only its own module is imported; it has to be the same command."""
+    everything = re.findall(r"^    (\w+)  ", _parser().format_help(), re.MULTILINE)
+    assert sorted(everything) == sorted(_COMMANDS)
+    for name in _COMMANDS:
+        assert re.search(rf"^    {name}  ", _parser([name]).format_help(), re.MULTILINE), name
+
+
+def test_a_pod_does_not_import_what_other_commands_need() -> None:
+    others = "refill_service.simulation refill_service.top_command refill_service.demo.command httpx"
+    code = (
+        "import sys; from refill_service.cli import _parser; _parser(['serve'])\n"
+        f"print([name for name in {others.split()} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

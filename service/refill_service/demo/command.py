@@ -8,12 +8,12 @@ from typing import Any
 
 from refill.errors import InvalidInput
 
-__all__ = ["add_command"]
+__all__ = ["add_commands"]
 
 _NEEDED = {"torch": "'refill[torch]'", "PIL": "'refill[torch]'", "sklearn": "scikit-learn"}
 
 
-def add_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
         help="a model trains through a cache of three pods on this machine",
