@@ -144,11 +144,11 @@ class Owner:
         :param asked: ``(n,)`` sample ids that the rank's trace asks for, all different, none a repeat.
         """
         state = await self._epoch(epoch, rank)
-        if state.abandoned:
+        first = self.job.share.first_sample
+        if state.abandoned and not state.core.has_answered(asked - first):
             raise EpochEnded(
                 f"job {self.job.spec.name} has left epoch {epoch} before its end; it can't be taken up again"
             )
-        first = self.job.share.first_sample
         taken = state.core.take(asked - first)
         state.order(taken.refills)
         # Before anything leaves: what is not written down may be given to somebody else after a restart.
