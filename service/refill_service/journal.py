@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 _HEADER = "job.json"
 _RECEIPTS = "receipts.jsonl"
 _CLEAN = "clean"
+_LEFT_WITH = "left-with"
 _ENDED = "ended"
 _DONE = "done.bits"
 _KEPT_ENDED = 10_000
@@ -59,6 +60,8 @@ class KeptJob:
     whole: bool
     """Whether nothing that was delivered can be missing."""
     resumed: ResumedEpoch | None = None
+    left_with: tuple[int, ...] = ()
+    """Pods that may have been left a table when that run ended: they must not keep it for later ones."""
 
 
 class Journal:
@@ -118,10 +121,13 @@ class Journal:
             resumed = _resumed(folder / _DONE, header)
             lines = (folder / _RECEIPTS).read_text().splitlines() if (folder / _RECEIPTS).exists() else []
             receipts = {receipt["epoch"]: receipt for receipt in map(_json_or_none, lines) if receipt is not None}
+            left_with = tuple(
+                map(int, (folder / _LEFT_WITH).read_text().split() if (folder / _LEFT_WITH).exists() else ())
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s can't be read, and is not used: %s", folder, error)
             return None
-        return KeptJob(header, records, receipts, whole, resumed)
+        return KeptJob(header, records, receipts, whole, resumed, left_with)
 
     def begin(
         self,
@@ -232,6 +238,7 @@ class JobJournal:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / _CLEAN).unlink(missing_ok=True)
+            (self._folder / _LEFT_WITH).unlink(missing_ok=True)
             wanted = set(epochs)
             for epoch in wanted:
                 self._compact(epoch)
@@ -303,6 +310,14 @@ class JobJournal:
         except OSError as error:
             if error.errno != 9:  # closed meanwhile: its epoch has ended
                 self._failed(error)
+
+    def leaves_with(self, pod: int) -> None:
+        """Fact: another pod is about to be left what was delivered. What is delivered after that must not begin before
+        that pod has been asked for it: else it would give an old table to a later run, as if it was whole."""
+        if not self._given_up:
+            note = self._folder / _LEFT_WITH
+            before = note.read_text() if note.exists() else ""
+            _replace(note, f"{before} {pod}".encode(), sync=True)
 
     def close(self) -> None:
         """It is whole, whatever becomes of the machine."""

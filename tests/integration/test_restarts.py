@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import threading
 import uuid
 from collections.abc import Callable
@@ -279,5 +280,23 @@ def test_a_rank_that_asks_for_nothing_tells_all_the_same(packed: Packed, tmp_pat
         ranks.ask(0, 200, 300)
         ranks.ranks.append(waiting)
         ranks.ask(0, 200, ranks.length)
+        ranks.check(0)
+        assert receipt(cluster, job, 0)["exact"]
+
+
+def test_what_a_pod_left_with_another_is_not_its_table_once_it_has_gone_on(packed: Packed, tmp_path: Path) -> None:
+    """Its successor goes on from the journal, delivers more, and is then killed with its volume."""
+    with cluster_of(tmp_path, 2, journal=True) as cluster:
+        job = settings_of(packed[0], world_size=2)
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        cluster.processes[1].terminate()
+        cluster.processes[1].wait(30)
+        cluster.restart(1)
+        ranks.ask(0, 100, 300)
+        cluster.kill(1)
+        shutil.rmtree(tmp_path / "journal-1")
+        cluster.restart(1)
+        ranks.ask(0, 300, ranks.length)
         ranks.check(0)
         assert receipt(cluster, job, 0)["exact"]
