@@ -300,3 +300,17 @@ def test_what_a_pod_left_with_another_is_not_its_table_once_it_has_gone_on(packe
         ranks.ask(0, 300, ranks.length)
         ranks.check(0)
         assert receipt(cluster, job, 0)["exact"]
+
+
+def test_a_rank_whose_record_lacks_something_is_gone_on_without(packed: Packed, tmp_path: Path) -> None:
+    """Its temporary folder was full for a while: what it received is unknown, and the training goes on."""
+    with cluster_of(tmp_path, 1, journal=False, recovery_seconds=1) as cluster:
+        job = settings_of(packed[0], world_size=2)
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        (ranks.ranks[1]._record._folder / "whole").unlink()
+        cluster.kill(0)
+        cluster.restart(0)
+        ranks.ask(0, 0, ranks.length)
+        ranks.check(0)
+        assert receipt(cluster, job, 0)["exact"], "all that it remembers was told, though nobody knew that it was all"
