@@ -144,5 +144,7 @@ class Recovery:
     def _unposted(self, told: Recollection) -> list[str]:
         """Traces without which what was received can't be understood."""
         return [
-            f"a trace of epoch {epoch}" for epoch in told.received_epochs() if self._job.known_traces(epoch) is None
+            f"a trace of epoch {epoch}"
+            for epoch in told.received_epochs()
+            if epoch >= told.oldest_entered and self._job.known_traces(epoch) is None
         ]

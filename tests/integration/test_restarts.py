@@ -314,3 +314,23 @@ def test_a_rank_whose_record_lacks_something_is_gone_on_without(packed: Packed, 
         ranks.ask(0, 0, ranks.length)
         ranks.check(0)
         assert receipt(cluster, job, 0)["exact"], "all that it remembers was told, though nobody knew that it was all"
+
+
+def test_traces_of_an_epoch_that_every_rank_has_left_are_not_waited_for(packed: Packed, tmp_path: Path) -> None:
+    """Rank 0 has posted its next trace and kept no older one than the last, rank 1 is about to."""
+    with cluster_of(tmp_path, 1, journal=False, recovery_seconds=1) as cluster:
+        job = settings_of(packed[0], world_size=2, order="explicit", num_epochs=0)
+        ranks = Ranks(cluster, job)
+        order = np.random.default_rng(1).permutation(NUM_SAMPLES)
+        for epoch in range(2):
+            for rank in ranks.ranks:
+                rank.post_trace(epoch, order[rank.rank :: 2])
+            ranks.ask(epoch, 0, ranks.length)
+        ranks.ranks[0].post_trace(2, order[::2])
+        cluster.kill(0)
+        cluster.restart(0)
+        ranks.ask(1, 0, 100)
+        ranks.ranks[1].post_trace(2, order[1::2])
+        ranks.ask(2, 0, ranks.length)
+        ranks.check(2)
+        assert receipt(cluster, job, 2)["exact"]
