@@ -141,6 +141,8 @@ class Journal:
         folder = self._of(job)
         if folder is None:
             return None
+        if _incarnation_in(folder) != header["incarnation"]:
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier job of that name
         header = header | {"boot": _boot_id(), "resumed": None if resumed is None else _without_done(resumed)}
         journal = JobJournal(folder, header, snapshot, self._failed, resumed)
         journal.begin(epochs)
@@ -248,7 +250,7 @@ class JobJournal:
             if self._resumed is not None:
                 bits = np.zeros(self._header["num_samples"], dtype=bool)
                 bits[self._resumed.done] = True
-                _replace(self._folder / _DONE, np.packbits(bits).tobytes())
+                _replace(self._folder / _DONE, np.packbits(bits).tobytes(), sync=True)
             # Last: without it nothing else is looked at.
             _replace(self._folder / _HEADER, json.dumps(self._header).encode())
         except OSError as error:
@@ -301,8 +303,8 @@ class JobJournal:
             except OSError as error:
                 self._give_up(error)
 
-    def sync(self) -> None:
-        """To the disk. Called in a thread."""
+    def sync(self) -> bool:
+        """To the disk. Called in a thread. False when not all of it is there."""
         self.unsynced = False
         try:
             for file in list(self._files.values()):
@@ -310,6 +312,8 @@ class JobJournal:
         except OSError as error:
             if error.errno != 9:  # closed meanwhile: its epoch has ended
                 self._failed(error)
+                return False
+        return True
 
     def leaves_with(self, pod: int) -> None:
         """Fact: another pod is about to be left what was delivered. What is delivered after that must not begin before
@@ -321,9 +325,9 @@ class JobJournal:
 
     def close(self) -> None:
         """It is whole, whatever becomes of the machine."""
-        self.sync()
+        on_disk = self.sync()
         self._close_files()
-        if not self._given_up:
+        if on_disk and not self._given_up:
             try:
                 _replace(self._folder / _CLEAN, b"", sync=True)
             except OSError as error:
@@ -405,8 +409,18 @@ def _without_done(resumed: ResumedEpoch) -> dict[str, Any]:
 def _resumed(path: Path, header: dict[str, Any]) -> ResumedEpoch | None:
     if header.get("resumed") is None:
         return None
-    bits = np.unpackbits(np.frombuffer(path.read_bytes(), dtype=np.uint8), count=header["num_samples"])
+    packed = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    if len(packed) != -(-header["num_samples"] // 8):
+        raise ValueError(f"{path.name} is cut short")
+    bits = np.unpackbits(packed, count=header["num_samples"])
     return ResumedEpoch(done=np.flatnonzero(bits), **header["resumed"])
+
+
+def _incarnation_in(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / _HEADER).read_text())["incarnation"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _boot_id() -> str:
