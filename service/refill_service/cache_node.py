@@ -151,7 +151,7 @@ class CacheNode:
         if at_pod is None:
             raise UnknownJob(f"pod {self.settings.ordinal} knows no job {name}: register it first", job=name)
         if incarnation is not None and incarnation != at_pod.job.incarnation:
-            raise self.is_another(name)
+            raise self.is_another(name) if not at_pod.owner.lost else at_pod.owner.recovering()
         if not looked_at:
             at_pod.job.last_used = time.monotonic()
         return at_pod
