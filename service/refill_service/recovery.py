@@ -124,8 +124,8 @@ class Recovery:
         answers = await asyncio.gather(*(ask(pod) for pod in asked), return_exceptions=True)
         silent = []
         for answer in answers:
-            if isinstance(answer, RefillError) and answer.status != 503:
-                raise answer
+            if isinstance(answer, RefillError) and answer.status < 500:
+                raise answer  # it knows better; one that failed is asked again
             if isinstance(answer, RefillError):
                 silent.append(answer.message)
             elif isinstance(answer, BaseException):
