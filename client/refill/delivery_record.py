@@ -79,12 +79,14 @@ class DeliveryRecord:
         try:
             with self._locked() as lock:
                 os.pwrite(lock, (_times_told(lock) + 1).to_bytes(8, "little"), 0)
-                content = b"".join(_intact(path.read_bytes()) for path in sorted(self._folder.glob("epoch-*")))
-                whole = (self._folder / "whole").exists()
+                files = [path.read_bytes() for path in sorted(self._folder.glob("epoch-*"))]
+                parts = [_intact(file) for file in files]
+                # What was cut, where a worker was killed or the disk was full, hides all that was written after it.
+                whole = (self._folder / "whole").exists() and parts == files
         except OSError as error:
             self._say(error)
             return b""
-        return content + (encode_records([Record(Kind.WHOLE, 0, rank)]) if whole else b"")
+        return b"".join(parts) + (encode_records([Record(Kind.WHOLE, 0, rank)]) if whole else b"")
 
     @contextmanager
     def _locked(self) -> Iterator[int]:

@@ -196,7 +196,9 @@ class PodConnection:
         """Say which samples this rank asks for in an epoch, in which order."""
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
         home, path = self.home, self._data_path(f"epochs/{epoch}/ranks/{self.rank}/trace")
-        self._record.add(Record(Kind.TRACE, epoch, self.rank, (sample_ids,)), self._record.times_told())
+        posted = Record(Kind.TRACE, epoch, self.rank, (sample_ids,))
+        while not self._record.add(posted, self._record.times_told()):
+            pass  # told in between; a trace holds all the same
         self._retried(home, lambda seconds: self._call("PUT", home, path, seconds, content=body))
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:

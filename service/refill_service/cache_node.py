@@ -114,7 +114,7 @@ class CacheNode:
         if self._cleaner is not None:
             self._cleaner.cancel()
             await asyncio.gather(self._cleaner, return_exceptions=True)
-        for at_pod in self.jobs.values():
+        for at_pod in list(self.jobs.values()):
             await self.close_job(at_pod, self.stopping())
             await self._hand_over(at_pod)
         self.jobs.clear()
@@ -134,7 +134,9 @@ class CacheNode:
             return
         body = encode_records(record for epoch in owner.live_epochs for record in owner.snapshot(epoch))
         for pod in at_pod.peers.others:
-            with contextlib.suppress(RefillError, TimeoutError):
+            with contextlib.suppress(RefillError, TimeoutError, OSError):
+                if owner.journal is not None:
+                    owner.journal.leaves_with(pod)
                 async with asyncio.timeout(_HAND_OVER_SECONDS):
                     await self.peers.call(pod, "PUT", at_pod.peers.path("kept"), body)
                     return
@@ -153,7 +155,7 @@ class CacheNode:
         if at_pod is None:
             raise UnknownJob(f"pod {self.settings.ordinal} knows no job {name}: register it first", job=name)
         if incarnation is not None and incarnation != at_pod.job.incarnation:
-            raise self.is_another(name)
+            raise self.is_another(name) if not at_pod.owner.lost else at_pod.owner.recovering()
         if not looked_at:
             at_pod.job.last_used = time.monotonic()
         return at_pod

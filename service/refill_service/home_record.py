@@ -28,7 +28,9 @@ class HomeRecord:
         self._ranks: set[int] = set()
         """Ranks that have come here."""
         self._told: set[int] = set()
-        """Ranks that have told what they had received before the pod was restarted."""
+        """Ranks that have told all that they had received before the pod was restarted."""
+        self._heard: set[int] = set()
+        """Those, and ranks that have told what they still know of it. Nothing more is to be had from these."""
         self._received = ReceivedSamples()
         self._restarts = [0] * job.num_pods
         """How often each pod has asked what it had sent, since it had lost its memory."""
@@ -72,6 +74,7 @@ class HomeRecord:
             whole = whole or record.kind is Kind.WHOLE
         for record in received:
             self._remember(record.epoch, rank, *record.columns)
+        self._heard.add(rank)
         if whole:
             self._told.add(rank)
 
@@ -87,7 +90,7 @@ class HomeRecord:
 
     def until_told(self, rank: int) -> None:
         """Raises :class:`RecordsWanted` when the rank has to tell something before it is answered."""
-        if self._lost and rank not in self._told:
+        if self._lost and rank not in self._heard:
             raise RecordsWanted(
                 f"pod {self._job.ordinal} was restarted and has yet to be told what rank {rank} of job "
                 f"{self._job.spec.name} has received",

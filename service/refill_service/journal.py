@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 _HEADER = "job.json"
 _RECEIPTS = "receipts.jsonl"
 _CLEAN = "clean"
+_LEFT_WITH = "left-with"
 _ENDED = "ended"
 _DONE = "done.bits"
 _KEPT_ENDED = 10_000
@@ -59,6 +60,8 @@ class KeptJob:
     whole: bool
     """Whether nothing that was delivered can be missing."""
     resumed: ResumedEpoch | None = None
+    left_with: tuple[int, ...] = ()
+    """Pods that may have been left a table when that run ended: they must not keep it for later ones."""
 
 
 class Journal:
@@ -118,10 +121,13 @@ class Journal:
             resumed = _resumed(folder / _DONE, header)
             lines = (folder / _RECEIPTS).read_text().splitlines() if (folder / _RECEIPTS).exists() else []
             receipts = {receipt["epoch"]: receipt for receipt in map(_json_or_none, lines) if receipt is not None}
+            left_with = tuple(
+                map(int, (folder / _LEFT_WITH).read_text().split() if (folder / _LEFT_WITH).exists() else ())
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s can't be read, and is not used: %s", folder, error)
             return None
-        return KeptJob(header, records, receipts, whole, resumed)
+        return KeptJob(header, records, receipts, whole, resumed, left_with)
 
     def holder_of(self, job: str) -> str | None:
         """Whose token a job of an earlier run of the pod was registered with; None when there is no such job."""
@@ -143,6 +149,8 @@ class Journal:
         folder = self._of(job)
         if folder is None:
             return None
+        if _incarnation_in(folder) != header["incarnation"]:
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier job of that name
         header = header | {"boot": _boot_id(), "resumed": None if resumed is None else _without_done(resumed)}
         journal = JobJournal(folder, header, snapshot, self._failed, resumed)
         journal.begin(epochs)
@@ -240,6 +248,7 @@ class JobJournal:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / _CLEAN).unlink(missing_ok=True)
+            (self._folder / _LEFT_WITH).unlink(missing_ok=True)
             wanted = set(epochs)
             for epoch in wanted:
                 self._compact(epoch)
@@ -249,7 +258,7 @@ class JobJournal:
             if self._resumed is not None:
                 bits = np.zeros(self._header["num_samples"], dtype=bool)
                 bits[self._resumed.done] = True
-                _replace(self._folder / _DONE, np.packbits(bits).tobytes())
+                _replace(self._folder / _DONE, np.packbits(bits).tobytes(), sync=True)
             # Last: without it nothing else is looked at.
             _replace(self._folder / _HEADER, json.dumps(self._header).encode())
         except OSError as error:
@@ -302,8 +311,8 @@ class JobJournal:
             except OSError as error:
                 self._give_up(error)
 
-    def sync(self) -> None:
-        """To the disk. Called in a thread."""
+    def sync(self) -> bool:
+        """To the disk. Called in a thread. False when not all of it is there."""
         self.unsynced = False
         try:
             for file in list(self._files.values()):
@@ -311,12 +320,22 @@ class JobJournal:
         except OSError as error:
             if error.errno != 9:  # closed meanwhile: its epoch has ended
                 self._failed(error)
+                return False
+        return True
+
+    def leaves_with(self, pod: int) -> None:
+        """Fact: another pod is about to be left what was delivered. What is delivered after that must not begin before
+        that pod has been asked for it: else it would give an old table to a later run, as if it was whole."""
+        if not self._given_up:
+            note = self._folder / _LEFT_WITH
+            before = note.read_text() if note.exists() else ""
+            _replace(note, f"{before} {pod}".encode(), sync=True)
 
     def close(self) -> None:
         """It is whole, whatever becomes of the machine."""
-        self.sync()
+        on_disk = self.sync()
         self._close_files()
-        if not self._given_up:
+        if on_disk and not self._given_up:
             try:
                 _replace(self._folder / _CLEAN, b"", sync=True)
             except OSError as error:
@@ -398,8 +417,18 @@ def _without_done(resumed: ResumedEpoch) -> dict[str, Any]:
 def _resumed(path: Path, header: dict[str, Any]) -> ResumedEpoch | None:
     if header.get("resumed") is None:
         return None
-    bits = np.unpackbits(np.frombuffer(path.read_bytes(), dtype=np.uint8), count=header["num_samples"])
+    packed = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    if len(packed) != -(-header["num_samples"] // 8):
+        raise ValueError(f"{path.name} is cut short")
+    bits = np.unpackbits(packed, count=header["num_samples"])
     return ResumedEpoch(done=np.flatnonzero(bits), **header["resumed"])
+
+
+def _incarnation_in(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / _HEADER).read_text())["incarnation"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _boot_id() -> str:

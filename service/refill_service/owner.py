@@ -153,11 +153,11 @@ class Owner:
         :param asked: ``(n,)`` sample ids that the rank's trace asks for, all different, none a repeat.
         """
         state = await self._epoch(epoch, rank)
-        if state.abandoned:
+        first = self.job.share.first_sample
+        if state.abandoned and not state.core.has_answered(asked - first):
             raise EpochEnded(
                 f"job {self.job.spec.name} has left epoch {epoch} before its end; it can't be taken up again"
             )
-        first = self.job.share.first_sample
         taken = state.core.take(asked - first)
         state.order(taken.refills)
         # Before anything leaves: what is not written down may be given to somebody else after a restart.
@@ -238,6 +238,8 @@ class Owner:
         """
         state = next((known for known in (*self._epochs, *self._over) if known.number == epoch), None)
         if state is None:
+            if self.lost:
+                raise self.recovering()
             raise InvalidInput(f"epoch {epoch} of job {self.job.spec.name} has not begun, or is long over")
         return await self._receipt_of(state)
 
@@ -338,12 +340,16 @@ class Owner:
             async with asyncio.timeout(min(self.wait_seconds, PATIENCE_SECONDS)):
                 await self._goes_on.wait()
         except TimeoutError as error:
-            raise PodRecovering(
-                f"pod {self.job.ordinal} was restarted while job {self.job.spec.name} ran, and waits to be told what "
-                f"it had delivered: {self.waits_for or 'other pods are asked'}",
-                pod=self.job.ordinal,
-            ) from error
+            raise self.recovering() from error
         self._refuse_when_closed()
+
+    def recovering(self) -> PodRecovering:
+        """For who must come again when nothing is lost any more."""
+        return PodRecovering(
+            f"pod {self.job.ordinal} was restarted while job {self.job.spec.name} ran, and waits to be told what "
+            f"it had delivered: {self.waits_for or 'other pods are asked'}",
+            pod=self.job.ordinal,
+        )
 
     def _refuse_when_closed(self) -> None:
         if self._why_closed is not None:

@@ -58,7 +58,7 @@ class Recovery:
 
     def from_journal(self) -> bool:
         """Go on from the journal alone; False when that is not enough."""
-        if self._kept is None or not self._kept.whole:
+        if self._kept is None or not self._kept.whole or self._kept.left_with:
             return False
         told = self._told_by_the_journal()
         self._restore_traces(told)
@@ -101,6 +101,7 @@ class Recovery:
         told = Recollection()
         if self._kept is not None:
             told.add(self._kept.records, self._job.ordinal)
+            told.table_is_whole = self._kept.whole
         return told
 
     async def _ask_others(self, told: Recollection) -> list[str]:
@@ -117,11 +118,14 @@ class Recovery:
                 return f"pod {pod}"
             return f"pod {pod}, whose answer was damaged" if reader.damaged else None
 
-        answers = await asyncio.gather(*(ask(pod) for pod in self._peers.others), return_exceptions=True)
+        asked = self._peers.others
+        if self._kept is not None and self._kept.whole:  # only those that were left a table must not keep it
+            asked = [pod for pod in self._kept.left_with if pod in asked]
+        answers = await asyncio.gather(*(ask(pod) for pod in asked), return_exceptions=True)
         silent = []
         for answer in answers:
-            if isinstance(answer, RefillError) and answer.status != 503:
-                raise answer
+            if isinstance(answer, RefillError) and answer.status < 500:
+                raise answer  # it knows better; one that failed is asked again
             if isinstance(answer, RefillError):
                 silent.append(answer.message)
             elif isinstance(answer, BaseException):
@@ -140,5 +144,7 @@ class Recovery:
     def _unposted(self, told: Recollection) -> list[str]:
         """Traces without which what was received can't be understood."""
         return [
-            f"a trace of epoch {epoch}" for epoch in told.received_epochs() if self._job.known_traces(epoch) is None
+            f"a trace of epoch {epoch}"
+            for epoch in told.received_epochs()
+            if epoch >= told.oldest_entered and self._job.known_traces(epoch) is None
         ]

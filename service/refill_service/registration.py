@@ -108,6 +108,8 @@ class Registration:
             if known is None:
                 known = await self._create_or_take_up(spec, incarnation, begun)
         check_holder(spec.name, known.job.spec.holder, spec.holder)
+        if incarnation and known.job.incarnation != incarnation and known.owner.lost:
+            raise known.owner.recovering()  # a rank left over from before brought it, and no other pod has confirmed it
         if differences := known.job.spec.differences(spec):
             raise JobConflict(
                 f"job {spec.name} was registered before with other settings ({'; '.join(differences)}): "
@@ -124,13 +126,13 @@ class Registration:
 
     async def _create_or_take_up(self, spec: JobSpec, incarnation: str, begun: bool) -> JobAtPod:
         """A job that this pod does not have: a new one, or one that it lost in a restart."""
-        if self._node.journal.has_ended(incarnation):
-            raise JobLost(f"job {spec.name} was ended: end what is left of it, or use another name", job=spec.name)
         kept = self._node.journal.find(spec.name)
         if kept is not None and incarnation not in ("", kept.header["incarnation"]):
             kept = None  # of an earlier job of that name
         if kept is None and not incarnation and self._node.settings.ordinal == _LEADER:
             incarnation, begun = await self.known_to_others(spec.name, spec.holder)
+        if self._node.journal.has_ended(incarnation):
+            raise JobLost(f"job {spec.name} was ended: end what is left of it, or use another name", job=spec.name)
         if kept is not None:
             before = JobSpec.from_dict(kept.header["spec"])
             check_holder(spec.name, before.holder, spec.holder)

@@ -48,6 +48,8 @@ class Resuming:
     def __init__(self, node: CacheNode) -> None:
         self._node = node
         self._one_at_a_time = asyncio.Lock()
+        self._worked_out: tuple[str, ResumedEpoch] | None = None
+        """For a job, until it is registered: pods forget what was delivered before they know that they can go on."""
 
     async def resume(self, spec: JobSpec, checkpoint: Checkpoint) -> dict[str, Any]:
         """Register a job as it goes on from a checkpoint; again, by another rank, changes nothing.
@@ -82,11 +84,21 @@ class Resuming:
             raise InvalidInput(
                 f"job {spec.name} has traces of its ranks' own: it can be resumed with the same ranks and pods only"
             )
+        rest = await self._rest(spec, checkpoint, incarnation)
+        self._worked_out = spec.name, rest
+        info = await node.registration.register_resumed(spec, incarnation, rest)
+        self._worked_out = None
+        return info
+
+    async def _rest(self, spec: JobSpec, checkpoint: Checkpoint, incarnation: str) -> ResumedEpoch:
+        if self._worked_out is not None:
+            name, rest = self._worked_out
+            if name == spec.name and Checkpoint(rest.incarnation, rest.epoch, rest.position) == checkpoint:
+                return rest
         done, unknown = await self._done(spec, checkpoint, incarnation)
         if unknown:
             log.warning("job %s is resumed, and of %d samples nobody knows who had them", spec.name, unknown)
-        rest = ResumedEpoch(checkpoint.incarnation, checkpoint.epoch, checkpoint.position, done, unknown)
-        return await node.registration.register_resumed(spec, incarnation, rest)
+        return ResumedEpoch(checkpoint.incarnation, checkpoint.epoch, checkpoint.position, done, unknown)
 
     async def _current(self, spec: JobSpec) -> str:
         try:
@@ -139,6 +151,8 @@ class Resuming:
             return np.concatenate([[len(before.done) + before.unknown, num_samples], before.done])
         if at_pod is not None and at_pod.job.incarnation == checkpoint.incarnation:
             job = at_pod.job
+            if at_pod.owner.lost:
+                raise at_pod.owner.recovering()
             traces = job.known_traces(checkpoint.epoch)
             answered = at_pod.owner.answered(checkpoint.epoch)
             if traces is None or answered is None:

@@ -90,3 +90,13 @@ def test_the_latest_epoch_of_a_rank() -> None:
     told.add([opened(0, 1, epoch=3), opened(0, 2, epoch=2)], source=1)
     assert told.ranks[0] == (3, {1, 2})
     assert told.epochs() == [3]
+
+
+def test_what_every_rank_has_left_long_ago_is_not_taken_up_again() -> None:
+    """Another pod may still have what it was left in an old epoch."""
+    told = Recollection()
+    told.add([Record(Kind.ANSWERED, epoch, 0, (np.array([1]), np.array([1]))) for epoch in (0, 5, 6, 7)], source=0)
+    assert told.epochs() == [0, 5, 6, 7], "any rank may be in any of them"
+    told.add([opened(0, 1, epoch=7), opened(1, 1, epoch=6)], source=1)
+    assert told.epochs() == [5, 6, 7], "what the rank that is behind had before may be asked for again"
+    assert told.oldest_entered == 6

@@ -120,3 +120,13 @@ def test_it_goes_with_the_training_process(tmp_path: Path) -> None:
     assert [folder for folder in folders if folder.exists()] == [
         folder for folder in folders if f"-{os.getpid()}-" not in folder.name
     ]
+
+
+def test_what_follows_a_batch_that_was_cut_is_not_taken_to_be_all(tmp_path: Path) -> None:
+    """A worker was killed in the middle of a write, and others went on."""
+    record = DeliveryRecord()
+    record.add(received(0, 0), record.times_told())
+    with next(tmp_path.glob("refill-*/epoch-0")).open("ab") as file:
+        file.write(received(0, 4).encode()[:-5])
+    record.add(received(0, 8), record.times_told())
+    assert told(record) == ([0, 1, 2, 3], False)

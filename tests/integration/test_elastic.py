@@ -13,7 +13,7 @@ from tests.integration.test_restarts import cluster_of, receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 import refill
-from refill.errors import EpochEnded, InvalidInput, JobConflict, JobLost
+from refill.errors import EpochEnded, InvalidInput, JobConflict, JobLost, MemoryTooSmall
 from refill.pod_connection import PodConnection
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -189,3 +189,44 @@ def test_a_training_script_with_other_ranks(three_pods: LocalCluster, packed: Pa
     with pytest.raises(InvalidInput, match="give it to CacheDataset"):
         loop_of(three_pods, job, 0)[1].load_state_dict(state)
     httpx.delete(f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}")
+
+
+def test_what_a_pod_is_about_to_be_told_is_waited_for(packed: Packed, tmp_path: Path) -> None:
+    """A pod was restarted just before: the ranks that are to go tell it what they have had, and only then it counts."""
+    job = settings_of(packed[0], world_size=2)
+    with cluster_of(tmp_path, 2, journal=False) as cluster:
+        ranks = [rank_of(cluster, job, rank) for rank in range(2)]
+        consumed = ask(ranks, 0, 0, 200)
+        cluster.kill(1)
+        cluster.restart(1)
+        incarnation = ranks[0].info()["incarnation"]
+        url = f"{cluster.pod_urls[1]}/v1/jobs/{job['name']}"
+        assert httpx.put(url, params={"incarnation": incarnation}, json=job, timeout=30).status_code == 200
+        again = resumed(cluster, job | {"world_size": 3}, incarnation, 0, 200)
+        assert again[0].info()["resumed"]["unknown"] == 0
+        assert set(ask(again, 0, 0, rest_of(again[0]))).isdisjoint(consumed), "a sample came twice"
+
+
+def test_settings_that_can_not_be_do_not_cost_what_was_delivered(three_pods: LocalCluster, packed: Packed) -> None:
+    job = settings_of(packed[0], world_size=2)
+    ranks = [rank_of(three_pods, job, rank) for rank in range(2)]
+    consumed = ask(ranks, 0, 0, 200)
+    incarnation = ranks[0].info()["incarnation"]
+    with pytest.raises(MemoryTooSmall):
+        rank_of(three_pods, job | {"world_size": 3, "memory_bytes": 10**12}).resume(incarnation, 0, 200)
+    again = resumed(three_pods, job | {"world_size": 1}, incarnation, 0, 200)
+    assert again[0].info()["resumed"]["unknown"] == 0
+    assert set(ask(again, 0, 0, rest_of(again[0]))).isdisjoint(consumed), "a sample came twice"
+    assert receipt(three_pods, job, 0)["exact"]
+    httpx.delete(f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}")
+
+
+def test_who_is_left_over_does_not_get_in_the_way_of_the_others(packed: Packed, tmp_path: Path) -> None:
+    """It brings back its registration to a pod that has lost all; the others are to come again, not to give up."""
+    job = settings_of(packed[0])
+    with cluster_of(tmp_path, 2, journal=False) as cluster:
+        cluster.kill(0)  # who could say that the registration is over
+        url = f"{cluster.pod_urls[1]}/v1/jobs/{job['name']}"
+        assert httpx.put(url, params={"incarnation": "old"}, json=job, timeout=30).status_code == 200
+        answer = httpx.get(f"{url}/ranks/0", params={"incarnation": "new"})
+        assert (answer.status_code, answer.json()["error"]) == (503, "PodRecovering")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import threading
 import uuid
 from collections.abc import Callable
@@ -281,3 +282,55 @@ def test_a_rank_that_asks_for_nothing_tells_all_the_same(packed: Packed, tmp_pat
         ranks.ask(0, 200, ranks.length)
         ranks.check(0)
         assert receipt(cluster, job, 0)["exact"]
+
+
+def test_what_a_pod_left_with_another_is_not_its_table_once_it_has_gone_on(packed: Packed, tmp_path: Path) -> None:
+    """Its successor goes on from the journal, delivers more, and is then killed with its volume."""
+    with cluster_of(tmp_path, 2, journal=True) as cluster:
+        job = settings_of(packed[0], world_size=2)
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        cluster.processes[1].terminate()
+        cluster.processes[1].wait(30)
+        cluster.restart(1)
+        ranks.ask(0, 100, 300)
+        cluster.kill(1)
+        shutil.rmtree(tmp_path / "journal-1")
+        cluster.restart(1)
+        ranks.ask(0, 300, ranks.length)
+        ranks.check(0)
+        assert receipt(cluster, job, 0)["exact"]
+
+
+def test_a_rank_whose_record_lacks_something_is_gone_on_without(packed: Packed, tmp_path: Path) -> None:
+    """Its temporary folder was full for a while: what it received is unknown, and the training goes on."""
+    with cluster_of(tmp_path, 1, journal=False, recovery_seconds=1) as cluster:
+        job = settings_of(packed[0], world_size=2)
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        (ranks.ranks[1]._record._folder / "whole").unlink()
+        cluster.kill(0)
+        cluster.restart(0)
+        ranks.ask(0, 0, ranks.length)
+        ranks.check(0)
+        assert receipt(cluster, job, 0)["exact"], "all that it remembers was told, though nobody knew that it was all"
+
+
+def test_traces_of_an_epoch_that_every_rank_has_left_are_not_waited_for(packed: Packed, tmp_path: Path) -> None:
+    """Rank 0 has posted its next trace and kept no older one than the last, rank 1 is about to."""
+    with cluster_of(tmp_path, 1, journal=False, recovery_seconds=1) as cluster:
+        job = settings_of(packed[0], world_size=2, order="explicit", num_epochs=0)
+        ranks = Ranks(cluster, job)
+        order = np.random.default_rng(1).permutation(NUM_SAMPLES)
+        for epoch in range(2):
+            for rank in ranks.ranks:
+                rank.post_trace(epoch, order[rank.rank :: 2])
+            ranks.ask(epoch, 0, ranks.length)
+        ranks.ranks[0].post_trace(2, order[::2])
+        cluster.kill(0)
+        cluster.restart(0)
+        ranks.ask(1, 0, 100)
+        ranks.ranks[1].post_trace(2, order[1::2])
+        ranks.ask(2, 0, ranks.length)
+        ranks.check(2)
+        assert receipt(cluster, job, 2)["exact"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import subprocess
@@ -257,4 +258,39 @@ def test_what_nobody_came_back_for_is_removed(tmp_path: Path) -> None:
         os.utime(path, (0, 0))
     journal = Journal(tmp_path, 1)
     assert not (tmp_path / "job-run").exists()
+    closed(journal)
+
+
+def test_nothing_is_taken_from_an_earlier_job_of_that_name(tmp_path: Path) -> None:
+    table, journal = Table(), Journal(tmp_path, 1)
+    written = begun(journal, table)
+    written.keep_receipt({"epoch": 0})
+    journal.keep("run", 1, table.answer(0, 10).encode())
+    assert journal.begin("run", HEADER | {"incarnation": "2"}, Table().snapshot) is not None
+    kept = journal.find("run")
+    assert kept is not None
+    assert (kept.receipts, kept.records) == ({}, [])
+    closed(journal)
+
+
+def test_not_whole_after_a_reboot_if_the_disk_failed_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    table, journal = Table(), Journal(tmp_path, 1)
+    begun(journal, table).write(table.answer(0, 10))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fails)
+        closed(journal)
+    assert not (tmp_path / "job-run" / "clean").exists()
+
+
+def test_a_cut_list_of_what_was_done_is_not_used(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 1)
+    resumed = ResumedEpoch("0", 0, 10, np.arange(10))
+    journal.begin("run", HEADER, Table().snapshot, resumed=resumed)
+    (tmp_path / "job-run" / "done.bits").write_bytes(b"")
+    assert journal.find("run") is None
     closed(journal)

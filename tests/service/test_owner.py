@@ -377,3 +377,22 @@ def test_an_owner_that_went_on_without_a_rank_does_not_say_that_it_has_not_begun
             assert not any(record.kind is Kind.ALL_RANKS for record in owner.opened())
 
     asyncio.run(run())
+
+
+def test_an_epoch_whose_tail_was_dropped_is_still_answered_from_when_all_have_left_it(packed: tuple[str, Any]) -> None:
+    """A training process resumes from a checkpoint of the epoch before: the same samples, and no new ones."""
+
+    async def run() -> None:
+        async with owner_of(packed[0], 300_000, world_size=3, drop_last=True) as owner:
+            length = owner.job.samples_per_rank()
+            received = {
+                (rank, start): await take(owner, 0, rank, start)
+                for rank in range(3)
+                for start in range(0, length, BATCH)
+            }
+            for rank in range(3):
+                await take(owner, 1, rank, 0)
+            for (rank, start), samples in received.items():
+                assert await take(owner, 0, rank, start) == samples
+
+    asyncio.run(run())

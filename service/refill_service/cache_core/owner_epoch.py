@@ -141,6 +141,10 @@ class OwnerEpoch(ABC):
         asked = np.flatnonzero(self._assigned >= 0)
         return asked, self._assigned[asked].astype(np.int64)
 
+    def has_answered(self, asked: Int64Array) -> bool:
+        """Whether all of these requests were answered before."""
+        return bool((self._assigned[asked] >= 0).all())
+
     def start(self) -> list[Refill]:
         """Orders to begin the epoch with."""
         return []

@@ -72,10 +72,16 @@ class Recollection:
         homes = self.ranks[rank][1]
         return len(homes) > 0 and all((home, rank) in self._told for home in homes)
 
+    @property
+    def oldest_entered(self) -> int:
+        """The oldest epoch that a rank is in: those before have been left by all that are known."""
+        return min((epoch for epoch, _ in self.ranks.values() if epoch >= 0), default=0)
+
     def epochs(self) -> list[int]:
-        """Those of which anything is known, ascending."""
+        """Those of which anything is known and that can still be asked for, ascending."""
         entered = {epoch for epoch, _ in self.ranks.values() if epoch >= 0}
-        return sorted(set(self._asked) | set(self._received) | entered)
+        known = set(self._asked) | set(self._received) | entered
+        return sorted(epoch for epoch in known if epoch >= self.oldest_entered - 1)
 
     def received_epochs(self) -> list[int]:
         """Those of which ranks have received anything."""
