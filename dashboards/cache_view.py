@@ -48,7 +48,7 @@ CACHE_VIEW = View(
                 graph(
                     "Resident set, of what is promised",
                     "percentunit",
-                    "A pod promises to stay below its budget + 15 % + 150 MB, which is the container's limit.",
+                    "A pod promises to stay below its budget + 15 % + 200 MB, which is the container's limit.",
                     (
                         f"process_resident_memory_bytes{{{CACHE}}} / on (job, instance) "
                         f"refill_memory_promised_bytes{{{CACHE}}}",

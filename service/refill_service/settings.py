@@ -313,7 +313,7 @@ class Settings(BaseSettings):
     @property
     def promised_bytes(self) -> int:
         """What the pod's resident set stays below, with all that it needs beside samples."""
-        return int(self.memory_bytes * 1.15) + 150_000_000
+        return int(self.memory_bytes * 1.15) + 200_000_000
 
     @property
     def num_pods(self) -> int:

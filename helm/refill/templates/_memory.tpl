@@ -15,9 +15,9 @@
 {{- $bytes -}}
 {{- end }}
 
-{{/* What the benchmarks hold a pod to, memory_bytes + 15 % + 150 MB, and extraMemory; rounded up to Mi. */}}
+{{/* What the benchmarks hold a pod to, memory_bytes + 15 % + 200 MB, and extraMemory; rounded up to Mi. */}}
 {{- define "refill.memoryLimit" -}}
-{{- $promised := addf (mulf (include "refill.memoryBytes" . | float64) 1.15) 150000000 -}}
+{{- $promised := addf (mulf (include "refill.memoryBytes" . | float64) 1.15) 200000000 -}}
 {{- $limit := addf $promised (include "refill.bytes" .Values.extraMemory | float64) -}}
 {{- divf $limit 1048576 | ceil | int64 }}Mi
 {{- end }}
