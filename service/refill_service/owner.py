@@ -8,12 +8,22 @@ the answer. When an epoch has nothing left to read, ``_preload`` begins the next
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from refill.errors import EpochEnded, EpochNotReady, InvalidInput, JobLost, PodRecovering, RefillError, SampleDamaged
+from refill.errors import (
+    EpochEnded,
+    EpochNotReady,
+    InvalidInput,
+    JobLost,
+    PodRecovering,
+    RefillError,
+    SampleDamaged,
+    StoreUnavailable,
+)
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
 from refill_service.byte_gate import ByteGate
@@ -33,6 +43,8 @@ from refill_service.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.tracing import span
 
 __all__ = ["Owner"]
+
+log = logging.getLogger(__name__)
 
 
 class Owner:
@@ -69,8 +81,9 @@ class Owner:
         """The newest last. While it loads, the one before it can still be in use, and what the one before that gave
         can still be asked for again."""
         self._rank_epochs = [-1] * job.spec.world_size
-        self._rank_homes: dict[int, set[int]] = {}
-        """The pods that each rank that has begun has come by."""
+        self._rank_homes: dict[int, dict[int, int]] = {}
+        """The pods that each rank that has begun has come by, and the latest epoch that it asked for there. Those of
+        epochs that can't be asked for any more are forgotten."""
         self._knows_all_ranks = True
         self._over: list[RunningEpoch] = []
         """Those that have ended for good, while their receipts are written."""
@@ -129,11 +142,15 @@ class Owner:
     def rank_opens(self, epoch: int, rank: int, home: int) -> None:
         """Fact: a rank asks for this epoch now, by way of a home pod."""
         self.job.check_rank(rank)
-        homes = self._rank_homes.setdefault(rank, set())
-        if self._rank_epochs[rank] < epoch or home not in homes:
-            homes.add(home)
+        homes = self._rank_homes.setdefault(rank, {})
+        # Told after a restart by who did not know in which epoch: in this one, or the next, which another worker is in.
+        homes.update({each: epoch + 1 for each, at in homes.items() if at < 0 and each != home})
+        if homes.get(home, -1) < epoch:
+            homes[home] = epoch
             self._write(Record(Kind.OPENED, epoch, rank, (np.array([home]),)))
         self._rank_enters(epoch, rank)
+        for left in [each for each, at in homes.items() if at < self._rank_epochs[rank] - 1]:
+            del homes[left]
 
     def _rank_enters(self, epoch: int, rank: int) -> None:
         """The rank has left all epochs before."""
@@ -290,7 +307,7 @@ class Owner:
         self._knows_all_ranks = complete
         for rank, (epoch, homes) in told.ranks.items():
             self._rank_epochs[rank] = max(epoch, self._rank_epochs[rank])
-            self._rank_homes.setdefault(rank, set()).update(homes)
+            self._rank_homes.setdefault(rank, {}).update(dict.fromkeys(homes, self._rank_epochs[rank]))
         for epoch in told.epochs()[-3:]:
             if (traces := self.job.known_traces(epoch)) is None:
                 continue  # nobody could have asked
@@ -418,11 +435,15 @@ class Owner:
         """An epoch that will not be asked for again leaves its receipt."""
 
         async def close() -> None:
-            if self.epoch_ended is not None:
-                await self.epoch_ended(over.number)
-            self._over.remove(over)
-            if self.journal is not None:
-                self.journal.forget(over.number)
+            try:
+                if self.epoch_ended is not None:
+                    await self.epoch_ended(over.number)
+                if self.journal is not None:
+                    self.journal.forget(over.number)
+            except StoreUnavailable as error:
+                log.error("job %s: the receipt of epoch %d is not kept: %s", self.job.spec.name, over.number, error)
+            finally:
+                self._over.remove(over)
 
         self._over.append(over)
         task = asyncio.create_task(close())

@@ -368,6 +368,38 @@ def test_a_rank_that_only_told_counts_as_begun(packed: tuple[str, Any]) -> None:
     asyncio.run(run())
 
 
+def test_homes_that_a_rank_left_long_ago_are_forgotten(packed: tuple[str, Any]) -> None:
+    """Nobody would tell for it there any more, and whoever lost its memory would wait for that."""
+
+    async def run() -> None:
+        def homes(owner: Owner) -> dict[int, list[int]]:
+            return {record.rank: record.columns[0].tolist() for record in owner.opened() if record.kind is Kind.OPENED}
+
+        async with owner_of(packed[0], 500_000, world_size=2) as owner:
+            owner.rank_opens(0, 0, home=0)
+            owner.rank_opens(0, 1, home=1)
+            owner.rank_opens(0, 0, home=2)
+            assert homes(owner) == {0: [0, 2], 1: [1]}
+            owner.rank_opens(1, 0, home=2)
+            assert homes(owner)[0] == [0, 2], "what came in epoch 0 can still be asked for"
+            owner.rank_opens(2, 0, home=2)
+            assert homes(owner) == {0: [2], 1: [1]}
+            owner.rank_opens(1, 0, home=1)  # by a worker that is behind
+            assert homes(owner)[0] == [1, 2]
+
+        async with owner_of(packed[0], 500_000, world_size=1) as owner:
+            told = Recollection()
+            told.add([Record(Kind.WHOLE, 0, 0)], source=1)
+            owner.go_on(told, rebuilt=True)
+            for epoch in (5, 6, 7):
+                owner.rank_opens(epoch, 0, home=2)
+                assert homes(owner)[0] == [1, 2], "what came by way of pod 1 may be of epoch 6"
+            owner.rank_opens(8, 0, home=2)
+            assert homes(owner)[0] == [2]
+
+    asyncio.run(run())
+
+
 def test_an_owner_that_went_on_without_a_rank_does_not_say_that_it_has_not_begun(packed: tuple[str, Any]) -> None:
     async def run() -> None:
         async with owner_of(packed[0], 500_000, world_size=2) as owner:
