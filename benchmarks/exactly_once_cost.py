@@ -71,7 +71,7 @@ def _measure(folder: Path, size: int, count: int) -> None:
             # Whichever comes first has the colder caches: take turns.
             for way in list(ways) if number % 2 else reversed(list(ways)):
                 record = DeliveryRecord() if way == "with" else NoRecord()
-                rounds[way].append(_epoch(clusters[way], dataset, count, record))
+                rounds[way].append(measured_epoch(clusters[way], dataset, count, record))
     finally:
         for cluster in clusters.values():
             cluster.stop()
@@ -87,7 +87,7 @@ def _measure(folder: Path, size: int, count: int) -> None:
     target(f"throughput with / without, samples of {size:,} bytes", statistics.median(ratios), at_least=0.95)
 
 
-def _epoch(cluster: LocalCluster, dataset: str, count: int, record: DeliveryRecord) -> tuple[float, float]:
+def measured_epoch(cluster: LocalCluster, dataset: str, count: int, record: DeliveryRecord) -> tuple[float, float]:
     """``(seconds, CPU seconds of all processes)`` to move all samples once, from memory."""
     spec = JobSpec(
         f"bench-{uuid.uuid4().hex[:8]}", dataset, chunk_size=64, policy="drain", prefetch_window=0, num_epochs=1

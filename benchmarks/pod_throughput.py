@@ -29,6 +29,7 @@ import uvloop
 from machine import machine
 from targets import target
 
+from refill.credentials import Credentials
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
@@ -135,7 +136,9 @@ def _job(pod_url: str, home: str, dataset: str) -> PodConnection:
 
 
 def resident_bytes(pod_url: str) -> float:
-    lines = httpx.get(f"{pod_url}/metrics").text.splitlines()
+    credentials = Credentials()
+    verify = credentials.ssl_context() if pod_url.startswith("https:") else False
+    lines = httpx.get(f"{pod_url}/metrics", headers=credentials.headers(), verify=verify).text.splitlines()
     return sum(float(line.split()[1]) for line in lines if line.startswith('refill_resident_bytes{kind="abstract"}'))
 
 

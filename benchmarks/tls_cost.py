@@ -1,0 +1,94 @@
+"""What do tokens and TLS cost, for clients and between pods? Beside neither.
+
+    python benchmarks/tls_cost.py
+
+One run, rounds alternating, medians. *open*: two pods and a client without either. *secured*: tokens of clients and
+pods, TLS 1.3 for both, certificates of both sides between pods. Batches of 256 samples that lie in the pods' memory;
+half of each batch comes from the other pod. All processes share the machine's cores. About a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import trustme
+from exactly_once_cost import BATCH, NUM_PODS, SHAPES, measured_epoch
+from machine import machine
+from pod_throughput import WARM_UP, written_files
+
+from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE
+from refill.delivery_record import DeliveryRecord
+from refill_service.datasets.pack import pack
+from refill_service.demo.local_cluster import LocalCluster
+
+ROUNDS = 9
+
+
+def main() -> None:
+    print(f"{machine()}; medians of {ROUNDS} rounds, batches of {BATCH}, {NUM_PODS} pods")
+    print(f"{'':10} {'sample':>8} {'MB/s':>7} {'samples/s':>10} {'CPU s/GB':>9}")
+    for size, count in SHAPES:
+        with tempfile.TemporaryDirectory(prefix="refill-bench-") as folder:
+            _measure(Path(folder), size, count)
+
+
+def _measure(folder: Path, size: int, count: int) -> None:
+    dataset = (folder / "store").as_uri()
+    packed = asyncio.run(pack(str(written_files(folder, size, count + WARM_UP)), dataset)).blob_bytes
+    settings: dict[str, Any] = {
+        "memory_bytes": 3 * packed,
+        "job_memory_fraction": 0.9,
+        "recent_fraction": 0,
+        "pinned_fraction": 0,
+    }
+    files = _secrets(folder)
+    os.environ[CA_FILE_VARIABLE], os.environ[TOKEN_FILE_VARIABLE] = files["peer_tls_ca"], files["client_tokens"]
+    clusters: dict[str, LocalCluster] = {}
+    try:
+        for way, of_way in {"open": settings, "secured": settings | files}.items():
+            (folder / way).mkdir()
+            environment = {CA_FILE_VARIABLE: files["peer_tls_ca"]}
+            clusters[way] = LocalCluster(NUM_PODS, folder / way, of_way, environment).__enter__()
+        rounds: dict[str, list[tuple[float, float]]] = {way: [] for way in clusters}
+        for number in range(ROUNDS):
+            for way in list(clusters) if number % 2 else reversed(list(clusters)):
+                rounds[way].append(measured_epoch(clusters[way], dataset, count, DeliveryRecord()))
+    finally:
+        for cluster in clusters.values():
+            cluster.stop()
+    total = packed * count / (count + WARM_UP)
+    for way, measures in rounds.items():
+        seconds, cpu = (statistics.median(column) for column in zip(*measures, strict=True))
+        print(f"{way:10} {size:8,} {total / seconds / 1e6:7,.0f} {count / seconds:10,.0f} {cpu / total * 1e9:9.2f}")
+    ratios = [plain[0] / secured[0] for plain, secured in zip(rounds["open"], rounds["secured"], strict=True)]
+    print(f"throughput secured / open, samples of {size:,} bytes: {statistics.median(ratios):.3f}", flush=True)
+
+
+def _secrets(folder: Path) -> dict[str, str]:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1", common_name="refill")
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    certificate.private_key_pem.write_to_path(str(folder / "key.pem"))
+    certificate.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    for name in ("client-token", "peer-token"):
+        (folder / name).write_text(secrets.token_hex(32))
+    names = {
+        "client_tokens": "client-token",
+        "peer_token": "peer-token",
+        "tls_cert": "cert.pem",
+        "tls_key": "key.pem",
+        "peer_tls_cert": "cert.pem",
+        "peer_tls_key": "key.pem",
+        "peer_tls_ca": "ca.pem",
+    }
+    return {setting: str(folder / name) for setting, name in names.items()}
+
+
+if __name__ == "__main__":
+    main()
