@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import os
 import shlex
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,8 @@ import uuid
 import httpx
 from machine import machine
 from targets import target
+
+from refill_service.demo.local_cluster import free_ports
 
 AIM_SECONDS = 3.0
 LOOK_AGAIN_SECONDS = 0.01
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def _ready_after(image: str | None, engine: list[str]) -> float:
-    port, peer_port = _free_ports()
+    port, peer_port = free_ports(2)
     environment = {
         "REFILL_HOST": "127.0.0.1",
         "REFILL_PORT": str(port),
@@ -76,13 +77,6 @@ def _ready_after(image: str | None, engine: list[str]) -> float:
             subprocess.run([*engine, "stop", name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         process.terminate()
         process.wait()
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]
 
 
 if __name__ == "__main__":

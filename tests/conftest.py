@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
+from refill_service.demo.local_cluster import free_ports
 
 pytest_plugins = ["tests.pod_fixtures"]
 
@@ -58,6 +59,9 @@ class S3Server:
         return name
 
 
+_given: set[int] = set()
+
+
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     port = free_port()
@@ -97,9 +101,11 @@ def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Se
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Another one each time: who got one may not listen on it yet."""
+    while (port := free_ports(1)[0]) in _given:
+        pass
+    _given.add(port)
+    return port
 
 
 def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: str) -> None:

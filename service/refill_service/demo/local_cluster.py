@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,9 +19,11 @@ import httpx
 from refill.credentials import CA_FILE_VARIABLE, Credentials
 from refill.errors import PodUnreachable
 
-__all__ = ["LocalCluster"]
+__all__ = ["LocalCluster", "free_ports"]
 
 _START_SECONDS = 30
+_PORTS = range(20_000, 32_000)
+"""Below those that Linux gives to connections, so that none takes a pod's port while it is restarted."""
 _STOP_SECONDS = 10
 
 
@@ -43,7 +46,7 @@ class LocalCluster:
         environment: dict[str, str] | None = None,
         peer_url: Callable[[int, int, str], str] | None = None,
     ) -> None:
-        ports = _free_ports(2 * num_pods)
+        ports = free_ports(2 * num_pods)
         settings = settings or {}
         scheme = "https" if "tls_cert" in settings else "http"
         self._peer_scheme = "https" if "peer_tls_cert" in settings else "http"
@@ -152,9 +155,15 @@ class LocalCluster:
         raise PodUnreachable(f"pod {pod} was not ready after {_START_SECONDS} s: {self.log(pod).strip()[-500:]}")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on, chosen at random."""
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+            if len(found) == count:
+                return found
+            probe = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+    raise PodUnreachable(f"of ports {_PORTS.start} to {_PORTS.stop - 1} fewer than {count} are free")
