@@ -22,28 +22,28 @@ from refill.errors import (
 )
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import encode_records
-from refill_service.access import check_holder
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout, default_chunk_size
-from refill_service.client_memory import ClientMemory
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.early_opening import EarlyOpening
-from refill_service.home import Home
-from refill_service.job import Job
-from refill_service.job_at_pod import JobAtPod
-from refill_service.job_peers import JobPeers
-from refill_service.journal import Journal, KeptJob
+from refill_service.jobs.home import Home
+from refill_service.jobs.job import Job
+from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.job_peers import JobPeers
+from refill_service.jobs.journal import Journal, KeptJob
+from refill_service.jobs.owner import Owner
+from refill_service.jobs.registration import Registration
+from refill_service.jobs.resuming import Resuming
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.warm_stores import WarmStores
-from refill_service.owner import Owner
 from refill_service.peers import Peers
 from refill_service.pinned_tier import PinnedTier
 from refill_service.pod_phase import PodPhase
-from refill_service.registration import Registration
-from refill_service.request_guard import BodyBytes, RequestCounts
-from refill_service.resuming import Resuming
+from refill_service.serving.access import check_holder
+from refill_service.serving.client_memory import ClientMemory
+from refill_service.serving.request_guard import BodyBytes, RequestCounts
 from refill_service.settings import Settings
 
 __all__ = ["CacheNode"]

@@ -22,9 +22,9 @@ _COMMANDS = {
     "inspect": "datasets.commands",
     "serve": "serve_command",
     "receipt": "receipt_command",
-    "top": "top_command",
-    "simulate": "simulate_command",
-    "analyze": "analyze_command",
+    "top": "top.top_command",
+    "simulate": "planning.simulate_command",
+    "analyze": "planning.analyze_command",
     "demo": "demo.command",
 }
 """Where each command is, in the order of ``refill --help``. A pod need not import what simulates, draws and packs."""

@@ -18,9 +18,9 @@ import signal
 from collections.abc import Awaitable
 
 from refill_service.cache_node import CacheNode
-from refill_service.client_protocol import ClientServer
 from refill_service.pod_phase import PodPhase
-from refill_service.request_guard import RequestGuard
+from refill_service.serving.client_protocol import ClientServer
+from refill_service.serving.request_guard import RequestGuard
 
 __all__ = ["Ending", "ends_by_signal"]
 

@@ -11,11 +11,11 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from refill_service.job_at_pod import RECEIPT_OUTCOMES
+from refill_service.jobs.job_at_pod import RECEIPT_OUTCOMES
 
 if TYPE_CHECKING:
     from refill_service.cache_node import CacheNode
-    from refill_service.job_at_pod import JobAtPod
+    from refill_service.jobs.job_at_pod import JobAtPod
 
 __all__ = ["JOB", "node_registry"]
 

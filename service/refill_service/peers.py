@@ -24,8 +24,8 @@ from pyreqwest.response import ResponseBodyReader
 from refill.credentials import ShownToken
 from refill.errors import PodUnreachable, RefillError, error_from_wire
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
-from refill_service.certificates import Certificates
-from refill_service.request_id import REQUEST_ID_HEADER, current_request_id
+from refill_service.serving.certificates import Certificates
+from refill_service.serving.request_id import REQUEST_ID_HEADER, current_request_id
 from refill_service.tracing import trace_headers
 
 __all__ = ["Frame", "FrameReader", "Payload", "Peers"]

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from refill.errors import InvalidInput, NotAllowed
-from refill_service.certificates import Certificates
+from refill_service.serving.certificates import Certificates
 
 __all__ = ["Settings", "load_settings", "parse_bytes"]
 

@@ -9,7 +9,7 @@ from refill_service.cache_core.drain_epoch import DrainEpoch
 from refill_service.cache_core.epoch_order import KeyedTraces
 from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
-from refill_service.shuffle_measures import spread
+from refill_service.planning.shuffle_measures import spread
 
 NUM_SAMPLES, CHUNK_SIZE, BATCH = 16_384, 8, 64
 

@@ -20,10 +20,10 @@ from tests.integration.test_faults import gate, in_s3, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of
 
 from refill.errors import PodStopping
-from refill_service.app import client_app
 from refill_service.cache_node import CacheNode
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.pod_phase import PodPhase
+from refill_service.serving.app import client_app
 from refill_service.settings import load_settings
 
 Packed = tuple[str, dict[str, bytes]]

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from refill.errors import InvalidInput, MemoryTooSmall
-from refill_service.analysis import (
+from refill_service.cli import main
+from refill_service.planning.analysis import (
     Analysis,
     DatasetShape,
     Row,
@@ -24,8 +25,7 @@ from refill_service.analysis import (
     recommend,
     sample_by_sample,
 )
-from refill_service.cli import main
-from refill_service.shuffle_measures import randomization_level, spread
+from refill_service.planning.shuffle_measures import randomization_level, spread
 
 
 def uniform(num_samples: int, part: float = 0.1, **settings: Any) -> Analysis:
@@ -137,7 +137,7 @@ class TestRandomizationLevel:
 
     def test_what_is_scaled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         exact = randomization_level(1 << 21, 0.01)
-        monkeypatch.setattr("refill_service.shuffle_measures._COUNTED_EXACTLY", 1 << 17)
+        monkeypatch.setattr("refill_service.planning.shuffle_measures._COUNTED_EXACTLY", 1 << 17)
         assert randomization_level(1 << 21, 0.01) == pytest.approx(exact, abs=1e-4)
 
 

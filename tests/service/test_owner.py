@@ -19,8 +19,8 @@ from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.recollection import Recollection
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
-from refill_service.job import Job
-from refill_service.owner import Owner
+from refill_service.jobs.job import Job
+from refill_service.jobs.owner import Owner
 from refill_service.pinned_tier import PinnedTier
 
 BATCH = 32

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from refill.errors import InvalidInput
-from refill_service.simulation import SimulationSettings, simulate
+from refill_service.planning.simulation import SimulationSettings, simulate
 
 KEYS = {
     "misses",

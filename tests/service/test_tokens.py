@@ -9,7 +9,7 @@ import pytest
 
 from refill.credentials import ShownToken
 from refill.errors import InvalidInput
-from refill_service.tokens import Tokens
+from refill_service.serving.tokens import Tokens
 
 OLD, NEW, OTHER = b"old-0123456789abcdef", b"new-0123456789abcdef", b"other-0123456789abcdef"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from refill.errors import InvalidInput
-from refill_service.scrape import PodScrape, Scrape
-from refill_service.top_figures import JobFigures, figures_between
+from refill_service.top.scrape import PodScrape, Scrape
+from refill_service.top.top_figures import JobFigures, figures_between
 
 JOB = 'training_job="run-1"'
 

@@ -25,8 +25,8 @@ from refill_service.cache_core.sample_mapping import (
     Int64Array,
     abstract_chunks_for_budget,
 )
-from refill_service.shuffle_measures import randomization_level, spread
-from refill_service.simulation import Rank, lockstep, refills_arrived
+from refill_service.planning.shuffle_measures import randomization_level, spread
+from refill_service.planning.simulation import Rank, lockstep, refills_arrived
 
 __all__ = [
     "LEAST_DISTANCE",

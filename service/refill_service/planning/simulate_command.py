@@ -8,7 +8,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from refill_service.simulation import (
+from refill_service.planning.simulation import (
     PAPER_SEED,
     PAPER_VARIANTS,
     PaperVariant,

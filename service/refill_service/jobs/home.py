@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from refill.errors import InvalidInput, PodUnreachable, RefillError
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
-from refill_service.home_record import HomeRecord
-from refill_service.job import Job
-from refill_service.job_peers import JobPeers
-from refill_service.owner import Owner
+from refill_service.jobs.home_record import HomeRecord
+from refill_service.jobs.job import Job
+from refill_service.jobs.job_peers import JobPeers
+from refill_service.jobs.owner import Owner
 from refill_service.peers import Payload
 from refill_service.tracing import span
 

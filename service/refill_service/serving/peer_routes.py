@@ -11,13 +11,13 @@ from pydantic import BaseModel
 from refill.errors import InvalidInput, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
-from refill_service.answer_room import AnswerRoom
 from refill_service.cache_node import CacheNode
-from refill_service.frame_response import FrameResponse, OutgoingFrame
-from refill_service.http_routes import CheckpointBody, checked_ids, read_int64s
-from refill_service.job_at_pod import LeftByPod
-from refill_service.request_guard import held
-from refill_service.resuming import Checkpoint
+from refill_service.jobs.job_at_pod import LeftByPod
+from refill_service.jobs.resuming import Checkpoint
+from refill_service.serving.answer_room import AnswerRoom
+from refill_service.serving.frame_response import FrameResponse, OutgoingFrame
+from refill_service.serving.http_routes import CheckpointBody, checked_ids, read_int64s
+from refill_service.serving.request_guard import held
 
 __all__ = ["peer_routes"]
 

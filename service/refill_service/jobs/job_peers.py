@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from refill.errors import JobLost, PodRecovering, PodUnreachable, UnknownJob
-from refill_service.job import Job
+from refill_service.jobs.job import Job
 from refill_service.peers import FrameReader, Peers
 
 __all__ = ["PATIENCE_SECONDS", "Introduce", "JobPeers"]

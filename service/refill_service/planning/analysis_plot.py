@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from refill.errors import InvalidInput, RefillError
-from refill_service.analysis import MOST_CO_BATCH, Analysis, Row
 from refill_service.datasets.progress import bytes_text
+from refill_service.planning.analysis import MOST_CO_BATCH, Analysis, Row
 
 __all__ = ["draw_frontier", "require_matplotlib"]
 

@@ -2,7 +2,7 @@
 
 A client registers a job at any pod. Pod 0 names its *incarnation*, so that ranks that come at the same time agree; the
 others take it from there. A pod that was restarted takes a job up again when it is asked for it: from its journal, or
-from what others know (:mod:`refill_service.recovery`).
+from what others know (:mod:`refill_service.jobs.recovery`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from urllib.parse import quote
 
 from refill.errors import JobConflict, JobError, JobLost, PodUnreachable, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
-from refill_service.access import check_holder
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, is_resumed
-from refill_service.job import Job
-from refill_service.job_at_pod import JobAtPod
-from refill_service.journal import KeptJob
-from refill_service.recovery import Recovery
+from refill_service.jobs.job import Job
+from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.journal import KeptJob
+from refill_service.jobs.recovery import Recovery
+from refill_service.serving.access import check_holder
 
 if TYPE_CHECKING:
     from refill_service.cache_node import CacheNode

@@ -19,10 +19,10 @@ from refill.errors import EpochEnded, InvalidInput, JobConflict, JobLost, Unknow
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind
 from refill.protocol.wire_format import Int64Array
-from refill_service.access import check_holder
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, consumed_before, keyed_traces, resumed_incarnation
-from refill_service.journal import KeptJob
+from refill_service.jobs.journal import KeptJob
+from refill_service.serving.access import check_holder
 
 if TYPE_CHECKING:
     from refill_service.cache_node import CacheNode

@@ -32,14 +32,14 @@ from refill_service.cache_core.owner_epoch import EpochCounts
 from refill_service.cache_core.policies import new_epoch
 from refill_service.cache_core.receipt import EpochReceipt, receipt_of
 from refill_service.cache_core.recollection import Recollection
-from refill_service.chunk_reader import ChunkReader
-from refill_service.job import Job
-from refill_service.job_peers import PATIENCE_SECONDS
-from refill_service.journal import JobJournal
+from refill_service.jobs.chunk_reader import ChunkReader
+from refill_service.jobs.job import Job
+from refill_service.jobs.job_peers import PATIENCE_SECONDS
+from refill_service.jobs.journal import JobJournal
+from refill_service.jobs.recently_sent import RecentlySent
+from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.peers import Payload
 from refill_service.pinned_tier import PinnedShare
-from refill_service.recently_sent import RecentlySent
-from refill_service.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.tracing import span
 
 __all__ = ["Owner"]

@@ -15,8 +15,8 @@ from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.owner_epoch import EpochCounts, OwnerEpoch
 from refill_service.cache_core.refill import Refill
-from refill_service.chunk_reader import ChunkReader, ReadChunk, ReadGroup
-from refill_service.job import Job
+from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
+from refill_service.jobs.job import Job
 from refill_service.peers import Payload
 
 __all__ = ["OwnerCounts", "RunningEpoch"]

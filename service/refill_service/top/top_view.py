@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from refill_service.datasets.progress import bytes_text
-from refill_service.top_figures import Figures, JobFigures, PodFigures, RankFigures
+from refill_service.top.top_figures import Figures, JobFigures, PodFigures, RankFigures
 
 __all__ = ["frame"]
 

@@ -12,8 +12,8 @@ from starlette.requests import Request
 
 from refill.errors import PodBusy
 from refill_service.byte_gate import ByteGate, Passage
-from refill_service.job_at_pod import JobAtPod
-from refill_service.request_guard import held
+from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.serving.request_guard import held
 
 __all__ = ["AnswerRoom"]
 

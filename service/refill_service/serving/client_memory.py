@@ -15,7 +15,7 @@ import secrets
 import socket
 from pathlib import Path
 
-from refill_service.frame_response import OutgoingFrame
+from refill_service.serving.frame_response import OutgoingFrame
 
 __all__ = ["ClientMemory"]
 

@@ -15,12 +15,12 @@ from refill.protocol.records import Kind, Record, encode_records
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.owner_epoch import EpochCounts
 from refill_service.cache_core.receipt import EpochReceipt, sum_of_receipts
-from refill_service.home import Home, HomeCounts
-from refill_service.job import Job
-from refill_service.job_peers import JobPeers
-from refill_service.owner import Owner
+from refill_service.jobs.home import Home, HomeCounts
+from refill_service.jobs.job import Job
+from refill_service.jobs.job_peers import JobPeers
+from refill_service.jobs.owner import Owner
+from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.pinned_tier import PinnedShare
-from refill_service.running_epoch import OwnerCounts
 
 __all__ = ["RECEIPT_OUTCOMES", "ClientCounts", "JobAtPod", "LeftByPod"]
 

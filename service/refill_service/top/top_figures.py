@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refill_service.scrape import Scrape
+from refill_service.top.scrape import Scrape
 
 __all__ = ["Figures", "JobFigures", "PodFigures", "RankFigures", "figures_between"]
 

@@ -18,15 +18,15 @@ from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import RecordReader
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER, BatchRequest, Int64Array
-from refill_service.access import holder_of
-from refill_service.answer_room import AnswerRoom
 from refill_service.cache_node import CacheNode
-from refill_service.frame_response import FrameResponse, OutgoingFrame
-from refill_service.job_at_pod import JobAtPod
+from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.resuming import Checkpoint
 from refill_service.metrics import node_registry
 from refill_service.pod_phase import PodPhase
-from refill_service.request_guard import PeerGone, held
-from refill_service.resuming import Checkpoint
+from refill_service.serving.access import holder_of
+from refill_service.serving.answer_room import AnswerRoom
+from refill_service.serving.frame_response import FrameResponse, OutgoingFrame
+from refill_service.serving.request_guard import PeerGone, held
 
 __all__ = ["Report", "add_error_answers", "checked_ids", "client_routes", "health_routes", "read_int64s"]
 

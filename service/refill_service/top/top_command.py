@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 
 from refill.errors import InvalidInput, PodUnreachable, error_from_wire
-from refill_service.scrape import PodScrape, Scrape
 from refill_service.service_arguments import add_service_arguments, client_of
+from refill_service.top.scrape import PodScrape, Scrape
 
 __all__ = ["add_commands"]
 
@@ -46,8 +46,8 @@ def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from refill_service.top_figures import figures_between
-    from refill_service.top_view import frame
+    from refill_service.top.top_figures import figures_between
+    from refill_service.top.top_view import frame
 
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
     with _Pods(args.url, client_of(args, _TIMEOUT_SECONDS)) as pods:

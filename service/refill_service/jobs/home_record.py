@@ -11,7 +11,7 @@ from refill.errors import PodUnreachable, RecordsWanted
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.received_samples import ReceivedSamples
-from refill_service.job import Job
+from refill_service.jobs.job import Job
 
 __all__ = ["HomeRecord"]
 

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refill.errors import InvalidInput, PodBusy, PodStopping, RefillError, RequestTooLarge, RequestTooSlow
 from refill.protocol.wire_format import MAX_BATCH
-from refill_service.request_id import REQUEST_ID_HEADER, take_request_id
+from refill_service.serving.request_id import REQUEST_ID_HEADER, take_request_id
 from refill_service.tracing import continue_trace
 
 __all__ = [

@@ -25,8 +25,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from refill.errors import HeadersTooLarge, InvalidInput, RefillError
-from refill_service.certificates import Certificates
-from refill_service.request_guard import LEAST_BYTES, OVER_LIMIT, RequestCounts, allowed_seconds, wire_answer
+from refill_service.serving.certificates import Certificates
+from refill_service.serving.request_guard import LEAST_BYTES, OVER_LIMIT, RequestCounts, allowed_seconds, wire_answer
 
 __all__ = ["ClientLimits", "ClientServer"]
 

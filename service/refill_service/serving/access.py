@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refill.errors import NotAllowed, NotAuthenticated, RefillError
-from refill_service.request_guard import wire_answer
-from refill_service.tokens import Tokens
+from refill_service.serving.request_guard import wire_answer
+from refill_service.serving.tokens import Tokens
 
 __all__ = ["Access", "check_holder", "holder_of"]
 

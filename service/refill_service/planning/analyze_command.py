@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from refill.errors import InvalidInput, MemoryTooSmall, RefillError
 
 if TYPE_CHECKING:
-    from refill_service.analysis import Analysis, DatasetShape, Row
     from refill_service.object_store.store_settings import StoreSettings
+    from refill_service.planning.analysis import Analysis, DatasetShape, Row
 
 __all__ = ["add_commands"]
 
@@ -25,8 +25,8 @@ _PLOT_KINDS = (".png", ".svg")
 
 
 def add_commands(commands: Any) -> None:
-    from refill_service.analysis import StoreTerms
     from refill_service.datasets.commands import add_store_options
+    from refill_service.planning.analysis import StoreTerms
 
     parser = commands.add_parser(
         "analyze",
@@ -130,7 +130,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from refill_service.analysis import recommend, sample_by_sample
+    from refill_service.planning.analysis import recommend, sample_by_sample
 
     if args.plot:
         _check_plot(Path(args.plot))
@@ -161,7 +161,7 @@ def _run(args: argparse.Namespace) -> int:
     else:
         _print(analysis, pod_memory_bytes, rows, left_out, reason)
     if args.plot:
-        from refill_service.analysis_plot import draw_frontier
+        from refill_service.planning.analysis_plot import draw_frontier
 
         draw_frontier(Path(args.plot), analysis, rows, chunk_size)
     return 0
@@ -173,7 +173,7 @@ def _wanted(args: argparse.Namespace) -> list[tuple[str, int]]:
 
 def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
     """What to analyse, and the ``memory_bytes`` that a job needs on a pod to have that memory for chunks."""
-    from refill_service.analysis import Analysis, StoreTerms
+    from refill_service.planning.analysis import Analysis, StoreTerms
     from refill_service.settings import Settings
 
     shape = _shape(args)
@@ -203,8 +203,8 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
 
 
 def _shape(args: argparse.Namespace) -> DatasetShape:
-    from refill_service.analysis import DatasetShape
     from refill_service.datasets.commands import dataset_url, store_settings_of
+    from refill_service.planning.analysis import DatasetShape
 
     if (args.dataset is None) == (args.samples is None):
         raise InvalidInput("name a DATASET or give --samples N, one of them; see refill analyze --help")
@@ -217,8 +217,8 @@ async def _shape_of(url: str, settings: StoreSettings, most_simulated: int) -> D
     """From the index alone: its blobs, and the lengths of its first samples."""
     import numpy as np
 
-    from refill_service.analysis import DatasetShape
     from refill_service.datasets.dataset_reader import Dataset
+    from refill_service.planning.analysis import DatasetShape
 
     dataset = await Dataset.open(url, settings)
     try:
@@ -235,7 +235,7 @@ def _simulated(analysis: Analysis, wanted: list[tuple[str, int]]) -> tuple[list[
     from rich.console import Console
     from rich.progress import Progress
 
-    from refill_service.analysis import analyze
+    from refill_service.planning.analysis import analyze
 
     rows: list[Row] = []
     failures: list[tuple[int, str, RefillError]] = []
@@ -333,7 +333,7 @@ def _check_plot(path: Path) -> None:
         raise InvalidInput(f"--plot {path}: write a file that ends in .png or .svg")
     if not path.resolve().parent.is_dir():
         raise InvalidInput(f"--plot {path}: there is no folder {path.resolve().parent}")
-    from refill_service.analysis_plot import require_matplotlib
+    from refill_service.planning.analysis_plot import require_matplotlib
 
     require_matplotlib()
 

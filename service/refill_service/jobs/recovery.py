@@ -15,11 +15,11 @@ from collections.abc import Callable
 from refill.errors import JobLost, PodUnreachable, RefillError, UnknownJob
 from refill.protocol.records import RecordReader
 from refill_service.cache_core.recollection import Recollection
-from refill_service.home import Home
-from refill_service.job import Job
-from refill_service.job_peers import Introduce, JobPeers
-from refill_service.journal import KeptJob
-from refill_service.owner import Owner
+from refill_service.jobs.home import Home
+from refill_service.jobs.job import Job
+from refill_service.jobs.job_peers import Introduce, JobPeers
+from refill_service.jobs.journal import KeptJob
+from refill_service.jobs.owner import Owner
 
 __all__ = ["Recovery"]
 

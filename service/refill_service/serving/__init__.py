@@ -1,0 +1,1 @@
+"""The pod's two HTTP servers: routes, answers, limits, tokens and certificates."""

@@ -1,0 +1,1 @@
+"""`refill top`: what pods say of themselves, live in a terminal."""
