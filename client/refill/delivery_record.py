@@ -30,6 +30,7 @@ __all__ = ["DeliveryRecord"]
 log = logging.getLogger(__name__)
 
 _KEPT_EPOCHS = 2
+_TIMES_TOLD, _MOVES = range(2)
 _LEFTOVER_SECONDS = 86_400
 
 
@@ -37,7 +38,7 @@ class DeliveryRecord:
     """Picklable; copies share the folder. Made with the first batch."""
 
     _lock: int | None
-    """The file that is locked; in it, how often the record was told."""
+    """The file that is locked; in it, how often the record was told, and to a job that had moved how often."""
     _file: tuple[int, int] | None
     """``(epoch, descriptor)`` that was written last."""
 
@@ -58,27 +59,54 @@ class DeliveryRecord:
         """How often this was told to a pod: what was asked before that must not be taken for an answer after it."""
         self._own_process()
         try:
-            return 0 if self._lock is None else _times_told(self._lock)
+            return 0 if self._lock is None else _number(self._lock, _TIMES_TOLD)
         except OSError:
             return 0
 
-    def add(self, record: Record, times_told: int) -> bool:
-        """Fact: this has come, asked for after it was told so often. False when it was told once more since: a pod has
-        been told that this had not come, and may give it to somebody else."""
+    def moves(self) -> int:
+        """How often the job had moved to other pods when this was told last: who asks the pods of before gets samples
+        that others get from those that there are now."""
+        self._own_process()
         try:
             with self._locked() as lock:
-                if _times_told(lock) != times_told:
+                return _number(lock, _MOVES)
+        except OSError:
+            return 0
+
+    def begins_within(self, epoch: int) -> None:
+        """Fact: this process goes on in the middle of an epoch, and what it had before is not in here."""
+        try:
+            with self._locked():
+                if not self._path(epoch).exists():
+                    (self._folder / "since").write_text(str(epoch + 1))
+        except OSError as error:
+            self._say(error)
+
+    def add(self, record: Record, times_told: int, moves: int | None = None) -> bool:
+        """Fact: this has come, asked for after it was told so often. False when it was told once more since: a pod has
+        been told that this had not come, and may give it to somebody else.
+
+        :param moves: of the job that was asked. False, too, when this was told to one that has moved since.
+        """
+        try:
+            with self._locked() as lock:
+                if _number(lock, _TIMES_TOLD) != times_told or (moves is not None and _number(lock, _MOVES) > moves):
                     return False
                 self._append(record.epoch, record.encode())
         except OSError as error:
             self._say(error)
         return True
 
-    def tell(self, rank: int) -> bytes:
-        """All of it, as records; nothing that was asked for before counts as received from now on."""
+    def tell(self, rank: int, moves: int = 0) -> bytes:
+        """All of it, as records; nothing that was asked for before counts as received from now on.
+
+        :param moves: of the job that it is told to.
+        """
         try:
             with self._locked() as lock:
-                os.pwrite(lock, (_times_told(lock) + 1).to_bytes(8, "little"), 0)
+                numbers = _number(lock, _TIMES_TOLD) + 1, max(moves, _number(lock, _MOVES))
+                os.pwrite(lock, b"".join(number.to_bytes(8, "little") for number in numbers), 0)
+                since = int((self._folder / "since").read_text()) if (self._folder / "since").exists() else 0
                 files = [path.read_bytes() for path in sorted(self._folder.glob("epoch-*"))]
                 parts = [_intact(file) for file in files]
                 # What was cut, where a worker was killed or the disk was full, hides all that was written after it.
@@ -86,7 +114,7 @@ class DeliveryRecord:
         except OSError as error:
             self._say(error)
             return b""
-        return b"".join(parts) + (encode_records([Record(Kind.WHOLE, 0, rank)]) if whole else b"")
+        return b"".join(parts) + (encode_records([Record(Kind.WHOLE, since, rank)]) if whole else b"")
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -107,7 +135,7 @@ class DeliveryRecord:
             # Complete from the start: two workers may come at the same time.
             new = Path(tempfile.mkdtemp(prefix="refill-new-", dir=self._folder.parent))
             (new / "whole").touch()
-            (new / "lock").write_bytes(bytes(8))
+            (new / "lock").write_bytes(bytes(16))
             try:
                 new.rename(self._folder)
             except OSError:
@@ -163,8 +191,8 @@ def _intact(records: bytes) -> bytes:
     return records[: reader.intact_bytes]
 
 
-def _times_told(lock: int) -> int:
-    return int.from_bytes(os.pread(lock, 8, 0), "little")
+def _number(lock: int, place: int) -> int:
+    return int.from_bytes(os.pread(lock, 8, 8 * place), "little")
 
 
 def _remove(folder: Path, process: int) -> None:

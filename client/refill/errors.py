@@ -55,6 +55,7 @@ __all__ = [
     "JobConflict",
     "JobError",
     "JobLost",
+    "JobMoved",
     "MemoryTooSmall",
     "NotAllowed",
     "NotAuthenticated",
@@ -184,6 +185,12 @@ class JobConflict(JobError):
 
 
 class JobLost(JobError):
+    status = 409
+
+
+class JobMoved(JobError):
+    """Asked for by the name that it had on other pods. Clients follow by themselves."""
+
     status = 409
 
 

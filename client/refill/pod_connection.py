@@ -31,6 +31,7 @@ from refill.delivery_record import DeliveryRecord
 from refill.errors import (
     InvalidInput,
     JobLost,
+    JobMoved,
     PodUnreachable,
     RecordsWanted,
     RefillError,
@@ -38,6 +39,7 @@ from refill.errors import (
     error_from_wire,
 )
 from refill.home_watch import watch_home
+from refill.protocol.incarnation import incarnation_of, line_of, moves_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import (
@@ -56,11 +58,13 @@ __all__ = ["PodConnection", "ReceivedBatch"]
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
-Attempt = Callable[[float], Answer]
-"""One try; gets the seconds that it may wait for each piece of the answer."""
+Attempt = Callable[[str, float], Answer]
+"""One try; gets the URL of the pod to ask and the seconds that it may wait for each piece of the answer."""
 
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 5.0
+_LONG_SECONDS = 2.0
+"""After so long, the home may be a pod that is not wanted any more, and waits for others that do not talk to it."""
 _SAY_EVERY_SECONDS = 10.0
 _REQUEST_SECONDS = 60.0
 """A pod that is silent for longer is asked again."""
@@ -69,6 +73,8 @@ _LAST_REQUEST_SECONDS = 5.0
 _REPORT_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _PROBES = 3
+_TURNS = 4
+"""A pod may want to be told of the job, then of what the rank has received, and the job may have moved meanwhile."""
 _PROBE_PAUSE_SECONDS = 0.5
 _RETRIED_STATUS = 503
 _UNIX = "unix:"
@@ -116,6 +122,7 @@ class PodConnection:
         self.rank = rank
         self.timeout_seconds = timeout_seconds
         self._home = None if home is None else _checked_url(home)
+        self._home_is_given = home is not None
         self._record = record or DeliveryRecord()
         self._credentials = credentials or Credentials()
         self._info: dict[str, Any] | None = None
@@ -132,8 +139,7 @@ class PodConnection:
     def info(self) -> dict[str, Any]:
         """What the pods say of the job; registers it the first time."""
         if self._info is None:
-            info = self._retried(self.service_url, lambda seconds: self._register(self.service_url, seconds))
-            self._registered(info)
+            self._registered(self._retried(self.service_url, self._register))
         assert self._info is not None
         return self._info
 
@@ -148,8 +154,8 @@ class PodConnection:
         """
         checkpoint = {"incarnation": incarnation, "epoch": epoch, "position": position}
         body = {"settings": self.spec.to_dict(), "checkpoint": checkpoint}
-        url, path = self.service_url, self._job_path("resume")
-        info = self._retried(url, lambda seconds: self._call("POST", url, path, seconds, json=body))
+        path = self._job_path("resume")
+        info = self._retried(self.service_url, lambda url, seconds: self._call("POST", url, path, seconds, json=body))
         self._registered(info)
         return info
 
@@ -159,11 +165,12 @@ class PodConnection:
         watch_home(self)
 
     def look_after_home(self) -> None:
-        """Bring the job back to a home pod that was restarted, and tell it what this rank has received, if it has not
-        been told."""
-        home = self.home
-        path = self._data_path(f"ranks/{self.rank}")
-        self._known(home, lambda seconds: self._call("GET", home, path, seconds), _PROBE_SECONDS, register=True)
+        """Bring the job back to a home pod that was restarted, or to another one, and tell it what this rank has
+        received, if it has not been told."""
+        try:
+            self._known(None, self._calls("GET", f"ranks/{self.rank}"), _PROBE_SECONDS, register=True)
+        finally:
+            self._follow_pods()  # a pod that is not wanted any more may answer for a while
 
     @property
     def home(self) -> str:
@@ -174,32 +181,36 @@ class PodConnection:
 
     def batch(self, epoch: int, positions: Int64Array) -> ReceivedBatch:
         """The samples that answer positions of this rank, in their order."""
-        home, waited = self.home, getattr(self._bulk, "waited_seconds", 0.0)
+        waited = getattr(self._bulk, "waited_seconds", 0.0)
         body = BatchRequest(epoch, self.rank, positions, waited_seconds=waited).encode()
         started = time.perf_counter()
         while True:
-            times_told = self._record.times_told()
-            received = self._retried(home, lambda seconds: self._fetch(home, "batch", body, positions, None, seconds))
+            moves, times_told = moves_of(self._incarnation()), self._record.times_told()
+            received = self._retried(
+                None, lambda home, seconds: self._fetch(home, "batch", body, positions, None, seconds)
+            )
             came = Record(Kind.RECEIVED, epoch, self.rank, (positions, received.sample_ids))
-            if self._record.add(came, times_told):
+            if self._record.add(came, times_told, moves):
                 break
+            if self._record.moves() > moves_of(self._incarnation()):
+                self._retried(self.service_url, self._register_again)
         self._bulk.waited_seconds = time.perf_counter() - started
         return received
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         """Exactly these samples, outside of any epoch."""
-        home = self.home
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
-        return self._retried(home, lambda seconds: self._fetch(home, "samples", body, None, sample_ids, seconds))
+        return self._retried(None, lambda home, seconds: self._fetch(home, "samples", body, None, sample_ids, seconds))
 
     def post_trace(self, epoch: int, sample_ids: Int64Array) -> None:
         """Say which samples this rank asks for in an epoch, in which order."""
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
-        home, path = self.home, self._data_path(f"epochs/{epoch}/ranks/{self.rank}/trace")
+        what = f"epochs/{epoch}/ranks/{self.rank}/trace"
+        self.info()
         posted = Record(Kind.TRACE, epoch, self.rank, (sample_ids,))
         while not self._record.add(posted, self._record.times_told()):
             pass  # told in between; a trace holds all the same
-        self._retried(home, lambda seconds: self._call("PUT", home, path, seconds, content=body))
+        self._retried(None, self._calls("PUT", what, content=body))
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:
         """Tell the home pod what the loop has seen since the last report; tried once."""
@@ -208,19 +219,26 @@ class PodConnection:
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """Counts of an epoch, of each pod and in sum."""
-        home, path = self.home, self._job_path(f"epochs/{epoch}")
-        return self._retried(home, lambda seconds: self._call("GET", home, path, seconds))
+        path = self._job_path(f"epochs/{epoch}")
+        return self._retried(None, lambda home, seconds: self._call("GET", home, path, seconds))
 
     def end_job(self) -> None:
         """End the job on all pods and free its memory; nothing happens when that was done before."""
-        pod, path = self.service_url, self._job_path()
+        path = self._job_path()
         try:
-            self._retried(pod, lambda seconds: self._call("DELETE", pod, path, seconds), register=False)
+            self._retried(
+                self.service_url, lambda pod, seconds: self._call("DELETE", pod, path, seconds), register=False
+            )
         except UnknownJob:
             log.info("job %s had ended before", self.spec.name)
 
     def _register(self, url: str, seconds: float) -> dict[str, Any]:
-        path = self._job_path() if self._info is None else self._data_path("")
+        path = self._job_path()
+        if self._info is not None:
+            known = self._info["incarnation"]
+            # Another process of this rank may have followed the job further.
+            latest = incarnation_of(line_of(known), max(moves_of(known), self._record.moves()))
+            path += f"?incarnation={quote(latest, safe='')}&pods={self._info['num_pods']}"
         return self._call("PUT", url, path, seconds, json=self.spec.to_dict())
 
     def _find_home(self, pods: list[str]) -> str:
@@ -241,8 +259,15 @@ class PodConnection:
                     time.sleep(_PROBE_PAUSE_SECONDS)  # it may just be starting
         return self.service_url
 
-    def _retried(self, url: str, attempt: Attempt[Answer], register: bool = True) -> Answer:
-        """Try until it works, an error is final, or time is up. The pause doubles, with jitter."""
+    def _calls(self, method: str, what: str, **content: Any) -> Attempt[dict[str, Any]]:
+        """Makes one small request to the job, by the name that it has then."""
+        return lambda pod, seconds: self._call(method, pod, self._data_path(what), seconds, **content)
+
+    def _retried(self, url: str | None, attempt: Attempt[Answer], register: bool = True) -> Answer:
+        """Try until it works, an error is final, or time is up. The pause doubles, with jitter.
+
+        :param url: of the pod that is asked; None: the home, which is another one when the job has moved.
+        """
         started = said = time.monotonic()
         pause = _FIRST_PAUSE_SECONDS
         while True:
@@ -254,49 +279,74 @@ class PodConnection:
                     raise
                 now = time.monotonic()
                 if now + pause >= started + self.timeout_seconds:
-                    why = f"rank {self.rank} gives up on {url} after {now - started:.0f} s: {error.message}"
+                    asked = url or self.home
+                    why = f"rank {self.rank} gives up on {asked} after {now - started:.0f} s: {error.message}"
                     given_up = type(error)(why)
                     given_up.details = error.details
                     raise given_up from error
                 if now - said >= _SAY_EVERY_SECONDS:
                     said = now
-                    log.warning("rank %d waits for %s since %.0f s: %s", self.rank, url, now - started, error)
+                    log.warning(
+                        "rank %d waits for %s since %.0f s: %s", self.rank, url or self.home, now - started, error
+                    )
+                if url is None and (isinstance(error, PodUnreachable) or now - started > _LONG_SECONDS):
+                    self._follow_pods()
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _known(self, url: str, attempt: Attempt[Answer], seconds: float, register: bool) -> Answer:
+    def _known(self, url: str | None, attempt: Attempt[Answer], seconds: float, register: bool) -> Answer:
         """One attempt, and others when the pod was restarted and had to be told of the job first, or of what the rank
         has received."""
+        first: Callable[[str, float], None] | None = None
+        for turn in range(_TURNS):
+            try:
+                if first is not None:
+                    first(url or self.home, seconds)
+                return attempt(url or self.home, seconds)
+            except (UnknownJob, JobMoved):
+                if not register or turn + 1 == _TURNS:
+                    raise
+                first = self._register_again
+            except RecordsWanted:
+                if turn + 1 == _TURNS:
+                    raise
+                first = self._tell
+        raise AssertionError("the last turn returns or raises")
+
+    def _follow_pods(self) -> None:
+        """The home gives nothing: perhaps there are fewer pods now, and it is not one of them."""
+        info = self._info
+        if info is None or self._home_is_given or self._home == self.service_url:
+            return
         try:
-            return attempt(seconds)
-        except UnknownJob:
-            if not register:
+            if self._call("GET", self.service_url, "/v1/pods", _PROBE_SECONDS)["pods"] != info["pods"]:
+                self._register_again(self.service_url, _REQUEST_SECONDS)
+        except RefillError as error:
+            if error.status != _RETRIED_STATUS:
                 raise
-            self._register_again(url, seconds)
-        except RecordsWanted:
-            self._tell(url, seconds)
-            return attempt(seconds)
-        try:
-            return attempt(seconds)
-        except RecordsWanted:
-            self._tell(url, seconds)
-        return attempt(seconds)
 
     def _register_again(self, url: str, seconds: float) -> None:
         """A pod that does not know the job gets it again, and takes it up where it was, or says that it can't be."""
         again = self._register(url, seconds)
-        if self._info is not None and again.get("incarnation") != self._info.get("incarnation"):
+        if self._info is None:
+            return
+        if line_of(str(again.get("incarnation"))) != line_of(self._info["incarnation"]):
             raise JobLost(
                 f"job {self.spec.name} was ended on the pods and begun anew while it ran here: its epoch can't go on "
                 "with every sample exactly once; end the job and start it anew, or use another name",
                 job=self.spec.name,
             )
+        if again["incarnation"] != self._info["incarnation"]:
+            log.warning("job %s goes on with %d pods, as there are now", self.spec.name, again["num_pods"])
+            self._info = again
+            if not self._home_is_given:
+                self._home = self._find_home(again["pods"])
 
     def _tell(self, url: str, seconds: float) -> None:
         """A pod that was restarted is told what this rank has received."""
         log.info("rank %d tells %s, which was restarted, what it has received", self.rank, url)
         path = self._data_path(f"ranks/{self.rank}/records")
-        self._call("PUT", url, path, seconds, content=self._record.tell(self.rank))
+        self._call("PUT", url, path, seconds, content=self._record.tell(self.rank, moves_of(self._incarnation())))
 
     def _call(self, method: str, pod: str, path: str, seconds: float, **content: Any) -> dict[str, Any]:
         """One request that is answered with a JSON object, or with nothing."""
@@ -376,6 +426,9 @@ class PodConnection:
         headers = {"Content-Type": "application/octet-stream"} | self._credentials.headers()
         if segment is not None:
             headers[MEMORY_HEADER] = segment.name
+        if getattr(self._bulk, "home", home) != home:
+            self._hang_up()
+        self._bulk.home = home
         while True:
             connection: http.client.HTTPConnection | None = getattr(self._bulk, "connection", None)
             was_idle = connection is not None
@@ -403,7 +456,10 @@ class PodConnection:
 
     def _data_path(self, what: str) -> str:
         """A path that names this registration of the job: pods refuse it when theirs is a later one."""
-        return f"{self._job_path(what)}?incarnation={quote(self.info()['incarnation'], safe='')}"
+        return f"{self._job_path(what)}?incarnation={quote(self._incarnation(), safe='')}"
+
+    def _incarnation(self) -> str:
+        return str(self.info()["incarnation"])
 
     def _own_process(self) -> None:
         """Drop connections that were opened before a fork: two processes must not share one."""

@@ -18,6 +18,7 @@ from refill.delivery_record import DeliveryRecord
 from refill.epoch_sampler import Position
 from refill.errors import InvalidInput, JobLost
 from refill.pod_connection import PodConnection, ReceivedBatch
+from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
@@ -231,6 +232,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             raise InvalidInput(f"the state is of rank {found.rank}, not {connection.rank}: each rank loads its own")
         if found.mid_epoch:
             self.must_remember(found)
+            self._record.begins_within(found.epoch)
         return found
 
     def _check_is_of_this(self, state: ResumeState) -> None:
@@ -247,9 +249,10 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             return None
         connection = self.connection
         info, spec = connection.info(), connection.spec
-        if info["resumed"] is None or state.incarnation == info["incarnation"]:
+        if info["resumed"] is None or line_of(state.incarnation) == line_of(info["incarnation"]):
             return None
-        if (state.incarnation, *state.next_place) != (self._resume.incarnation, *self._resume.next_place):
+        same_line = line_of(state.incarnation) == line_of(self._resume.incarnation)
+        if not same_line or state.next_place != self._resume.next_place:
             raise InvalidInput(
                 f"the job goes on from epoch {self._resume.epoch}, position {self._resume.position}, as resume= says, "
                 f"and this state is of epoch {state.epoch}, position {state.position}: give the same to both"
@@ -271,7 +274,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         """Raises :class:`JobLost` when the pods can't know what they gave before the state was saved."""
         spec, incarnation = self.connection.spec, self.connection.info()["incarnation"]
         in_fixed_order = spec.order == "keyed" and not spec.shuffle
-        if state.incarnation != incarnation and not in_fixed_order:
+        if line_of(state.incarnation) != line_of(incarnation) and not in_fixed_order:
             raise JobLost(
                 f"job {state.job} was registered anew since the state was saved, so the pods don't know which samples "
                 f"the loop has had of epoch {state.epoch}: without the state, set_epoch({state.epoch}) starts it over",

@@ -14,12 +14,15 @@ from prometheus_client import Histogram
 
 from refill.credentials import ShownToken
 from refill.errors import (
+    JobError,
     JobLost,
+    JobMoved,
     MemoryTooSmall,
     PodStopping,
     RefillError,
     UnknownJob,
 )
+from refill.protocol.incarnation import line_of, moves_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import encode_records
 from refill_service.byte_gate import ByteGate
@@ -155,10 +158,17 @@ class CacheNode:
         if at_pod is None:
             raise UnknownJob(f"pod {self.settings.ordinal} knows no job {name}: register it first", job=name)
         if incarnation is not None and incarnation != at_pod.job.incarnation:
+            if line_of(incarnation) == line_of(at_pod.job.incarnation):
+                raise self._moved(name, moves_of(incarnation) < at_pod.job.moves)
             raise self.is_another(name) if not at_pod.owner.lost else at_pod.owner.recovering()
         if not looked_at:
             at_pod.job.last_used = time.monotonic()
         return at_pod
+
+    def _moved(self, name: str, on: bool) -> JobError:
+        if on:
+            return JobMoved(f"job {name} has moved to {self.settings.num_pods} pods: register it again", job=name)
+        return UnknownJob(f"pod {self.settings.ordinal} does not know that job {name} has moved", job=name)
 
     def job_holder(self, name: str) -> str | None:
         """Whose token a job was registered with; None when this pod has no such job, not even of before a restart."""
@@ -183,6 +193,11 @@ class CacheNode:
         self.journal.end(name, at_pod.job.incarnation)
         await self.close_job(at_pod, self.gone(name))
         return True
+
+    async def forget(self, name: str) -> None:
+        """Let go of a job that could not be taken up, as if this pod had never heard of it; journals stay."""
+        if (at_pod := self.jobs.pop(name, None)) is not None:
+            await self.close_job(at_pod, at_pod.owner.recovering())
 
     async def close_job(self, at_pod: JobAtPod, why: RefillError) -> None:
         """Requests under way end with ``why``."""

@@ -28,11 +28,14 @@ from refill_service.serving.certificates import Certificates
 from refill_service.serving.request_id import REQUEST_ID_HEADER, current_request_id
 from refill_service.tracing import trace_headers
 
-__all__ = ["Frame", "FrameReader", "Payload", "Peers"]
+__all__ = ["PODS_HEADER", "Frame", "FrameReader", "Payload", "Peers"]
 
 Payload = bytes | memoryview
 """The bytes of a sample: its own, or a view into the buffer that it came with."""
 
+PODS_HEADER = "refill-pods"
+"""How many pods there are, as the one that asks was told. While they are replaced by more or by fewer, an old and a new
+one do not agree on who owns what, and must not talk."""
 STREAM_WINDOW_BYTES = 16 << 20
 CONNECTION_WINDOW_BYTES = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
@@ -170,7 +173,7 @@ class Peers:
 
     def _request(self, method: str, pod: int, path: str) -> RequestBuilder:
         request = self._connection().request(method, self.urls[pod] + path)
-        headers = trace_headers()
+        headers = trace_headers() | {PODS_HEADER: str(len(self.urls))}
         if request_id := current_request_id():
             headers[REQUEST_ID_HEADER] = request_id
         if self._token is not None:

@@ -9,7 +9,7 @@ A stream of records, each with a checksum of its own. All integers are little-en
     RECEIVED  who received  positions i64[n] | samples i64[n]  a rank, or its home: what came for these positions
     OPENED    who entered   home pod i64[1]                    a rank has entered the epoch, by way of this pod
     TRACE     who posted    sample ids i64[n]                  a trace of the rank's own
-    WHOLE     rank          nothing                            all that this rank has received is told
+    WHOLE     rank          nothing                            all that this rank has received since the epoch is told
 
 and of pods to each other, without a payload: ALL_RANKS, every rank that has begun is among the OPENED; WHOLE_TABLE, all
 that the owner has answered is among the ANSWERED.

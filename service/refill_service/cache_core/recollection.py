@@ -27,7 +27,10 @@ class Recollection:
         """Posted traces, by (epoch, rank)."""
         self.table_is_whole = False
         """Whether somebody had the pod's own table, so that there is nothing more to learn."""
-        self._knows_ranks = False
+        self.whole_since: dict[int, int] = {}
+        """The epoch from which on each rank has told all that it received."""
+        self.knows_ranks = False
+        """Whether somebody told who has forgotten nothing."""
         self._told: set[tuple[int, int]] = set()
         self._asked: dict[int, list[tuple[Int64Array, Int64Array]]] = {}
         self._received: dict[int, list[tuple[int, Int64Array, Int64Array]]] = {}
@@ -50,9 +53,10 @@ class Recollection:
             elif record.kind is Kind.WHOLE:
                 # Who tells has begun, as far as anybody can know, and the pod that it told is its home.
                 self._told.add((source, rank))
+                self.whole_since[rank] = max(epoch, self.whole_since.get(rank, 0))
                 self._came_by(rank, -1, {source})
             elif record.kind is Kind.ALL_RANKS:
-                self._knows_ranks = True
+                self.knows_ranks = True
             elif record.kind is Kind.WHOLE_TABLE:
                 self.table_is_whole = True
 
@@ -68,7 +72,7 @@ class Recollection:
 
     def _is_told(self, rank: int) -> bool:
         if rank not in self.ranks:
-            return self._knows_ranks  # it has not begun, if somebody says so who has forgotten nothing
+            return self.knows_ranks  # it has not begun, if somebody says so who has forgotten nothing
         homes = self.ranks[rank][1]
         return len(homes) > 0 and all((home, rank) in self._told for home in homes)
 
@@ -86,6 +90,17 @@ class Recollection:
     def received_epochs(self) -> list[int]:
         """Those of which ranks have received anything."""
         return sorted(epoch for epoch, parts in self._received.items() if any(len(part[1]) for part in parts))
+
+    def received(self, epoch: int) -> dict[int, tuple[Int64Array, Int64Array]]:
+        """By rank, ``(positions, samples)`` of what it received, each position once."""
+        parts: dict[int, list[tuple[Int64Array, Int64Array]]] = {}
+        for rank, positions, samples in self._received.get(epoch, []):
+            parts.setdefault(rank, []).append((positions, samples))
+        found = {}
+        for rank, pairs in parts.items():
+            positions, places = np.unique(np.concatenate([pair[0] for pair in pairs]), return_index=True)
+            found[rank] = positions, np.concatenate([pair[1] for pair in pairs])[places]
+        return found
 
     def answered(self, epoch: int, traces: Traces, first_sample: int, end_sample: int) -> tuple[Int64Array, Int64Array]:
         """``(asked, samples)``: the requests to the owner of these samples that were answered, each once."""

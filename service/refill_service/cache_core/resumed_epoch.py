@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.epoch_order import KeyedTraces, RestTraces, Traces
 from refill_service.cache_core.sample_mapping import Int64Array
@@ -25,7 +26,7 @@ _MARK = "-resumed"
 class ResumedEpoch:
     """How a job was resumed.
 
-    :param incarnation: of the job before it.
+    :param incarnation: the line of the job before it.
     :param position: up to which each of its ranks had consumed the epoch, exclusive.
     :param done: ``(n,)`` ids of the samples that were consumed, ascending.
     :param unknown: how many more were consumed that nobody knows: they come again.
@@ -79,4 +80,4 @@ def resumed_incarnation(incarnation: str, epoch: int, position: int, world_size:
 
 def is_resumed(incarnation: str) -> bool:
     """Whether a registration can't be understood without its :class:`ResumedEpoch`."""
-    return incarnation.endswith(_MARK)
+    return line_of(incarnation).endswith(_MARK)

@@ -46,20 +46,17 @@ class LocalCluster:
         environment: dict[str, str] | None = None,
         peer_url: Callable[[int, int, str], str] | None = None,
     ) -> None:
-        ports = free_ports(2 * num_pods)
         settings = settings or {}
-        scheme = "https" if "tls_cert" in settings else "http"
+        self._scheme = "https" if "tls_cert" in settings else "http"
         self._peer_scheme = "https" if "peer_tls_cert" in settings else "http"
-        self.pod_urls = [f"{scheme}://127.0.0.1:{port}" for port in ports[:num_pods]]
-        self.peer_ports = ports[num_pods:]
-        self._ports = list(zip(ports[:num_pods], self.peer_ports, strict=True))
+        self._ports: list[tuple[int, int]] = []
+        self._choose_ports(num_pods)
         self._log_folder = log_folder
         self._peer_url = peer_url or (lambda from_pod, to_pod, url: url)
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("REFILL_")},
             **(environment or {}),
             "REFILL_HOST": "127.0.0.1",
-            "REFILL_POD_URLS": ",".join(self.pod_urls),
             "REFILL_DRAIN_SECONDS": "0",  # nobody else sends requests here
             **{f"REFILL_{name.upper()}": str(value) for name, value in settings.items()},
         }
@@ -107,6 +104,16 @@ class LocalCluster:
         if wait:
             self._wait_until_ready(pod)
 
+    def scale(self, num_pods: int) -> None:
+        """Replace all pods by another number of them, at the addresses of those before. The last ones end first, as
+        those of a StatefulSet do."""
+        for process in reversed(self.processes):
+            process.terminate()
+            process.wait(_STOP_SECONDS)
+        self._choose_ports(num_pods)
+        self.processes = []
+        self.__enter__()
+
     def pause(self, pod: int) -> None:
         """Let a pod stand still, as a machine does that is out of CPU or memory; nothing is closed or lost."""
         self.processes[pod].send_signal(signal.SIGSTOP)
@@ -116,6 +123,19 @@ class LocalCluster:
 
     def log(self, pod: int) -> str:
         return (self._log_folder / f"pod-{pod}.log").read_text(errors="replace")
+
+    @property
+    def pod_urls(self) -> list[str]:
+        """Where each pod serves clients."""
+        return [f"{self._scheme}://127.0.0.1:{port}" for port, _ in self._ports]
+
+    @property
+    def peer_ports(self) -> list[int]:
+        return [peer_port for _, peer_port in self._ports]
+
+    def _choose_ports(self, num_pods: int) -> None:
+        ports = iter(free_ports(2 * max(0, num_pods - len(self._ports))))
+        self._ports = [*self._ports[:num_pods], *zip(ports, ports, strict=True)]
 
     def _start(self, pod: int) -> subprocess.Popen[bytes]:
         port, peer_port = self._ports[pod]
@@ -127,6 +147,7 @@ class LocalCluster:
         }
         environment |= {
             "REFILL_ORDINAL": str(pod),
+            "REFILL_POD_URLS": ",".join(self.pod_urls),
             "REFILL_PEER_URLS": ",".join(peers),
             "REFILL_PORT": str(port),
             "REFILL_PEER_PORT": str(peer_port),

@@ -149,6 +149,7 @@ class Home:
         job, epoch, rank = self.job, request.epoch, request.rank
         job.check_rank(rank)
         self.record.until_told(rank)
+        await self._owner.wait_for_traces()
         traces = await job.traces(epoch, self._wait_seconds)
         positions = request.positions
         if int(positions.max()) >= traces.length(rank):
@@ -259,6 +260,7 @@ class Home:
     async def post_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
         """A rank's own trace: kept here and by every owner. Errors as :meth:`Job.post_trace`."""
         self.record.until_told(rank)
+        await self._owner.wait_for_traces()
         self.job.post_trace(epoch, rank, sample_ids)
         self._owner.trace_posted(epoch, rank, sample_ids)
         body = sample_ids.astype("<i8").tobytes()

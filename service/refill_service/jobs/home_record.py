@@ -27,8 +27,8 @@ class HomeRecord:
         self._lost = lost
         self._ranks: set[int] = set()
         """Ranks that have come here."""
-        self._told: set[int] = set()
-        """Ranks that have told all that they had received before the pod was restarted."""
+        self._told: dict[int, int] = {}
+        """Ranks that have told all that they had received before the pod was restarted, and since which epoch."""
         self._heard: set[int] = set()
         """Those, and ranks that have told what they still know of it. Nothing more is to be had from these."""
         self._received = ReceivedSamples()
@@ -65,28 +65,32 @@ class HomeRecord:
     def tell(self, rank: int, records: Iterable[Record]) -> None:
         """Fact: this is what a rank has received. Told to a pod that was restarted, by the rank itself."""
         self._job.check_rank(rank)
-        whole, received = False, []
+        whole_since, received = None, []
         for record in records:
             if record.kind is Kind.RECEIVED and record.rank == rank:
                 received.append(record)
             elif record.kind is Kind.TRACE and record.rank == rank:
                 self._job.restore_trace(record.epoch, rank, record.columns[0])
-            whole = whole or record.kind is Kind.WHOLE
+            elif record.kind is Kind.WHOLE and record.rank == rank:
+                whole_since = record.epoch
         for record in received:
             self._remember(record.epoch, rank, *record.columns)
         self._heard.add(rank)
-        if whole:
-            self._told.add(rank)
+        if whole_since is not None:
+            self._told[rank] = whole_since
 
-    def told(self, pod: int) -> Iterator[Record]:
+    def told(self, pod: int, *, everything: bool = False) -> Iterator[Record]:
         """What this pod knows of another one's answers, and forgets nothing of from now on: answers that are still on
-        their way are refused."""
+        their way are refused.
+
+        :param everything: what it knows of all pods' answers, for a job that moves.
+        """
         self._restarts[pod] += pod != self._job.ordinal
-        first, end = self._job.owner_bounds[pod : pod + 2].tolist()
+        first, end = (0, self._job.layout.num_samples) if everything else self._job.owner_bounds[pod : pod + 2].tolist()
         for epoch, rank, positions, samples in self._received.of_samples(first, end):
             yield Record(Kind.RECEIVED, epoch, rank, (positions, samples))
-        for rank in self._told if self._lost else self._ranks:
-            yield Record(Kind.WHOLE, 0, rank)
+        for rank, since in self._told.items() if self._lost else dict.fromkeys(self._ranks, 0).items():
+            yield Record(Kind.WHOLE, since, rank)
 
     def until_told(self, rank: int) -> None:
         """Raises :class:`RecordsWanted` when the rank has to tell something before it is answered."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from refill.errors import EpochEnded, EpochNotReady, InvalidInput, MemoryTooSmall
+from refill.protocol.incarnation import moves_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
@@ -57,6 +58,7 @@ class Job:
         self.num_pods = num_pods
         self.memory_bytes = memory_bytes
         self.incarnation = incarnation
+        self.moves = moves_of(incarnation)
         self.resumed = resumed
         self.owner_bounds = layout.owner_bounds(num_pods)
         self.share = layout.share(ordinal, num_pods)
@@ -91,6 +93,7 @@ class Job:
         return {
             "spec": self.spec.to_dict(),
             "incarnation": self.incarnation,
+            "num_pods": self.num_pods,
             "num_samples": self.layout.num_samples,
             "num_blobs": len(self.layout.first_sample) - 1,
             "total_bytes": self.dataset.index.sample_bytes,
@@ -123,10 +126,10 @@ class Job:
         found = self._traces.get(epoch)
         if found is None:
             posted = self._posted.get(epoch, {})
-            if self.spec.order == "keyed":
-                found = self._keyed(epoch)
-            elif len(posted) == self.spec.world_size:
+            if len(posted) == self.spec.world_size:  # by ranks, or dealt anew when the job moved
                 found = ExplicitTraces(self.layout.num_samples, posted)
+            elif self.spec.order == "keyed":
+                found = self._keyed(epoch)
             else:
                 return None
             self._traces[epoch] = found
@@ -148,6 +151,8 @@ class Job:
         self.check_rank(rank)
         ExplicitTraces(self.layout.num_samples, {rank: sample_ids})  # refuses ids that the dataset does not have
         posted = self._posted.setdefault(epoch, {})
+        if self.moves and len(posted.get(rank, ())) == len(sample_ids) > 0:
+            return  # posted again, and it may have been dealt anew since
         if rank in posted and not np.array_equal(posted[rank], sample_ids):
             raise InvalidInput(f"rank {rank} posted another trace for epoch {epoch} of job {self.spec.name} before")
         self.restore_trace(epoch, rank, sample_ids)
@@ -163,17 +168,36 @@ class Job:
     def restore_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
         """Fact: the rank had posted this trace before the pod was restarted."""
         if rank < self.spec.world_size:
-            self._posted.setdefault(epoch, {}).setdefault(rank, sample_ids)
-            self._trace_posted.set()
-            self._trace_posted = asyncio.Event()
+            posted = self._posted.setdefault(epoch, {})
+            if rank not in posted:
+                posted[rank] = sample_ids
+                self._traces.pop(epoch, None)
+            self._wake()
+
+    def replace_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
+        """Fact: the rank asks for this, as dealt when the job moved."""
+        if rank < self.spec.world_size:
+            self._posted.setdefault(epoch, {})[rank] = sample_ids
+            self._traces.pop(epoch, None)
+            self._wake()
+
+    def move_traces(self, epoch: int, traces: dict[int, Int64Array]) -> None:
+        """Fact: from now on, ranks ask for these in an epoch that had begun on other pods."""
+        self._posted[epoch] = traces
+        self._traces.pop(epoch, None)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._trace_posted.set()
+        self._trace_posted = asyncio.Event()
 
     @property
     def traced_epochs(self) -> list[int]:
-        """Those for which ranks have posted traces."""
+        """Those for which ranks have posted traces, or which were dealt anew when the job moved."""
         return sorted(self._posted)
 
     def trace_records(self, epoch: int) -> Iterator[Record]:
-        """The traces that ranks have posted for an epoch."""
+        """The traces of an epoch that can't be told from the seed."""
         for rank, sample_ids in self._posted.get(epoch, {}).items():
             yield Record(Kind.TRACE, epoch, rank, (sample_ids,))
 

@@ -91,14 +91,16 @@ class JobAtPod:
         self.owner.rank_opens(epoch, rank, home)
         self.home.rank_left(epoch, rank)
 
-    def told(self, pod: int, life: str) -> bytes:
+    def told(self, pod: int, life: str, *, everything: bool = False) -> bytes:
         """Records for a pod that was restarted: what it left here, and what this one knows as a home and as an owner.
 
         :param life: tells this run of the pod from another one.
+        :param everything: what ranks have received of all pods' shares, not of that pod's alone.
         """
-        records = [*self.home.record.told(pod), *self.owner.opened()]
-        for epoch in self.job.traced_epochs:
-            records += self.job.trace_records(epoch)
+        records = [*self.home.record.told(pod, everything=everything), *self.owner.opened()]
+        if everything or not (self.job.moves and self.owner.lost):  # else they may be from before it moved
+            for epoch in self.job.traced_epochs:
+                records += self.job.trace_records(epoch)
         if (left := self.kept.get(pod)) is None:
             return encode_records(records)
         left.claimed_by = left.claimed_by or life
@@ -110,6 +112,7 @@ class JobAtPod:
         """The samples that a home pod's request asks of this pod's share."""
         job = self.job
         job.check_rank(request.rank)
+        await self.owner.wait_for_traces()
         traces = await job.traces(request.epoch, self.owner.wait_seconds)
         if int(request.positions.max()) >= traces.length(request.rank):
             raise InvalidInput(f"rank {request.rank} has no position {int(request.positions.max())}")

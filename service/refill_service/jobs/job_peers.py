@@ -94,9 +94,9 @@ class JobPeers:
         """One request that is answered with frames; made once."""
         return self._peers.frames(pod, self.path(what), body)
 
-    async def told(self, pod: int) -> bytes:
-        """What another pod knows of this one's answers, as records; asked once."""
-        return await self._peers.get_bytes(pod, f"{self.path('told')}&life={_LIFE}")
+    async def told(self, pod: int, *, everything: bool) -> bytes:
+        """What another pod knows of this one's answers, or of all, as records; asked once."""
+        return await self._peers.get_bytes(pod, f"{self.path('told')}&life={_LIFE}&everything={int(everything)}")
 
     def path(self, what: str) -> str:
         job = self._job

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from refill.errors import StoreUnavailable
+from refill.protocol.incarnation import line_of
 from refill.protocol.records import Record, RecordReader, encode_records
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.folder_lock import locked
@@ -172,7 +173,7 @@ class Journal:
             journal.give_up()
         if (folder := self._of(job)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        self._ended[incarnation] = None
+        self._ended[line_of(incarnation)] = None
         while len(self._ended) > _KEPT_ENDED:
             self._ended.pop(next(iter(self._ended)))
         if self._folder is not None:
@@ -182,7 +183,7 @@ class Journal:
                 self._failed(error)
 
     def has_ended(self, incarnation: str) -> bool:
-        return incarnation in self._ended
+        return line_of(incarnation) in self._ended
 
     @property
     def used_bytes(self) -> int:

@@ -352,6 +352,11 @@ class Owner:
             self._open(epoch, traces)
         return await self._epoch(epoch, rank)
 
+    async def wait_for_traces(self) -> None:
+        """After a move, what positions ask for is known when nothing is lost any more."""
+        if self.job.moves:
+            await self._until_it_goes_on()
+
     async def _until_it_goes_on(self) -> None:
         try:
             async with asyncio.timeout(min(self.wait_seconds, PATIENCE_SECONDS)):

@@ -3,6 +3,9 @@
 From its own journal, if that is whole. Else it asks the other pods, what they know as homes of their ranks and what
 they kept for it when it ended in order, and waits until its own ranks have told what they have received. Until then
 it answers nothing from its share: a sample that somebody has already must not be given to another.
+
+A job that moves to more or to fewer pods goes on in the same way, but that pod 0 asks for what ranks have received of
+all shares, and deals the rest of their epochs anew (:mod:`refill_service.cache_core.moved_epoch`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable
 
 from refill.errors import JobLost, PodUnreachable, RefillError, UnknownJob
 from refill.protocol.records import RecordReader
+from refill_service.cache_core.moved_epoch import moved_traces
 from refill_service.cache_core.recollection import Recollection
 from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
@@ -27,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.25
 _SAY_EVERY_SECONDS = 10.0
+_MOVED_EPOCHS = 3
+"""As many as an owner goes on with."""
 
 
 class Recovery:
@@ -36,6 +42,7 @@ class Recovery:
     :param seconds: how long ranks are waited for that do not tell; without them the epoch goes on, and what they may
         have received is *unknown* in its receipt.
     :param introduce: tells a pod of the job that does not know it.
+    :param moving: the job ran on other pods before, and this one decides how it goes on.
     """
 
     def __init__(
@@ -47,6 +54,8 @@ class Recovery:
         kept: KeptJob | None,
         seconds: float,
         introduce: Introduce,
+        *,
+        moving: bool = False,
     ) -> None:
         self._job = job
         self._owner = owner
@@ -55,6 +64,7 @@ class Recovery:
         self._kept = kept
         self._seconds = seconds
         self._introduce = introduce
+        self._moving = moving
 
     def from_journal(self) -> bool:
         """Go on from the journal alone; False when that is not enough."""
@@ -68,13 +78,14 @@ class Recovery:
     async def from_others(self, done: Callable[[], None]) -> None:
         """Ask until nothing more can be learned, then go on; ``done`` is called right after, before any answer.
 
-        Raises :class:`JobLost` when another pod says that the job has ended or is another one by now.
+        Raises :class:`JobLost` when another pod says that the job has ended or is another one by now, and when a job
+        that moves can't, since a rank does not tell what it has.
         """
         name, started = self._job.spec.name, time.monotonic()
         all_answered, said = None, started
         while True:
             told = self._told_by_the_journal()
-            told.add(self._home.record.told(self._job.ordinal), self._job.ordinal)
+            told.add(self._home.record.told(self._job.ordinal, everything=self._moving), self._job.ordinal)
             silent = await self._ask_others(told)
             self._restore_traces(told)
             now = time.monotonic()
@@ -84,7 +95,17 @@ class Recovery:
             self._owner.waits_for = ", ".join(waits_for)
             if not waits_for:
                 break
-            if all_answered is not None and not silent and now - all_answered > self._seconds:
+            needs_all = self._needs_all(told)
+            # Who waits for the pod that decides is told by it that it has given up.
+            patience = self._seconds * (2 if needs_all and not self._moving else 1)
+            if all_answered is not None and not silent and now - all_answered > patience:
+                if needs_all:
+                    raise JobLost(
+                        f"job {name} can't move to the {self._job.num_pods} pods that there are now: "
+                        f"{', '.join(waits_for)} did not tell what had been received; resume it from a checkpoint "
+                        "(CacheDataset(..., resume=state))",
+                        job=name,
+                    )
                 log.warning("job %s goes on without %s: what it received is unknown", name, ", ".join(waits_for))
                 break
             if now - said > _SAY_EVERY_SECONDS:
@@ -93,9 +114,43 @@ class Recovery:
             await asyncio.sleep(_PAUSE_SECONDS)
         if unposted := self._unposted(told):
             raise JobLost(f"job {name} can't go on after a restart: {unposted[0]} is known to nobody", job=name)
+        if self._moving:
+            await self._deal_anew(told)
         self._owner.go_on(told, rebuilt=not told.table_is_whole, complete=not waits_for)
         done()
         log.info("job %s goes on after %.1f s, from what others knew", name, time.monotonic() - started)
+
+    def _needs_all(self, told: Recollection) -> bool:
+        """Whether it must not go on without those that do not tell."""
+        return self._moving or (self._job.moves > 0 and not told.knows_ranks)
+
+    async def _deal_anew(self, told: Recollection) -> None:
+        job = self._job
+        if resumed := [rank for rank, since in told.whole_since.items() if since > told.oldest_entered]:
+            raise JobLost(
+                f"job {job.spec.name} can't move to other pods in epoch {told.oldest_entered}: rank {resumed[0]} was "
+                "resumed within it, and does not know what it had received before; resume it from a checkpoint "
+                "(CacheDataset(..., resume=state))",
+                job=job.spec.name,
+            )
+        for epoch in told.epochs()[-_MOVED_EPOCHS:]:
+            if (before := job.known_traces(epoch)) is None:
+                continue  # nobody could have asked
+            received = told.received(epoch)
+            size, key = job.layout.num_samples, f"refill move {job.spec.seed} {epoch} {job.moves}"
+            try:
+                traces = await asyncio.to_thread(moved_traces, before, job.spec.world_size, size, received, key)
+            except ValueError as error:
+                raise JobLost(f"job {job.spec.name} can't move: {error}", job=job.spec.name) from error
+            job.move_traces(epoch, traces)
+            had = sum(len(positions) for positions, _ in received.values())
+            log.warning(
+                "job %s moves to %d pods in epoch %d: ranks keep the %d samples that they have, the rest is dealt anew",
+                job.spec.name,
+                job.num_pods,
+                epoch,
+                had,
+            )
 
     def _told_by_the_journal(self) -> Recollection:
         told = Recollection()
@@ -109,7 +164,7 @@ class Recovery:
 
         async def ask(pod: int) -> str | None:
             try:
-                reader = RecordReader(await self._peers.told(pod))
+                reader = RecordReader(await self._peers.told(pod, everything=self._moving))
                 told.add(list(reader), pod)
             except UnknownJob:
                 await self._introduce(pod)  # it was restarted, too, and will ask in its turn
@@ -136,10 +191,16 @@ class Recovery:
 
     def _restore_traces(self, told: Recollection) -> None:
         for (epoch, rank), sample_ids in told.traces.items():
-            self._job.restore_trace(epoch, rank, sample_ids)
+            if self._job.moves and not self._moving:  # as they were dealt anew, whatever the rank has posted
+                self._job.replace_trace(epoch, rank, sample_ids)
+            else:
+                self._job.restore_trace(epoch, rank, sample_ids)
 
     def _missing(self, told: Recollection) -> list[str]:
-        return [f"rank {rank}" for rank in told.untold(self._job.spec.world_size)] + self._unposted(told)
+        found = [f"rank {rank}" for rank in told.untold(self._job.spec.world_size)]
+        if self._job.moves and not self._moving and not (told.knows_ranks or told.table_is_whole):
+            found.append("a pod that knows how the epoch was dealt when the job moved")
+        return found + self._unposted(told)
 
     def _unposted(self, told: Recollection) -> list[str]:
         """Traces without which what was received can't be understood."""

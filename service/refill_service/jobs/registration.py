@@ -15,7 +15,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from refill.errors import JobConflict, JobError, JobLost, PodUnreachable, RefillError, UnknownJob
+from refill.errors import JobConflict, JobError, JobLost, RefillError, UnknownJob
+from refill.protocol.incarnation import incarnation_of, line_of, moves_of
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, is_resumed
 from refill_service.jobs.job import Job
@@ -31,6 +32,7 @@ __all__ = ["Registration"]
 
 log = logging.getLogger(__name__)
 
+_KEPT_FAILURES = 100
 _LEADER = 0
 """The pod that names the incarnation of a job."""
 
@@ -41,17 +43,25 @@ class Registration:
     def __init__(self, node: CacheNode) -> None:
         self._node = node
         self._registering = asyncio.Lock()
+        self._failed_moves: dict[str, str] = {}
+        """By incarnation, why a job could not move."""
 
-    async def register(self, spec: JobSpec, incarnation: str | None = None) -> dict[str, Any]:
+    async def register(
+        self, spec: JobSpec, incarnation: str | None = None, num_pods: int | None = None
+    ) -> dict[str, Any]:
         """Register a job on every pod; registering it again with the same settings changes nothing.
 
         :param incarnation: of a client that has the job already: this pod was restarted, and takes it up again. The
             others need not be there for that.
+        :param num_pods: on which it ran under that name, as far as the client knows.
         """
-        if spec.name in self._node.jobs:
+        known, moves = self._node.jobs.get(spec.name), moves_of(incarnation or "")
+        if known is not None and not (moves > known.job.moves and _same_line(known.job.incarnation, incarnation)):
             return await self._register(spec)
         self._node.check_taking_jobs()
         self._node.opening.begin(spec.dataset)
+        if incarnation is not None and (moves or num_pods not in (None, self._node.settings.num_pods)):
+            return await self.move(spec, incarnation)
         if incarnation is not None:
             return await self.register_here(spec, incarnation, "", begun=True) | {
                 "pods": list(self._node.settings.pod_urls)
@@ -104,6 +114,9 @@ class Registration:
         """
         async with self._registering:
             known = self._node.jobs.get(spec.name)
+            if known is not None and known.owner.lost and _moved_on(known.job.incarnation, incarnation):
+                await self._node.forget(spec.name)
+                known = None
             created = known is None
             if known is None:
                 known = await self._create_or_take_up(spec, incarnation, begun)
@@ -131,8 +144,7 @@ class Registration:
             kept = None  # of an earlier job of that name
         if kept is None and not incarnation and self._node.settings.ordinal == _LEADER:
             incarnation, begun = await self.known_to_others(spec.name, spec.holder)
-        if self._node.journal.has_ended(incarnation):
-            raise JobLost(f"job {spec.name} was ended: end what is left of it, or use another name", job=spec.name)
+        self._check_may_go_on(spec.name, incarnation)
         if kept is not None:
             before = JobSpec.from_dict(kept.header["spec"])
             check_holder(spec.name, before.holder, spec.holder)
@@ -140,11 +152,7 @@ class Registration:
             if kept.header["num_pods"] != self._node.settings.num_pods:
                 raise self._moved(spec.name, kept.header["num_pods"])
             if differences := before.differences(spec):
-                raise JobConflict(
-                    f"job {spec.name} ran before with other settings ({'; '.join(differences)}): use another name, or "
-                    "end that job first",
-                    differences=differences,
-                )
+                raise self._ran_differently(spec.name, differences)
         lost = kept is not None or begun
         resumed = None if kept is None else kept.resumed
         if resumed is None and is_resumed(incarnation):
@@ -173,20 +181,91 @@ class Registration:
         )
         return at_pod
 
+    def _check_may_go_on(self, name: str, incarnation: str) -> None:
+        """Raises :class:`JobLost` for a job that has ended, or that could not move."""
+        if self._node.journal.has_ended(incarnation):
+            raise JobLost(f"job {name} was ended: end what is left of it, or use another name", job=name)
+        if (why := self._failed_moves.get(incarnation)) is not None:
+            raise JobLost(why, job=name)
+
     async def known_to_others(self, name: str, holder: str) -> tuple[str, bool]:
         """``(incarnation, begun)`` of a job that another pod knows; ``("", False)`` when none does.
 
         :param holder: whose token asks. Raises :class:`NotAllowed` when the job is not theirs.
         """
+        found, silent = await self._known_elsewhere(name, holder)
+        if found:
+            return found[0]["incarnation"], found[0]["begun"]
+        if silent:
+            raise silent[0]  # it may know the job
+        return "", False
+
+    async def _known_elsewhere(self, name: str, holder: str) -> tuple[list[dict[str, Any]], list[BaseException]]:
+        """What other pods know of a job, as :meth:`known` tells it, and the errors of those that did not answer."""
         path = f"/peer/v1/jobs/{name}"
         asked = (self._node.peers.call(pod, "GET", path) for pod in self._node.others)
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(answer, dict):
-                check_holder(name, answer["holder"], holder)
-                return answer["incarnation"], answer["begun"]
-            if isinstance(answer, PodUnreachable) or not isinstance(answer, RefillError):
-                raise answer  # it may know the job
-        return "", False
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = [answer for answer in answers if isinstance(answer, dict)]
+        for each in found:
+            check_holder(name, each["holder"], holder)
+        return found, [each for each in answers if isinstance(each, BaseException) and not isinstance(each, UnknownJob)]
+
+    async def move(self, spec: JobSpec, incarnation: str) -> dict[str, Any]:
+        """Go on with a job that runs, on the pods that there are now, where it ran on more or on fewer before.
+
+        Pod 0 begins it, under the next name of its line, when all the others are there; then ranks are asked what they
+        have received (:class:`Recovery`). A job that moved earlier, and that no pod knows any more, moves once more.
+
+        :param incarnation: by which a client knows it.
+        """
+        node, name = self._node, spec.name
+        pods = {"pods": list(node.settings.pod_urls)}
+        if node.settings.ordinal != _LEADER:
+            body = {"spec": spec.to_dict(), "incarnation": incarnation}
+            info = await node.peers.call(_LEADER, "POST", f"/peer/v1/jobs/{name}/move", body)
+            return await self.register_here(spec, info["incarnation"], info["fingerprint"], begun=True) | pods
+        async with self._registering:
+            known = node.jobs.get(name)
+            if known is not None and known.owner.lost and _moved_on(known.job.incarnation, incarnation):
+                await node.forget(name)
+                known = None
+            if known is None:
+                known = await self._begin_to_move(spec, incarnation)
+        if not _same_line(known.job.incarnation, incarnation):
+            raise node.is_another(name)
+        return await self.register_here(spec, known.job.incarnation, "", begun=True) | pods
+
+    async def _begin_to_move(self, spec: JobSpec, incarnation: str) -> JobAtPod:
+        node, name, line = self._node, spec.name, line_of(incarnation)
+        self._check_may_go_on(name, incarnation)
+        kept = node.journal.find(name)
+        known, silent = await self._known_elsewhere(name, spec.holder)
+        if silent:
+            raise silent[0]
+        if kept is not None:
+            known.append(self.known(name))
+        of_line = [each for each in known if _same_line(each["incarnation"], incarnation)]
+        if any(each["running"] for each in known if each not in of_line):
+            raise node.is_another(name)
+        moves = max([moves_of(each["incarnation"]) for each in of_line] + [moves_of(incarnation)])
+        newest = incarnation_of(line, moves)
+        if any(each["knows"] and each["incarnation"] == newest for each in of_line):
+            return await self._create_or_take_up(spec, newest, begun=True)
+        if kept is not None and not _same_line(kept.header["incarnation"], incarnation):
+            kept = None
+        if kept is not None and (differences := JobSpec.from_dict(kept.header["spec"]).differences(spec)):
+            raise self._ran_differently(name, differences)
+        resumed = None if kept is None else kept.resumed
+        if resumed is None and is_resumed(line):
+            resumed = await self._resumed_at_others(name, line)
+        at_pod = await node.create(spec, incarnation_of(line, moves + 1), None, resumed, lost=True)
+        if kept is not None and kept.header["fingerprint"] != at_pod.job.info()["fingerprint"]:
+            await node.close_job(at_pod, node.gone(name))
+            raise self._replaced(spec)
+        self._take_up(at_pod, None, moving=True)
+        node.jobs[name] = at_pod
+        log.warning("job %s ran on another number of pods, and moves to %d", name, node.settings.num_pods)
+        return at_pod
 
     async def register_resumed(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch) -> dict[str, Any]:
         """Register a job as it goes on from a checkpoint, in place of what it was before, on every pod."""
@@ -226,17 +305,42 @@ class Registration:
             await self._node.peers.get_bytes(pod, f"{path}?incarnation={quote(incarnation, safe='')}")
         )
 
+    def resumed(self, name: str, incarnation: str) -> ResumedEpoch:
+        """What was left of the epoch when a job was resumed. Raises :class:`UnknownJob` when this pod can't tell."""
+        at_pod = self._node.jobs.get(name)
+        kept = self._node.journal.find(name) if at_pod is None else None
+        if at_pod is not None and _same_line(at_pod.job.incarnation, incarnation):
+            found = at_pod.job.resumed
+        elif kept is not None and _same_line(kept.header["incarnation"], incarnation):
+            found = kept.resumed
+        else:
+            found = None
+        if found is None:
+            raise UnknownJob(f"job {name} was not resumed, as far as is known here", job=name)
+        return found
+
     def known(self, name: str) -> dict[str, Any]:
-        """What this pod knows of a job, be it from before a restart. Raises :class:`UnknownJob`."""
+        """What this pod knows of a job, be it from before a restart. Raises :class:`UnknownJob`.
+
+        ``running``: it is more than a journal. ``knows``: what the job's ranks have received can be learned here, now.
+        """
         if name not in self._node.jobs and (kept := self._node.journal.find(name)) is not None:
-            holder = kept.header["spec"].get("holder", "")
-            return {"incarnation": kept.header["incarnation"], "holder": holder, "begun": True, "idle": True}
+            return {
+                "incarnation": kept.header["incarnation"],
+                "holder": kept.header["spec"].get("holder", ""),
+                "begun": True,
+                "idle": True,
+                "running": False,
+                "knows": kept.whole and kept.header["num_pods"] == self._node.settings.num_pods,
+            }
         at_pod = self._node.job(name, looked_at=True)
         return {
             "incarnation": at_pod.job.incarnation,
             "holder": at_pod.job.spec.holder,
             "begun": at_pod.owner.begun or at_pod.recovery is not None,
             "idle": self._is_idle(at_pod),
+            "running": True,
+            "knows": not at_pod.owner.lost,
         }
 
     async def idle_everywhere(self, name: str) -> bool:
@@ -255,7 +359,7 @@ class Registration:
     def _is_idle(self, at_pod: JobAtPod) -> bool:
         return at_pod.idle_seconds > self._node.settings.job_idle_seconds
 
-    def _take_up(self, at_pod: JobAtPod, kept: KeptJob | None) -> None:
+    def _take_up(self, at_pod: JobAtPod, kept: KeptJob | None, *, moving: bool = False) -> None:
         if kept is not None:
             at_pod.ended |= kept.receipts
         recovery = Recovery(
@@ -266,6 +370,7 @@ class Registration:
             kept,
             self._node.settings.recovery_seconds,
             lambda pod: self.introduce(pod, at_pod.job),
+            moving=moving,
         )
         if recovery.from_journal():
             self._begin_journal(at_pod)
@@ -279,8 +384,16 @@ class Registration:
         except Exception as error:
             log.error("job %s can't go on after a restart of this pod: %s", name, error, exc_info=not _expected(error))
             at_pod.recovery = None
-            if self._node.jobs.get(name) is at_pod:
+            if self._node.jobs.get(name) is not at_pod:
+                return
+            if not at_pod.job.moves:
                 await self._node.remove(name)
+                return
+            if isinstance(error, JobLost):  # whoever comes with it is told; it can still be resumed from a checkpoint
+                self._failed_moves[at_pod.job.incarnation] = error.message
+                while len(self._failed_moves) > _KEPT_FAILURES:
+                    self._failed_moves.pop(next(iter(self._failed_moves)))
+            await self._node.forget(name)
 
     def _begin_journal(self, at_pod: JobAtPod) -> None:
         """Not before all is known that is to be in it: what a journal lacks was never delivered."""
@@ -314,11 +427,27 @@ class Registration:
             job=name,
         )
 
+    def _ran_differently(self, name: str, differences: list[str]) -> JobConflict:
+        return JobConflict(
+            f"job {name} ran before with other settings ({'; '.join(differences)}): use another name, or "
+            "end that job first",
+            differences=differences,
+        )
+
     def _replaced(self, spec: JobSpec) -> JobConflict:
         return JobConflict(
             f"dataset {spec.dataset} was replaced while job {spec.name} ran: pods read different versions; "
             f"end the job on all pods (DELETE /v1/jobs/{spec.name}), then start it anew"
         )
+
+
+def _same_line(incarnation: str, other: str | None) -> bool:
+    return other is not None and line_of(incarnation) == line_of(other)
+
+
+def _moved_on(known: str, incarnation: str) -> bool:
+    """Whether a job has moved since it was known by the first name."""
+    return _same_line(known, incarnation) and moves_of(incarnation) > moves_of(known)
 
 
 def _expected(error: Exception) -> bool:

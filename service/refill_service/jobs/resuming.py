@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refill.errors import EpochEnded, InvalidInput, JobConflict, JobLost, UnknownJob
+from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind
 from refill.protocol.wire_format import Int64Array
-from refill_service.cache_core.epoch_order import Traces
+from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, consumed_before, keyed_traces, resumed_incarnation
 from refill_service.jobs.journal import KeptJob
 from refill_service.serving.access import check_holder
@@ -37,6 +38,7 @@ class Checkpoint:
     """Where a training run was when it was saved: what the states of its ranks have in common."""
 
     incarnation: str
+    """Or its line."""
     epoch: int
     position: int
     """Of each rank: the first one that it had not consumed."""
@@ -62,11 +64,15 @@ class Resuming:
             path = f"/peer/v1/jobs/{spec.name}/resume"
             return dict(await self._node.peers.call(0, "POST", path, body))
         async with self._one_at_a_time:
-            return await self._resume(spec, checkpoint)
+            # A state may be from before the job moved to other pods: its position means the same after it.
+            line = line_of(checkpoint.incarnation)
+            return await self._resume(spec, Checkpoint(line, checkpoint.epoch, checkpoint.position))
 
     async def _resume(self, spec: JobSpec, checkpoint: Checkpoint) -> dict[str, Any]:
         node = self._node
-        current = await self._current(spec)
+        current = line_of(await self._current(spec))
+        if (moving := node.jobs.get(spec.name)) is not None and moving.job.moves and moving.owner.lost:
+            raise moving.owner.recovering()  # with who ran before, or not at all
         incarnation = resumed_incarnation(
             checkpoint.incarnation, checkpoint.epoch, checkpoint.position, spec.world_size, node.settings.num_pods
         )
@@ -144,12 +150,12 @@ class Resuming:
         """What this pod knows of the samples that were consumed: first how many there must be over all pods, and how
         many the epoch has, both 0 when it knows nothing of the job; then their ids."""
         at_pod = self._node.jobs.get(name)
-        if at_pod is not None and at_pod.job.incarnation == resumed and at_pod.job.resumed is not None:
+        if at_pod is not None and line_of(at_pod.job.incarnation) == resumed and at_pod.job.resumed is not None:
             # An earlier attempt came as far as this pod; it has all of them.
             before = at_pod.job.resumed
             num_samples = at_pod.job.layout.num_samples
             return np.concatenate([[len(before.done) + before.unknown, num_samples], before.done])
-        if at_pod is not None and at_pod.job.incarnation == checkpoint.incarnation:
+        if at_pod is not None and line_of(at_pod.job.incarnation) == checkpoint.incarnation:
             job = at_pod.job
             if at_pod.owner.lost:
                 raise at_pod.owner.recovering()
@@ -159,7 +165,7 @@ class Resuming:
                 raise self._too_old(name, checkpoint)
             return _consumed(checkpoint, [answered], traces, job.spec.world_size, job.resumed)
         kept = self._node.journal.find(name)
-        if kept is None or kept.header["incarnation"] != checkpoint.incarnation:
+        if kept is None or line_of(kept.header["incarnation"]) != checkpoint.incarnation:
             return np.array([0, 0])
         return self._consumed_of_journal(name, kept, checkpoint)
 
@@ -169,7 +175,13 @@ class Resuming:
         of_epoch = [record for record in kept.records if record.epoch == checkpoint.epoch]
         if not of_epoch:
             raise self._too_old(name, checkpoint)
-        traces = keyed_traces(spec, checkpoint.epoch, kept.header["num_samples"], kept.resumed)
+        num_samples = kept.header["num_samples"]
+        dealt_anew = {each.rank: each.columns[0] for each in of_epoch if each.kind is Kind.TRACE}
+        traces: Traces
+        if len(dealt_anew) == spec.world_size:  # when the job moved
+            traces = ExplicitTraces(num_samples, dealt_anew)
+        else:
+            traces = keyed_traces(spec, checkpoint.epoch, num_samples, kept.resumed)
         answered = [(each.columns[0], each.columns[1]) for each in of_epoch if each.kind is Kind.ANSWERED]
         return _consumed(checkpoint, answered, traces, spec.world_size, kept.resumed)
 

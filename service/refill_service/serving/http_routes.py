@@ -139,9 +139,13 @@ def client_routes(node: CacheNode) -> APIRouter:
 
     @routes.put("/v1/jobs/{job}", tags=["jobs"], summary="Register a job on all pods; again changes nothing.")
     async def register(
-        job: JobName, settings: Annotated[dict[str, Any], Body()], request: Request, incarnation: Incarnation = None
+        job: JobName,
+        settings: Annotated[dict[str, Any], Body()],
+        request: Request,
+        incarnation: Incarnation = None,
+        pods: Annotated[int | None, Query(ge=1, lt=2**16, description="On so many it ran when that was named.")] = None,
     ) -> dict[str, Any]:
-        return await node.registration.register(asked_for(job, settings, request), incarnation)
+        return await node.registration.register(asked_for(job, settings, request), incarnation, pods)
 
     @routes.post("/v1/jobs/{job}/resume", tags=["jobs"], summary="Register a job as it goes on from a checkpoint.")
     async def resume(job: JobName, body: ResumeBody, request: Request) -> dict[str, Any]:

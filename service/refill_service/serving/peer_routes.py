@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 
-from refill.errors import InvalidInput, UnknownJob
+from refill.errors import InvalidInput, PodRecovering
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_node import CacheNode
 from refill_service.jobs.job_at_pod import LeftByPod
 from refill_service.jobs.resuming import Checkpoint
+from refill_service.peers import PODS_HEADER
 from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.frame_response import FrameResponse, OutgoingFrame
 from refill_service.serving.http_routes import CheckpointBody, checked_ids, read_int64s
@@ -51,7 +52,15 @@ class Resume(BaseModel):
 
 
 def peer_routes(node: CacheNode) -> APIRouter:
-    routes = APIRouter(prefix="/peer/v1/jobs/{job}")
+    def check_pods(pods: Annotated[int | None, Header(alias=PODS_HEADER)] = None) -> None:
+        if pods is not None and pods != node.settings.num_pods:
+            raise PodRecovering(
+                f"pod {node.settings.ordinal} is one of {node.settings.num_pods} and was asked by one of {pods}: pods "
+                "are being replaced",
+                pod=node.settings.ordinal,
+            )
+
+    routes = APIRouter(prefix="/peer/v1/jobs/{job}", dependencies=[Depends(check_pods)])
 
     def count_sent(pod: int, sent: int) -> None:
         node.peer_bytes_sent[pod] = node.peer_bytes_sent.get(pod, 0) + sent
@@ -126,19 +135,24 @@ def peer_routes(node: CacheNode) -> APIRouter:
     ) -> dict[str, int]:
         ids = read_int64s(await request.body())
         at_pod = node.job(job, incarnation)
+        await at_pod.owner.wait_for_traces()
         at_pod.job.post_trace(epoch, rank, ids)
         at_pod.owner.trace_posted(epoch, rank, ids)
         return {"positions": len(ids)}
 
     @routes.get("/told")
     async def told(
-        job: str, incarnation: Incarnation, pod: Pod, life: Annotated[str, Query(max_length=64)]
+        job: str,
+        incarnation: Incarnation,
+        pod: Pod,
+        life: Annotated[str, Query(max_length=64)],
+        everything: bool = False,
     ) -> Response:
         """For a pod that was restarted: records of what it had answered (refill.protocol.records)."""
         at_pod = node.job(job, incarnation)
         if not 0 <= pod < at_pod.job.num_pods:
             raise InvalidInput(f"there is no pod {pod}; job {job} runs on {at_pod.job.num_pods}")
-        return Response(at_pod.told(pod, life), media_type="application/octet-stream")
+        return Response(at_pod.told(pod, life, everything=everything), media_type="application/octet-stream")
 
     @routes.put("/kept")
     async def keep(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> dict[str, bool]:
@@ -151,6 +165,10 @@ def peer_routes(node: CacheNode) -> APIRouter:
     @routes.post("/resume")
     async def resume(job: str, body: Resume) -> dict[str, Any]:
         return await node.resuming.resume(JobSpec.from_dict(body.spec), Checkpoint(**body.checkpoint.model_dump()))
+
+    @routes.post("/move")
+    async def move(job: str, body: Registration) -> dict[str, Any]:
+        return await node.registration.move(JobSpec.from_dict(body.spec), body.incarnation)
 
     @routes.get("/consumed")
     async def consumed(job: str, incarnation: Incarnation, epoch: Count, position: Count, resumed: str) -> Response:
@@ -166,10 +184,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
     @routes.get("/resumed")
     async def resumed(job: str, incarnation: Incarnation) -> Response:
         """Of what is left of the epoch (:class:`ResumedEpoch`)."""
-        found = node.job(job, incarnation).job.resumed
-        if found is None:
-            raise UnknownJob(f"job {job} was not resumed", job=job)
-        return Response(found.encode(), media_type="application/octet-stream")
+        return Response(node.registration.resumed(job, incarnation).encode(), media_type="application/octet-stream")
 
     @routes.get("/epochs/{epoch}/receipt")
     async def receipt(job: str, epoch: Number, incarnation: Incarnation) -> dict[str, Any]:
