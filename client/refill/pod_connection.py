@@ -238,7 +238,9 @@ class PodConnection:
             known = self._info["incarnation"]
             # Another process of this rank may have followed the job further.
             latest = incarnation_of(line_of(known), max(moves_of(known), self._record.moves()))
-            path += f"?incarnation={quote(latest, safe='')}&pods={self._info['num_pods']}"
+            path += f"?incarnation={quote(latest, safe='')}"
+            if "num_pods" in self._info:  # older pods do not say it
+                path += f"&pods={self._info['num_pods']}"
         return self._call("PUT", url, path, seconds, json=self.spec.to_dict())
 
     def _find_home(self, pods: list[str]) -> str:

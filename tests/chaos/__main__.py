@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run this seed alone")
     parser.add_argument("--policy", choices=["drain", "redox"], help="default: in turn")
     parser.add_argument("--volumes", choices=["kept", "none", "mixed"], help="of killed pods; default: by the seed")
+    parser.add_argument("--scale", action="store_true", default=None, help="change the number of pods, too")
     parser.add_argument("--fault-seconds", type=float, default=_FAULT_SECONDS, help="time in which faults begin, a run")
     parser.add_argument("--keep-going", action="store_true", help="run on after a failure")
     given = parser.parse_args()
@@ -44,7 +45,7 @@ def _run_all(given: argparse.Namespace, dataset: ChaosDataset) -> int:
     seed = given.first_seed if given.seed is None else given.seed
     while True:
         policy = given.policy or ("drain", "redox")[seed % 2]
-        setting = setting_of(seed, policy, given.volumes)
+        setting = setting_of(seed, policy, given.volumes, given.scale)
         run = ChaosRun(setting, dataset, given.fault_seconds)
         outcome = run.run()
         runs += 1

@@ -86,7 +86,7 @@ def repeated_by(setting: Setting, fault_seconds: float) -> str:
     """The command of a run with the same faults at the same times; what pods make of them may differ."""
     return (
         f"python -m tests.chaos --seed {setting.seed} --policy {setting.policy} --volumes {setting.volumes} "
-        f"--fault-seconds {fault_seconds:g}"
+        f"--fault-seconds {fault_seconds:g}" + (" --scale" if setting.scales else "")
     )
 
 
@@ -170,8 +170,8 @@ class ChaosRun:
         }
         steps = EPOCHS * len(self._dataset.checksums) / setting.ranks / _BATCH / setting.workers
         return RankPlan(
-            service=self._url(rank, rank % setting.pods),
-            home=self._home(rank, rank % setting.pods),
+            service=self._url(rank, setting.home_of(rank)),
+            home=self._home(rank, setting.home_of(rank)),
             spec=spec,
             rank=rank,
             epochs=EPOCHS,
@@ -242,8 +242,12 @@ class ChaosRun:
         kind, _, what = fault.kind.partition(" ")
         if what == "pod":
             return self._to_pod(fault, kind, fault.target[0])
+        if kind == "scale":
+            return self._scale(fault, fault.target[0])
         if what == "pods":
-            self._to_links(fault, kind, [self._pod_links[fault.target[0], fault.target[1]]])
+            if (link := self._pod_links.get((fault.target[0], fault.target[1]))) is None:
+                return False
+            self._to_links(fault, kind, [link])
         elif what == "rank":
             return self._to_rank(fault, kind, fault.target[0])
         else:
@@ -252,7 +256,7 @@ class ChaosRun:
 
     def _to_pod(self, fault: Fault, kind: str, pod: int) -> bool:
         cluster = self._cluster
-        if pod in self._down:
+        if pod in self._down or pod >= len(cluster.processes):
             return False
         self._down.add(pod)
         if kind == "pause":
@@ -267,6 +271,19 @@ class ChaosRun:
         if kind == "lose":
             shutil.rmtree(self._folder / f"journal-{pod}", ignore_errors=True)
         self._then(fault, f"pod {pod} starts", lambda: self._up(pod, lambda: cluster.restart(pod, wait=False)))
+        return True
+
+    def _scale(self, fault: Fault, num_pods: int) -> bool:
+        if self._down or num_pods == self._cluster.num_pods:
+            return False
+        self._down |= set(range(self.setting.pods))
+        self._cluster.end()
+
+        def start() -> None:
+            self._cluster.start(num_pods)
+            self._down.clear()
+
+        self._then(fault, f"{num_pods} pods start", start)
         return True
 
     def _up(self, pod: int, how: Callable[[], None]) -> None:
@@ -329,11 +346,13 @@ class ChaosRun:
             self._check_receipts()
 
     def _check_receipts(self) -> None:
-        """An epoch that is long over has no receipt where a volume was lost with it; the last one always has."""
+        """An epoch that is long over has no receipt where a volume was lost with it, or the job has moved; the last one
+        always has."""
         for epoch in range(EPOCHS):
             url = f"{self._cluster.pod_urls[0]}/v1/jobs/{self._name}/epochs/{epoch}/receipt"
             answer = self._receipt(url)
-            if answer.status_code == 400 and epoch + 1 < EPOCHS and self.setting.volumes != "kept":
+            lost = self.setting.volumes != "kept" or self.setting.scales
+            if answer.status_code == 400 and epoch + 1 < EPOCHS and lost:
                 continue
             if answer.status_code != 200:
                 self._outcome.problems.append(f"epoch {epoch} has no receipt: {answer.text[:300]}")

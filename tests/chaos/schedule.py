@@ -26,12 +26,19 @@ class Setting:
     pinned_fraction: float
     unix_socket: bool
     """Whether rank 0 asks over one, with memory that it lends."""
+    scales: bool
+    """Whether now and then all pods are replaced by two or by three."""
+
+    def home_of(self, rank: int) -> int:
+        """A pod that is always there."""
+        return rank % (2 if self.scales else self.pods)
 
     @property
     def ranks_may_be_killed(self) -> bool:
         """With a killed rank goes its record of what it has. Should a pod lose its volume, too, nobody knows it any
-        more: the receipt says how much is unknown, and exactly once is not promised."""
-        return self.volumes == "kept"
+        more: the receipt says how much is unknown, and exactly once is not promised. A job that moves to other pods
+        goes by what its ranks tell."""
+        return self.volumes == "kept" and not self.scales
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,8 @@ class Fault:
     at_seconds: float
     kind: str
     target: tuple[int, ...] = ()
-    """A pod, a rank, the two ends of a link ``(from, to)``, or of a killed rank ``(rank, its home from then on)``."""
+    """A pod, how many there are to be, a rank, both ends of a link ``(from, to)``, or of a killed rank ``(rank, its home
+    from then on)``."""
     seconds: float = 0.0
     """How long it lasts."""
 
@@ -48,21 +56,24 @@ class Fault:
         return f"{self.at_seconds:6.2f} s  {self.kind} {target}" + (f" for {self.seconds:.2f} s" * (self.seconds > 0))
 
 
-def setting_of(seed: int, policy: str | None = None, volumes: str | None = None) -> Setting:
+def setting_of(seed: int, policy: str | None = None, volumes: str | None = None, scales: bool | None = None) -> Setting:
     """What is not given follows from the seed."""
     chooser = random.Random(f"setting {seed}")
     drawn_policy, drawn_volumes = chooser.choice(("drain", "redox")), chooser.choice(("kept", "kept", "none", "mixed"))
+    drawn_scales = random.Random(f"scales {seed}").random() < 0.25
+    scales = drawn_scales if scales is None else scales
     return Setting(
         seed=seed,
         policy=policy or drawn_policy,
         volumes=volumes or drawn_volumes,
-        pods=chooser.choice((2, 3)),
+        pods=max(chooser.choice((2, 3)), 3 * scales),
         ranks=chooser.choice((2, 3)),
         workers=chooser.choice((1, 2)),
         chunk_size=chooser.choice((8, 16)),
         order=chooser.choice(("keyed", "keyed", "keyed", "explicit")),
         pinned_fraction=chooser.choice((0.0, 0.0, 0.1)),
         unix_socket=chooser.random() < 0.25,
+        scales=scales,
     )
 
 
@@ -75,6 +86,7 @@ def schedule_of(setting: Setting, seconds: float) -> list[Fault]:
         "kill pod": 3,
         "lose pod": 3 * (setting.volumes == "mixed"),
         "end pod": 1,
+        "scale": 10 * setting.scales,
         "pause pod": 2,
         "cut pods": 2,
         "reset pods": 2,
@@ -100,8 +112,10 @@ def schedule_of(setting: Setting, seconds: float) -> list[Fault]:
         elif kind.endswith(" rank"):
             rank = chooser.choice(ranks)
             moves = kind == "kill rank" and chooser.random() < 0.2
-            home = chooser.choice(pods) if moves else rank % setting.pods
+            home = chooser.choice(pods) if moves else setting.home_of(rank)
             target = (rank, home) if kind == "kill rank" else (rank,)
+        elif kind == "scale":
+            target = (chooser.choice((2, 3)),)
         else:
             target = ()
         lasts = 0.0 if kind.startswith(("reset", "kill rank")) else chooser.uniform(0.2, 2.0)

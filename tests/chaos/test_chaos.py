@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.chaos.chaos_dataset import ChaosDataset, dataset_in_s3
-from tests.chaos.chaos_run import ChaosRun
+from tests.chaos.chaos_run import ChaosRun, repeated_by
 from tests.chaos.ground_truth import GroundTruth
 from tests.chaos.memory_trend import trend_of
 from tests.chaos.rank import Answer
@@ -27,18 +27,21 @@ def dataset(s3_server: S3Server) -> ChaosDataset:
 
 
 @pytest.mark.parametrize(
-    ("seed", "policy", "volumes"),
-    [(1, "redox", "kept"), (2, "drain", "none"), (3, "redox", "mixed"), (4, "drain", "kept")],
+    ("seed", "policy", "volumes", "scales"),
+    [
+        (1, "redox", "kept", False),
+        (2, "drain", "none", False),
+        (3, "redox", "mixed", False),
+        (4, "drain", "kept", False),
+        (5, "drain", "mixed", True),
+    ],
 )
 def test_epochs_are_exact_through_a_schedule_of_faults(
-    dataset: ChaosDataset, seed: int, policy: str, volumes: str
+    dataset: ChaosDataset, seed: int, policy: str, volumes: str, scales: bool
 ) -> None:
-    run = ChaosRun(setting_of(seed, policy, volumes), dataset, FAULT_SECONDS)
+    run = ChaosRun(setting_of(seed, policy, volumes, scales), dataset, FAULT_SECONDS)
     outcome = run.run()
-    repeat = (
-        f"python -m tests.chaos --seed {seed} --policy {policy} --volumes {volumes} --fault-seconds {FAULT_SECONDS}"
-    )
-    assert not outcome.problems, outcome.report(run.schedule, repeat)
+    assert not outcome.problems, outcome.report(run.schedule, repeated_by(run.setting, FAULT_SECONDS))
     assert outcome.receipts, "no receipt was looked at"
 
 

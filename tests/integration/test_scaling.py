@@ -6,15 +6,18 @@ import gc
 import pickle
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch.utils.data
 from tests.integration.test_restarts import Packed, Ranks, cluster_of, receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
+import refill
 from refill.errors import JobLost
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -48,6 +51,53 @@ def test_a_running_job_moves(
         ranks.check(1)
         check_receipt(cluster, job, 1)
         assert f"moves to {after} pods in epoch 0" in cluster.log(0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+def test_pods_that_are_replaced_one_by_one(packed: Packed, tmp_path: Path, before: int, after: int) -> None:
+    """As `helm upgrade` does it, while ranks go on asking: old pods and new ones do not agree on who owns what."""
+    job = settings_of(packed[0])
+    with cluster_of(tmp_path, before, journal=False) as cluster:
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        with ThreadPoolExecutor(1) as asking:
+            done = asking.submit(ranks.ask, 0, 100, ranks.length)
+            cluster.roll(after)
+            done.result(120)
+        ranks.check(0)
+        check_receipt(cluster, job, 0)
+        ranks.ask(1, 0, ranks.length)
+        ranks.check(1)
+        check_receipt(cluster, job, 1)
+
+
+def test_a_training_loop_does_not_notice(packed: Packed, tmp_path: Path) -> None:
+    """A DataLoader with workers, which have connections of their own, and a checkpoint from before."""
+    url = packed[0]
+    with cluster_of(tmp_path, 2, journal=False) as cluster:
+        options = {"dataset": url, "job": "training", "chunk_size": 16, "memory_bytes": 600_000}
+
+        def loader() -> Any:
+            dataset = refill.CacheDataset(cluster.pod_urls[0], **options)
+            loader = torch.utils.data.DataLoader(
+                dataset, batch_size=20, sampler=refill.EpochSampler(dataset), num_workers=2, collate_fn=list
+            )
+            return refill.timed(loader, dataset)
+
+        training = loader()
+        keys: list[str] = []
+        state: dict[str, Any] = {}
+        for step, batch in enumerate(training):
+            keys += [sample["__key__"] for sample in batch]
+            if step == 14:
+                state = training.state_dict()
+                at = len(keys)
+            if step == 19:
+                cluster.scale(3)
+        assert len(keys) == len(set(keys)) == NUM_SAMPLES
+        again = loader()
+        again.load_state_dict(state)
+        assert [sample["__key__"] for batch in again for sample in batch] == keys[at:]
 
 
 def test_ranks_in_two_epochs(packed: Packed, tmp_path: Path) -> None:

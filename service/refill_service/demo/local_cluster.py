@@ -50,7 +50,9 @@ class LocalCluster:
         self._scheme = "https" if "tls_cert" in settings else "http"
         self._peer_scheme = "https" if "peer_tls_cert" in settings else "http"
         self._ports: list[tuple[int, int]] = []
-        self._choose_ports(num_pods)
+        """Of clients and of other pods, by ordinal: for life, as the names of a StatefulSet's pods."""
+        self._take_ports(num_pods)
+        self.num_pods = num_pods
         self._log_folder = log_folder
         self._peer_url = peer_url or (lambda from_pod, to_pod, url: url)
         self._environment = {
@@ -64,8 +66,8 @@ class LocalCluster:
 
     def __enter__(self) -> LocalCluster:
         try:
-            self.processes = [self._start(pod) for pod in range(len(self._ports))]
-            for pod in range(len(self._ports)):
+            self.processes = [self._start(pod) for pod in range(self.num_pods)]
+            for pod in range(self.num_pods):
                 self._wait_until_ready(pod)
         except BaseException:
             self.stop()
@@ -105,13 +107,38 @@ class LocalCluster:
             self._wait_until_ready(pod)
 
     def scale(self, num_pods: int) -> None:
-        """Replace all pods by another number of them, at the addresses of those before. The last ones end first, as
-        those of a StatefulSet do."""
+        """Replace all pods by another number of them, at the addresses of those before."""
+        self.end()
+        self.start(num_pods)
+
+    def roll(self, num_pods: int) -> None:
+        """Replace pods by another number of them as a StatefulSet does: those that are too many end, new ones start, and
+        then one after another is replaced, the last one first. Meanwhile some know of the new number and some do not."""
+        before, self.num_pods = self.num_pods, num_pods
+        self._take_ports(num_pods)
+        for process in reversed(self.processes[num_pods:]):
+            process.terminate()
+            process.wait(_STOP_SECONDS)
+        del self.processes[num_pods:]
+        for pod in range(before, num_pods):
+            self.processes.append(self._start(pod))
+            self._wait_until_ready(pod)
+        for pod in reversed(range(min(before, num_pods))):
+            self.processes[pod].terminate()
+            self.processes[pod].wait(_STOP_SECONDS)
+            self.restart(pod)
+
+    def end(self) -> None:
+        """End all pods in order, the last one first, as those of a StatefulSet end."""
         for process in reversed(self.processes):
             process.terminate()
             process.wait(_STOP_SECONDS)
-        self._choose_ports(num_pods)
         self.processes = []
+
+    def start(self, num_pods: int) -> None:
+        """Start so many pods, after :meth:`end`."""
+        self._take_ports(num_pods)
+        self.num_pods = num_pods
         self.__enter__()
 
     def pause(self, pod: int) -> None:
@@ -127,15 +154,15 @@ class LocalCluster:
     @property
     def pod_urls(self) -> list[str]:
         """Where each pod serves clients."""
-        return [f"{self._scheme}://127.0.0.1:{port}" for port, _ in self._ports]
+        return [f"{self._scheme}://127.0.0.1:{port}" for port, _ in self._ports[: self.num_pods]]
 
     @property
     def peer_ports(self) -> list[int]:
-        return [peer_port for _, peer_port in self._ports]
+        return [peer_port for _, peer_port in self._ports[: self.num_pods]]
 
-    def _choose_ports(self, num_pods: int) -> None:
+    def _take_ports(self, num_pods: int) -> None:
         ports = iter(free_ports(2 * max(0, num_pods - len(self._ports))))
-        self._ports = [*self._ports[:num_pods], *zip(ports, ports, strict=True)]
+        self._ports += zip(ports, ports, strict=True)
 
     def _start(self, pod: int) -> subprocess.Popen[bytes]:
         port, peer_port = self._ports[pod]

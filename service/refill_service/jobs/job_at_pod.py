@@ -87,7 +87,10 @@ class JobAtPod:
         return self.clients.setdefault(rank, ClientCounts())
 
     def rank_opens(self, epoch: int, rank: int, home: int) -> None:
-        """Fact: a rank asks for this epoch by way of another pod."""
+        """Fact: a rank asks for this epoch by way of another pod. Raises :class:`PodRecovering` while this pod has yet
+        to learn what the rank has had in epochs before, which its home forgets with this."""
+        if self.job.moves and self.owner.lost:
+            raise self.owner.recovering()
         self.owner.rank_opens(epoch, rank, home)
         self.home.rank_left(epoch, rank)
 
