@@ -46,8 +46,8 @@ class Fault:
     at_seconds: float
     kind: str
     target: tuple[int, ...] = ()
-    """A pod, how many there are to be, a rank, both ends of a link ``(from, to)``, or of a killed rank ``(rank, its home
-    from then on)``."""
+    """A pod, how many there are to be, a rank, the two ends of a link ``(from, to)``, or of a killed rank
+    ``(rank, its home from then on)``."""
     seconds: float = 0.0
     """How long it lasts."""
 

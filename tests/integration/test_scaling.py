@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.utils.data
-from tests.integration.test_restarts import Packed, Ranks, cluster_of, receipt, settings_of
+from tests.integration.test_restarts import BATCH, Packed, Ranks, cluster_of, receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 import refill
@@ -60,10 +61,17 @@ def test_pods_that_are_replaced_one_by_one(packed: Packed, tmp_path: Path, befor
     with cluster_of(tmp_path, before, journal=False) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
+
+        def ask_slowly() -> None:
+            for start in range(100, 300, BATCH):
+                ranks.ask(0, start, start + BATCH)
+                time.sleep(0.5)
+
         with ThreadPoolExecutor(1) as asking:
-            done = asking.submit(ranks.ask, 0, 100, ranks.length)
+            done = asking.submit(ask_slowly)
             cluster.roll(after)
             done.result(120)
+        ranks.ask(0, 300, ranks.length)
         ranks.check(0)
         check_receipt(cluster, job, 0)
         ranks.ask(1, 0, ranks.length)

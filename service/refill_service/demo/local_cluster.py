@@ -112,8 +112,8 @@ class LocalCluster:
         self.start(num_pods)
 
     def roll(self, num_pods: int) -> None:
-        """Replace pods by another number of them as a StatefulSet does: those that are too many end, new ones start, and
-        then one after another is replaced, the last one first. Meanwhile some know of the new number and some do not."""
+        """Replace pods by another number of them as a StatefulSet does: those that are too many end, new ones start,
+        then one after another is replaced, the last one first. Meanwhile some know the new number and some do not."""
         before, self.num_pods = self.num_pods, num_pods
         self._take_ports(num_pods)
         for process in reversed(self.processes[num_pods:]):
