@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +53,37 @@ def test_a_job_goes_on_while_its_pods_are_replaced(
         assert receipt(running, job, 0)["exact"]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("persistent", [True, False], ids=["volumes", "emptyDir"])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+def test_a_job_moves_to_another_number_of_pods(
+    packed: Packed, tmp_path: Path, before: int, after: int, persistent: bool
+) -> None:
+    """Ranks ask on while old pods and new ones, which do not agree on who owns what, are there together."""
+    with StatefulPods(pods(before, persistent=persistent), tmp_path, max(before, after)) as running:
+        job = settings_of(packed[0])
+        ranks = Ranks(running, job)  # type: ignore[arg-type]
+        ranks.ask(0, 0, 100)
+
+        def train() -> None:
+            for start in range(100, 300, BATCH):
+                ranks.ask(0, start, start + BATCH)
+                time.sleep(0.5)
+
+        with ThreadPoolExecutor(1) as training:
+            done = training.submit(train)
+            running.upgrade(pods(after, persistent=persistent))
+            done.result(120)
+        ranks.ask(0, 300, ranks.length)
+        ranks.check(0)
+        assert receipt(running, job, 0)["exact"]  # type: ignore[arg-type]
+        ranks.ask(1, 0, ranks.length)
+        ranks.check(1)
+        assert receipt(running, job, 1)["exact"]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
 def test_a_job_resumes_on_another_number_of_pods(packed: Packed, tmp_path: Path, before: int, after: int) -> None:
-    """The ranks that were running fail with a line that says what to do, and do not wait for ever."""
+    """Between two runs, from a checkpoint; who starts it without is told in one line what to do."""
     with StatefulPods(pods(before, persistent=True), tmp_path, max(before, after)) as running:
         job = settings_of(packed[0], world_size=2)
         ranks = Ranks(running, job)  # type: ignore[arg-type]
@@ -60,9 +91,11 @@ def test_a_job_resumes_on_another_number_of_pods(packed: Packed, tmp_path: Path,
         incarnation = ranks.ranks[0].info()["incarnation"]
         consumed = set(ranks.samples.values())
         ranks.ask(0, 200, 240)  # trained on after the checkpoint was saved
+        ranks.ranks.clear()
+        gc.collect()  # with what looks after their homes
         running.upgrade(pods(after, persistent=True))
         with pytest.raises(JobLost, match=f"ran on {before} pods, and there are {after} now: resume it"):
-            ranks.ask(0, 240, 260)
+            rank_of(running, job).info()  # type: ignore[arg-type]
         again = [rank_of(running, job, rank) for rank in range(2)]  # type: ignore[arg-type]
         for rank in again:
             rank.resume(incarnation, 0, 200)

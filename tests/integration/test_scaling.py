@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
-import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.utils.data
-from tests.integration.test_restarts import BATCH, Packed, Ranks, cluster_of, receipt, settings_of
+from tests.integration.test_restarts import Packed, Ranks, cluster_of, receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 import refill
@@ -52,31 +50,6 @@ def test_a_running_job_moves(
         ranks.check(1)
         check_receipt(cluster, job, 1)
         assert f"moves to {after} pods in epoch 0" in cluster.log(0)
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
-def test_pods_that_are_replaced_one_by_one(packed: Packed, tmp_path: Path, before: int, after: int) -> None:
-    """As `helm upgrade` does it, while ranks go on asking: old pods and new ones do not agree on who owns what."""
-    job = settings_of(packed[0])
-    with cluster_of(tmp_path, before, journal=False) as cluster:
-        ranks = Ranks(cluster, job)
-        ranks.ask(0, 0, 100)
-
-        def ask_slowly() -> None:
-            for start in range(100, 300, BATCH):
-                ranks.ask(0, start, start + BATCH)
-                time.sleep(0.5)
-
-        with ThreadPoolExecutor(1) as asking:
-            done = asking.submit(ask_slowly)
-            cluster.roll(after)
-            done.result(120)
-        ranks.ask(0, 300, ranks.length)
-        ranks.check(0)
-        check_receipt(cluster, job, 0)
-        ranks.ask(1, 0, ranks.length)
-        ranks.check(1)
-        check_receipt(cluster, job, 1)
 
 
 def test_a_training_loop_does_not_notice(packed: Packed, tmp_path: Path) -> None:

@@ -111,23 +111,6 @@ class LocalCluster:
         self.end()
         self.start(num_pods)
 
-    def roll(self, num_pods: int) -> None:
-        """Replace pods by another number of them as a StatefulSet does: those that are too many end, new ones start,
-        then one after another is replaced, the last one first. Meanwhile some know the new number and some do not."""
-        before, self.num_pods = self.num_pods, num_pods
-        self._take_ports(num_pods)
-        for process in reversed(self.processes[num_pods:]):
-            process.terminate()
-            process.wait(_STOP_SECONDS)
-        del self.processes[num_pods:]
-        for pod in range(before, num_pods):
-            self.processes.append(self._start(pod))
-            self._wait_until_ready(pod)
-        for pod in reversed(range(min(before, num_pods))):
-            self.processes[pod].terminate()
-            self.processes[pod].wait(_STOP_SECONDS)
-            self.restart(pod)
-
     def end(self) -> None:
         """End all pods in order, the last one first, as those of a StatefulSet end."""
         for process in reversed(self.processes):
