@@ -1,5 +1,5 @@
 # make demo   a model trains through a cache of three pods on this machine
-# make test   all tests
+# make test   all tests, on as many cores as there are; TEST_FLAGS='-n 0 -x -k owner' for some of them, one by one
 # make check  what CI checks besides the tests: style, types, import contracts, known vulnerabilities
 # make test-image    the tests that build the container image and run it, as root, with podman
 # make lock          docker/*.lock and the bill of materials anew, from pyproject.toml
@@ -14,18 +14,19 @@ READY := $(VENV)/.ready
 PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_FLAGS ?=
+TEST_FLAGS ?= -n auto --maxprocesses 4 --dist worksteal
 CHAOS_FLAGS ?=
 LOCK_FLAGS ?=
 AUDIT_FLAGS ?=
 SOAK_FLAGS ?=
 
-.PHONY: demo test test-image check audit lock chart-files format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-peers chaos soak clean
+.PHONY: demo test test-image check audit lock chart-files format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TEST_FLAGS)
 
 test-image: $(READY)
 	$(BIN)/python -m pytest -m image tests/docker
@@ -79,6 +80,12 @@ bench-shaped: $(READY)
 # PEERS_FLAGS='--quick', '--only "WebDataset"', '--report': see benchmarks/peers/run.py.
 bench-peers: $(PEERS_READY)
 	PYTHONPATH=benchmarks $(PEERS)/bin/python -m peers.run $(PEERS_FLAGS)
+
+bench-memory: $(READY)
+	$(BIN)/python benchmarks/pod_memory.py
+
+bench-tls: $(READY)
+	$(BIN)/python benchmarks/tls_cost.py
 
 bench-start: $(READY)
 	$(BIN)/python benchmarks/start_up.py

@@ -15,9 +15,15 @@ from typing import Any
 
 import pytest
 
+from refill_service.demo import local_cluster
 from refill_service.demo.local_cluster import free_ports
 
 pytest_plugins = ["tests.pod_fixtures"]
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Tests run side by side in several processes: a port that one has chosen must not be another's before it is taken.
+    _worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    local_cluster._PORTS = local_cluster._PORTS[_worker :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
 
 ACCESS_KEY = "test"
 SECRET_KEY = "test-secret"

@@ -63,6 +63,10 @@ _LEAST_BODY_BYTES = 16 << 20
 _MOST_OF_FREE = 4
 """A job alone may fill four fifths of what may be sent at once."""
 _HAND_OVER_SECONDS = 2.0
+_BESIDE_RESIDENT_BYTES = 250
+"""What Python needs beside the bytes of a sample that fills a slot: an object, and places in dicts."""
+_BESIDE_SENT_BYTES = 400
+"""The same of one that was sent ahead, or has just left: it is found by its request."""
 
 
 class CacheNode:
@@ -237,6 +241,8 @@ class CacheNode:
             remote_bytes = int(memory_bytes * settings.remote_memory_fraction) if settings.num_pods > 1 else 0
             recent_bytes = int(memory_bytes * settings.recent_fraction)
             in_flight_bytes = int(memory_bytes * settings.in_flight_fraction)
+            abstract_bytes = memory_bytes - remote_bytes - recent_bytes - in_flight_bytes
+            sample_bytes = max(1.0, dataset.index.sample_bytes / max(1, dataset.num_samples))
             job = Job(
                 spec,
                 dataset,
@@ -245,7 +251,7 @@ class CacheNode:
                 ordinal=settings.ordinal,
                 num_pods=settings.num_pods,
                 memory_bytes=memory_bytes,
-                abstract_bytes=memory_bytes - remote_bytes - recent_bytes - in_flight_bytes,
+                abstract_bytes=_for_payload(abstract_bytes, sample_bytes, _BESIDE_RESIDENT_BYTES),
                 incarnation=incarnation,
                 resumed=resumed,
             )
@@ -253,6 +259,8 @@ class CacheNode:
         except BaseException:
             await dataset.close()
             raise
+        recent_bytes = _for_payload(recent_bytes, sample_bytes, _BESIDE_SENT_BYTES)
+        remote_bytes = _for_payload(remote_bytes, sample_bytes, _BESIDE_SENT_BYTES)
         owner = Owner(job, self.gate, pinned, recent_bytes, settings.wait_seconds, lost=lost)
         peers = JobPeers(job, self.peers, settings.wait_seconds, lambda pod: self.registration.introduce(pod, job))
         home = Home(job, owner, peers, remote_bytes, settings.wait_seconds, lost=lost)
@@ -299,6 +307,11 @@ class CacheNode:
                 if await self.registration.idle_everywhere(name):
                     log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
                     await self.remove(name)
+
+
+def _for_payload(memory_bytes: int, sample_bytes: float, beside_bytes: int) -> int:
+    """What is left of a part of the memory for the bytes of samples, when each needs some more beside it."""
+    return int(memory_bytes * sample_bytes / (sample_bytes + beside_bytes))
 
 
 def _chunk_size(spec: JobSpec, dataset: Dataset) -> int:
