@@ -23,7 +23,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from refill.protocol.records import Kind, Record, RecordReader, encode_records
+from refill.protocol.wire_format import Int64Array
 
 __all__ = ["DeliveryRecord"]
 
@@ -73,14 +76,21 @@ class DeliveryRecord:
         except OSError:
             return 0
 
-    def begins_within(self, epoch: int) -> None:
-        """Fact: this process goes on in the middle of an epoch, and what it had before is not in here."""
+    def begins_within(self, epoch: int, consumed: Int64Array) -> bool:
+        """Fact: the loop goes on in the middle of an epoch, of which it has consumed these positions. False when they
+        are not in here, and this was told to a job that moved as if it was all."""
         try:
-            with self._locked():
-                if not self._path(epoch).exists():
-                    (self._folder / "since").write_text(str(epoch + 1))
+            with self._locked() as lock:
+                path = self._path(epoch)
+                records = RecordReader(path.read_bytes() if path.exists() else b"")
+                known = [record.columns[0] for record in records if record.kind is Kind.RECEIVED]
+                if known and np.isin(consumed, np.concatenate(known)).all():
+                    return True
+                (self._folder / "since").write_text(str(epoch + 1))
+                return _number(lock, _MOVES) == 0
         except OSError as error:
             self._say(error)
+        return True
 
     def add(self, record: Record, times_told: int, moves: int | None = None) -> bool:
         """Fact: this has come, asked for after it was told so often. False when it was told once more since: a pod has

@@ -73,10 +73,13 @@ _LAST_REQUEST_SECONDS = 5.0
 _REPORT_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _PROBES = 3
+_LOOKS_A_LOOK_AT_PODS = 5
 _TURNS = 4
 """A pod may want to be told of the job, then of what the rank has received, and the job may have moved meanwhile."""
 _PROBE_PAUSE_SECONDS = 0.5
 _RETRIED_STATUS = 503
+_ANSWERED_BY_ITSELF = (UnknownJob, JobMoved, RecordsWanted)
+"""The pod is told what it lacks, and asked again; if that takes too many turns, later."""
 _UNIX = "unix:"
 _LONGEST_UNIX_PATH_BYTES = 100
 """Linux takes 107, of which ``.memory`` needs 7."""
@@ -126,6 +129,7 @@ class PodConnection:
         self._record = record or DeliveryRecord()
         self._credentials = credentials or Credentials()
         self._info: dict[str, Any] | None = None
+        self._looks = 0
         self._control: dict[str, httpx.Client] = {}
         self._forget_connections()
 
@@ -167,9 +171,13 @@ class PodConnection:
     def look_after_home(self) -> None:
         """Bring the job back to a home pod that was restarted, or to another one, and tell it what this rank has
         received, if it has not been told."""
+        self._looks += 1
         try:
             self._known(None, self._calls("GET", f"ranks/{self.rank}"), _PROBE_SECONDS, register=True)
-        finally:
+        except PodUnreachable:
+            self._follow_pods()
+            raise
+        if self._looks % _LOOKS_A_LOOK_AT_PODS == 0:
             self._follow_pods()  # a pod that is not wanted any more may answer for a while
 
     @property
@@ -265,6 +273,13 @@ class PodConnection:
         """Makes one small request to the job, by the name that it has then."""
         return lambda pod, seconds: self._call(method, pod, self._data_path(what), seconds, **content)
 
+    def _answers(self, pod: str) -> bool:
+        try:
+            self._call("GET", pod, "/healthz", _PROBE_SECONDS)
+        except RefillError:
+            return False
+        return True
+
     def _retried(self, url: str | None, attempt: Attempt[Answer], register: bool = True) -> Answer:
         """Try until it works, an error is final, or time is up. The pause doubles, with jitter.
 
@@ -277,7 +292,7 @@ class PodConnection:
             try:
                 return self._known(url, attempt, min(max(left, _LAST_REQUEST_SECONDS), _REQUEST_SECONDS), register)
             except RefillError as error:
-                if error.status != _RETRIED_STATUS:
+                if error.status != _RETRIED_STATUS and not (register and isinstance(error, _ANSWERED_BY_ITSELF)):
                     raise
                 now = time.monotonic()
                 if now + pause >= started + self.timeout_seconds:
@@ -318,7 +333,7 @@ class PodConnection:
     def _follow_pods(self) -> None:
         """The home gives nothing: perhaps there are fewer pods now, and it is not one of them."""
         info = self._info
-        if info is None or self._home_is_given or self._home == self.service_url:
+        if info is None or self._home == self.service_url:
             return
         try:
             if self._call("GET", self.service_url, "/v1/pods", _PROBE_SECONDS)["pods"] != info["pods"]:
@@ -338,11 +353,15 @@ class PodConnection:
                 "with every sample exactly once; end the job and start it anew, or use another name",
                 job=self.spec.name,
             )
-        if again["incarnation"] != self._info["incarnation"]:
+        if moves_of(again["incarnation"]) < self._record.moves():
+            raise PodUnreachable(f"{url} does not know yet that job {self.spec.name} has moved to other pods")
+        before, self._info = self._info, again
+        if again["incarnation"] != before["incarnation"]:
             log.warning("job %s goes on with %d pods, as there are now", self.spec.name, again["num_pods"])
-            self._info = again
-            if not self._home_is_given:
-                self._home = self._find_home(again["pods"])
+        if again.get("pods", before["pods"]) != before["pods"] and not (
+            self._home_is_given and self._answers(self.home)
+        ):
+            self._home = self._find_home(again["pods"])
 
     def _tell(self, url: str, seconds: float) -> None:
         """A pod that was restarted is told what this rank has received."""

@@ -231,8 +231,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         if found.rank != connection.rank:
             raise InvalidInput(f"the state is of rank {found.rank}, not {connection.rank}: each rank loads its own")
         if found.mid_epoch:
-            self.must_remember(found)
-            self._record.begins_within(found.epoch)
+            self.must_remember(found, np.arange(found.position))
         return found
 
     def _check_is_of_this(self, state: ResumeState) -> None:
@@ -270,14 +269,24 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             state.sampler,
         )
 
-    def must_remember(self, state: ResumeState) -> None:
-        """Raises :class:`JobLost` when the pods can't know what they gave before the state was saved."""
+    def must_remember(self, state: ResumeState, consumed: Int64Array) -> None:
+        """Raises :class:`JobLost` when the pods can't know what they gave before the state was saved.
+
+        :param consumed: ``(n,)`` positions of the state's epoch that the loop, or its worker, has consumed.
+        """
         spec, incarnation = self.connection.spec, self.connection.info()["incarnation"]
         in_fixed_order = spec.order == "keyed" and not spec.shuffle
         if line_of(state.incarnation) != line_of(incarnation) and not in_fixed_order:
             raise JobLost(
                 f"job {state.job} was registered anew since the state was saved, so the pods don't know which samples "
                 f"the loop has had of epoch {state.epoch}: without the state, set_epoch({state.epoch}) starts it over",
+                job=state.job,
+            )
+        if not in_fixed_order and not self._record.begins_within(state.epoch, consumed):
+            raise JobLost(
+                f"job {state.job} moved to other pods before the state was loaded, and they were not told what the "
+                f"loop has had of epoch {state.epoch}: load states before anything else is asked of the dataset, or "
+                "give this one to CacheDataset(..., resume=state)",
                 job=state.job,
             )
 

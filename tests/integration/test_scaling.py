@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
+import time
 from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch.utils.data
@@ -17,12 +19,22 @@ from tests.integration.test_restarts import Packed, Ranks, cluster_of, receipt, 
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 import refill
-from refill.errors import JobLost
+from refill.errors import JobLost, PodRecovering
+from refill.pod_connection import PodConnection
 from refill_service.demo.local_cluster import LocalCluster
 
 
 def flat(lists: list[list[int]]) -> list[int]:
     return list(chain.from_iterable(lists))
+
+
+def rest_of(cluster: LocalCluster, job: dict[str, Any], incarnation: str, position: int) -> list[int]:
+    """All that is left of epoch 0 for ranks that resume the job there."""
+    ranks = [rank_of(cluster, job, rank) for rank in range(job["world_size"])]
+    for rank in ranks:
+        rank.resume(incarnation, 0, position)
+    length = ranks[0].info()["resumed"]["samples_per_rank"]
+    return flat([rank.batch(0, np.arange(length)).sample_ids.tolist() for rank in ranks])
 
 
 def check_receipt(cluster: LocalCluster, job: dict[str, Any], epoch: int) -> None:
@@ -198,13 +210,9 @@ def test_a_rank_that_tells_nothing(packed: Packed, tmp_path: Path) -> None:
         cluster.scale(3)
         with pytest.raises(JobLost, match=r"can't move to the 3 pods .* rank 1 did not tell .* resume it"):
             ranks.ask(0, 100, 200)
-        again = [rank_of(cluster, job, rank) for rank in range(2)]
-        for rank in again:
-            rank.resume(incarnation, 0, 100)
-        length = again[0].info()["resumed"]["samples_per_rank"]
-        rest = [rank.batch(0, np.arange(length)).sample_ids.tolist() for rank in again]
-        assert consumed.isdisjoint(flat(rest))
-        assert len(consumed.union(*rest)) == NUM_SAMPLES
+        rest = rest_of(cluster, job, incarnation, 100)
+        assert consumed.isdisjoint(rest)
+        assert len(consumed.union(rest)) == NUM_SAMPLES
 
 
 def test_a_checkpoint_from_before_the_move(packed: Packed, tmp_path: Path) -> None:
@@ -223,10 +231,184 @@ def test_a_checkpoint_from_before_the_move(packed: Packed, tmp_path: Path) -> No
             positions = np.arange(80, 200)
             expected = [ranks.samples[0, rank.rank, position] for position in positions.tolist()]
             assert rank.batch(0, positions).sample_ids.tolist() == expected, "others than were fetched before"
-        other = [rank_of(cluster, job | {"world_size": 3}, rank) for rank in range(3)]
-        for rank in other:
-            rank.resume(incarnation, 0, 80)
-        length = other[0].info()["resumed"]["samples_per_rank"]
-        rest = [rank.batch(0, np.arange(length)).sample_ids.tolist() for rank in other]
-        assert consumed.isdisjoint(flat(rest))
-        assert len(consumed.union(*rest)) == NUM_SAMPLES
+        rest = rest_of(cluster, job | {"world_size": 3}, incarnation, 80)
+        assert consumed.isdisjoint(rest)
+        assert len(consumed.union(rest)) == NUM_SAMPLES
+
+
+def test_what_an_old_journal_says_was_never_received(packed: Packed, tmp_path: Path) -> None:
+    """A pod that comes back with the journal of before the moves has assigned samples that others got since."""
+    job = settings_of(packed[0], world_size=2)
+    with cluster_of(tmp_path, 3, journal=True) as cluster:
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        cluster.scale(2)
+        ranks.ask(0, 100, 200)
+        consumed = set(ranks.samples.values())
+        incarnation = ranks.ranks[0].info()["incarnation"]
+        ranks.ranks.clear()
+        gc.collect()
+        cluster.scale(3)
+        rest = rest_of(cluster, job, incarnation, 200)
+        assert consumed.isdisjoint(rest)
+        assert len(consumed.union(rest)) == NUM_SAMPLES, "samples count as consumed that nobody has had"
+        check_receipt(cluster, job, 0)
+
+
+def test_a_move_that_is_taken_back(packed: Packed, tmp_path: Path) -> None:
+    """One rank was told of it and takes nothing from pods as they were before; they don't know of it any more."""
+    job = settings_of(packed[0], world_size=2)
+    with cluster_of(tmp_path, 2, journal=True) as cluster:
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        told, other = ranks.ranks
+        record, asleep = other._record, pickle.dumps(other)  # without what looks after its home
+        ranks.ranks = [told]
+        del other
+        gc.collect()
+        told.timeout_seconds = 2
+        cluster.scale(3)
+        with pytest.raises(PodRecovering, match="rank 1"):
+            told.batch(0, np.arange(100, 120))
+        cluster.scale(2)
+        told.timeout_seconds = 60
+        ranks.ranks = [pickle.loads(asleep), told]
+        for rank in ranks.ranks:
+            threading.Thread(target=ranks._ask, args=(rank, 0, 100, 120)).start()
+            time.sleep(1)
+        ranks.ask(0, 100, ranks.length)
+        ranks.check(0)
+        check_receipt(cluster, job, 0)
+        del record
+
+
+def test_traces_with_repeats_move_twice(packed: Packed, tmp_path: Path) -> None:
+    """Which of two positions that ask for a sample is the repeat changes with each move."""
+    job = settings_of(packed[0], world_size=2, order="explicit")
+    drawn = np.random.default_rng(1).integers(0, NUM_SAMPLES, (2, 800))
+    with cluster_of(tmp_path, 2, journal=False) as cluster:
+        ranks = [rank_of(cluster, job, rank) for rank in range(2)]
+        got: dict[int, list[int]] = {0: [], 1: []}
+        for rank, trace in zip(ranks, drawn, strict=True):
+            rank.post_trace(0, trace)
+        for num_pods, first, end in ((3, 0, 250), (2, 250, 500), (3, 500, 800)):
+            for rank in ranks:
+                got[rank.rank] += rank.batch(0, np.arange(first, end)).sample_ids.tolist()
+            cluster.scale(num_pods)
+        for rank in ranks:
+            assert rank.batch(0, np.arange(800)).sample_ids.tolist() == got[rank.rank], "other samples than before"
+        assert Counter(flat(list(got.values()))) == Counter(drawn.ravel().tolist())
+
+
+class TestALoopThatWasResumedWithinTheEpoch:
+    """It does not know what it had before, so a move that went by what it tells would deal that again."""
+
+    def resumed(self, cluster: LocalCluster, url: str, *, probes: bool) -> tuple[Any, Any]:
+        def loader() -> Any:
+            dataset = refill.CacheDataset(
+                cluster.pod_urls[0], dataset=url, job="resumed", chunk_size=16, memory_bytes=600_000, timeout_seconds=30
+            )
+            sampler = refill.EpochSampler(dataset)
+            batches = torch.utils.data.DataLoader(dataset, batch_size=20, sampler=sampler, collate_fn=list)
+            return refill.timed(batches, dataset), dataset
+
+        training, dataset = loader()
+        for step, _ in enumerate(training):
+            if step == 9:
+                break
+        state = training.state_dict()
+        del training, dataset
+        gc.collect()
+        again, dataset = loader()
+        if probes:
+            next(iter(again))
+        return again, (dataset, state)
+
+    @pytest.mark.parametrize("probes", [False, True], ids=["at once", "after a look at a batch"])
+    def test_it_ends(self, packed: Packed, tmp_path: Path, probes: bool) -> None:
+        with cluster_of(tmp_path, 2, journal=False, recovery_seconds=3) as cluster:
+            again, (_, state) = self.resumed(cluster, packed[0], probes=probes)
+            again.load_state_dict(state)
+            batches = iter(again)
+            next(batches)
+            cluster.scale(3)
+            with pytest.raises(JobLost, match="rank 0 was resumed within epoch 0"):
+                list(batches)
+
+    def test_it_is_not_begun_when_pods_were_told_already(self, packed: Packed, tmp_path: Path) -> None:
+        with cluster_of(tmp_path, 2, journal=False) as cluster:
+            again, (dataset, state) = self.resumed(cluster, packed[0], probes=False)
+            cluster.scale(3)
+            dataset.connection.look_after_home()  # as the process does every few seconds
+            with pytest.raises(JobLost, match="load states before anything else"):
+                again.load_state_dict(state)
+
+
+def test_pods_that_are_lost_one_after_another(packed: Packed, tmp_path: Path) -> None:
+    """The last one that knows how the epoch was dealt dies before others have learnt it: the job moves once more."""
+    job = settings_of(packed[0])
+    with cluster_of(tmp_path, 2, journal=False) as cluster:
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        cluster.scale(3)
+        ranks.ask(0, 100, 200)
+        for pod in (0, 1):
+            cluster.kill(pod)
+            cluster.restart(pod)
+        ranks.ranks[0]._register_again(cluster.pod_urls[0], 30)
+        cluster.kill(2)
+        cluster.restart(2)
+        ranks.ask(0, 0, ranks.length)
+        ranks.check(0)
+        check_receipt(cluster, job, 0)
+
+
+def test_a_job_that_has_moved_comes_back_from_journals_while_a_pod_is_down(packed: Packed, tmp_path: Path) -> None:
+    job = settings_of(packed[0])
+    with cluster_of(tmp_path, 2, journal=True) as cluster:
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        cluster.scale(3)
+        ranks.ask(0, 100, 200)
+        for pod in (2, 0, 1):
+            cluster.kill(pod)
+        for pod in (0, 1):
+            cluster.restart(pod)
+        for rank in ranks.ranks[:2]:
+            rank.look_after_home()
+            assert httpx.get(f"{rank.home}/v1/jobs/{job['name']}").status_code == 200
+        cluster.restart(2)
+        ranks.ask(0, 0, ranks.length)
+        ranks.check(0)
+        check_receipt(cluster, job, 0)
+
+
+def test_a_resumed_job_that_has_moved_is_resumed_from_the_same_state_again(packed: Packed, tmp_path: Path) -> None:
+    job = settings_of(packed[0], world_size=2)
+    with cluster_of(tmp_path, 2, journal=True) as cluster:
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        incarnation = ranks.ranks[0].info()["incarnation"]
+        job |= {"world_size": 3}
+        again = [rank_of(cluster, job, rank) for rank in range(3)]
+        for rank in again:
+            rank.resume(incarnation, 0, 100)
+        had = [rank.batch(0, np.arange(100)).sample_ids.tolist() for rank in again]
+        cluster.scale(3)
+        assert [rank.batch(0, np.arange(100)).sample_ids.tolist() for rank in again] == had
+        restarted = [rank_of(cluster, job, rank) for rank in range(3)]
+        for rank in restarted:
+            rank.resume(incarnation, 0, 100)
+        assert [rank.batch(0, np.arange(100)).sample_ids.tolist() for rank in restarted] == had
+
+
+def test_a_given_home_that_is_gone_is_left(packed: Packed, tmp_path: Path) -> None:
+    job = settings_of(packed[0], world_size=2)
+    with cluster_of(tmp_path, 2, journal=False) as cluster:
+        ranks = Ranks(cluster, job)
+        gone = cluster.pod_urls[1]
+        ranks.ranks[1] = PodConnection(cluster.pod_urls[0], ranks.ranks[0].spec, 1, gone, 60)
+        ranks.ask(0, 0, 100)
+        cluster.scale(1)
+        ranks.ask(0, 100, ranks.length)
+        ranks.check(0)

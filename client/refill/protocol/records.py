@@ -12,7 +12,8 @@ A stream of records, each with a checksum of its own. All integers are little-en
     WHOLE     rank          nothing                            all that this rank has received since the epoch is told
 
 and of pods to each other, without a payload: ALL_RANKS, every rank that has begun is among the OPENED; WHOLE_TABLE, all
-that the owner has answered is among the ANSWERED.
+that the owner has answered is among the ANSWERED; GOES_ON, who tells has not lost the job; MOVING, it asks ranks for
+all that they received, and will go on.
 
 ``checksum`` is the CRC-32 of the payload. ``head`` is the low half of that of the other fields of the header, so that a
 record that was cut, in a file whose writer was killed, is told from one that is damaged. What came before holds.
@@ -45,6 +46,8 @@ class Kind(IntEnum):
     WHOLE = 5
     ALL_RANKS = 6
     WHOLE_TABLE = 7
+    GOES_ON = 8
+    MOVING = 9
 
 
 _COLUMNS = {kind: 2 if kind in (Kind.ANSWERED, Kind.RECEIVED) else 1 for kind in Kind}

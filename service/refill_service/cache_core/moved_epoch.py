@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refill_service.cache_core.epoch_order import KeyedPermutation, Traces
 from refill_service.cache_core.sample_mapping import Int64Array
@@ -26,35 +27,59 @@ def moved_traces(
     :param received: by rank, ``(positions, samples)`` of what it has received, each position once.
     :param key: names the order in which the samples that are left are dealt.
 
-    Raises :class:`ValueError` when a sample was received twice, or one that the epoch does not ask for.
+    Raises :class:`ValueError` when a sample was received more often than the epoch asks for it.
     """
     members = before.members(0, num_samples)
     left = np.ones(num_samples, dtype=bool) if members is None else members.copy()
+    """Samples that requests may get, each once."""
+    again = np.zeros(num_samples, dtype=np.int64)
+    """How often each is asked for beside that: by repeats."""
+    num_requests = 0
+    repeats: dict[int, NDArray[np.bool_]] = {}
     traces: dict[int, Int64Array] = {}
-    open_: dict[int, Int64Array] = {}
     for rank in range(world_size):
-        asked, repeats = before.asked(rank, np.arange(before.length(rank), dtype=np.int64))
-        positions, samples = received.get(rank, (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)))
-        answered = ~repeats[positions]  # a repeat got what it asked for, and takes it from nobody
-        positions, samples = positions[answered], samples[answered]
-        if len(np.unique(samples)) < len(samples) or not left[samples].all():
-            raise ValueError(f"rank {rank} has received samples that were another's, or twice")
-        left[samples] = False
+        asked, repeats[rank] = before.asked(rank, np.arange(before.length(rank), dtype=np.int64))
         traces[rank] = asked.copy()
-        traces[rank][positions] = samples
-        is_open = ~repeats
-        is_open[positions] = False
-        open_[rank] = np.flatnonzero(is_open)
-    vacant: dict[int, Int64Array] = {}
-    for rank, places in open_.items():
-        asked = traces[rank][places]
-        vacant[rank] = places[~left[asked]]  # another position got that one
-        left[asked] = False
-    to_deal = np.flatnonzero(left)
-    if len(to_deal):
-        to_deal = to_deal[KeyedPermutation(len(to_deal), key).forward(np.arange(len(to_deal), dtype=np.int64))]
-    dealt = 0
-    for rank, places in vacant.items():
-        traces[rank][places] = to_deal[dealt : dealt + len(places)]
-        dealt += len(places)
+        np.add.at(again, asked[repeats[rank]], 1)
+        num_requests += int(np.count_nonzero(~repeats[rank]))
+    came = np.zeros(num_samples, dtype=np.int64)
+    for _, samples in received.values():
+        np.add.at(came, samples, 1)
+    if (came > left + again).any():
+        sample = int(np.flatnonzero(came > left + again)[0])
+        raise ValueError(f"sample {sample} was received {came[sample]} times, more often than the epoch has it")
+    # Which of several positions got it as a request may differ from what is asked now: the job may have moved before.
+    num_requests -= int(np.count_nonzero(came))
+    again -= np.maximum(came - 1, 0)
+    left &= came == 0
+    vacant: list[tuple[int, Int64Array]] = []
+    for rank in range(world_size):
+        is_open = np.ones(len(traces[rank]), dtype=bool)
+        if rank in received:
+            positions, samples = received[rank]
+            traces[rank][positions] = samples
+            is_open[positions] = False
+        requests, asked_again = np.flatnonzero(is_open & ~repeats[rank]), np.flatnonzero(is_open & repeats[rank])
+        keep = left[traces[rank][requests]]
+        left[traces[rank][requests[keep]]] = False
+        num_requests -= int(np.count_nonzero(keep))
+        keep_again = _first(traces[rank][asked_again], again)
+        np.subtract.at(again, traces[rank][asked_again[keep_again]], 1)
+        vacant.append((rank, np.concatenate([requests[~keep], asked_again[~keep_again]])))
+    once = np.flatnonzero(left)
+    if len(once):
+        once = once[KeyedPermutation(len(once), key).forward(np.arange(len(once), dtype=np.int64))]
+    to_deal = np.concatenate([once[:num_requests], np.repeat(np.arange(num_samples), again)])
+    for rank, places in vacant:
+        traces[rank][places], to_deal = to_deal[: len(places)], to_deal[len(places) :]
     return traces
+
+
+def _first(samples: Int64Array, counts: Int64Array) -> NDArray[np.bool_]:
+    """Of equal ones among ``samples``, as many as ``counts`` has of each: the first."""
+    order = np.argsort(samples, kind="stable")
+    ordered = samples[order]
+    nth = np.arange(len(samples)) - np.searchsorted(ordered, ordered)
+    found = np.zeros(len(samples), dtype=bool)
+    found[order] = nth < counts[ordered]
+    return found

@@ -29,8 +29,11 @@ class Recollection:
         """Whether somebody had the pod's own table, so that there is nothing more to learn."""
         self.whole_since: dict[int, int] = {}
         """The epoch from which on each rank has told all that it received."""
-        self.knows_ranks = False
-        """Whether somebody told who has forgotten nothing."""
+        self.goes_on = False
+        """Whether somebody told who has not lost the job."""
+        self.moving = False
+        """Whether somebody told who deals the job's epochs anew."""
+        self._knows_ranks = False
         self._told: set[tuple[int, int]] = set()
         self._asked: dict[int, list[tuple[Int64Array, Int64Array]]] = {}
         self._received: dict[int, list[tuple[int, Int64Array, Int64Array]]] = {}
@@ -56,7 +59,11 @@ class Recollection:
                 self.whole_since[rank] = max(epoch, self.whole_since.get(rank, 0))
                 self._came_by(rank, -1, {source})
             elif record.kind is Kind.ALL_RANKS:
-                self.knows_ranks = True
+                self._knows_ranks = True
+            elif record.kind is Kind.GOES_ON:
+                self.goes_on = True
+            elif record.kind is Kind.MOVING:
+                self.moving = True
             elif record.kind is Kind.WHOLE_TABLE:
                 self.table_is_whole = True
 
@@ -72,7 +79,7 @@ class Recollection:
 
     def _is_told(self, rank: int) -> bool:
         if rank not in self.ranks:
-            return self.knows_ranks  # it has not begun, if somebody says so who has forgotten nothing
+            return self._knows_ranks  # it has not begun, if somebody says so who has forgotten nothing
         homes = self.ranks[rank][1]
         return len(homes) > 0 and all((home, rank) in self._told for home in homes)
 

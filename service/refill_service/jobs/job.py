@@ -67,6 +67,7 @@ class Job:
         self.last_used = time.monotonic()
         self._traces: dict[int, Traces] = {}
         self._posted: dict[int, dict[int, Int64Array]] = {}
+        self._moved_epochs: set[int] = set()
         self._trace_posted = asyncio.Event()
         """Set, and replaced by a new one, when a trace has come."""
 
@@ -151,8 +152,8 @@ class Job:
         self.check_rank(rank)
         ExplicitTraces(self.layout.num_samples, {rank: sample_ids})  # refuses ids that the dataset does not have
         posted = self._posted.setdefault(epoch, {})
-        if self.moves and len(posted.get(rank, ())) == len(sample_ids) > 0:
-            return  # posted again, and it may have been dealt anew since
+        if epoch in self._moved_epochs and len(posted.get(rank, ())) == len(sample_ids) > 0:
+            return  # posted again, and it has been dealt anew since
         if rank in posted and not np.array_equal(posted[rank], sample_ids):
             raise InvalidInput(f"rank {rank} posted another trace for epoch {epoch} of job {self.spec.name} before")
         self.restore_trace(epoch, rank, sample_ids)
@@ -178,12 +179,14 @@ class Job:
         """Fact: the rank asks for this, as dealt when the job moved."""
         if rank < self.spec.world_size:
             self._posted.setdefault(epoch, {})[rank] = sample_ids
+            self._moved_epochs.add(epoch)
             self._traces.pop(epoch, None)
             self._wake()
 
     def move_traces(self, epoch: int, traces: dict[int, Int64Array]) -> None:
         """Fact: from now on, ranks ask for these in an epoch that had begun on other pods."""
         self._posted[epoch] = traces
+        self._moved_epochs.add(epoch)
         self._traces.pop(epoch, None)
         self._wake()
 

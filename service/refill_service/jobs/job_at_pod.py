@@ -58,6 +58,8 @@ class JobAtPod:
     pinned: PinnedShare
     recovery: asyncio.Task[None] | None = None
     """After a restart of the pod, while it learns from others what it had delivered."""
+    moving: bool = False
+    """Whether the job came here from other pods, and this one asks its ranks what they have received."""
     kept: dict[int, LeftByPod] = field(default_factory=dict)
     """By the ordinals of pods that ended in order."""
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -101,6 +103,10 @@ class JobAtPod:
         :param everything: what ranks have received of all pods' shares, not of that pod's alone.
         """
         records = [*self.home.record.told(pod, everything=everything), *self.owner.opened()]
+        if not self.owner.lost:
+            records.append(Record(Kind.GOES_ON, 0))
+        elif self.moving:
+            records.append(Record(Kind.MOVING, 0))
         if everything or not (self.job.moves and self.owner.lost):  # else they may be from before it moved
             for epoch in self.job.traced_epochs:
                 records += self.job.trace_records(epoch)

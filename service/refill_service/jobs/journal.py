@@ -167,6 +167,11 @@ class Journal:
             except OSError as error:
                 self._failed(error)
 
+    def let_go(self, job: str) -> None:
+        """Fact: the pod has let go of a job, and may find it here again."""
+        if (journal := self._open.pop(job, None)) is not None:
+            journal.close()
+
     def end(self, job: str, incarnation: str) -> None:
         """Fact: the job has ended; whoever comes back to it is to be told."""
         if (journal := self._open.pop(job, None)) is not None:

@@ -79,7 +79,8 @@ class Recovery:
         """Ask until nothing more can be learned, then go on; ``done`` is called right after, before any answer.
 
         Raises :class:`JobLost` when another pod says that the job has ended or is another one by now, and when a job
-        that moves can't, since a rank does not tell what it has.
+        that moves can't, since a rank does not tell what it has; :class:`PodUnreachable` when nobody is left who could
+        tell, and the job is to move once more.
         """
         name, started = self._job.spec.name, time.monotonic()
         all_answered, said = None, started
@@ -95,17 +96,13 @@ class Recovery:
             self._owner.waits_for = ", ".join(waits_for)
             if not waits_for:
                 break
-            needs_all = self._needs_all(told)
-            # Who waits for the pod that decides is told by it that it has given up.
-            patience = self._seconds * (2 if needs_all and not self._moving else 1)
-            if all_answered is not None and not silent and now - all_answered > patience:
-                if needs_all:
-                    raise JobLost(
-                        f"job {name} can't move to the {self._job.num_pods} pods that there are now: "
-                        f"{', '.join(waits_for)} did not tell what had been received; resume it from a checkpoint "
-                        "(CacheDataset(..., resume=state))",
-                        job=name,
-                    )
+            if self._waits_for_traces(told):
+                if not silent and not told.moving:
+                    raise PodUnreachable(f"no pod knows any more how epochs of job {name} were dealt when it moved")
+                all_answered = None  # who deals them anew says so when it gives up
+            elif all_answered is not None and not silent and now - all_answered > self._seconds:
+                if self._moving:
+                    raise self._can_not_move(f"{', '.join(waits_for)} did not tell what had been received")
                 log.warning("job %s goes on without %s: what it received is unknown", name, ", ".join(waits_for))
                 break
             if now - said > _SAY_EVERY_SECONDS:
@@ -120,18 +117,15 @@ class Recovery:
         done()
         log.info("job %s goes on after %.1f s, from what others knew", name, time.monotonic() - started)
 
-    def _needs_all(self, told: Recollection) -> bool:
-        """Whether it must not go on without those that do not tell."""
-        return self._moving or (self._job.moves > 0 and not told.knows_ranks)
+    def _waits_for_traces(self, told: Recollection) -> bool:
+        """Whether this pod has yet to learn how epochs were dealt when the job moved."""
+        return self._job.moves > 0 and not (self._moving or told.goes_on or told.table_is_whole)
 
     async def _deal_anew(self, told: Recollection) -> None:
         job = self._job
         if resumed := [rank for rank, since in told.whole_since.items() if since > told.oldest_entered]:
-            raise JobLost(
-                f"job {job.spec.name} can't move to other pods in epoch {told.oldest_entered}: rank {resumed[0]} was "
-                "resumed within it, and does not know what it had received before; resume it from a checkpoint "
-                "(CacheDataset(..., resume=state))",
-                job=job.spec.name,
+            raise self._can_not_move(
+                f"rank {resumed[0]} was resumed within epoch {told.oldest_entered}, and does not know what it had"
             )
         for epoch in told.epochs()[-_MOVED_EPOCHS:]:
             if (before := job.known_traces(epoch)) is None:
@@ -141,7 +135,7 @@ class Recovery:
             try:
                 traces = await asyncio.to_thread(moved_traces, before, job.spec.world_size, size, received, key)
             except ValueError as error:
-                raise JobLost(f"job {job.spec.name} can't move: {error}", job=job.spec.name) from error
+                raise self._can_not_move(str(error)) from error
             job.move_traces(epoch, traces)
             had = sum(len(positions) for positions, _ in received.values())
             log.warning(
@@ -151,6 +145,14 @@ class Recovery:
                 epoch,
                 had,
             )
+
+    def _can_not_move(self, why: str) -> JobLost:
+        name, pods = self._job.spec.name, self._job.num_pods
+        return JobLost(
+            f"job {name} can't move to the {pods} pods that there are now: {why}; if journals were kept, resume it "
+            "from a checkpoint (CacheDataset(..., resume=state)), else begin the epoch anew under another job name",
+            job=name,
+        )
 
     def _told_by_the_journal(self) -> Recollection:
         told = Recollection()
@@ -198,7 +200,7 @@ class Recovery:
 
     def _missing(self, told: Recollection) -> list[str]:
         found = [f"rank {rank}" for rank in told.untold(self._job.spec.world_size)]
-        if self._job.moves and not self._moving and not (told.knows_ranks or told.table_is_whole):
+        if self._waits_for_traces(told):
             found.append("a pod that knows how the epoch was dealt when the job moved")
         return found + self._unposted(told)
 

@@ -15,7 +15,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from refill.errors import JobConflict, JobError, JobLost, RefillError, UnknownJob
+from refill.errors import JobConflict, JobError, JobLost, PodUnreachable, RefillError, UnknownJob
 from refill.protocol.incarnation import incarnation_of, line_of, moves_of
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, is_resumed
@@ -60,7 +60,8 @@ class Registration:
             return await self._register(spec)
         self._node.check_taking_jobs()
         self._node.opening.begin(spec.dataset)
-        if incarnation is not None and (moves or num_pods not in (None, self._node.settings.num_pods)):
+        another_number = num_pods not in (None, self._node.settings.num_pods)
+        if incarnation is not None and (another_number or (moves and not self._has_whole(spec.name, incarnation))):
             return await self.move(spec, incarnation)
         if incarnation is not None:
             return await self.register_here(spec, incarnation, "", begun=True) | {
@@ -71,6 +72,16 @@ class Registration:
             return await self._register(spec)
         finally:
             await telling
+
+    def _has_whole(self, name: str, incarnation: str) -> bool:
+        """Whether this pod's journal is enough to go on with a job that has moved, whatever others know."""
+        kept = self._node.journal.find(name)
+        return (
+            kept is not None
+            and kept.whole
+            and kept.header["incarnation"] == incarnation
+            and kept.header["num_pods"] == self._node.settings.num_pods
+        )
 
     async def _tell_others(self, spec: JobSpec) -> None:
         """That they may open the dataset; what is wrong with them is found when they are to register the job."""
@@ -114,8 +125,8 @@ class Registration:
         """
         async with self._registering:
             known = self._node.jobs.get(spec.name)
-            if known is not None and known.owner.lost and _moved_on(known.job.incarnation, incarnation):
-                await self._node.forget(spec.name)
+            if known is not None and _moved_on(known.job.incarnation, incarnation):
+                await self._node.forget(spec.name)  # who was told of the later name takes nothing from this one
                 known = None
             created = known is None
             if known is None:
@@ -226,7 +237,7 @@ class Registration:
             return await self.register_here(spec, info["incarnation"], info["fingerprint"], begun=True) | pods
         async with self._registering:
             known = node.jobs.get(name)
-            if known is not None and known.owner.lost and _moved_on(known.job.incarnation, incarnation):
+            if known is not None and _moved_on(known.job.incarnation, incarnation):
                 await node.forget(name)
                 known = None
             if known is None:
@@ -262,7 +273,8 @@ class Registration:
         if kept is not None and kept.header["fingerprint"] != at_pod.job.info()["fingerprint"]:
             await node.close_job(at_pod, node.gone(name))
             raise self._replaced(spec)
-        self._take_up(at_pod, None, moving=True)
+        at_pod.moving = True
+        self._take_up(at_pod, None)
         node.jobs[name] = at_pod
         log.warning("job %s ran on another number of pods, and moves to %d", name, node.settings.num_pods)
         return at_pod
@@ -359,7 +371,7 @@ class Registration:
     def _is_idle(self, at_pod: JobAtPod) -> bool:
         return at_pod.idle_seconds > self._node.settings.job_idle_seconds
 
-    def _take_up(self, at_pod: JobAtPod, kept: KeptJob | None, *, moving: bool = False) -> None:
+    def _take_up(self, at_pod: JobAtPod, kept: KeptJob | None) -> None:
         if kept is not None:
             at_pod.ended |= kept.receipts
         recovery = Recovery(
@@ -370,7 +382,7 @@ class Registration:
             kept,
             self._node.settings.recovery_seconds,
             lambda pod: self.introduce(pod, at_pod.job),
-            moving=moving,
+            moving=at_pod.moving,
         )
         if recovery.from_journal():
             self._begin_journal(at_pod)
@@ -381,6 +393,11 @@ class Registration:
         name = at_pod.job.spec.name
         try:
             await recovery.from_others(lambda: self._begin_journal(at_pod))
+        except PodUnreachable as error:
+            log.warning("%s: it is asked for anew", error)
+            at_pod.recovery = None
+            if self._node.jobs.get(name) is at_pod:
+                await self._node.forget(name)
         except Exception as error:
             log.error("job %s can't go on after a restart of this pod: %s", name, error, exc_info=not _expected(error))
             at_pod.recovery = None
@@ -389,7 +406,7 @@ class Registration:
             if not at_pod.job.moves:
                 await self._node.remove(name)
                 return
-            if isinstance(error, JobLost):  # whoever comes with it is told; it can still be resumed from a checkpoint
+            if isinstance(error, JobLost) and at_pod.moving:  # told to whoever comes with it; a resumed one is another
                 self._failed_moves[at_pod.job.incarnation] = error.message
                 while len(self._failed_moves) > _KEPT_FAILURES:
                     self._failed_moves.pop(next(iter(self._failed_moves)))

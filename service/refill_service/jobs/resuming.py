@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refill.errors import EpochEnded, InvalidInput, JobConflict, JobLost, UnknownJob
-from refill.protocol.incarnation import line_of
+from refill.protocol.incarnation import line_of, moves_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind
 from refill.protocol.wire_format import Int64Array
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "Resuming"]
 
 log = logging.getLogger(__name__)
+
+_NEWEST = 2**31
+"""Knows better than whoever has moved, however often."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,9 @@ class Resuming:
             return info
         at_pod = node.jobs.get(spec.name)
         resumed = at_pod.job.resumed if at_pod is not None else None
+        again = resumed is not None and Checkpoint(resumed.incarnation, resumed.epoch, resumed.position) == checkpoint
+        if at_pod is not None and again and at_pod.job.spec.world_size == spec.world_size:
+            return await node.registration.register(spec)  # and it has moved to other pods since
         if resumed is not None and resumed.incarnation == checkpoint.incarnation and current != incarnation:
             raise JobConflict(
                 f"job {spec.name} was resumed from epoch {resumed.epoch}, position {resumed.position} by another rank, "
@@ -131,8 +137,11 @@ class Resuming:
         asked = (node.peers.get_bytes(pod, f"{what}{query}&resumed={incarnation}") for pod in others)
         here = self.consumed(spec.name, checkpoint, incarnation)
         answers = [here, *(np.frombuffer(answer, dtype="<i8") for answer in await asyncio.gather(*asked))]
+        # What was assigned before the job moved last, and not received, was dealt to others then.
+        newest = max(int(answer[2]) for answer in answers)
+        answers = [answer for answer in answers if answer[2] == newest]
         expected, requests = (max(int(answer[place]) for answer in answers) for place in range(2))
-        done = np.unique(np.concatenate([answer[2:] for answer in answers]))
+        done = np.unique(np.concatenate([answer[3:] for answer in answers]))
         if expected == 0:
             raise JobLost(
                 f"job {spec.name} can't be resumed at epoch {checkpoint.epoch}, position {checkpoint.position}: no pod "
@@ -147,14 +156,14 @@ class Resuming:
         return done, max(0, expected - len(done))
 
     def consumed(self, name: str, checkpoint: Checkpoint, resumed: str) -> Int64Array:
-        """What this pod knows of the samples that were consumed: first how many there must be over all pods, and how
-        many the epoch has, both 0 when it knows nothing of the job; then their ids."""
+        """What this pod knows of the samples that were consumed: first how many there must be over all pods, how many
+        the epoch has, both 0 when it knows nothing of the job, and how often the job had moved; then their ids."""
         at_pod = self._node.jobs.get(name)
         if at_pod is not None and line_of(at_pod.job.incarnation) == resumed and at_pod.job.resumed is not None:
             # An earlier attempt came as far as this pod; it has all of them.
             before = at_pod.job.resumed
             num_samples = at_pod.job.layout.num_samples
-            return np.concatenate([[len(before.done) + before.unknown, num_samples], before.done])
+            return np.concatenate([[len(before.done) + before.unknown, num_samples, _NEWEST], before.done])
         if at_pod is not None and line_of(at_pod.job.incarnation) == checkpoint.incarnation:
             job = at_pod.job
             if at_pod.owner.lost:
@@ -163,10 +172,10 @@ class Resuming:
             answered = at_pod.owner.answered(checkpoint.epoch)
             if traces is None or answered is None:
                 raise self._too_old(name, checkpoint)
-            return _consumed(checkpoint, [answered], traces, job.spec.world_size, job.resumed)
+            return _consumed(checkpoint, [answered], traces, job.spec.world_size, job.resumed, job.moves)
         kept = self._node.journal.find(name)
         if kept is None or line_of(kept.header["incarnation"]) != checkpoint.incarnation:
-            return np.array([0, 0])
+            return np.array([0, 0, -1])
         return self._consumed_of_journal(name, kept, checkpoint)
 
     def _consumed_of_journal(self, name: str, kept: KeptJob, checkpoint: Checkpoint) -> Int64Array:
@@ -183,7 +192,8 @@ class Resuming:
         else:
             traces = keyed_traces(spec, checkpoint.epoch, num_samples, kept.resumed)
         answered = [(each.columns[0], each.columns[1]) for each in of_epoch if each.kind is Kind.ANSWERED]
-        return _consumed(checkpoint, answered, traces, spec.world_size, kept.resumed)
+        moves = moves_of(kept.header["incarnation"])
+        return _consumed(checkpoint, answered, traces, spec.world_size, kept.resumed, moves)
 
     def _too_old(self, name: str, checkpoint: Checkpoint) -> EpochEnded:
         return EpochEnded(
@@ -199,8 +209,9 @@ def _consumed(
     traces: Traces,
     world_size: int,
     resumed: ResumedEpoch | None,
+    moves: int,
 ) -> Int64Array:
     before = resumed.done if resumed is not None and resumed.epoch == checkpoint.epoch else np.empty(0, dtype=np.int64)
     parts = [consumed_before(checkpoint.position, asked, samples, traces) for asked, samples in answered]
     expected = len(before) + min(checkpoint.position * world_size, traces.num_requests)
-    return np.concatenate([[expected, len(before) + traces.num_requests], before, *parts])
+    return np.concatenate([[expected, len(before) + traces.num_requests, moves], before, *parts])
