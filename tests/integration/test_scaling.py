@@ -7,6 +7,8 @@ import pickle
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,13 @@ from refill_service.demo.local_cluster import LocalCluster
 
 def flat(lists: list[list[int]]) -> list[int]:
     return list(chain.from_iterable(lists))
+
+
+def until(came_about: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not came_about():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def rest_of(cluster: LocalCluster, job: dict[str, Any], incarnation: str, position: int) -> list[int]:
@@ -277,6 +286,33 @@ def test_a_move_that_is_taken_back(packed: Packed, tmp_path: Path) -> None:
             threading.Thread(target=ranks._ask, args=(rank, 0, 100, 120)).start()
             time.sleep(1)
         ranks.ask(0, 100, ranks.length)
+        ranks.check(0)
+        check_receipt(cluster, job, 0)
+        del record
+
+
+@pytest.mark.parametrize("journal", [True, False], ids=["journal", "no journal"])
+def test_pod_0_dies_while_it_waits_for_ranks(packed: Packed, tmp_path: Path, journal: bool) -> None:
+    """Its journal is of before the move, and says that the job ran on another number of pods."""
+    job = settings_of(packed[0], world_size=2)
+    with cluster_of(tmp_path, 2, journal=journal) as cluster:
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        asleep = pickle.dumps(ranks.ranks[1])
+        record = ranks.ranks.pop()._record
+        gc.collect()
+        cluster.scale(3)
+        with ThreadPoolExecutor(1) as asking:
+            waits = asking.submit(ranks.ask, 0, 100, 200)
+            until(lambda: "and moves to 3" in cluster.log(0))
+            time.sleep(0.5)
+            cluster.kill(0)
+            cluster.restart(0)
+            time.sleep(1)
+            ranks.ranks.append(pickle.loads(asleep))
+            ranks._ask(ranks.ranks[1], 0, 100, 200)
+            waits.result(60)
+        ranks.ask(0, 0, ranks.length)
         ranks.check(0)
         check_receipt(cluster, job, 0)
         del record

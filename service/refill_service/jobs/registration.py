@@ -57,7 +57,11 @@ class Registration:
         """
         known, moves = self._node.jobs.get(spec.name), moves_of(incarnation or "")
         if known is not None and not (moves > known.job.moves and _same_line(known.job.incarnation, incarnation)):
-            return await self._register(spec)
+            if incarnation is None or not known.job.moves:
+                return await self._register(spec)
+            if known.owner.lost:  # and perhaps pod 0 has forgotten about it, too
+                return await self.move(spec, known.job.incarnation)
+            return await self.register_here(spec, "", "", begun=True) | {"pods": list(self._node.settings.pod_urls)}
         self._node.check_taking_jobs()
         self._node.opening.begin(spec.dataset)
         another_number = num_pods not in (None, self._node.settings.num_pods)
@@ -155,6 +159,10 @@ class Registration:
             kept = None  # of an earlier job of that name
         if kept is None and not incarnation and self._node.settings.ordinal == _LEADER:
             incarnation, begun = await self.known_to_others(spec.name, spec.holder)
+        if kept is not None and kept.header["num_pods"] != self._node.settings.num_pods and not incarnation:
+            elsewhere, _ = await self.known_to_others(spec.name, spec.holder)
+            if _moved_on(kept.header["incarnation"], elsewhere):
+                kept, incarnation, begun = None, elsewhere, True
         self._check_may_go_on(spec.name, incarnation)
         if kept is not None:
             before = JobSpec.from_dict(kept.header["spec"])
@@ -264,6 +272,8 @@ class Registration:
             return await self._create_or_take_up(spec, newest, begun=True)
         if kept is not None and not _same_line(kept.header["incarnation"], incarnation):
             kept = None
+        if kept is not None:
+            check_holder(name, kept.header["spec"].get("holder", ""), spec.holder)
         if kept is not None and (differences := JobSpec.from_dict(kept.header["spec"]).differences(spec)):
             raise self._ran_differently(name, differences)
         resumed = None if kept is None else kept.resumed
