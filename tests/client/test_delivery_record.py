@@ -130,3 +130,38 @@ def test_what_follows_a_batch_that_was_cut_is_not_taken_to_be_all(tmp_path: Path
         file.write(received(0, 4).encode()[:-5])
     record.add(received(0, 8), record.times_told())
     assert told(record) == ([0, 1, 2, 3], False)
+
+
+def since(record: DeliveryRecord) -> int:
+    """The epoch from which on it says to be whole."""
+    (last,) = list(RecordReader(record.tell(0)))[-1:]
+    assert last.kind is Kind.WHOLE
+    return last.epoch
+
+
+class TestALoopThatGoesOnWithinAnEpoch:
+    def test_is_whole_from_the_next_epoch_on(self) -> None:
+        record = DeliveryRecord()
+        record.add(received(3, 8), record.times_told())
+        assert record.begins_within(3, np.arange(8))
+        assert since(record) == 4
+
+    def test_is_whole_when_this_process_had_it_all(self) -> None:
+        record = DeliveryRecord()
+        record.add(received(3, 0), record.times_told())
+        record.add(received(3, 4), record.times_told())
+        assert record.begins_within(3, np.arange(8))
+        assert since(record) == 0
+
+    def test_can_not_when_pods_that_were_new_took_it_for_whole(self) -> None:
+        record = DeliveryRecord()
+        record.tell(0, moves=1)
+        assert not record.begins_within(3, np.arange(8))
+
+
+def test_nothing_comes_from_pods_that_were_there_before_the_job_moved() -> None:
+    record = DeliveryRecord()
+    record.tell(0, moves=1)
+    assert not record.add(received(0, 0), record.times_told(), moves=0)
+    assert record.add(received(0, 0), record.times_told(), moves=1)
+    assert record.moves() == pickle.loads(pickle.dumps(record)).moves() == 1

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from refill import CacheIterableDataset
 from refill.errors import InvalidInput
+from refill.protocol.records import Kind, RecordReader
 
 
 def iterable_of(pod: FakePod, batch_size: int = 7, **arguments: Any) -> CacheIterableDataset:
@@ -61,3 +62,17 @@ def test_what_can_not_be_is_refused(pod: FakePod) -> None:
         iterable_of(pod, order="explicit")
     with pytest.raises(InvalidInput, match="epoch must be"):
         iterable_of(pod).set_epoch(-1)
+
+
+def test_a_worker_that_is_resumed_says_which_positions_it_had(pod: FakePod) -> None:
+    """Pods of another number would deal them again, if it told that it had received nothing."""
+    samples = iter(iterable_of(pod))
+    for _ in range(10):
+        next(samples)
+    state = samples.state_dict()  # type: ignore[attr-defined]  # of a worker of torchdata's StatefulDataLoader
+    resumed = iterable_of(pod)
+    again = iter(resumed)
+    again.load_state_dict(state)  # type: ignore[attr-defined]
+    assert again._consumed().tolist() == list(range(10))  # type: ignore[attr-defined]
+    told = list(RecordReader(resumed.dataset.connection._record.tell(0)))
+    assert [record.epoch for record in told if record.kind is Kind.WHOLE] == [1], "epoch 0 is not whole"
