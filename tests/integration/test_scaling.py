@@ -52,9 +52,10 @@ def check_receipt(cluster: LocalCluster, job: dict[str, Any], epoch: int) -> Non
     assert counted == (NUM_SAMPLES, 0, 0, 0), found
 
 
-@pytest.mark.parametrize("policy", ["drain", "redox"])
-@pytest.mark.parametrize("journal", [True, False], ids=["journal", "no journal"])
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
+@pytest.mark.parametrize(
+    ("before", "after", "journal", "policy"),
+    [(2, 3, True, "drain"), (2, 3, False, "redox"), (3, 1, False, "drain"), (3, 1, True, "redox")],
+)
 def test_a_running_job_moves(
     packed: Packed, tmp_path: Path, before: int, after: int, journal: bool, policy: str
 ) -> None:
