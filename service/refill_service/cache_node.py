@@ -202,7 +202,7 @@ class CacheNode:
         """Let go of a job that could not be taken up, as if this pod had never heard of it; journals stay."""
         if (at_pod := self.jobs.pop(name, None)) is not None:
             await self.close_job(at_pod, at_pod.owner.recovering())
-            self.journal.let_go(name)
+            self.journal.let_go(name, at_pod.owner.journal)
 
     async def close_job(self, at_pod: JobAtPod, why: RefillError) -> None:
         """Requests under way end with ``why``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import shutil
 import threading
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from tests.integration.test_restarts import Packed, Ranks, cluster_of, receipt, 
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 import refill
-from refill.errors import JobLost, PodRecovering
+from refill.errors import JobLost, PodRecovering, RefillError
 from refill.pod_connection import PodConnection
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -400,6 +401,80 @@ def test_pods_that_are_lost_one_after_another(packed: Packed, tmp_path: Path) ->
         check_receipt(cluster, job, 0)
 
 
+def test_two_pods_that_have_both_lost_a_job_that_has_moved(packed: Packed, tmp_path: Path) -> None:
+    """One tells the other of it, and neither knows how its epoch was dealt."""
+    job = settings_of(packed[0], world_size=1)
+    with cluster_of(tmp_path, 1, journal=False) as cluster:
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 300)
+        cluster.scale(2)
+        ranks.ask(0, 300, 400)
+        asleep, record = pickle.dumps(ranks.ranks[0]), ranks.ranks.pop()._record
+        gc.collect()
+        rank: PodConnection = pickle.loads(asleep)
+        cluster.kill(0)
+        cluster.restart(0)
+        rank._register(cluster.pod_urls[0], 30)  # pod 1 knows of it, and what the rank has received is asked for
+        cluster.kill(1)
+        cluster.restart(1)
+        ranks.ranks = [rank]
+        ranks.ask(0, 0, ranks.length)
+        ranks.check(0)
+        check_receipt(cluster, job, 0)
+        del record
+
+
+def test_a_pod_whose_journal_knows_waits_for_one_that_lost_it(packed: Packed, tmp_path: Path) -> None:
+    """Pod 0 ended in order, and asks who may have been left its table; that one has lost everything itself."""
+    job = settings_of(packed[0], world_size=1)
+    with cluster_of(tmp_path, 1, journal=True) as cluster:
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 300)
+        cluster.scale(2)
+        ranks.ask(0, 300, 400)
+        for pod in range(2):
+            cluster.processes[pod].terminate()
+            cluster.processes[pod].wait(30)
+        shutil.rmtree(tmp_path / "journal-1")
+        for pod in range(2):
+            cluster.restart(pod)
+        ranks.ask(0, 0, ranks.length)
+        ranks.check(0)
+        check_receipt(cluster, job, 0)
+
+
+def test_a_rank_that_slept_through_two_moves_ends_nothing(packed: Packed, tmp_path: Path) -> None:
+    """It brings the job by its first name to a pod that has lost it, while the others wait for what it has received."""
+    job = settings_of(packed[0], world_size=2)
+    with cluster_of(tmp_path, 2, journal=False) as cluster:
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        asleep = pickle.dumps(ranks.ranks[1])
+        record = ranks.ranks.pop()._record
+        gc.collect()
+        with ThreadPoolExecutor(1) as asking:
+            waits = asking.submit(ranks.ask, 0, 100, 200)
+            for num_pods in (3, 2):
+                cluster.scale(num_pods)
+                until(lambda num_pods=num_pods: f"and moves to {num_pods}" in cluster.log(0))  # type: ignore[misc]
+                time.sleep(0.5)
+            cluster.pause(0)
+            cluster.kill(1)
+            cluster.restart(1)
+            awake: PodConnection = pickle.loads(asleep)
+            with pytest.raises(RefillError):
+                awake._call("GET", cluster.pod_urls[1], awake._data_path("ranks/1"), 5)
+            awake._register(cluster.pod_urls[1], 30)
+            cluster.resume(0)
+            ranks.ranks.append(awake)
+            ranks._ask(awake, 0, 100, 200)
+            waits.result(60)
+        ranks.ask(0, 0, ranks.length)
+        ranks.check(0)
+        check_receipt(cluster, job, 0)
+        del record
+
+
 def test_a_job_that_has_moved_comes_back_from_journals_while_a_pod_is_down(packed: Packed, tmp_path: Path) -> None:
     job = settings_of(packed[0])
     with cluster_of(tmp_path, 2, journal=True) as cluster:
@@ -420,7 +495,10 @@ def test_a_job_that_has_moved_comes_back_from_journals_while_a_pod_is_down(packe
         check_receipt(cluster, job, 0)
 
 
-def test_a_resumed_job_that_has_moved_is_resumed_from_the_same_state_again(packed: Packed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("restarted_pods", [[], [0], [0, 1, 2]], ids=str)
+def test_a_resumed_job_that_has_moved_is_resumed_from_the_same_state_again(
+    packed: Packed, tmp_path: Path, restarted_pods: list[int]
+) -> None:
     job = settings_of(packed[0], world_size=2)
     with cluster_of(tmp_path, 2, journal=True) as cluster:
         ranks = Ranks(cluster, job)
@@ -433,6 +511,10 @@ def test_a_resumed_job_that_has_moved_is_resumed_from_the_same_state_again(packe
         had = [rank.batch(0, np.arange(100)).sample_ids.tolist() for rank in again]
         cluster.scale(3)
         assert [rank.batch(0, np.arange(100)).sample_ids.tolist() for rank in again] == had
+        for pod in restarted_pods:
+            cluster.kill(pod)
+        for pod in restarted_pods:
+            cluster.restart(pod)
         restarted = [rank_of(cluster, job, rank) for rank in range(3)]
         for rank in restarted:
             rank.resume(incarnation, 0, 100)

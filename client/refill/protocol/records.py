@@ -12,8 +12,8 @@ A stream of records, each with a checksum of its own. All integers are little-en
     WHOLE     rank          nothing                            all that this rank has received since the epoch is told
 
 and of pods to each other, without a payload: ALL_RANKS, every rank that has begun is among the OPENED; WHOLE_TABLE, all
-that the owner has answered is among the ANSWERED; GOES_ON, who tells has not lost the job; MOVING, it asks ranks for
-all that they received, and will go on.
+that the owner has answered is among the ANSWERED; GOES_ON, who tells has not lost the job; WILL_GO_ON, it has, but
+knows who will tell it all.
 
 ``checksum`` is the CRC-32 of the payload. ``head`` is the low half of that of the other fields of the header, so that a
 record that was cut, in a file whose writer was killed, is told from one that is damaged. What came before holds.
@@ -47,7 +47,7 @@ class Kind(IntEnum):
     ALL_RANKS = 6
     WHOLE_TABLE = 7
     GOES_ON = 8
-    MOVING = 9
+    WILL_GO_ON = 9
 
 
 _COLUMNS = {kind: 2 if kind in (Kind.ANSWERED, Kind.RECEIVED) else 1 for kind in Kind}

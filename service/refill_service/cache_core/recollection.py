@@ -31,8 +31,8 @@ class Recollection:
         """The epoch from which on each rank has told all that it received."""
         self.goes_on = False
         """Whether somebody told who has not lost the job."""
-        self.moving = False
-        """Whether somebody told who deals the job's epochs anew."""
+        self.will_go_on = False
+        """Whether somebody told who has lost it, but will not have to give up."""
         self._knows_ranks = False
         self._told: set[tuple[int, int]] = set()
         self._asked: dict[int, list[tuple[Int64Array, Int64Array]]] = {}
@@ -62,8 +62,8 @@ class Recollection:
                 self._knows_ranks = True
             elif record.kind is Kind.GOES_ON:
                 self.goes_on = True
-            elif record.kind is Kind.MOVING:
-                self.moving = True
+            elif record.kind is Kind.WILL_GO_ON:
+                self.will_go_on = True
             elif record.kind is Kind.WHOLE_TABLE:
                 self.table_is_whole = True
 

@@ -60,6 +60,8 @@ class JobAtPod:
     """After a restart of the pod, while it learns from others what it had delivered."""
     moving: bool = False
     """Whether the job came here from other pods, and this one asks its ranks what they have received."""
+    has_whole_table: bool = False
+    """Whether this pod's journal says all that it had answered before a restart, so that it will go on."""
     kept: dict[int, LeftByPod] = field(default_factory=dict)
     """By the ordinals of pods that ended in order."""
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -105,8 +107,8 @@ class JobAtPod:
         records = [*self.home.record.told(pod, everything=everything), *self.owner.opened()]
         if not self.owner.lost:
             records.append(Record(Kind.GOES_ON, 0))
-        elif self.moving:
-            records.append(Record(Kind.MOVING, 0))
+        elif self.moving or self.has_whole_table:
+            records.append(Record(Kind.WILL_GO_ON, 0))
         if everything or not (self.job.moves and self.owner.lost):  # else they may be from before it moved
             for epoch in self.job.traced_epochs:
                 records += self.job.trace_records(epoch)

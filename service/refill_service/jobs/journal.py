@@ -167,9 +167,10 @@ class Journal:
             except OSError as error:
                 self._failed(error)
 
-    def let_go(self, job: str) -> None:
-        """Fact: the pod has let go of a job, and may find it here again."""
-        if (journal := self._open.pop(job, None)) is not None:
+    def let_go(self, job: str, journal: JobJournal | None) -> None:
+        """Fact: the pod has let go of a job, and may find it here again. Another of its name may have begun since."""
+        if journal is not None and self._open.get(job) is journal:
+            del self._open[job]
             journal.close()
 
     def end(self, job: str, incarnation: str) -> None:

@@ -30,6 +30,8 @@ __all__ = ["Recovery"]
 log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.25
+_FORGETS_WITHIN_SECONDS = 2.0
+"""A pod that was told of a job and does not know it any more so soon has found nobody who knows how it was dealt."""
 _SAY_EVERY_SECONDS = 10.0
 _MOVED_EPOCHS = 3
 """As many as an owner goes on with."""
@@ -65,6 +67,8 @@ class Recovery:
         self._seconds = seconds
         self._introduce = introduce
         self._moving = moving
+        self._introduced: dict[int, float] = {}
+        """When each pod that did not know the job was told of it last."""
 
     def from_journal(self) -> bool:
         """Go on from the journal alone; False when that is not enough."""
@@ -97,7 +101,7 @@ class Recovery:
             if not waits_for:
                 break
             if self._waits_for_traces(told):
-                if not silent and not told.moving:
+                if not silent and not told.will_go_on:
                     raise PodUnreachable(f"no pod knows any more how epochs of job {name} were dealt when it moved")
                 all_answered = None  # who deals them anew says so when it gives up
             elif all_answered is not None and not silent and now - all_answered > self._seconds:
@@ -169,6 +173,10 @@ class Recovery:
                 reader = RecordReader(await self._peers.told(pod, everything=self._moving))
                 told.add(list(reader), pod)
             except UnknownJob:
+                introduced, now = self._introduced.get(pod, -_FORGETS_WITHIN_SECONDS), time.monotonic()
+                if self._job.moves and not self._moving and now - introduced < _FORGETS_WITHIN_SECONDS:
+                    return None  # it was told, and has given up
+                self._introduced[pod] = now
                 await self._introduce(pod)  # it was restarted, too, and will ask in its turn
                 return f"pod {pod}"
             except PodUnreachable:

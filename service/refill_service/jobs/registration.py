@@ -15,7 +15,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from refill.errors import JobConflict, JobError, JobLost, PodUnreachable, RefillError, UnknownJob
+from refill.errors import JobConflict, JobError, JobLost, JobMoved, PodUnreachable, RefillError, UnknownJob
 from refill.protocol.incarnation import incarnation_of, line_of, moves_of
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, is_resumed
@@ -130,6 +130,7 @@ class Registration:
         async with self._registering:
             known = self._node.jobs.get(spec.name)
             if known is not None and _moved_on(known.job.incarnation, incarnation):
+                check_holder(spec.name, known.job.spec.holder, spec.holder)
                 await self._node.forget(spec.name)  # who was told of the later name takes nothing from this one
                 known = None
             created = known is None
@@ -158,11 +159,12 @@ class Registration:
         if kept is not None and incarnation not in ("", kept.header["incarnation"]):
             kept = None  # of an earlier job of that name
         if kept is None and not incarnation and self._node.settings.ordinal == _LEADER:
-            incarnation, begun = await self.known_to_others(spec.name, spec.holder)
+            elsewhere = await self.known_to_others(spec.name, spec.holder)
+            incarnation, begun = elsewhere.get("incarnation", ""), elsewhere.get("begun", False)
         if kept is not None and kept.header["num_pods"] != self._node.settings.num_pods and not incarnation:
-            elsewhere, _ = await self.known_to_others(spec.name, spec.holder)
-            if _moved_on(kept.header["incarnation"], elsewhere):
-                kept, incarnation, begun = None, elsewhere, True
+            elsewhere = await self.known_to_others(spec.name, spec.holder)
+            if _moved_on(kept.header["incarnation"], elsewhere.get("incarnation", "")):
+                kept, incarnation, begun = None, elsewhere["incarnation"], True
         self._check_may_go_on(spec.name, incarnation)
         if kept is not None:
             before = JobSpec.from_dict(kept.header["spec"])
@@ -175,7 +177,7 @@ class Registration:
         lost = kept is not None or begun
         resumed = None if kept is None else kept.resumed
         if resumed is None and is_resumed(incarnation):
-            resumed = await self._resumed_at_others(spec.name, incarnation)
+            resumed = await self.resumed_at_others(spec.name, incarnation)
         at_pod = await self._node.create(spec, incarnation or uuid.uuid4().hex, kept, resumed, lost=lost)
         try:
             if kept is not None and kept.header["fingerprint"] != at_pod.job.info()["fingerprint"]:
@@ -207,17 +209,15 @@ class Registration:
         if (why := self._failed_moves.get(incarnation)) is not None:
             raise JobLost(why, job=name)
 
-    async def known_to_others(self, name: str, holder: str) -> tuple[str, bool]:
-        """``(incarnation, begun)`` of a job that another pod knows; ``("", False)`` when none does.
+    async def known_to_others(self, name: str, holder: str) -> dict[str, Any]:
+        """What another pod knows of a job, as :meth:`known` tells it; nothing when none does.
 
         :param holder: whose token asks. Raises :class:`NotAllowed` when the job is not theirs.
         """
         found, silent = await self._known_elsewhere(name, holder)
-        if found:
-            return found[0]["incarnation"], found[0]["begun"]
-        if silent:
+        if not found and silent:
             raise silent[0]  # it may know the job
-        return "", False
+        return found[0] if found else {}
 
     async def _known_elsewhere(self, name: str, holder: str) -> tuple[list[dict[str, Any]], list[BaseException]]:
         """What other pods know of a job, as :meth:`known` tells it, and the errors of those that did not answer."""
@@ -245,10 +245,9 @@ class Registration:
             return await self.register_here(spec, info["incarnation"], info["fingerprint"], begun=True) | pods
         async with self._registering:
             known = node.jobs.get(name)
-            if known is not None and _moved_on(known.job.incarnation, incarnation):
-                await node.forget(name)
-                known = None
-            if known is None:
+            if known is not None:
+                check_holder(name, known.job.spec.holder, spec.holder)
+            if known is None or _moved_on(known.job.incarnation, incarnation):
                 known = await self._begin_to_move(spec, incarnation)
         if not _same_line(known.job.incarnation, incarnation):
             raise node.is_another(name)
@@ -269,6 +268,7 @@ class Registration:
         moves = max([moves_of(each["incarnation"]) for each in of_line] + [moves_of(incarnation)])
         newest = incarnation_of(line, moves)
         if any(each["knows"] and each["incarnation"] == newest for each in of_line):
+            await node.forget(name)  # by an earlier name
             return await self._create_or_take_up(spec, newest, begun=True)
         if kept is not None and not _same_line(kept.header["incarnation"], incarnation):
             kept = None
@@ -278,7 +278,8 @@ class Registration:
             raise self._ran_differently(name, differences)
         resumed = None if kept is None else kept.resumed
         if resumed is None and is_resumed(line):
-            resumed = await self._resumed_at_others(name, line)
+            resumed = await self.resumed_at_others(name, line)
+        await node.forget(name)
         at_pod = await node.create(spec, incarnation_of(line, moves + 1), None, resumed, lost=True)
         if kept is not None and kept.header["fingerprint"] != at_pod.job.info()["fingerprint"]:
             await node.close_job(at_pod, node.gone(name))
@@ -312,7 +313,7 @@ class Registration:
             self._node.jobs[spec.name] = at_pod
             log.info("job %s goes on in epoch %d with %d ranks", spec.name, resumed.epoch, spec.world_size)
 
-    async def _resumed_at_others(self, name: str, incarnation: str) -> ResumedEpoch:
+    async def resumed_at_others(self, name: str, incarnation: str) -> ResumedEpoch:
         for pod in self._node.others:
             with contextlib.suppress(JobError):
                 return await self._resumed_at(pod, name, incarnation)
@@ -353,6 +354,7 @@ class Registration:
                 "begun": True,
                 "idle": True,
                 "running": False,
+                "world_size": kept.header["spec"]["world_size"],
                 "knows": kept.whole and kept.header["num_pods"] == self._node.settings.num_pods,
             }
         at_pod = self._node.job(name, looked_at=True)
@@ -362,7 +364,8 @@ class Registration:
             "begun": at_pod.owner.begun or at_pod.recovery is not None,
             "idle": self._is_idle(at_pod),
             "running": True,
-            "knows": not at_pod.owner.lost,
+            "world_size": at_pod.job.spec.world_size,
+            "knows": at_pod.has_whole_table or not at_pod.owner.lost,
         }
 
     async def idle_everywhere(self, name: str) -> bool:
@@ -384,6 +387,7 @@ class Registration:
     def _take_up(self, at_pod: JobAtPod, kept: KeptJob | None) -> None:
         if kept is not None:
             at_pod.ended |= kept.receipts
+            at_pod.has_whole_table = kept.whole
         recovery = Recovery(
             at_pod.job,
             at_pod.owner,
@@ -403,7 +407,7 @@ class Registration:
         name = at_pod.job.spec.name
         try:
             await recovery.from_others(lambda: self._begin_journal(at_pod))
-        except PodUnreachable as error:
+        except (PodUnreachable, JobMoved) as error:  # whoever asks for it will bring it by its latest name
             log.warning("%s: it is asked for anew", error)
             at_pod.recovery = None
             if self._node.jobs.get(name) is at_pod:

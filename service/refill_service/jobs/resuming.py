@@ -21,7 +21,13 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
-from refill_service.cache_core.resumed_epoch import ResumedEpoch, consumed_before, keyed_traces, resumed_incarnation
+from refill_service.cache_core.resumed_epoch import (
+    ResumedEpoch,
+    consumed_before,
+    is_resumed,
+    keyed_traces,
+    resumed_incarnation,
+)
 from refill_service.jobs.journal import KeptJob
 from refill_service.serving.access import check_holder
 
@@ -73,7 +79,8 @@ class Resuming:
 
     async def _resume(self, spec: JobSpec, checkpoint: Checkpoint) -> dict[str, Any]:
         node = self._node
-        current = line_of(await self._current(spec))
+        known = await self._known(spec)
+        current = line_of(known.get("incarnation", ""))
         if (moving := node.jobs.get(spec.name)) is not None and moving.job.moves and moving.owner.lost:
             raise moving.owner.recovering()  # with who ran before, or not at all
         incarnation = resumed_incarnation(
@@ -81,12 +88,12 @@ class Resuming:
         )
         if current in (incarnation, checkpoint.incarnation) and (info := await self._unchanged(spec)) is not None:
             return info
-        at_pod = node.jobs.get(spec.name)
-        resumed = at_pod.job.resumed if at_pod is not None else None
+        resumed = await self._resumed(spec.name, current)
         again = resumed is not None and Checkpoint(resumed.incarnation, resumed.epoch, resumed.position) == checkpoint
-        if at_pod is not None and again and at_pod.job.spec.world_size == spec.world_size:
-            return await node.registration.register(spec)  # and it has moved to other pods since
-        if resumed is not None and resumed.incarnation == checkpoint.incarnation and current != incarnation:
+        if again and known["world_size"] == spec.world_size and (info := await self._unchanged(spec)) is not None:
+            return info  # it has moved to other pods since
+        of_this = resumed is not None and resumed.incarnation == checkpoint.incarnation
+        if resumed is not None and of_this and known["running"] and current != incarnation:
             raise JobConflict(
                 f"job {spec.name} was resumed from epoch {resumed.epoch}, position {resumed.position} by another rank, "
                 f"and this rank's state says epoch {checkpoint.epoch}, position {checkpoint.position}, world_size "
@@ -96,7 +103,7 @@ class Resuming:
             raise InvalidInput(
                 f"job {spec.name} has traces of its ranks' own: it can be resumed with the same ranks and pods only"
             )
-        rest = await self._rest(spec, checkpoint, incarnation)
+        rest = resumed if again and resumed is not None else await self._rest(spec, checkpoint, incarnation)
         self._worked_out = spec.name, rest
         info = await node.registration.register_resumed(spec, incarnation, rest)
         self._worked_out = None
@@ -112,13 +119,26 @@ class Resuming:
             log.warning("job %s is resumed, and of %d samples nobody knows who had them", spec.name, unknown)
         return ResumedEpoch(checkpoint.incarnation, checkpoint.epoch, checkpoint.position, done, unknown)
 
-    async def _current(self, spec: JobSpec) -> str:
+    async def _known(self, spec: JobSpec) -> dict[str, Any]:
+        """What pods know of the job, as :meth:`Registration.known` tells it; nothing when none does."""
         try:
             known = self._node.registration.known(spec.name)
         except UnknownJob:
-            return (await self._node.registration.known_to_others(spec.name, spec.holder))[0]
+            return await self._node.registration.known_to_others(spec.name, spec.holder)
         check_holder(spec.name, known["holder"], spec.holder)
-        return str(known["incarnation"])
+        return known
+
+    async def _resumed(self, name: str, line: str) -> ResumedEpoch | None:
+        """How the job as it is now had been resumed before, as far as anybody knows."""
+        if not is_resumed(line):
+            return None
+        try:
+            return self._node.registration.resumed(name, line)
+        except UnknownJob:
+            try:
+                return await self._node.registration.resumed_at_others(name, line)
+            except JobLost:
+                return None
 
     async def _unchanged(self, spec: JobSpec) -> dict[str, Any] | None:
         """The job as the pods have it, if it can simply be registered again."""
