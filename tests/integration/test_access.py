@@ -46,11 +46,13 @@ class Secured:
         spec = JobSpec.from_dict(job)
         return PodConnection(self.cluster.pod_urls[1], spec, 0, url, 5, credentials=self.credentials(holder))
 
-    def get(self, path: str, holder: str | None = None, method: str = "GET", pod: int = 0) -> httpx.Response:
+    def get(
+        self, path: str, holder: str | None = None, method: str = "GET", pod: int = 0, json: Any = None
+    ) -> httpx.Response:
         found = self.credentials(holder)
         headers = {} if holder is None else found.headers()
         url = f"{self.cluster.pod_urls[pod]}{path}"
-        return httpx.request(method, url, headers=headers, verify=found.ssl_context(), timeout=10)
+        return httpx.request(method, url, headers=headers, verify=found.ssl_context(), timeout=10, json=json)
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +148,9 @@ def test_a_job_is_its_holders_alone(secured: Secured, job: dict[str, Any]) -> No
             secured.rank("speech", job, home=pod).batch(0, np.arange(20))
         with pytest.raises(NotAllowed):
             secured.rank("speech", job).resume(mine.info()["incarnation"], 0, 10)
+        later = f"/v1/jobs/{job['name']}?incarnation={mine.info()['incarnation']}.7&pods=2"
+        moved = secured.get(later, "speech", method="PUT", pod=pod, json={"dataset": job["dataset"]})
+        assert moved.status_code == 403, "a job that runs is moved by whoever knows its name"
     with pytest.raises(NotAllowed):
         secured.rank("speech", job | {"holder": "vision"}).info()
     assert len(mine.batch(0, np.arange(20)).sample_ids) == 20, "the attempts have ended it"
