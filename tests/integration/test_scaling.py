@@ -22,7 +22,7 @@ from tests.integration.test_restarts import Packed, Ranks, cluster_of, receipt, 
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 import refill
-from refill.errors import JobLost, PodRecovering, RefillError
+from refill.errors import EpochEnded, JobLost, PodRecovering, RefillError
 from refill.pod_connection import PodConnection
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -372,6 +372,20 @@ class TestALoopThatWasResumedWithinTheEpoch:
             cluster.scale(3)
             with pytest.raises(JobLost, match="rank 0 was resumed within epoch 0"):
                 list(batches)
+
+    def test_it_moves_in_the_next_epoch(self, packed: Packed, tmp_path: Path) -> None:
+        with cluster_of(tmp_path, 2, journal=False) as cluster:
+            again, (dataset, state) = self.resumed(cluster, packed[0], probes=False)
+            again.load_state_dict(state)
+            list(again)
+            keys: list[str] = []
+            for step, batch in enumerate(again):
+                keys += [sample["__key__"] for sample in batch]
+                if step == 9:
+                    cluster.scale(3)
+            assert len(keys) == len(set(keys)) == NUM_SAMPLES
+            with pytest.raises(EpochEnded):  # rather than others than the first time
+                dataset.connection.batch(0, np.arange(20))
 
     def test_it_is_not_begun_when_pods_were_told_already(self, packed: Packed, tmp_path: Path) -> None:
         with cluster_of(tmp_path, 2, journal=False) as cluster:

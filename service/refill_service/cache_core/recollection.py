@@ -94,6 +94,14 @@ class Recollection:
         known = set(self._asked) | set(self._received) | entered
         return sorted(epoch for epoch in known if epoch >= self.oldest_entered - 1)
 
+    def forget_partly_known(self) -> None:
+        """Leave out epochs of which a rank did not tell all, since it was resumed within, and which all have left: what
+        it had of them is not to be dealt again."""
+        first = min(self.oldest_entered, max(self.whole_since.values(), default=0))
+        for known in (self._asked, self._received):
+            for epoch in [epoch for epoch in known if epoch < first]:
+                del known[epoch]
+
     def received_epochs(self) -> list[int]:
         """Those of which ranks have received anything."""
         return sorted(epoch for epoch, parts in self._received.items() if any(len(part[1]) for part in parts))

@@ -115,6 +115,8 @@ class Recovery:
             await asyncio.sleep(_PAUSE_SECONDS)
         if unposted := self._unposted(told):
             raise JobLost(f"job {name} can't go on after a restart: {unposted[0]} is known to nobody", job=name)
+        if self._job.moves:
+            told.forget_partly_known()
         if self._moving:
             await self._deal_anew(told)
         self._owner.go_on(told, rebuilt=not told.table_is_whole, complete=not waits_for)
