@@ -43,7 +43,7 @@ class NoRecord(DeliveryRecord):
     def times_told(self) -> int:
         return 0
 
-    def add(self, record: Record, times_told: int) -> bool:
+    def add(self, record: Record, times_told: int, moves: int | None = None) -> bool:
         return True
 
 

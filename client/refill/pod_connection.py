@@ -74,6 +74,7 @@ _REPORT_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _PROBES = 3
 _LOOKS_A_LOOK_AT_PODS = 5
+"""Looks after the home for each one at the pods that there are."""
 _TURNS = 4
 """A pod may want to be told of the job, then of what the rank has received, and the job may have moved meanwhile."""
 _PROBE_PAUSE_SECONDS = 0.5
@@ -339,7 +340,7 @@ class PodConnection:
             if self._call("GET", self.service_url, "/v1/pods", _PROBE_SECONDS)["pods"] != info["pods"]:
                 self._register_again(self.service_url, _REQUEST_SECONDS)
         except RefillError as error:
-            if error.status != _RETRIED_STATUS:
+            if error.status != _RETRIED_STATUS:  # else they are asked again soon, as the home is
                 raise
 
     def _register_again(self, url: str, seconds: float) -> None:

@@ -26,6 +26,7 @@ from refill.protocol.incarnation import line_of, moves_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import encode_records
 from refill_service.byte_gate import ByteGate
+from refill_service.cache_core.job_memory import JobMemory
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout, default_chunk_size
 from refill_service.datasets.dataset_reader import Dataset
@@ -63,10 +64,6 @@ _LEAST_BODY_BYTES = 16 << 20
 _MOST_OF_FREE = 4
 """A job alone may fill four fifths of what may be sent at once."""
 _HAND_OVER_SECONDS = 2.0
-_BESIDE_RESIDENT_BYTES = 250
-"""What Python needs beside the bytes of a sample that fills a slot: an object, and places in dicts."""
-_BESIDE_SENT_BYTES = 400
-"""The same of one that was sent ahead, or has just left: it is found by its request."""
 
 
 class CacheNode:
@@ -239,11 +236,13 @@ class CacheNode:
             layout = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size or _chunk_size(spec, dataset))
             share = layout.share(settings.ordinal, settings.num_pods)
             records = await dataset.load_records(share.first_sample, share.end_sample)
-            remote_bytes = int(memory_bytes * settings.remote_memory_fraction) if settings.num_pods > 1 else 0
-            recent_bytes = int(memory_bytes * settings.recent_fraction)
-            in_flight_bytes = int(memory_bytes * settings.in_flight_fraction)
-            abstract_bytes = memory_bytes - remote_bytes - recent_bytes - in_flight_bytes
-            sample_bytes = max(1.0, dataset.index.sample_bytes / max(1, dataset.num_samples))
+            memory = JobMemory(
+                memory_bytes,
+                settings.remote_memory_fraction if settings.num_pods > 1 else 0.0,
+                settings.recent_fraction,
+                settings.in_flight_fraction,
+                dataset.index.sample_bytes / max(1, dataset.num_samples),
+            )
             job = Job(
                 spec,
                 dataset,
@@ -252,7 +251,7 @@ class CacheNode:
                 ordinal=settings.ordinal,
                 num_pods=settings.num_pods,
                 memory_bytes=memory_bytes,
-                abstract_bytes=_for_payload(abstract_bytes, sample_bytes, _BESIDE_RESIDENT_BYTES),
+                abstract_bytes=memory.abstract_bytes,
                 incarnation=incarnation,
                 resumed=resumed,
             )
@@ -260,11 +259,9 @@ class CacheNode:
         except BaseException:
             await dataset.close()
             raise
-        recent_bytes = _for_payload(recent_bytes, sample_bytes, _BESIDE_SENT_BYTES)
-        remote_bytes = _for_payload(remote_bytes, sample_bytes, _BESIDE_SENT_BYTES)
-        owner = Owner(job, self.gate, pinned, recent_bytes, settings.wait_seconds, lost=lost)
+        owner = Owner(job, self.gate, pinned, memory.recent_bytes, settings.wait_seconds, lost=lost)
         peers = JobPeers(job, self.peers, settings.wait_seconds, lambda pod: self.registration.introduce(pod, job))
-        home = Home(job, owner, peers, remote_bytes, settings.wait_seconds, lost=lost)
+        home = Home(job, owner, peers, memory.remote_bytes, settings.wait_seconds, lost=lost)
         at_pod = JobAtPod(job, owner, home, peers, pinned)
         owner.epoch_ended = at_pod.epoch_ended
         return at_pod
@@ -308,11 +305,6 @@ class CacheNode:
                 if await self.registration.idle_everywhere(name):
                     log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
                     await self.remove(name)
-
-
-def _for_payload(memory_bytes: int, sample_bytes: float, beside_bytes: int) -> int:
-    """What is left of a part of the memory for the bytes of samples, when each needs some more beside it."""
-    return int(memory_bytes * sample_bytes / (sample_bytes + beside_bytes))
 
 
 def _chunk_size(spec: JobSpec, dataset: Dataset) -> int:

@@ -217,8 +217,10 @@ class TestCommand:
         assert "drain K=500: chunk size 500 is larger than every blob" in answer["left_out"][0]
         assert answer["rows"][1]["bytes_read"] == answer["dataset_bytes"]
         assert answer["recommended_chunk_size"] in (4, 8)
-        # Of the settings' defaults: a quarter of a pod's memory is for what is sent ahead, in flight or just sent.
-        assert answer["pod_memory_bytes"] == pytest.approx(500_000 / 0.75, abs=1)
+        # Of the settings' defaults: a quarter of a pod's memory is for what is sent ahead, in flight or just sent; of
+        # the rest each sample takes 250 bytes beside its own.
+        sample_bytes = answer["dataset_bytes"] / 1000
+        assert answer["pod_memory_bytes"] == pytest.approx(500_000 / 0.75 * (1 + 250 / sample_bytes), abs=1)
         assert "<svg" in plot.read_text()
 
     def test_the_table(self, tmp_path: Path) -> None:

@@ -65,6 +65,10 @@ class LocalCluster:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> LocalCluster:
+        self._start_all()
+        return self
+
+    def _start_all(self) -> None:
         try:
             self.processes = [self._start(pod) for pod in range(self.num_pods)]
             for pod in range(self.num_pods):
@@ -72,7 +76,6 @@ class LocalCluster:
         except BaseException:
             self.stop()
             raise
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -122,7 +125,7 @@ class LocalCluster:
         """Start so many pods, after :meth:`end`."""
         self._take_ports(num_pods)
         self.num_pods = num_pods
-        self.__enter__()
+        self._start_all()
 
     def pause(self, pod: int) -> None:
         """Let a pod stand still, as a machine does that is out of CPU or memory; nothing is closed or lost."""

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,22 +174,28 @@ def _wanted(args: argparse.Namespace) -> list[tuple[str, int]]:
 
 def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
     """What to analyse, and the ``memory_bytes`` that a job needs on a pod to have that memory for chunks."""
+    from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
     from refill_service.planning.analysis import Analysis, StoreTerms
     from refill_service.settings import Settings
 
     shape = _shape(args)
     memory_bytes = _memory(args.memory, shape.total_bytes)
     fields = Settings.model_fields
-    remote_fraction = fields["remote_memory_fraction"].default if args.pods > 1 else 0.0
-    for_chunks = 1 - remote_fraction - fields["in_flight_fraction"].default - fields["recent_fraction"].default
-    pod_memory_bytes = math.ceil(memory_bytes / args.pods / for_chunks)
+    parts = JobMemory(
+        memory_bytes,
+        fields["remote_memory_fraction"].default if args.pods > 1 else 0.0,
+        fields["recent_fraction"].default,
+        fields["in_flight_fraction"].default,
+        shape.total_bytes / max(1, shape.num_samples),
+    )
+    pod_memory = replace(parts, memory_bytes=memory_for_chunks(memory_bytes / args.pods, parts))
     analysis = Analysis(
         shape,
         memory_bytes,
         num_pods=args.pods,
         batch_size=args.batch_size,
         group_order=args.group_order,
-        remote_bytes=int(pod_memory_bytes * remote_fraction),
+        remote_bytes=pod_memory.remote_bytes,
         store=StoreTerms(
             dollars_per_1000_gets=args.get_price,
             dollars_per_gb=args.gb_price,
@@ -199,7 +206,7 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
         compute_samples_per_second=args.compute_samples_per_second,
         seed=args.seed,
     )
-    return analysis, pod_memory_bytes
+    return analysis, pod_memory.memory_bytes
 
 
 def _shape(args: argparse.Namespace) -> DatasetShape:
