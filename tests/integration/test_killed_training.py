@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -217,3 +218,30 @@ def test_an_epoch_that_pods_have_left_long_ago_says_so(job: dict[str, Any], begi
     loader.load_state_dict(state)
     with pytest.raises(EpochEnded):
         ids_of(loader)
+
+
+def test_a_killed_loader_worker(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+    """torch ends the iteration. What the loop had not had comes in the next one, with what was on its way."""
+    settings = {name: job[name] for name in ("dataset", "chunk_size", "memory_bytes")}
+    dataset = refill.CacheDataset(three_pods.pod_urls[0], job=job["name"], **settings)
+    batches: DataLoader[Any] = DataLoader(
+        dataset, batch_size=20, sampler=refill.EpochSampler(dataset), num_workers=2, collate_fn=list
+    )
+    training = refill.timed(batches, dataset)
+    keys: list[str] = []
+    states: list[dict[str, Any]] = []
+
+    def train() -> None:
+        for batch in training:
+            keys.extend(sample["__key__"] for sample in batch)
+            states.append(training.state_dict())
+            if len(states) == 10:
+                worker = multiprocessing.active_children()[0]
+                os.kill(worker.pid or 0, signal.SIGKILL)
+                worker.join(10)
+
+    with pytest.raises(RuntimeError, match=r"worker .* killed by signal"):
+        train()
+    training.load_state_dict(states[-1])
+    train()
+    assert len(keys) == len(set(keys)) == NUM_SAMPLES
