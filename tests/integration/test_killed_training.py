@@ -240,7 +240,7 @@ def test_a_killed_loader_worker(three_pods: LocalCluster, job: dict[str, Any]) -
                 os.kill(worker.pid or 0, signal.SIGKILL)
                 worker.join(10)
 
-    with pytest.raises(RuntimeError, match=r"worker .* killed by signal"):
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
         train()
     training.load_state_dict(states[-1])
     train()
