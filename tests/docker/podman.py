@@ -16,15 +16,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pytest
 
-__all__ = ["BASE", "IMAGE", "ROOT", "built_image", "podman"]
+__all__ = ["BASE", "IMAGE", "ROOT", "built_image", "built_training_image", "podman"]
 
 ROOT = Path(__file__).parents[2]
 BASE = "localhost/refill-test-base"
 IMAGE = "localhost/refill"
+TRAINING_IMAGE = "localhost/refill-training"
 
 _HERE = Path.home() / ".cache" / "refill-images"
 _PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
@@ -65,7 +67,27 @@ def podman(*arguments: str, check: bool = True, timeout: float = 600) -> subproc
 
 
 def built_image() -> str:
-    """The name of the image, built from this working tree. Skips where it can't be built."""
+    """The name of the pods' image, built from this working tree. Skips where it can't be built."""
+    _need_base()
+    wheels = _HERE / "wheels"
+    lock = [f"--requirement={ROOT / 'docker' / name}.lock" for name in ("build", "requirements")]
+    _download(wheels, ["--no-deps", "--require-hashes", *lock])
+    _build(IMAGE, "Dockerfile", wheels, "REVISION=0123abc")
+    return IMAGE
+
+
+def built_training_image() -> str:
+    """The name of the example image for training, built from this working tree. Skips where it can't be built."""
+    _need_base()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wheels = _HERE / "wheels-of-training"
+    _download(wheels, ["--no-deps", "--require-hashes", f"--requirement={ROOT / 'docker' / 'build.lock'}"])
+    _download(wheels, ["torch==2.13.0", *project["dependencies"], *project["optional-dependencies"]["torch"]])
+    _build(TRAINING_IMAGE, "train.Dockerfile", wheels)
+    return TRAINING_IMAGE
+
+
+def _need_base() -> None:
     if os.geteuid() != 0:
         pytest.skip("images are built as root only")
     for program in ("podman", "debootstrap"):
@@ -73,17 +95,17 @@ def built_image() -> str:
             pytest.skip(f"{program} is not installed: apt-get install podman runc debootstrap")
     if podman("image", "exists", BASE, check=False).returncode:
         _make_base()
-    wheels = _HERE / "wheels"
-    _download(wheels)
+
+
+def _build(name: str, file: str, wheels: Path, *build_arguments: str) -> None:
     offline = _HERE / "pip.conf"
     offline.write_text("[global]\nno-index = true\nfind-links = /wheels-of-lock\n")
     podman(
-        *("build", "--format", "docker", "--pull=never", "--network=none", "--tag", IMAGE),
+        *("build", "--format", "docker", "--pull=never", "--network=none", "--tag", name),
         *("--volume", f"{wheels}:/wheels-of-lock:ro", "--volume", f"{offline}:/etc/pip.conf:ro"),
-        *("--build-arg", f"PYTHON_IMAGE={BASE}", "--build-arg", "REVISION=0123abc"),
-        *("--file", str(ROOT / "docker" / "Dockerfile"), str(ROOT)),
+        *(f"--build-arg={argument}" for argument in (f"PYTHON_IMAGE={BASE}", *build_arguments)),
+        *("--file", str(ROOT / "docker" / file), str(ROOT)),
     )
-    return IMAGE
 
 
 def _make_base() -> None:
@@ -107,11 +129,10 @@ def _make_base() -> None:
         podman("import", str(archive), BASE)
 
 
-def _download(wheels: Path) -> None:
-    lock = [f"--requirement={ROOT / 'docker' / name}.lock" for name in ("build", "requirements")]
-    downloading = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+def _download(wheels: Path, what: list[str]) -> None:
+    downloading = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
     subprocess.run(
-        [*downloading, "--require-hashes", f"--dest={wheels}", f"--find-links={wheels}", *lock],
+        [*downloading, f"--dest={wheels}", f"--find-links={wheels}", *what],
         check=True,
         capture_output=True,
     )

@@ -17,9 +17,9 @@ import httpx
 import pytest
 import yaml
 from tests.conftest import free_port
-from tests.docker.podman import BASE, ROOT, built_image, podman
+from tests.docker.podman import BASE, ROOT, built_image, built_training_image, podman
 from tests.docker.test_lock import PROJECT, entries
-from tests.pod_fixtures import whole_epoch
+from tests.pod_fixtures import NUM_SAMPLES, whole_epoch
 
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
@@ -200,3 +200,20 @@ def _wait_until_ready(name: str, url: str) -> None:
         except httpx.TransportError:
             time.sleep(0.05)
     pytest.fail(f"the pod was not ready after 60 s: {podman('logs', name).stderr[-2000:]}")
+
+
+TRAINING = """
+import refill, sys
+from torch.utils.data import DataLoader
+dataset = refill.CacheDataset(sys.argv[1], dataset="file:///data", job="trained-in-an-image", chunk_size=16)
+loader = DataLoader(dataset, batch_size=32, sampler=refill.EpochSampler(dataset), num_workers=2, collate_fn=list)
+print(*(sample["__id__"] for batch in loader for sample in batch))
+"""
+
+
+def test_the_example_image_for_training_reads_an_epoch(pod: tuple[str, str]) -> None:
+    image = built_training_image()
+    run = ["run", "--rm", "--network=host", "--cap-drop=all", "--security-opt=no-new-privileges", image]
+    read = podman(*run, "python", "-c", TRAINING, pod[1]).stdout.split()
+    assert sorted(map(int, read)) == list(range(NUM_SAMPLES)), "not every sample once"
+    assert podman(*run, "id", "-u").stdout.strip() != "0"
