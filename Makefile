@@ -1,6 +1,7 @@
 # make demo   a model trains through a cache of three pods on this machine
 # make test   all tests, on as many cores as there are; TEST_FLAGS='-n 0 -x -k owner' for some of them, one by one
 # make check  what CI checks besides the tests: style, types, import contracts, known vulnerabilities
+# make test-security  attacks on real pods, the slow ones, too (the quick ones are in make test)
 # make test-image    the tests that build the container image and run it, as root, with podman
 # make lock          docker/*.lock and the bill of materials anew, from pyproject.toml
 # make chart-files   copy dashboards and rules into the Helm chart
@@ -20,13 +21,16 @@ LOCK_FLAGS ?=
 AUDIT_FLAGS ?=
 SOAK_FLAGS ?=
 
-.PHONY: demo test test-image check audit lock chart-files format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-security test-image check audit lock chart-files format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
 
 test: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS)
+
+test-security: $(READY)
+	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image' tests/security
 
 test-image: $(READY)
 	$(BIN)/python -m pytest -m image tests/docker
