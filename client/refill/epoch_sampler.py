@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -194,20 +195,35 @@ class EpochSampler(_PlacedSampler):
         self.dataset.check_epoch_length(state)
 
 
+_IN_RANDOM_ORDER = (
+    torch.utils.data.RandomSampler,
+    torch.utils.data.SubsetRandomSampler,
+    torch.utils.data.WeightedRandomSampler,
+)
+
+
 class TraceSampler(_PlacedSampler):
-    """Any sampler of sample ids: a subset, weights, an order of one's own.
+    """Any sampler of sample ids: a subset, or weights. Its ids are kept, their order is not (see docs/CLIENT.md).
 
     At the start of each epoch the ids are listed and posted to the pods, which then hand out samples of those ids
     only, each as often as it was asked for, in an order of their own. An epoch begins when all ranks have posted.
     Give ``order="explicit"`` to the dataset when the sampler asks for its length, which registers the job.
 
     :param sampler: yields sample ids, ``0 <= id < len(dataset)``. With several ranks each wraps its own.
+    :param any_order: its order does not matter. Without, a sampler that is none of torch's random ones is warned of.
     """
 
-    def __init__(self, dataset: CacheDataset, sampler: Iterable[int]) -> None:
+    def __init__(self, dataset: CacheDataset, sampler: Iterable[int], any_order: bool = False) -> None:
         super().__init__()
         dataset.configure(order="explicit")
         dataset.register()
+        if dataset.connection.spec.shuffle and not any_order and not _in_random_order(sampler):
+            warnings.warn(
+                f"the order of {type(sampler).__name__} is not kept: pods hand out its ids in an order of their own. If "
+                "any will do, say TraceSampler(..., any_order=True); CacheDataset(..., shuffle=False) keeps it and "
+                "reads more from the store",
+                stacklevel=2,
+            )
         self.dataset = dataset
         self.sampler = sampler
 
@@ -264,3 +280,12 @@ class TraceSampler(_PlacedSampler):
             wrong = ids[(ids < 0) | (ids >= len(self.dataset))][0]
             raise InvalidInput(f"there is no sample {wrong}; the dataset has samples 0 to {len(self.dataset) - 1}")
         return ids
+
+
+def _in_random_order(sampler: Iterable[int]) -> bool:
+    """Whether nobody can miss its order: one of the random samplers of torch or torchdata, none that is derived."""
+    if type(sampler).__module__.partition(".")[0] not in ("torch", "torchdata"):
+        return False
+    if isinstance(sampler, torch.utils.data.DistributedSampler):
+        return sampler.shuffle
+    return isinstance(sampler, _IN_RANDOM_ORDER) or type(sampler).__name__ == "RandomSampler"

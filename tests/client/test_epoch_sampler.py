@@ -153,7 +153,7 @@ def test_a_sampler_that_asks_for_the_length_first_is_told_what_to_do(dataset_of:
 
 def test_it_works_inside_a_batch_sampler(pod: FakePod, dataset_of: DatasetOf) -> None:
     dataset = dataset_of(order="explicit")
-    batches = BatchSampler(TraceSampler(dataset, SequentialSampler(range(10))), 5, drop_last=True)
+    batches = BatchSampler(TraceSampler(dataset, SequentialSampler(range(10)), any_order=True), 5, drop_last=True)
     loader = DataLoader(dataset, batch_sampler=batches, collate_fn=list)
     assert [[sample["__id__"] for sample in batch] for batch in loader] == [list(range(5)), list(range(5, 10))]
 
@@ -163,5 +163,5 @@ def test_wrong_ids_are_refused_before_they_are_posted(
     pod: FakePod, dataset_of: DatasetOf, ids: list[Any], why: str
 ) -> None:
     with pytest.raises(InvalidInput, match=why):
-        next(iter(TraceSampler(dataset_of(), ids)))
+        next(iter(TraceSampler(dataset_of(), ids, any_order=True)))
     assert pod.count("PUT trace") == 0

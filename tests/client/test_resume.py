@@ -287,7 +287,7 @@ class Uneven(BatchSampler):
 def test_loaders_whose_batches_do_not_tell_are_refused_and_timed_as_ever(pod: FakePod, dataset_of: DatasetOf) -> None:
     dataset = dataset_of(order="explicit")
     stream = CacheIterableDataset(pod.url, batch_size=4, dataset="file:///data", job="stream")
-    sampler = TraceSampler(dataset, range(8))
+    sampler = TraceSampler(dataset, range(8), any_order=True)
     for loader, read, why in (
         ((batch for batch in [1, 2]), dataset, "is a generator and no torch DataLoader"),
         (DataLoader(dataset, batch_sampler=Uneven(sampler, 4, False), collate_fn=list), dataset, "an? Uneven may make"),
@@ -308,7 +308,7 @@ def test_loaders_whose_batches_do_not_tell_are_refused_and_timed_as_ever(pod: Fa
 
 def traced(dataset_of: DatasetOf, make: Callable[[], Any]) -> tuple[Loader, TraceSampler]:
     dataset = dataset_of(order="explicit")
-    sampler = TraceSampler(dataset, make())
+    sampler = TraceSampler(dataset, make(), any_order=True)
     loader = DataLoader(dataset, batch_size=6, sampler=sampler, collate_fn=list, num_workers=2)
     return refill.timed(loader, dataset), sampler
 
