@@ -219,8 +219,8 @@ class TraceSampler(_PlacedSampler):
         dataset.register()
         if dataset.connection.spec.shuffle and not any_order and not _in_random_order(sampler):
             warnings.warn(
-                f"the order of {type(sampler).__name__} is not kept: pods hand out its ids in an order of their own. If "
-                "any will do, say TraceSampler(..., any_order=True); CacheDataset(..., shuffle=False) keeps it and "
+                f"the order of {type(sampler).__name__} is not kept: pods hand out its ids in an order of their own. "
+                "If any will do, say TraceSampler(..., any_order=True); CacheDataset(..., shuffle=False) keeps it and "
                 "reads more from the store",
                 stacklevel=2,
             )
