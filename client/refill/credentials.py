@@ -65,7 +65,7 @@ class ShownToken:
             why = error.strerror if isinstance(error, OSError) else "it is no text"
             raise InvalidInput(f"token file {self._path} can't be read: {why}") from error
         token = lines[0].strip() if lines else ""
-        if not token.isprintable() or not token or " " in token:
+        if not _may_be_shown(token):
             raise InvalidInput(f"token file {self._path} holds no token: one line without spaces")
         return token
 
@@ -76,12 +76,14 @@ class Credentials:
     :param token_file: holds the bearer token; None: REFILL_TOKEN_FILE, else the token is REFILL_TOKEN, else none.
     :param ca_file: PEM certificates that the service's must be signed by; None: REFILL_CA_FILE, else the system's.
 
-    Raises :class:`InvalidInput` for a file that can't be used.
+    Raises :class:`InvalidInput` for a file, or a REFILL_TOKEN, that can't be used.
     """
 
     def __init__(self, token_file: str | None = None, ca_file: str | None = None) -> None:
         path = token_file or os.environ.get(TOKEN_FILE_VARIABLE)
         self._token: ShownToken | None = ShownToken(Path(path)) if path else None
+        if self._token is None:
+            _token_of_environment()
         self._ca_file = ca_file or os.environ.get(CA_FILE_VARIABLE) or None
         if self._ca_file is not None:
             self.ssl_context()
@@ -91,7 +93,7 @@ class Credentials:
 
     def headers(self) -> dict[str, str]:
         """To be sent with every request."""
-        token = self._token.text() if self._token is not None else os.environ.get(TOKEN_VARIABLE, "").strip()
+        token = self._token.text() if self._token is not None else _token_of_environment()
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def ssl_context(self) -> ssl.SSLContext:
@@ -100,3 +102,16 @@ class Credentials:
             return ssl.create_default_context(cafile=self._ca_file)
         except (OSError, ssl.SSLError) as error:
             raise InvalidInput(f"{self._ca_file} holds no certificates, as PEM: {error}") from error
+
+
+def _token_of_environment() -> str:
+    """Empty when there is none. Checked here, since libraries show a header that they can't send."""
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if token and not _may_be_shown(token):
+        raise InvalidInput(f"{TOKEN_VARIABLE} holds no token: one line of ASCII letters without spaces")
+    return token
+
+
+def _may_be_shown(token: str) -> bool:
+    """Whether it can stand in a header."""
+    return bool(token) and token.isascii() and token.isprintable() and " " not in token

@@ -1,4 +1,9 @@
-"""How does a pod log? To standard error, one line an event, as text or as JSON."""
+"""How does a pod log? To standard error, one line an event, as text or as JSON.
+
+What a request or a dataset says is in some of it. It can't begin a line, nor colour or hide one: what is not printed as
+it is stands as an escape. Third parties' loggers stay at INFO or above: at DEBUG they tell secrets (botocore's those
+of STS and web identities).
+"""
 
 from __future__ import annotations
 
@@ -11,20 +16,47 @@ from refill_service.serving.request_id import current_request_id
 __all__ = ["begin_logging"]
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s%(request)s"
+_OURS = ("refill", "refill_service")
 
 
 def begin_logging(level: str, log_format: str, ordinal: int) -> None:
     """:param log_format: ``text`` or ``json``."""
     handler = logging.StreamHandler()
+    handler.addFilter(_may_be_told)
     handler.addFilter(_add_request_id)
-    handler.setFormatter(_Json(ordinal) if log_format == "json" else logging.Formatter(_TEXT))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    handler.setFormatter(_Json(ordinal) if log_format == "json" else _Text(_TEXT))
+    least = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(least, logging.INFO), handlers=[handler], force=True)
+    for name in _OURS:
+        logging.getLogger(name).setLevel(least)
+
+
+def _may_be_told(record: logging.LogRecord) -> bool:
+    """A library that sets its own level is not believed either."""
+    return record.levelno >= logging.INFO or record.name.partition(".")[0] in _OURS
 
 
 def _add_request_id(record: logging.LogRecord) -> bool:
     request_id = current_request_id()
     vars(record).update(request_id=request_id, request=f" [{request_id}]" if request_id else "")
     return True
+
+
+def _escaped(text: str) -> str:
+    """The same text where all of it can be printed, on one line."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+class _Text(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (its name in logging)
+        return _escaped(super().formatMessage(record))
+
+    def formatException(self, ei: object) -> str:  # noqa: N802
+        """Indented: no line of it looks like the beginning of an event."""
+        lines = super().formatException(ei).split("\n")  # type: ignore[arg-type]
+        return "\n".join(f"  {_escaped(line)}" for line in lines)
 
 
 class _Json(logging.Formatter):
@@ -40,10 +72,11 @@ class _Json(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "pod": self._ordinal,
-            "message": record.getMessage(),
+            "message": _escaped(record.getMessage()),
         }
         if request_id := getattr(record, "request_id", ""):
             told["request_id"] = request_id
+        told |= getattr(record, "fields", {})
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
+            told["exception"] = "\n".join(map(_escaped, self.formatException(record.exc_info).split("\n")))
         return json.dumps(told)

@@ -1,0 +1,94 @@
+"""Does a secret get into what pods and clients say? With every kind of credential in use, at debug level."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trustme
+from tests.chaos.chaos_dataset import dataset_in_s3
+from tests.conftest import S3Server
+from tests.security.aws_identities import aws_identities
+
+from refill.credentials import Credentials
+from refill.errors import InvalidInput, NotAuthenticated, RefillError
+from refill.pod_connection import PodConnection
+from refill.protocol.job_spec import JobSpec
+from refill_service.demo.local_cluster import LocalCluster
+
+TEAM, PODS, STRANGER = "vision-0123456789abcdef", "pods-0123456789abcdef", "stranger-0123456789abcdef"
+
+
+def test_no_pod_tells_a_secret_at_debug_level(s3_server: S3Server, tmp_path: Path) -> None:
+    """Each pod gets its credentials for the store in another way; between them and to clients are tokens and TLS."""
+    dataset = dataset_in_s3(s3_server.environment)
+    (tmp_path / "team").write_text(TEAM)
+    (tmp_path / "pods").write_text(PODS)
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1", common_name="refill")
+    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    settings: dict[str, Any] = {
+        "memory_bytes": "4MiB",
+        "log_level": "debug",
+        "access_log": "true",
+        "client_tokens": tmp_path / "team",
+        "peer_token": tmp_path / "pods",
+        "tls_cert": tmp_path / "cert.pem",
+        "tls_key": tmp_path / "key.pem",
+        "peer_tls_cert": tmp_path / "cert.pem",
+        "peer_tls_key": tmp_path / "key.pem",
+        "peer_tls_ca": tmp_path / "ca.pem",
+    }
+    with aws_identities() as identities:
+        num_pods, environment = identities.profiles(tmp_path)
+        environment |= {"REFILL_CA_FILE": str(tmp_path / "ca.pem"), "AWS_ENDPOINT_URL": s3_server.endpoint_url}
+        environment |= {"REFILL_STORE_PROFILE": "pod-{ordinal}"}
+        environment |= {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret-of-the-collector-0123456789"}
+        with LocalCluster(num_pods, tmp_path, settings, environment) as cluster:
+            url = cluster.pod_urls[0]
+            spec = JobSpec("debugged", dataset.url, chunk_size=16, memory_bytes=600_000)
+            rank = PodConnection(url, spec, 0, None, 30, credentials=shown(tmp_path / "team", tmp_path))
+            assert len(rank.batch(0, np.arange(500)).sample_ids) == 500
+            (tmp_path / "stranger").write_text(STRANGER)
+            with pytest.raises(NotAuthenticated):
+                PodConnection(url, spec, 0, None, 0, credentials=shown(tmp_path / "stranger", tmp_path)).info()
+            missing = JobSpec("missing", f"{dataset.url}/nothing-there")
+            with pytest.raises(RefillError):
+                PodConnection(url, missing, 0, None, 0, credentials=shown(tmp_path / "team", tmp_path)).info()
+            logs = [cluster.log(pod) for pod in range(num_pods)]
+        secrets = identities.secrets
+    assert {"AssumeRole", "AssumeRoleWithWebIdentity", "container", "machine", "machine's token"} <= secrets.keys()
+    assert secrets["AssumeRoleWithWebIdentity, shown"] == secrets["web identity"]
+    secrets |= {"team": TEAM, "pods": PODS, "stranger": STRANGER, "collector": "secret-of-the-collector"}
+    key = (tmp_path / "key.pem").read_text().splitlines()
+    secrets |= {f"line {number} of the private key": line for number, line in enumerate(key) if line}
+    for log in logs:
+        assert "/v1/jobs/debugged" in log
+        assert [whose for whose, secret in secrets.items() if secret in log] == []
+
+
+@pytest.mark.parametrize("token", [f"{TEAM}\nsecond-line-0123456789", f"{TEAM}\rx", f"{TEAM} two", f"{TEAM}é"])
+def test_a_token_that_no_header_can_hold_is_not_told(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """REFILL_TOKEN is often filled from a file, by whatever reads it."""
+    monkeypatch.delenv("REFILL_TOKEN_FILE", raising=False)
+    monkeypatch.setenv("REFILL_TOKEN", token)
+    with pytest.raises(InvalidInput, match="REFILL_TOKEN holds no token") as raised:
+        PodConnection("http://127.0.0.1:1", JobSpec("any", "s3://any/data"), 0, None, 0).info()
+    said = "".join(traceback.format_exception(raised.value))
+    assert TEAM not in said
+    assert "second-line" not in said
+
+
+def test_a_newline_at_the_end_of_a_token_is_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REFILL_TOKEN_FILE", raising=False)
+    monkeypatch.setenv("REFILL_TOKEN", f"{TEAM}\n")
+    assert Credentials().headers() == {"Authorization": f"Bearer {TEAM}"}
+
+
+def shown(token: Path, folder: Path) -> Credentials:
+    return Credentials(str(token), str(folder / "ca.pem"))
