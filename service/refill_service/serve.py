@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 _M_ARENA_MAX = -8
 _CLIENT_OPTIONS: dict[str, Any] = {
     "log_level": "error",
+    "log_config": None,  # by the pod's own handler
+    "proxy_headers": False,  # whoever connects could name another address by them, in the access log
     "access_log": False,
     "lifespan": "off",
     "ws": "none",

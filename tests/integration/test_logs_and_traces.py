@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from tests.pod_fixtures import rank_of
+from tests.pod_fixtures import rank_of, until_logged
 
 from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
@@ -40,10 +40,11 @@ def test_an_id_goes_through_all_pods_into_json_logs(packed: Packed, tmp_path: Pa
         answer = ask(cluster, packed, **{"X-Request-Id": "from-the-loop.7"})
         assert answer.headers["x-request-id"] == "from-the-loop.7"
         for pod in range(3):
+            expected = "client POST /v1/jobs/followed/batch" if pod == 0 else "pod POST /peer/v1/jobs/followed/take"
+            until_logged(cluster, pod, expected)
             lines = [json.loads(line) for line in cluster.log(pod).splitlines()]
             of_request = [line for line in lines if line.get("request_id") == "from-the-loop.7"]
             what = [line["message"].split(":")[0] for line in of_request if line["logger"] == "refill.access"]
-            expected = "client POST /v1/jobs/followed/batch" if pod == 0 else "pod POST /peer/v1/jobs/followed/take"
             assert expected in what
             assert {line["pod"] for line in lines} == {pod}
             assert not any("/readyz" in line["message"] for line in lines), "probes are no news"

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refill.errors import NotAllowed, NotAuthenticated, RefillError
+from refill_service.serving.access_log import HOLDER
 from refill_service.serving.request_guard import wire_answer
 from refill_service.serving.tokens import Tokens
 
 __all__ = ["Access", "check_holder", "holder_of"]
 
-_HOLDER = "refill.holder"
 _OPEN = ("/healthz", "/readyz")
 """For the kubelet, which has no token. They tell nothing but whether the pod works."""
 _JOBS = "/v1/jobs/"
@@ -38,7 +38,7 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            scope[_HOLDER] = self._check(scope)
+            self._check(scope)
         except RefillError as error:
             status, headers, body = wire_answer(error)
             if status == NotAuthenticated.status:
@@ -48,26 +48,26 @@ class Access:
             return
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope) -> str:
+    def _check(self, scope: Scope) -> None:
         if self._tokens is None or scope["path"] in _OPEN:
-            return ""
+            return
         holder = self._tokens.holder_of(_presented(scope))
         if holder is None:
             raise NotAuthenticated(
                 "the pod takes requests with a token that it knows only: give REFILL_TOKEN_FILE, or token_file=, the "
                 "file that holds yours"
             )
+        scope[HOLDER] = holder  # also of what is refused below
         path: str = scope["path"]
         if path.startswith(_JOBS):
             job = path.removeprefix(_JOBS).split("/", 1)[0]  # the server has decoded it, for the routes too
             if (held_by := self._job_holder(job)) is not None:
                 check_holder(job, held_by, holder)
-        return holder
 
 
 def holder_of(request: Request) -> str:
     """Whose token a request came with."""
-    return str(request.scope.get(_HOLDER, ""))
+    return str(request.scope.get(HOLDER, ""))
 
 
 def check_holder(job: str, held_by: str, asked_by: str) -> None:

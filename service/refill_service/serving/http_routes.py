@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from refill.errors import InvalidInput, RefillError, UnknownJob
+from refill.protocol.incarnation import moves_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import RecordReader
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER, BatchRequest, Int64Array
@@ -24,6 +25,7 @@ from refill_service.jobs.resuming import Checkpoint
 from refill_service.metrics import node_registry
 from refill_service.pod_phase import PodPhase
 from refill_service.serving.access import holder_of
+from refill_service.serving.access_log import was_done
 from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.frame_response import FrameResponse, OutgoingFrame
 from refill_service.serving.request_guard import PeerGone, held
@@ -145,12 +147,19 @@ def client_routes(node: CacheNode) -> APIRouter:
         incarnation: Incarnation = None,
         pods: Annotated[int | None, Query(ge=1, lt=2**16, description="On so many it ran when that was named.")] = None,
     ) -> dict[str, Any]:
-        return await node.registration.register(asked_for(job, settings, request), incarnation, pods)
+        info = await node.registration.register(asked_for(job, settings, request), incarnation, pods)
+        if incarnation is not None and moves_of(info["incarnation"]) > moves_of(incarnation):
+            was_done(request, "moved to", info["incarnation"])
+        else:
+            was_done(request, "registered", info["spec"]["dataset"])
+        return info
 
     @routes.post("/v1/jobs/{job}/resume", tags=["jobs"], summary="Register a job as it goes on from a checkpoint.")
     async def resume(job: JobName, body: ResumeBody, request: Request) -> dict[str, Any]:
         spec = asked_for(job, body.settings, request)
-        return await node.resuming.resume(spec, Checkpoint(**body.checkpoint.model_dump()))
+        info = await node.resuming.resume(spec, Checkpoint(**body.checkpoint.model_dump()))
+        was_done(request, "resumed", spec.dataset)
+        return info
 
     @routes.get("/v1/jobs/{job}", tags=["jobs"], summary="What a job is.")
     async def describe(job: JobName) -> dict[str, Any]:
@@ -160,6 +169,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     async def end(job: JobName, request: Request) -> dict[str, bool]:
         if not await node.remove_everywhere(job, holder_of(request)):
             raise UnknownJob(f"no pod knows a job {job}", job=job)
+        was_done(request, "ended")
         return {"removed": True}
 
     @routes.post(
@@ -179,6 +189,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         found = await at_pod.home.batch(asked, lambda: room.enter(len(asked.positions)))
         frame = OutgoingFrame(found.positions, found.sample_ids, found.payloads)
         room.holds(frame.total_bytes)
+        was_done(request, f"read {len(asked.positions)} samples")
         return framed(request, frame)
 
     @routes.post(
@@ -197,6 +208,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         await room.enter(len(ids))
         frame = OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact(ids))
         room.holds(frame.total_bytes)
+        was_done(request, f"read {len(ids)} samples")
         return framed(request, frame)
 
     @routes.put(

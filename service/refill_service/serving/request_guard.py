@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -21,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refill.errors import InvalidInput, PodBusy, PodStopping, RefillError, RequestTooLarge, RequestTooSlow
 from refill.protocol.wire_format import MAX_BATCH
+from refill_service.serving.access_log import log_request
 from refill_service.serving.request_id import REQUEST_ID_HEADER, take_request_id
 from refill_service.tracing import continue_trace
 
@@ -35,8 +35,6 @@ __all__ = [
     "held",
     "wire_answer",
 ]
-
-access_log = logging.getLogger("refill.access")
 
 LEAST_BYTES = 1 << 16
 OVER_LIMIT = "refill.over_limit"
@@ -140,9 +138,7 @@ class RequestGuard:
             await self._answer(scope, receive, answer, always)
         finally:
             if self._access_log and not always:
-                took_ms = 1e3 * (time.monotonic() - started)
-                asked = (self._asker, scope["method"], scope["path"])
-                access_log.info("%s %s %s: %d, %d bytes, %.1f ms", *asked, answer.status, answer.num_bytes, took_ms)
+                log_request(scope, self._asker, answer.status, answer.num_bytes, time.monotonic() - started)
 
     async def _answer(self, scope: Scope, receive: Receive, answer: _Answer, always: bool) -> None:
         limit_bytes = _BODY_BYTES.get(scope["path"].rpartition("/")[2], _JSON_BYTES)
