@@ -5,6 +5,7 @@
 # make test-image    the tests that build the container image and run it, as root, with podman
 # make lock          docker/*.lock and the bill of materials anew, from pyproject.toml
 # make chart-files   copy dashboards and rules into the Helm chart
+# make dist          the distribution refill-cache, a wheel and its sources, checked, into dist/
 # Each makes its own virtual environment, .venv, the first time.
 
 PYTHON ?= python3
@@ -21,7 +22,7 @@ LOCK_FLAGS ?=
 AUDIT_FLAGS ?=
 SOAK_FLAGS ?=
 
-.PHONY: demo test test-security test-image check audit lock chart-files format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-security test-image check audit lock chart-files dist format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -54,6 +55,12 @@ chart-files:
 	rm -f helm/refill/files/dashboards/*.json
 	cp dashboards/*.json helm/refill/files/dashboards/
 	cp dashboards/rules.yaml helm/refill/files/
+
+# What pip installs. Built by the locked builder, the wheel from the source distribution.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/uv build --quiet --build-constraints docker/build.lock --require-hashes --out-dir dist .
+	$(BIN)/twine check --strict dist/*
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
@@ -107,7 +114,7 @@ soak: $(READY)
 	$(BIN)/python -m tests.chaos.soak --csv soak.csv --plot docs/soak.svg $(SOAK_FLAGS)
 
 clean:
-	rm -rf $(VENV) $(PEERS) build *.egg-info
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info
 
 # Torch first and by its exact version, so that what follows finds it installed and brings no other build.
 $(READY): pyproject.toml

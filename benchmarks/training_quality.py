@@ -1,7 +1,6 @@
 """Does a model learn as well from the cache's order as from exact shuffling? Real images, many seeds, with intervals.
 
-    pip install 'refill[torch,service,dev]'
-    python benchmarks/training_quality.py
+    make bench-quality
 
 Each dataset is stored sorted by class: the hard case, since all samples of a chunk then share a label. One row shows
 what storing it shuffled once changes. A small convolutional network with batch normalisation is trained for a few

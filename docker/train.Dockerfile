@@ -23,7 +23,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY client client
 COPY service service
 RUN /build/bin/pip wheel --no-deps --no-build-isolation --no-index --wheel-dir /wheels . \
-    && /build/bin/pip --python /opt/train/bin/python install "refill[torch] @ file://$(echo /wheels/*.whl)"
+    && /build/bin/pip --python /opt/train/bin/python install "refill-cache[torch] @ file://$(echo /wheels/*.whl)"
 
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE}

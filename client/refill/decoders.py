@@ -81,7 +81,7 @@ def _image(data: bytes) -> NDArray[Any]:
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
-        raise InvalidInput("decoding images needs Pillow: pip install 'refill[torch]'") from error
+        raise InvalidInput("decoding images needs Pillow: pip install 'refill-cache[torch]'") from error
     with Image.open(io.BytesIO(data)) as image:
         if image.mode in ("1", "LA"):
             return np.array(image.convert("L"))

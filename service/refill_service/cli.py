@@ -29,19 +29,14 @@ _COMMANDS = {
 }
 """Where each command is, in the order of ``refill --help``. A pod need not import what simulates, draws and packs."""
 
+_SERVICE = "pip install 'refill-cache[service]'"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        argv = sys.argv[1:] if argv is None else argv
-        parser = _parser(argv)
-    except ModuleNotFoundError as error:
-        print(
-            f"refill: {error.name} is not installed; the command needs: pip install 'refill[service]'", file=sys.stderr
-        )
-        return 2
-    try:
-        args = parser.parse_args(argv)
+        args = _parser(argv).parse_args(argv)
         status: int = args.func(args)
         sys.stdout.flush()
         return status
@@ -73,7 +68,13 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     named = _COMMANDS.get(argv[0]) if argv else None
     for module in [named] if named else dict.fromkeys(_COMMANDS.values()):
-        importlib.import_module(f"refill_service.{module}").add_commands(commands)
+        try:
+            importlib.import_module(f"refill_service.{module}").add_commands(commands)
+        except ModuleNotFoundError as error:
+            if named:
+                raise InvalidInput(f"{error.name} is not installed; the command needs: {_SERVICE}") from error
+            for name in (name for name, place in _COMMANDS.items() if place == module):
+                commands.add_parser(name, help=f"needs: {_SERVICE}")
     return parser
 
 

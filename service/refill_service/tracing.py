@@ -1,6 +1,6 @@
 """Where does a batch spend its time, across pods? OpenTelemetry spans, where somebody collects them.
 
-On when OTEL_EXPORTER_OTLP_ENDPOINT names a collector (``pip install 'refill[tracing]'``); OpenTelemetry's other
+On when OTEL_EXPORTER_OTLP_ENDPOINT names a collector (``pip install 'refill-cache[tracing]'``); OpenTelemetry's other
 variables hold, too (OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER ...). A trace goes from pod to pod, and belongs to that of
 whoever sends a ``traceparent`` header.
 """
@@ -35,7 +35,8 @@ def begin_tracing(ordinal: int) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
         raise InvalidInput(
-            f"{_ENDPOINTS[0]} is set, and {error.name} is not installed: pip install 'refill[tracing]', or unset it"
+            f"{_ENDPOINTS[0]} is set, and {error.name} is not installed: pip install 'refill-cache[tracing]', "
+            "or unset it"
         ) from error
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # a collector that is away is no news every second
     name = os.environ.get("OTEL_SERVICE_NAME", "refill")

@@ -237,5 +237,5 @@ class TestCommand:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         assert main(["analyze", "--samples", "900", "--plot", "frontier.png"]) == 2
         printed = capsys.readouterr()
-        assert printed.err == "refill: matplotlib is not installed; --plot needs: pip install 'refill[plot]'\n"
+        assert printed.err == "refill: matplotlib is not installed; --plot needs: pip install 'refill-cache[plot]'\n"
         assert printed.out == ""

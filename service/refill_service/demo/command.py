@@ -10,7 +10,7 @@ from refill.errors import InvalidInput
 
 __all__ = ["add_commands"]
 
-_NEEDED = {"torch": "'refill[torch]'", "PIL": "'refill[torch]'", "sklearn": "scikit-learn"}
+_NEEDED = {"torch": "'refill-cache[torch]'", "PIL": "'refill-cache[torch]'", "sklearn": "scikit-learn"}
 
 
 def add_commands(commands: Any) -> None:

@@ -25,7 +25,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise InvalidInput("matplotlib is not installed; --plot needs: pip install 'refill[plot]'") from error
+        raise InvalidInput("matplotlib is not installed; --plot needs: pip install 'refill-cache[plot]'") from error
 
 
 def draw_frontier(path: Path, analysis: Analysis, rows: Sequence[Row], recommended: int | None) -> None:
