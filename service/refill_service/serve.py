@@ -23,6 +23,7 @@ from refill_service.serving.client_protocol import ClientLimits, ClientServer
 from refill_service.serving.peer_server import PeerServer
 from refill_service.serving.request_guard import RequestGuard
 from refill_service.serving.tokens import Tokens
+from refill_service.serving.what_is_open import what_is_open
 from refill_service.settings import Settings
 from refill_service.tracing import begin_tracing, end_tracing
 
@@ -66,8 +67,10 @@ def serve(settings: Settings) -> None:
 async def _serve(settings: Settings) -> None:
     node = CacheNode(settings)
     limits = ClientLimits(settings.client_timeout_seconds, settings.max_connections, node.requests)
-    client_tokens = Tokens(Path(settings.client_tokens)) if settings.client_tokens else None
-    peer_tokens = Tokens(Path(settings.peer_token)) if settings.peer_token else None
+    client_tokens, peer_tokens = (
+        Tokens(Path(path), settings.token_overlap_seconds) if path else None
+        for path in (settings.client_tokens, settings.peer_token)
+    )
     for_clients = RequestGuard(
         Access(client_app(node), client_tokens, node.job_holder),
         "client",
@@ -91,7 +94,7 @@ async def _serve(settings: Settings) -> None:
     if settings.unix_socket:
         clients.append(ClientServer(limits, **options, uds=settings.unix_socket))
     peers = PeerServer(for_peers, settings, settings.peer_certificates)
-    others = [peers.serve()]
+    others = [peers.serve()] if settings.serves_peers else []
     metrics = None
     if settings.metrics_port:
         for_metrics = RequestGuard(metrics_app(node), "client", node.bodies, node.requests, settings.max_connections)
@@ -126,19 +129,22 @@ async def _run_until(told_to_end: asyncio.Event, node: CacheNode, clients: list[
     if not told_to_end.is_set():
         node.phase = PodPhase.READY
         log.info(
-            "pod %d of %d: clients on %s:%d%s, peers on %s:%d",
+            "pod %d of %d: clients on %s:%d%s, %s",
             settings.ordinal,
             settings.num_pods,
             settings.host,
             settings.port,
             f" and {settings.unix_socket}" if settings.unix_socket else "",
-            settings.host,
-            settings.peer_port,
+            f"peers on {settings.host}:{settings.peer_port}" if settings.serves_peers else "no port for peers",
         )
+        if found := what_is_open(settings):
+            log.warning("open: %s", "; ".join(found))
     await told_to_end.wait()
 
 
 async def _peers_answer(settings: Settings) -> bool:
+    if not settings.serves_peers:
+        return True
     try:
         _, writer = await asyncio.open_connection(settings.host, settings.peer_port)
     except OSError:

@@ -187,6 +187,13 @@ class Settings(BaseSettings):
         description="File with the bearer token that pods show each other; more lines: tokens taken as well. "
         "Empty: none.",
     )
+    token_overlap_seconds: float = Field(
+        300,
+        ge=0,
+        allow_inf_nan=False,
+        description="How long a token is still taken that is in no file any more: those who hold it get to see the new "
+        "one later. 0: it ends within seconds, and rotation needs both in the file for a while.",
+    )
     dataset_urls: Urls = Field(
         (),
         description="Beginnings of the URLs of datasets that jobs may name, separated by commas; empty: any that the "
@@ -279,6 +286,11 @@ class Settings(BaseSettings):
         of_peers = (self.peer_tls_cert, self.peer_tls_key, self.peer_tls_ca)
         if any(of_peers) and not all(of_peers):
             raise ValueError("peer_tls_cert, peer_tls_key and peer_tls_ca need each other")
+        if self.client_tokens and self.num_pods > 1 and not self.peers_are_known:
+            raise ValueError(
+                "client_tokens is set, and without peer_token or peer_tls_cert whoever reaches peer_port may read and "
+                "end every job: set one of them, too"
+            )
         for name, certificate, urls in (
             ("tls_cert", self.tls_cert, self.pod_urls),
             ("peer_tls_cert", self.peer_tls_cert, self.peer_urls),
@@ -304,6 +316,16 @@ class Settings(BaseSettings):
         if not self.peer_tls_cert:
             return None
         return Certificates(Path(self.peer_tls_cert), Path(self.peer_tls_key), Path(self.peer_tls_ca))
+
+    @property
+    def peers_are_known(self) -> bool:
+        """Whether who asks as a pod has to show that it is one."""
+        return bool(self.peer_token or self.peer_tls_cert)
+
+    @property
+    def serves_peers(self) -> bool:
+        """A pod that is alone needs no port for others, and where clients need a token it has none that is open."""
+        return self.num_pods > 1 or self.peers_are_known or not self.client_tokens
 
     def check_dataset(self, url: str) -> None:
         """Raises :class:`NotAllowed` for a dataset that no job may name."""

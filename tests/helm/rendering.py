@@ -10,7 +10,7 @@ from typing import Any
 import helm_python
 import yaml
 
-__all__ = ["CHART", "VALUES_FILES", "Release", "release", "values_in"]
+__all__ = ["CHART", "VALUES_FILES", "Release", "release", "release_as_given", "values_in"]
 
 CHART = Path(__file__).parents[2] / "helm" / "refill"
 VALUES_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
@@ -67,8 +67,16 @@ def _chart() -> helm_python.Chart:
 
 
 def release(values: dict[str, Any] | None = None, name: str = "refill", namespace: str = "ml") -> Release:
-    """Raises helm_python.HelmError, as ``helm install`` fails."""
-    return Release(_chart().render(values or {}, name=name, namespace=namespace))
+    """Open to everybody where the values say nothing of it. Raises helm_python.HelmError, as ``helm install`` fails."""
+    given = values or {}
+    return release_as_given(
+        given if given.get("access", {}).get("clientTokens") else {"insecure": True} | given, name, namespace
+    )
+
+
+def release_as_given(values: dict[str, Any], name: str = "refill", namespace: str = "ml") -> Release:
+    """Of these values alone."""
+    return Release(_chart().render(values, name=name, namespace=namespace))
 
 
 def values_in(path: Path) -> dict[str, Any]:

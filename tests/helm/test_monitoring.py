@@ -46,7 +46,7 @@ def chart_with(tmp_path: Path) -> Any:
 
 
 def rendered(chart: helm_python.Chart, values: dict[str, Any]) -> Release:
-    return Release(chart.render(values, name="cache", namespace="ml"))
+    return Release(chart.render({"insecure": True} | values, name="cache", namespace="ml"))
 
 
 def test_each_dashboard_becomes_a_config_map_for_the_sidecar(chart_with: Any) -> None:

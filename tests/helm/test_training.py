@@ -111,7 +111,7 @@ def run(command: list[str], given: dict[str, str]) -> subprocess.CompletedProces
     ("values", "variables"),
     [
         ({}, set()),
-        ({"access": {"clientTokens": "t"}}, {"REFILL_TOKEN_FILE"}),
+        ({"access": {"clientTokens": "t", "peerToken": "p"}}, {"REFILL_TOKEN_FILE"}),
         ({"tls": {"secret": "c"}}, {"REFILL_CA_FILE"}),
         ({"tls": {"secret": "c", "publicAuthority": True}}, set()),
         ({"access": {"peerToken": "p"}, "tls": {"peerSecret": "p"}}, set()),
@@ -166,7 +166,7 @@ def secured_job() -> dict[str, Any]:
 
 
 def test_the_example_has_as_comments_what_the_notes_show() -> None:
-    shown = yaml_lines(release({"access": {"clientTokens": "t"}, "tls": {"secret": "c"}}).notes)
+    shown = yaml_lines(release({"access": {"clientTokens": "t", "peerToken": "p"}, "tls": {"secret": "c"}}).notes)
     spec, without = (each["spec"]["template"]["spec"] for each in (secured_job(), of_kind("Job")))
     for part in ("env", "volumeMounts"):
         in_comments = [each for each in spec["containers"][0][part] if each not in without["containers"][0][part]]

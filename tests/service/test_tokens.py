@@ -28,7 +28,7 @@ def test_a_folder_has_a_file_for_each_holder(tmp_path: Path) -> None:
     (versions / "speech").write_bytes(OTHER)
     for name in ("vision", "speech"):
         (tmp_path / name).symlink_to(versions / name)  # as Kubernetes mounts a Secret
-    tokens = Tokens(tmp_path)
+    tokens = Tokens(tmp_path, 300)
     assert [tokens.holder_of(token) for token in (OLD, NEW, OTHER)] == ["vision", "vision", "speech"]
     for wrong in (b"", b"old", OLD + b"0", OLD[:-1], OLD.upper()):
         assert tokens.holder_of(wrong) is None
@@ -37,7 +37,7 @@ def test_a_folder_has_a_file_for_each_holder(tmp_path: Path) -> None:
 def test_a_replaced_token_is_taken_for_five_minutes_more(tmp_path: Path, clock: list[float]) -> None:
     file = tmp_path / "tokens"
     file.write_bytes(OLD)
-    tokens = Tokens(file)
+    tokens = Tokens(file, 300)
     file.write_bytes(NEW)
     assert tokens.holder_of(NEW) is None  # it does not look at the file for each request
     clock[0] += 3
@@ -49,23 +49,53 @@ def test_a_replaced_token_is_taken_for_five_minutes_more(tmp_path: Path, clock: 
     assert tokens.holder_of(NEW) == ""
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"short\n", b"two words 0123456789"])
-def test_a_file_that_goes_wrong_later_shuts_nobody_out(tmp_path: Path, clock: list[float], content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"\n", b"short\n", b"two words 0123456789", None])
+def test_a_file_that_goes_wrong_later_shuts_out_whoever_is_in_it_no_more(
+    tmp_path: Path, clock: list[float], content: bytes | None
+) -> None:
+    """As a token that was replaced: what is being written shuts nobody out, and what stays wrong does."""
+    wrong, right = tmp_path / "wrong", tmp_path / "right"
+    wrong.write_bytes(OLD)
+    right.write_bytes(OTHER)
+    tokens = Tokens(tmp_path, 300)
+    if content is None:
+        wrong.unlink()
+        wrong.mkdir()  # can't be read
+    else:
+        wrong.write_bytes(content)
+    right.write_bytes(NEW)
+    clock[0] += 3
+    assert (tokens.holder_of(OLD), tokens.holder_of(NEW)) == ("wrong", "right")
+    clock[0] += 301
+    assert (tokens.holder_of(OLD), tokens.holder_of(NEW)) == (None, "right")
+    with pytest.raises(InvalidInput):
+        Tokens(wrong, 300)
+
+
+def test_what_is_right_in_a_damaged_file_counts(tmp_path: Path, clock: list[float]) -> None:
     file = tmp_path / "tokens"
     file.write_bytes(OLD)
-    tokens = Tokens(file)
-    file.write_bytes(content)
-    clock[0] += 1000
-    assert tokens.holder_of(OLD) == ""
-    with pytest.raises(InvalidInput):
-        Tokens(file)
+    tokens = Tokens(file, 0)
+    file.write_bytes(b"short\n" + NEW)
+    clock[0] += 3
+    assert (tokens.holder_of(OLD), tokens.holder_of(NEW)) == (None, "")
+
+
+def test_a_folder_that_is_gone_holds_no_token(tmp_path: Path, clock: list[float]) -> None:
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "vision").write_bytes(OLD)
+    tokens = Tokens(tmp_path / "tokens", 0)
+    (tmp_path / "tokens" / "vision").unlink()
+    (tmp_path / "tokens").rmdir()
+    clock[0] += 3
+    assert tokens.holder_of(OLD) is None
 
 
 def test_what_is_shown_changes_when_those_who_check_know_the_new_token(tmp_path: Path, clock: list[float]) -> None:
     """Files of pods are replaced up to two minutes before or after the client's."""
     file = tmp_path / "tokens"
     file.write_bytes(OLD)
-    shown, checked = ShownToken(file), Tokens(file)
+    shown, checked = ShownToken(file), Tokens(file, 300)
     file.write_bytes(NEW + b"\n" + OLD)
     clock[0] += 3
     assert shown.text() == OLD.decode()
