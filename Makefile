@@ -22,7 +22,7 @@ LOCK_FLAGS ?=
 AUDIT_FLAGS ?=
 SOAK_FLAGS ?=
 
-.PHONY: demo test test-security test-image check audit lock chart-files dist format bench bench-store bench-core bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-security test-image check audit lock chart-files dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -91,6 +91,10 @@ bench-shaped: $(READY)
 # PEERS_FLAGS='--quick', '--only "WebDataset"', '--report': see benchmarks/peers/run.py.
 bench-peers: $(PEERS_READY)
 	PYTHONPATH=benchmarks $(PEERS)/bin/python -m peers.run $(PEERS_FLAGS)
+
+# CPU of the pods alone, from the store to training: how many cores a cache needs.
+bench-cores: $(READY)
+	$(BIN)/python benchmarks/core_moves.py
 
 bench-memory: $(READY)
 	$(BIN)/python benchmarks/pod_memory.py

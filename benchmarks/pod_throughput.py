@@ -215,15 +215,20 @@ def cpu_of(pid: int) -> float:
 
 def cpu_of_pods(pids: list[int]) -> float:
     """CPU seconds of these pods and of this process."""
-    own, pod = _both_cpu(pids[0])
-    return own + pod + sum(_both_cpu(pid)[1] for pid in pids[1:])
+    own = os.times()
+    return own.user + own.system + sum(map(cpu_of_pod, pids))
+
+
+def cpu_of_pod(pid: int) -> float:
+    """CPU seconds of the pod alone."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _both_cpu(pid: int) -> tuple[float, float]:
     """CPU seconds of this process, and of the pod."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = os.times()
-    return own.user + own.system, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own.user + own.system, cpu_of_pod(pid)
 
 
 def _since(started: float, cpu: tuple[float, float], pid: int) -> Measure:
