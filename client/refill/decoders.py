@@ -58,6 +58,13 @@ def decode_member(decode: Callable[[str, bytes], Any], extension: str, data: byt
         ) from error
 
 
+_IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""Pillow's names of what the table below has, whatever a member's extension says: a ``.jpg`` is often a PNG. Others are
+not even tried: Pillow would hand EPS to Ghostscript, which runs the program that it is."""
+_MOST_PIXELS = 1 << 27
+"""400 MB as RGB. A picture of a few KB may have any number of them; larger ones need a decoder of the caller's own."""
+
+
 class _ByExtension:
     """Picklable, so that loader workers can be spawned. Of ``seg.png`` both ``seg.png`` and ``png`` are looked up."""
 
@@ -82,7 +89,11 @@ def _image(data: bytes) -> NDArray[Any]:
         from PIL import Image
     except ModuleNotFoundError as error:
         raise InvalidInput("decoding images needs Pillow: pip install 'refill-cache[torch]'") from error
-    with Image.open(io.BytesIO(data)) as image:
+    with Image.open(io.BytesIO(data), formats=_IMAGE_FORMATS) as image:
+        if image.width * image.height > _MOST_PIXELS:
+            raise ValueError(
+                f"{image.width} x {image.height} are more than {_MOST_PIXELS} pixels: give a decoder of your own"
+            )
         if image.mode in ("1", "LA"):
             return np.array(image.convert("L"))
         if image.mode in ("L", "RGB", "F") or image.mode.startswith("I"):
@@ -103,7 +114,8 @@ def _json(data: bytes) -> Any:
 
 
 def _npy(data: bytes) -> Any:
-    return np.load(io.BytesIO(data), allow_pickle=False)  # a pickle in a dataset would run as code
+    # Not np.load, which also opens zip files; and a pickle in a dataset would run as code.
+    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
 
 _STANDARD: dict[str, Decoder] = {
