@@ -227,6 +227,9 @@ def test_who_is_left_over_does_not_get_in_the_way_of_the_others(packed: Packed, 
     with cluster_of(tmp_path, 2, journal=False) as cluster:
         cluster.kill(0)  # who could say that the registration is over
         url = f"{cluster.pod_urls[1]}/v1/jobs/{job['name']}"
+        assert httpx.put(url, params={"incarnation": "old"}, json=job, timeout=30).status_code == 503
+        assert httpx.get(url).status_code == 404, "it was believed while the other pod could not contradict"
+        cluster.restart(0)
         assert httpx.put(url, params={"incarnation": "old"}, json=job, timeout=30).status_code == 200
         answer = httpx.get(f"{url}/ranks/0", params={"incarnation": "new"})
         assert (answer.status_code, answer.json()["error"]) == (503, "PodRecovering")

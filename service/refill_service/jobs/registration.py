@@ -23,6 +23,7 @@ from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.journal import KeptJob
 from refill_service.jobs.recovery import Recovery
+from refill_service.jobs.who_holds import WhoHolds
 from refill_service.serving.access import check_holder
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Registration:
 
     def __init__(self, node: CacheNode) -> None:
         self._node = node
+        self.who_holds = WhoHolds(node)
         self._registering = asyncio.Lock()
         self._failed_moves: dict[str, str] = {}
         """By incarnation, why a job could not move."""
@@ -51,8 +53,8 @@ class Registration:
     ) -> dict[str, Any]:
         """Register a job on every pod; registering it again with the same settings changes nothing.
 
-        :param incarnation: of a client that has the job already: this pod was restarted, and takes it up again. The
-            others need not be there for that.
+        :param incarnation: of a client that has the job already: this pod was restarted, and takes it up again, if
+            no other pod knows better (:mod:`refill_service.jobs.who_holds`).
         :param num_pods: on which it ran under that name, as far as the client knows.
         """
         known, moves = self._node.jobs.get(spec.name), moves_of(incarnation or "")
@@ -68,6 +70,7 @@ class Registration:
         if incarnation is not None and (another_number or (moves and not self._has_whole(spec.name, incarnation))):
             return await self.move(spec, incarnation)
         if incarnation is not None:
+            await self.who_holds.check_brought(spec.name, spec.holder, incarnation)
             return await self.register_here(spec, incarnation, "", begun=True) | {
                 "pods": list(self._node.settings.pod_urls)
             }
@@ -159,10 +162,10 @@ class Registration:
         if kept is not None and incarnation not in ("", kept.header["incarnation"]):
             kept = None  # of an earlier job of that name
         if kept is None and not incarnation and self._node.settings.ordinal == _LEADER:
-            elsewhere = await self.known_to_others(spec.name, spec.holder)
+            elsewhere = await self.who_holds.known_to_others(spec.name, spec.holder)
             incarnation, begun = elsewhere.get("incarnation", ""), elsewhere.get("begun", False)
         if kept is not None and kept.header["num_pods"] != self._node.settings.num_pods and not incarnation:
-            elsewhere = await self.known_to_others(spec.name, spec.holder)
+            elsewhere = await self.who_holds.known_to_others(spec.name, spec.holder)
             if _moved_on(kept.header["incarnation"], elsewhere.get("incarnation", "")):
                 kept, incarnation, begun = None, elsewhere["incarnation"], True
         self._check_may_go_on(spec.name, incarnation)
@@ -209,26 +212,6 @@ class Registration:
         if (why := self._failed_moves.get(incarnation)) is not None:
             raise JobLost(why, job=name)
 
-    async def known_to_others(self, name: str, holder: str) -> dict[str, Any]:
-        """What another pod knows of a job, as :meth:`known` tells it; nothing when none does.
-
-        :param holder: whose token asks. Raises :class:`NotAllowed` when the job is not theirs.
-        """
-        found, silent = await self._known_elsewhere(name, holder)
-        if not found and silent:
-            raise silent[0]  # it may know the job
-        return found[0] if found else {}
-
-    async def _known_elsewhere(self, name: str, holder: str) -> tuple[list[dict[str, Any]], list[BaseException]]:
-        """What other pods know of a job, as :meth:`known` tells it, and the errors of those that did not answer."""
-        path = f"/peer/v1/jobs/{name}"
-        asked = (self._node.peers.call(pod, "GET", path) for pod in self._node.others)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        found = [answer for answer in answers if isinstance(answer, dict)]
-        for each in found:
-            check_holder(name, each["holder"], holder)
-        return found, [each for each in answers if isinstance(each, BaseException) and not isinstance(each, UnknownJob)]
-
     async def move(self, spec: JobSpec, incarnation: str) -> dict[str, Any]:
         """Go on with a job that runs, on the pods that there are now, where it ran on more or on fewer before.
 
@@ -257,7 +240,7 @@ class Registration:
         node, name, line = self._node, spec.name, line_of(incarnation)
         self._check_may_go_on(name, incarnation)
         kept = node.journal.find(name)
-        known, silent = await self._known_elsewhere(name, spec.holder)
+        known, silent = await self.who_holds.known_elsewhere(name, spec.holder)
         if silent:
             raise silent[0]
         if kept is not None:

@@ -124,7 +124,7 @@ class Resuming:
         try:
             known = self._node.registration.known(spec.name)
         except UnknownJob:
-            return await self._node.registration.known_to_others(spec.name, spec.holder)
+            return await self._node.registration.who_holds.known_to_others(spec.name, spec.holder)
         check_holder(spec.name, known["holder"], spec.holder)
         return known
 

@@ -1,0 +1,99 @@
+"""Who holds a job that this pod does not know, or not any more? The other pods are asked before anybody is believed.
+
+A pod that came back without its journal would else give the name to whoever comes first, and turn away the team that
+trains under it. Where no pod knows a job, none is left to contradict: then whoever brings it has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from refill.errors import PodUnreachable, UnknownJob
+from refill.protocol.incarnation import line_of
+from refill_service.jobs.job_peers import PATIENCE_SECONDS
+from refill_service.serving.access import check_holder
+
+if TYPE_CHECKING:
+    from refill_service.cache_node import CacheNode
+
+__all__ = ["WhoHolds"]
+
+Known = dict[str, Any]
+"""What a pod knows of a job, as :meth:`Registration.known` tells it."""
+
+
+class WhoHolds:
+    """What other pods know of jobs."""
+
+    def __init__(self, node: CacheNode) -> None:
+        self._node = node
+
+    async def check_brought(self, name: str, holder: str, incarnation: str) -> None:
+        """Whether to believe who brings a job, by a name that it has had: ask until a pod knows it, or all have said
+        that they do not. This pod's own journal says as much as another pod.
+
+        Raises :class:`NotAllowed` for a job of another token, :class:`JobLost` for an earlier job of that name, and
+        :class:`PodUnreachable` when a pod that may know better does not answer yet.
+        """
+        kept = self._node.journal.find(name)
+        if kept is not None and line_of(kept.header["incarnation"]) == line_of(incarnation):
+            check_holder(name, kept.header["spec"].get("holder", ""), holder)
+            return
+        asking = {asyncio.create_task(self._ask(pod, name)): pod for pod in self._node.others}
+        try:
+            await self._check_answers(name, holder, incarnation, asking)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _check_answers(
+        self, name: str, holder: str, incarnation: str, asking: dict[asyncio.Task[Known], int]
+    ) -> None:
+        """As they come: one that has the job is enough."""
+        until, waiting = time.monotonic() + PATIENCE_SECONDS, set(asking)
+        silent: list[BaseException] = []
+        another = False
+        while waiting and (left := until - time.monotonic()) > 0:
+            answered, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for task in answered:
+                if (error := task.exception()) is not None:
+                    silent += [] if isinstance(error, UnknownJob) else [error]
+                    continue
+                known = task.result()
+                check_holder(name, known["holder"], holder)
+                if line_of(known["incarnation"]) == line_of(incarnation):
+                    return
+                another |= known["running"] and known["knows"]
+        if another:
+            raise self._node.is_another(name)
+        if silent:
+            raise silent[0]
+        if waiting:
+            pods = ", ".join(self._node.peers.name(pod) for pod in sorted(asking[task] for task in waiting))
+            raise PodUnreachable(f"{pods} can't be asked who holds job {name}: no answer in {PATIENCE_SECONDS:.0f} s")
+
+    async def known_to_others(self, name: str, holder: str) -> Known:
+        """What another pod knows of a job; nothing when none does.
+
+        :param holder: whose token asks. Raises :class:`NotAllowed` when the job is not theirs.
+        """
+        found, silent = await self.known_elsewhere(name, holder)
+        if not found and silent:
+            raise silent[0]  # it may know the job
+        return found[0] if found else {}
+
+    async def known_elsewhere(self, name: str, holder: str) -> tuple[list[Known], list[BaseException]]:
+        """What other pods know of a job, and the errors of those that did not answer."""
+        asked = (self._ask(pod, name) for pod in self._node.others)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = [answer for answer in answers if isinstance(answer, dict)]
+        for each in found:
+            check_holder(name, each["holder"], holder)
+        return found, [each for each in answers if isinstance(each, BaseException) and not isinstance(each, UnknownJob)]
+
+    async def _ask(self, pod: int, name: str) -> Known:
+        known: Known = await self._node.peers.call(pod, "GET", f"/peer/v1/jobs/{name}")
+        return known

@@ -1,0 +1,123 @@
+"""Whose is a job's name at a pod that came back without its journal? Theirs who train under it, as other pods know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.pod_fixtures import NUM_SAMPLES
+
+from refill.credentials import Credentials
+from refill.pod_connection import PodConnection
+from refill.protocol.job_spec import JobSpec
+from refill_service.demo.local_cluster import LocalCluster
+
+Packed = tuple[str, dict[str, bytes]]
+VISION, SPEECH, PODS = "vision-0123456789abcdef", "speech-0123456789abcdef", "pods-0123456789abcdef"
+INVENTED = "0123456789abcdef0123456789abcdef"
+
+
+class Pods:
+    """Without journals; with tokens, or open to everybody."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path, dataset: str) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.dataset = dataset
+
+    def rank(self, name: str, home: int) -> PodConnection:
+        url, token = self.cluster.pod_urls[home], self.folder / "tokens" / "vision"
+        spec = JobSpec(name, self.dataset, chunk_size=16, memory_bytes=600_000)
+        return PodConnection(url, spec, 0, url, 30, credentials=Credentials(str(token)))
+
+    def ask(self, pod: int, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        """As the other team does."""
+        headers = {"authorization": f"Bearer {SPEECH}"}
+        return httpx.request(method, self.cluster.pod_urls[pod] + path, headers=headers, json=body, timeout=30)
+
+    def lose_memory(self, *pods: int) -> None:
+        for pod in pods:
+            self.cluster.kill(pod)
+        for pod in pods:
+            self.cluster.restart(pod)
+
+
+def pods_in(folder: Path, num_pods: int, dataset: str, *, tokens: bool) -> Pods:
+    (folder / "tokens").mkdir()
+    (folder / "tokens" / "vision").write_text(VISION)
+    (folder / "tokens" / "speech").write_text(SPEECH)
+    (folder / "peers").write_text(PODS)
+    settings: dict[str, Any] = {"memory_bytes": "4MiB", "pinned_fraction": 0, "wait_seconds": 1}
+    settings["dataset_urls"] = dataset
+    if tokens:
+        settings |= {"client_tokens": folder / "tokens", "peer_token": folder / "peers"}
+    return Pods(LocalCluster(num_pods, folder, settings), folder, dataset)
+
+
+@pytest.fixture(scope="module")
+def secured(packed: Packed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
+    pods = pods_in(tmp_path_factory.mktemp("secured"), 3, packed[0], tokens=True)
+    with pods.cluster:
+        yield pods
+
+
+@pytest.mark.parametrize("lost", [[1], [0], [0, 1]], ids=str)
+def test_another_team_takes_no_name_from_a_job_that_runs(secured: Pods, lost: list[int]) -> None:
+    """Whatever it says the job is called: the pods that are left know whose it is."""
+    name = f"taken-{'-'.join(map(str, lost))}"
+    mine = secured.rank(name, home=lost[-1])
+    before = mine.batch(0, np.arange(100)).sample_ids.tolist()
+    real = mine.info()["incarnation"]
+    secured.lose_memory(*lost)
+    body = {"dataset": secured.dataset, "memory_bytes": 600_000}
+    path = f"/v1/jobs/{name}"
+    for pod in lost:
+        for query in (f"?incarnation={INVENTED}", f"?incarnation={INVENTED}&pods=3", f"?incarnation={INVENTED}.7"):
+            answer = secured.ask(pod, "PUT", path + query, body)
+            assert (answer.status_code, answer.json()["error"]) == (403, "NotAllowed"), query
+        for query in ("", "?pods=7", f"?incarnation={real}", f"?incarnation={real}&pods=7", f"?incarnation={real}.1"):
+            assert secured.ask(pod, "PUT", path + query, body).status_code == 403, query
+        checkpoint = {"incarnation": real, "epoch": 0, "position": 10}
+        resumed = secured.ask(pod, "POST", f"{path}/resume", {"settings": body, "checkpoint": checkpoint})
+        assert resumed.status_code == 403
+        assert secured.ask(pod, "DELETE", path).status_code == 403
+        assert secured.ask(pod, "GET", "/v1/jobs").json() == []
+    after = mine.batch(0, np.arange(50, NUM_SAMPLES)).sample_ids.tolist()
+    assert before[50:] == after[:50]
+    assert sorted(before + after[50:]) == list(range(NUM_SAMPLES))
+    mine.end_job()
+
+
+def test_without_tokens_an_invented_name_takes_no_place(packed: Packed, tmp_path: Path) -> None:
+    """While the job runs at another pod: a rank that is left over from another run, or somebody who guesses."""
+    pods = pods_in(tmp_path, 2, packed[0], tokens=False)
+    with pods.cluster:
+        mine = pods.rank("open", home=1)
+        before = mine.batch(0, np.arange(100)).sample_ids.tolist()
+        pods.lose_memory(1)
+        answer = pods.ask(1, "PUT", f"/v1/jobs/open?incarnation={INVENTED}", {"dataset": packed[0]})
+        assert (answer.status_code, answer.json()["error"]) == (409, "JobLost")
+        assert pods.ask(1, "GET", "/v1/jobs").json() == []
+        after = mine.batch(0, np.arange(100, NUM_SAMPLES)).sample_ids.tolist()
+        assert sorted(before + after) == list(range(NUM_SAMPLES))
+
+
+@pytest.mark.slow_attack
+def test_nobody_is_believed_while_a_pod_that_may_know_better_is_away(packed: Packed, tmp_path: Path) -> None:
+    pods = pods_in(tmp_path, 2, packed[0], tokens=True)
+    with pods.cluster:
+        mine = pods.rank("away", home=0)
+        before = mine.batch(0, np.arange(100)).sample_ids.tolist()
+        pods.lose_memory(0)
+        pods.cluster.pause(1)
+        answer = pods.ask(0, "PUT", f"/v1/jobs/away?incarnation={INVENTED}", {"dataset": packed[0]})
+        assert answer.status_code == 503, answer.text
+        assert "who holds job away" in answer.json()["message"]
+        assert pods.ask(0, "GET", "/v1/jobs").json() == []
+        pods.cluster.resume(1)
+        after = mine.batch(0, np.arange(100, NUM_SAMPLES)).sample_ids.tolist()
+        assert sorted(before + after) == list(range(NUM_SAMPLES))
