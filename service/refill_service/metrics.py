@@ -11,16 +11,19 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from refill_service.jobs.job_at_pod import RECEIPT_OUTCOMES
+from refill_service.jobs.job_at_pod import MOST_CLIENTS, RECEIPT_OUTCOMES
 
 if TYPE_CHECKING:
     from refill_service.cache_node import CacheNode
     from refill_service.jobs.job_at_pod import JobAtPod
 
-__all__ = ["JOB", "node_registry"]
+__all__ = ["JOB", "OTHER_RANKS", "node_registry"]
 
 JOB = "training_job"
 """The label that names a job: Prometheus puts a label ``job`` of its own on what it scrapes, and would rename ours."""
+
+OTHER_RANKS = "other"
+"""In place of a rank's number: all that have no series of their own."""
 
 
 def node_registry(node: CacheNode) -> CollectorRegistry:
@@ -252,4 +255,6 @@ def _client_counters(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
         for name, at_pod in jobs.items():
             for rank, counts in sorted(at_pod.clients.items()):
                 family.add_metric([name, str(rank)], getattr(counts, field))
+            if field in ("samples", "bytes") and len(at_pod.clients) >= MOST_CLIENTS:  # shares of time have no sum
+                family.add_metric([name, OTHER_RANKS], getattr(at_pod.other_clients, field))
         yield family

@@ -10,9 +10,13 @@ from typing import Any
 
 from refill.errors import InvalidInput
 
-__all__ = ["JobSpec"]
+__all__ = ["JobSpec", "is_job_name"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def is_job_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class JobSpec:
             wanted = {"str": str, "int": int, "bool": bool}[str(field.type)]
             if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
                 raise InvalidInput(f"job setting {field.name} must be {wanted.__name__}, got {value!r}")
-        if not _NAME.fullmatch(self.name):
+        if not is_job_name(self.name):
             raise InvalidInput(
                 f"job name {self.name!r}: use 1 to 128 letters, digits, '.', '_' or '-', first a letter or digit"
             )

@@ -22,10 +22,12 @@ from refill_service.jobs.owner import Owner
 from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.pinned_tier import PinnedShare
 
-__all__ = ["RECEIPT_OUTCOMES", "ClientCounts", "JobAtPod", "LeftByPod"]
+__all__ = ["MOST_CLIENTS", "RECEIPT_OUTCOMES", "ClientCounts", "JobAtPod", "LeftByPod"]
 
 RECEIPT_OUTCOMES = ("delivered", "duplicates", "missing", "unknown")
 _KEPT_RECEIPTS = 300
+MOST_CLIENTS = 1024
+"""Ranks of a job that are counted one by one at a pod: those of the largest training runs on a few pods."""
 
 
 @dataclass
@@ -69,6 +71,8 @@ class JobAtPod:
     receipts: Counter[str] = field(default_factory=Counter)
     """Sums of this pod's parts of them, by ``RECEIPT_OUTCOMES``, since it was started."""
     clients: dict[int, ClientCounts] = field(default_factory=dict)
+    other_clients: ClientCounts = field(default_factory=ClientCounts)
+    """Of ranks beyond ``MOST_CLIENTS``, all together: a job may say that it has a million, and each is four series."""
     requests_under_way: int = 0
 
     @contextmanager
@@ -88,6 +92,8 @@ class JobAtPod:
 
     def client(self, rank: int) -> ClientCounts:
         self.job.check_rank(rank)
+        if rank not in self.clients and len(self.clients) >= MOST_CLIENTS:
+            return self.other_clients
         return self.clients.setdefault(rank, ClientCounts())
 
     def rank_opens(self, epoch: int, rank: int, home: int) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 
 from refill.errors import StoreUnavailable
 from refill.protocol.incarnation import line_of
+from refill.protocol.job_spec import is_job_name
 from refill.protocol.records import Record, RecordReader, encode_records
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.folder_lock import locked
@@ -196,8 +197,8 @@ class Journal:
         return sum(journal.used_bytes for journal in self._open.values())
 
     def _of(self, job: str) -> Path | None:
-        # No job's name begins with a dot or is longer than a file's may be.
-        return None if self._folder is None else self._folder / f"job-{job}"
+        # Asked for by whatever stands in a URL: what no job is called may be no file's name either.
+        return self._folder / f"job-{job}" if self._folder is not None and is_job_name(job) else None
 
     def _failed(self, error: OSError) -> None:
         self.errors += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from refill_service.metrics import OTHER_RANKS
 from refill_service.top.scrape import Scrape
 
 __all__ = ["Figures", "JobFigures", "PodFigures", "RankFigures", "figures_between"]
@@ -89,7 +90,8 @@ def _job(job: str, before: Scrape, now: Scrape) -> JobFigures:
     takes, read = grown("refill_takes_total"), grown("refill_bytes_read_total")
     delivered = grown("refill_bytes_delivered_total")
     receipts = {name: int(total("refill_receipt_requests_total", outcome=name)) for name in _OUTCOMES}
-    ranks = sorted(now.labels("refill_client_samples_total", "rank", training_job=job), key=int)
+    found = now.labels("refill_client_samples_total", "rank", training_job=job)
+    ranks = sorted((rank for rank in found if rank != OTHER_RANKS), key=int)
     return JobFigures(
         name=job,
         epoch=int(now.most("refill_epoch", -1, training_job=job)),
