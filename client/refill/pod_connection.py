@@ -437,9 +437,12 @@ class PodConnection:
         if not home.startswith(_UNIX):
             return None
         if not hasattr(self._bulk, "segments"):
-            self._bulk.segments = SharedSegments(home.removeprefix(_UNIX))
+            self._bulk.segments = SharedSegments(home.removeprefix(_UNIX), lambda: self._name_for_memory(home))
         segments: SharedSegments = self._bulk.segments
         return segments
+
+    def _name_for_memory(self, home: str) -> str:
+        return str(self._call("POST", home, "/v1/memory", _PROBE_SECONDS).get("name"))
 
     def _post(
         self, home: str, path: str, body: bytes, seconds: float, segment: SharedSegment | None

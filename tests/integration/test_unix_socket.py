@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pickle
 import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,28 +159,10 @@ input()
         assert lent(roomy) > 0
         client.kill()
     assert rank_at(f"unix:{path}", packed[0], "job").batch(0, np.array([0])).num_bytes > 0
-    assert lent(roomy) == 0
-
-
-@pytest.mark.parametrize("what", ["no seal", "too much", "no memory", "nothing"])
-def test_memory_that_could_harm_the_pod_is_refused(roomy: LocalCluster, path: Path, what: str) -> None:
-    fd = os.memfd_create("refill", os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, (1 << 30) if what == "too much" else 4096)
-    if what != "no seal":
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    if what == "no memory":
-        os.close(fd)
-        fd = os.open("/dev/null", os.O_RDWR)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as offer:
-        offer.settimeout(10)
-        offer.connect(f"{path}.memory")
-        if what == "nothing":
-            offer.send(b"m")
-        else:
-            socket.send_fds(offer, [b"m"], [fd])
-        assert offer.recv(64) in (b"-", b"")
-    os.close(fd)
-    assert lent(roomy) == 0
+    deadline = time.monotonic() + 30
+    while lent(roomy):
+        assert time.monotonic() < deadline, "the pod holds on to it"
+        time.sleep(0.05)
 
 
 def test_a_pod_that_restarts_gets_its_memory_again(roomy: LocalCluster, path: Path, packed: Packed) -> None:

@@ -1,26 +1,27 @@
 """How does an answer reach a client on the same machine without crossing a socket? Written into memory it lends.
 
-A client connects to the Unix socket ``PATH.memory`` and hands over one segment of memory (a sealed memfd); it gets a
-name for it, which its requests carry. The segment is the client's: allocated before it comes here, and let go of when
-the connection closes, so nothing of a client that died stays behind. See ``refill.shared_segments``.
+A client asks for a one-time name, by a request like any other, with its token. By that name it hands one segment of
+memory (a sealed memfd) over, at the Unix socket ``PATH.memory``, and its requests carry it from then on. The segment is
+the client's: allocated before it comes here, and let go of when the connection closes, so nothing of a client that died
+stays behind. See ``refill.shared_segments``.
 """
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
 import mmap
-import os
 import secrets
-import socket
-from pathlib import Path
+import threading
+import time
 
+from refill.errors import InvalidInput, PodBusy
 from refill_service.serving.frame_response import OutgoingFrame
+from refill_service.serving.memory_door import MemoryDoor
 
 __all__ = ["ClientMemory"]
 
-_REFUSED = b"-"
-_MOST_FDS = 8
+_NAME_SECONDS = 10.0
+_MOST_EXPECTED = 64
+"""Names that were given to one team and that nobody has come by yet."""
 
 
 class ClientMemory:
@@ -29,30 +30,41 @@ class ClientMemory:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._door: MemoryDoor | None = None
+        self._counting = threading.Lock()
+        """Names are claimed, and bytes counted, where clients come in: in threads."""
+        self._expected: dict[str, tuple[str, float]] = {}
+        """By name: whose, and until when."""
+        self._holders: dict[str, str] = {}
         self._segments: dict[str, mmap.mmap] = {}
-        self._names: dict[socket.socket, str | None] = {}
-        """Of each connection, once it has handed over its segment."""
-        self._listener: socket.socket | None = None
 
     def listen(self, path: str) -> None:
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.setblocking(False)
-        self._listener.bind(path)
-        Path(path).chmod(0o666)  # as the socket beside it
-        self._listener.listen()
-        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
+        self._door = MemoryDoor(path, self)
 
     def close(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener)
-            self._listener.close()
-        for connection in list(self._names):
-            self._drop(connection)
+        if self._door is not None:
+            self._door.close()
 
-    def write(self, name: str, frame: OutgoingFrame) -> bool:
-        """Write a frame into a segment; False when there is none of that name, or it is too small."""
+    def expect(self, holder: str) -> str:
+        """A name by which memory can be handed over, once, within seconds.
+
+        :param holder: whose token it was asked for with; nobody else's answers are written there.
+        """
+        if self._door is None:
+            raise InvalidInput("this pod takes no memory of clients: it has no unix_socket")
+        now = time.monotonic()
+        with self._counting:
+            self._expected = {name: found for name, found in self._expected.items() if now < found[1]}
+            if sum(held_by == holder for held_by, _ in self._expected.values()) >= _MOST_EXPECTED:
+                raise PodBusy(f"{_MOST_EXPECTED} clients of yours are about to lend memory, as many as may at once")
+            name = secrets.token_hex(16)
+            self._expected[name] = holder, now + _NAME_SECONDS
+        return name
+
+    def write(self, name: str, holder: str, frame: OutgoingFrame) -> bool:
+        """Write a frame into a segment; False when there is none of that name and holder, or it is too small."""
         segment = self._segments.get(name)
-        if segment is None or frame.total_bytes > len(segment):
+        if segment is None or self._holders[name] != holder or frame.total_bytes > len(segment):
             return False
         end = 0
         with memoryview(segment) as memory:
@@ -61,52 +73,28 @@ class ClientMemory:
                 memory[start:end] = part
         return True
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError:  # gone again, or no file descriptors left: the client does without
-            return
-        connection.setblocking(False)
-        self._names[connection] = None
-        asyncio.get_running_loop().add_reader(connection, self._arrived, connection)
+    def claim(self, name: str) -> bool:
+        with self._counting:
+            holder, until = self._expected.pop(name, ("", 0.0))
+            if time.monotonic() >= until:
+                return False
+            self._holders[name] = holder
+        return True
 
-    def _arrived(self, connection: socket.socket) -> None:
-        """A segment; or the end of the connection, which any second message counts as."""
-        try:
-            _, fds, _, _ = socket.recv_fds(connection, 1, _MOST_FDS)
-        except OSError:
-            fds = []
-        try:
-            if len(fds) != 1 or self._names[connection] is not None:
-                self._drop(connection)
-                return
-            segment = self._mapped(fds[0])
-            name = _REFUSED.decode() if segment is None else secrets.token_hex(16)
-            connection.send(name.encode())
-            if segment is not None:
-                self._names[connection], self._segments[name] = name, segment
-                self.used_bytes += len(segment)
-        except OSError:
-            self._drop(connection)
-        finally:
-            for fd in fds:
-                os.close(fd)
+    def room(self, name: str, num_bytes: int) -> bool:
+        with self._counting:
+            if self.used_bytes + num_bytes > self.limit_bytes:
+                return False
+            self.used_bytes += num_bytes
+        return True
 
-    def _mapped(self, fd: int) -> mmap.mmap | None:
-        """None for what would be too much, or could shrink: touching what is no longer there kills the process."""
-        num_bytes = os.fstat(fd).st_size
-        if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            return None
-        if num_bytes == 0 or self.used_bytes + num_bytes > self.limit_bytes:
-            return None
-        # All pages at once: a fault for each would take longer than the copies.
-        return mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    def came(self, name: str, memory: mmap.mmap) -> None:
+        self._segments[name] = memory
 
-    def _drop(self, connection: socket.socket) -> None:
-        asyncio.get_running_loop().remove_reader(connection)
-        connection.close()
-        name = self._names.pop(connection)
-        if name is not None:
-            segment = self._segments.pop(name)
-            self.used_bytes -= len(segment)
-            segment.close()
+    def went(self, name: str) -> None:
+        del self._segments[name]
+
+    def gone(self, name: str, num_bytes: int) -> None:
+        with self._counting:
+            self.used_bytes -= num_bytes
+            self._holders.pop(name, None)

@@ -8,7 +8,10 @@ trailers). The parser, httptools, has limits for none of these.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import logging
+import os
 import socket
 import ssl
 import sys
@@ -26,9 +29,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from refill.errors import HeadersTooLarge, InvalidInput, RefillError
 from refill_service.serving.certificates import Certificates
+from refill_service.serving.memory_door import refuse_descriptors
 from refill_service.serving.request_guard import LEAST_BYTES, OVER_LIMIT, RequestCounts, allowed_seconds, wire_answer
 
 __all__ = ["ClientLimits", "ClientServer"]
+
+log = logging.getLogger(__name__)
 
 HEADERS_BYTES = 1 << 16
 _SPARE_CONNECTIONS = 64
@@ -56,6 +62,7 @@ class ClientServer(uvicorn.Server):
 
     def __init__(self, limits: ClientLimits, certificates: Certificates | None = None, **options: Any) -> None:
         self._limits = limits
+        self._unix_socket: str | None = options.pop("uds", None)
         self._certificates = certificates
         if certificates is not None:
             self._made_of = certificates.state()
@@ -86,6 +93,31 @@ class ClientServer(uvicorn.Server):
             if isinstance(connection, _LimitedProtocol) and connection.is_slow(now):
                 self._limits.counts.connections_cut += 1
                 connection.transport.abort()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """In place of uvicorn's: with a Unix socket that takes no descriptors."""
+        if self._unix_socket is None:
+            await super().startup(sockets)
+            return
+        listener = socket.socket(socket.AF_UNIX)
+        if not refuse_descriptors(listener):
+            log.warning(
+                "this kernel is older than Linux 6.16: whoever reaches %s can hold up the pod by descriptors that they "
+                "send; keep its folder to training processes",
+                self._unix_socket,
+            )
+        listener.bind(self._unix_socket)
+        os.chmod(self._unix_socket, 0o666)  # a name in a folder that is there: nothing waits
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(self._new_connection, sock=listener, backlog=self.config.backlog)
+        self.servers = [server]
+        self.started = True
+
+    def _new_connection(self) -> asyncio.Protocol:
+        return cast(
+            asyncio.Protocol,
+            _LimitedProtocol(self._limits, config=self.config, server_state=self.server_state, app_state={}),
+        )
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

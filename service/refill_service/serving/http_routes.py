@@ -119,7 +119,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     def framed(request: Request, frame: OutgoingFrame) -> Response:
         """In the memory that the request names, if it has room; else as the body."""
         name = request.headers.get(MEMORY_HEADER)
-        if name is not None and node.client_memory.write(name, frame):
+        if name is not None and node.client_memory.write(name, holder_of(request), frame):
             return Response(headers={FRAME_BYTES_HEADER: str(frame.total_bytes)})
         return FrameResponse([frame])
 
@@ -171,6 +171,10 @@ def client_routes(node: CacheNode) -> APIRouter:
             raise UnknownJob(f"no pod knows a job {job}", job=job)
         was_done(request, "ended")
         return {"removed": True}
+
+    @routes.post("/v1/memory", tags=["data"], summary="A name by which a client on this machine can lend memory, once.")
+    async def memory(request: Request) -> dict[str, str]:
+        return {"name": node.client_memory.expect(holder_of(request))}
 
     @routes.post(
         "/v1/jobs/{job}/batch",
