@@ -1,11 +1,11 @@
 """Does a package in the image have a known vulnerability? ``make audit``, a part of ``make check``.
 
-    python docker/audit.py [LOCK] [options of pip-audit]
+    python docker/audit.py [LOCK] [--allow-offline] [options of pip-audit]
 
 Asks the advisory service of the package index about every version in docker/requirements.lock;
-``--vulnerability-service osv`` asks another one. Status 1 if something was found. A service that can't be reached, or
-that knows nothing of the packages, as the mirror of an index may, is one line and status 0: a build without network
-goes on, and says that it was not audited.
+``--vulnerability-service osv`` asks another one. Status 1 if something was found, and if nothing was audited: the
+service can't be reached, or knows none of the packages, as the mirror of an index may. ``--allow-offline`` makes that
+one line and status 0, for a build without network, which then says that it was not audited.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from typing import Any
 __all__ = ["main", "verdict"]
 
 LOCK = Path(__file__).parent / "requirements.lock"
+_ALLOW_OFFLINE = "--allow-offline"
 _NOT_REACHED = ("ConnectionError", "ConnectTimeout", "ReadTimeout", "Timeout", "NameResolutionError", "HTTPError")
 
 
 def main(arguments: list[str]) -> int:
+    unaudited = 0 if _ALLOW_OFFLINE in arguments else 1
+    arguments = [each for each in arguments if each != _ALLOW_OFFLINE]
     lock = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else LOCK
     asking = [sys.executable, "-m", "pip_audit", "--requirement", str(lock), "--require-hashes", "--disable-pip"]
     done = subprocess.run(
@@ -30,18 +33,20 @@ def main(arguments: list[str]) -> int:
     )
     said = done.stderr.strip().splitlines() or [f"pip-audit ended with {done.returncode}"]
     if done.stdout.lstrip().startswith("{"):
-        lines, status = verdict(json.loads(done.stdout))
+        lines, status = verdict(json.loads(done.stdout), unaudited)
     elif any(name in done.stderr for name in _NOT_REACHED):
-        lines, status = [f"not audited: the advisory service can't be reached ({said[-1][:120]})"], 0
+        lines, status = [f"not audited: the advisory service can't be reached ({said[-1][:120]})"], unaudited
     else:
         lines, status = [f"not audited: {said[-1][:300]}"], 1
     for line in lines:
         print(f"audit: {line}")
+    if unaudited and lines[0].startswith("not audited: the advisory"):
+        print(f"audit: {_ALLOW_OFFLINE} lets that pass")
     return status
 
 
-def verdict(report: dict[str, Any]) -> tuple[list[str], int]:
-    """What to say of pip-audit's JSON report, and the exit status."""
+def verdict(report: dict[str, Any], unaudited: int = 1) -> tuple[list[str], int]:
+    """What to say of pip-audit's JSON report, and the exit status: ``unaudited`` where it tells of nothing."""
     packages = report["dependencies"]
     unknown = [each["name"] for each in packages if "skip_reason" in each]
     found = [
@@ -50,7 +55,7 @@ def verdict(report: dict[str, Any]) -> tuple[list[str], int]:
         for known in each.get("vulns", [])
     ]
     if len(unknown) == len(packages):
-        return [f"not audited: the advisory service knows none of the {len(packages)} packages"], 0
+        return [f"not audited: the advisory service knows none of the {len(packages)} packages"], unaudited
     lines = [*found, f"{len(packages) - len(unknown)} packages asked about, {len(found)} vulnerabilities known"]
     if unknown:
         lines.append(f"not known to the advisory service: {', '.join(unknown)}")

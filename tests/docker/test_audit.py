@@ -6,6 +6,7 @@ pip-audit runs as it is; the advisory service is one on loopback that speaks OSV
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 import threading
@@ -80,12 +81,33 @@ def test_nothing_known_is_a_pass(advisories: ThreadingHTTPServer, tmp_path: Path
     assert (done.returncode, done.stdout) == (0, "audit: 1 packages asked about, 0 vulnerabilities known\n")
 
 
-def test_without_the_service_it_says_so_in_one_line_and_passes() -> None:
+def test_without_the_service_nothing_was_audited_which_is_no_pass() -> None:
     done = audit(port=free_port())
+    assert done.returncode == 1
+    first, second = done.stdout.splitlines()
+    assert first.startswith("audit: not audited: the advisory service can't be reached")
+    assert second == "audit: --allow-offline lets that pass"
+    assert done.stderr == ""
+
+
+def test_a_build_without_network_says_so_in_one_line_and_passes() -> None:
+    done = audit("--allow-offline", port=free_port())
     assert done.returncode == 0
     assert done.stdout.startswith("audit: not audited: the advisory service can't be reached")
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
+
+
+def test_a_vulnerability_fails_whatever_is_allowed(advisories: ThreadingHTTPServer) -> None:
+    assert audit("--allow-offline", port=advisories.server_port).returncode == 1
+
+
+def test_a_service_that_knows_no_package_has_audited_nothing() -> None:
+    """As the mirror of an index, which has packages and no advisories."""
+    verdict = runpy.run_path(str(AUDIT))["verdict"]
+    report = {"dependencies": [{"name": "six", "skip_reason": "not found"}, {"name": "idna", "skip_reason": "too"}]}
+    assert verdict(report) == (["not audited: the advisory service knows none of the 2 packages"], 1)
+    assert verdict(report, unaudited=0)[1] == 0
 
 
 def test_a_lock_that_is_not_there_is_no_pass(advisories: ThreadingHTTPServer) -> None:
