@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -68,3 +70,13 @@ def test_the_bill_of_materials_lists_what_is_locked() -> None:
     }
     assert {(canonicalize_name(each["name"]), each["version"]) for each in bill["components"]} == here
     assert bill["metadata"]["component"]["version"] == PROJECT["project"]["version"]
+
+
+def test_the_bill_of_materials_has_the_hashes_of_what_may_be_installed() -> None:
+    text = (ROOT / "docker" / "sbom.cdx.json").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    locked = {(canonicalize_name(each.name), str(each.specifier)): set(has) for each, has in entries("requirements")}
+    for each in json.loads(text)["components"]:
+        package = canonicalize_name(each["name"]), f"=={each['version']}"
+        assert {hash["alg"] for hash in each["hashes"]} == {"SHA-256"}
+        assert {f"sha256:{hash['content']}" for hash in each["hashes"]} == locked[package]
