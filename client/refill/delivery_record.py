@@ -58,6 +58,12 @@ class DeliveryRecord:
         self.__dict__.update(state)
         self._forget_process()
 
+    def of_rank(self, rank: int) -> DeliveryRecord:
+        """The record of another rank for which this process reads, too: the same one in all processes of this."""
+        other = DeliveryRecord.__new__(DeliveryRecord)
+        other.__setstate__({"_folder": Path(f"{self._folder}-rank-{rank}"), "_fails": False})
+        return other
+
     def times_told(self) -> int:
         """How often this was told to a pod: what was asked before that must not be taken for an answer after it."""
         self._own_process()
@@ -207,7 +213,8 @@ def _number(lock: int, place: int) -> int:
 
 def _remove(folder: Path, process: int) -> None:
     if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
+        for path in (folder, *folder.parent.glob(f"{folder.name}-rank-*")):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_leftovers(folder: Path) -> None:

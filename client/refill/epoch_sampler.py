@@ -14,6 +14,7 @@ from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
+from refill.trainer_division import Division, division_of_sampler
 
 if TYPE_CHECKING:
     from refill.torch_dataset import CacheDataset
@@ -29,6 +30,25 @@ class Position(NamedTuple):
 
     epoch: int
     position: int
+    """-1: none; it fills up a batch that another process is left with."""
+    iteration: int = 0
+    """Of which iteration of the sampler (:mod:`refill.hole_guard`); 0: not known."""
+    rank: int = -1
+    """Whose position it is; -1: that of the dataset's own rank."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both name the same request, in whichever iteration."""
+        return isinstance(other, Position) and self._request == other._request
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._request)
+
+    @property
+    def _request(self) -> tuple[int, int, int]:
+        return self.epoch, self.position, self.rank
 
 
 class _Positions(Iterator[Position]):
@@ -41,19 +61,44 @@ class _Positions(Iterator[Position]):
     def __init__(self, sampler: _PlacedSampler) -> None:
         self._sampler = sampler
         self._iteration: Iteration | None = None
-        self._next = 0
+        self._division: Division | None = None
+        self._number = 0
+        self._next = self._end = 0
 
     def __next__(self) -> Position:
-        iteration = self._iteration
-        if iteration is None:
-            iteration = self._iteration = self._sampler.begin()
-            self._next = iteration.start
-        if self._next + 1 >= iteration.length:
+        iteration = self._iteration or self._begin()
+        if self._next + 1 >= self._end:
             self._sampler.place.handed_out(iteration.epoch)
-            if self._next >= iteration.length:
+            if self._next >= self._end:
                 raise StopIteration
         self._next += 1
-        return Position(iteration.epoch, self._next - 1)
+        if self._division is None:
+            return Position(iteration.epoch, self._next - 1, self._number)
+        return self._dealt(iteration, self._division, self._next - 1 - iteration.start)
+
+    def _begin(self) -> Iteration:
+        sampler = self._sampler
+        self._division = division_of_sampler(sampler)
+        reads_nothing = self._division is not None and self._division.reads_nothing
+        iteration = self._iteration = sampler.begin_nothing() if reads_nothing else sampler.begin()
+        self._next, self._end = iteration.start, iteration.length
+        if self._division is None:
+            self._number = sampler.dataset.positions_begin(iteration.start)
+        elif reads_nothing:
+            self._end = self._next
+        else:
+            self._division.check(sampler.num_replicas)
+            self._number = 0 if self._division.dispatched else sampler.dataset.positions_begin(iteration.start)
+            self._end = iteration.start + self._division.length(iteration.length - iteration.start)
+        return iteration
+
+    def _dealt(self, iteration: Iteration, division: Division, item: int) -> Position:
+        """What a trainer that divides items a second time is to get in its place."""
+        place = division.place(item, iteration.length - iteration.start)
+        if place is None:
+            return Position(iteration.epoch, -1)
+        rank = place[0] if division.dispatched else -1
+        return Position(iteration.epoch, iteration.start + place[1], self._number, rank)
 
     def state_dict(self) -> dict[str, Any]:
         """The place of the next position."""
@@ -66,27 +111,43 @@ class _Positions(Iterator[Position]):
         found = self._sampler.resume(state)
         # At its end nothing is left to hand out, and what follows is for the next iterator.
         self._iteration = Iteration(found.epoch, found.length, found.length) if found.at_end else None
-        self._next = found.length
+        self._next = self._end = found.length
 
 
-class _PlacedSampler(torch.utils.data.Sampler[Position]):
+class _PlacedSampler(torch.utils.data.DistributedSampler[Position]):
     """What both samplers are: a place in the epochs, which can be left in one process and taken up in another.
 
-    There is no ``state_dict`` here: a sampler is ahead of the loop by what the loader's workers have prefetched.
+    A DistributedSampler by type, since each rank has one of its own: trainers then leave it as it is. Its order and its
+    epochs have nothing of torch's. There is no ``state_dict`` here: a sampler is ahead of the loop by what the loader's
+    workers have prefetched.
     """
 
     dataset: CacheDataset
 
-    def __init__(self) -> None:
+    def __init__(self, dataset: CacheDataset) -> None:
+        # Not torch's own: it would ask for the length, and for a process group.
+        self.dataset = dataset
         self.place = EpochPlace()
         self.iteration: Iteration | None = None
         """The one that began last; None when the place was set since."""
+        spec = dataset.connection.spec
+        self.num_replicas, self.rank = spec.world_size, dataset.rank
+        self.shuffle, self.seed, self.drop_last = spec.shuffle, spec.seed, spec.drop_last
+
+    def __len__(self) -> int:
+        """Positions of this rank in a whole epoch; of all ranks, to a trainer that divides what a sampler yields."""
+        count, division = self._num_positions(), division_of_sampler(self)
+        return count if division is None else division.length(count)
+
+    def _num_positions(self) -> int:
+        """Positions of this rank in a whole epoch."""
+        raise NotImplementedError
 
     def __iter__(self) -> Iterator[Position]:
         return _Positions(self)
 
     @property
-    def epoch(self) -> int:
+    def epoch(self) -> int:  # type: ignore[override]  # an attribute there, which nobody but the sampler sets
         """The epoch that was begun last, or is begun next if it was set or resumed since."""
         return self.place.epoch
 
@@ -137,6 +198,11 @@ class _PlacedSampler(torch.utils.data.Sampler[Position]):
         """Fact: the first position of an iteration is asked for."""
         raise NotImplementedError
 
+    def begin_nothing(self) -> Iteration:
+        """Fact: an iteration begins in a process that is given what another one reads."""
+        epoch, _ = self.place.begin()
+        return Iteration(epoch, 0, 0)
+
     def _known_length(self, epoch: int) -> int:
         """Positions of an epoch that has not begun, 0 if that can't be told yet."""
         return 0
@@ -172,16 +238,15 @@ class EpochSampler(_PlacedSampler):
         seed: int | None = None,
         drop_last: bool | None = None,
     ) -> None:
-        super().__init__()
         dataset.configure(
             world_size=num_replicas, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last, order="keyed"
         )
-        self.dataset = dataset
-        self._length = dataset.samples_per_rank
+        super().__init__(dataset)
+        self.num_samples = dataset.samples_per_rank
+        self.total_size = self.num_samples * self.num_replicas
 
-    def __len__(self) -> int:
-        """Positions of this rank in a whole epoch."""
-        return self._length
+    def _num_positions(self) -> int:
+        return self.num_samples
 
     def begin(self) -> Iteration:
         epoch, resumed = self.place.begin()
@@ -214,7 +279,6 @@ class TraceSampler(_PlacedSampler):
     """
 
     def __init__(self, dataset: CacheDataset, sampler: Iterable[int], any_order: bool = False) -> None:
-        super().__init__()
         dataset.configure(order="explicit")
         dataset.register()
         if dataset.connection.spec.shuffle and not any_order and not _in_random_order(sampler):
@@ -224,10 +288,11 @@ class TraceSampler(_PlacedSampler):
                 "reads more from the store",
                 stacklevel=2,
             )
-        self.dataset = dataset
+        super().__init__(dataset)
         self.sampler = sampler
+        self._state_is_of_another_rank = False
 
-    def __len__(self) -> int:
+    def _num_positions(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length has none here either
 
     def set_epoch(self, epoch: int) -> None:
@@ -238,12 +303,15 @@ class TraceSampler(_PlacedSampler):
 
     def begin(self) -> Iteration:
         epoch, resumed = self.place.begin()
-        if resumed is None or resumed.start == 0:
-            ids = self._ids()
-            self.dataset.connection.post_trace(epoch, ids)
-            self.iteration = Iteration(epoch, 0, len(ids))
-        else:
+        if resumed is not None and resumed.start > 0 and not self._state_is_of_another_rank:
             self.iteration = resumed  # the pods have its ids, and listing them again might give others
+            return resumed
+        ids = self._ids()
+        start = 0 if resumed is None else resumed.start
+        if start > len(ids):
+            raise InvalidInput(f"the state is of position {start}, and rank {self.rank} asks for {len(ids)} samples")
+        self.dataset.connection.post_trace(epoch, ids)
+        self.iteration = Iteration(epoch, start, len(ids))
         return self.iteration
 
     def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:
@@ -260,6 +328,10 @@ class TraceSampler(_PlacedSampler):
     def resume(self, state: Any) -> ResumeState:
         found = super().resume(state)
         inner: Any = self.sampler
+        self._state_is_of_another_rank = found.rank != self.rank
+        if self._state_is_of_another_rank:
+            self._catch_up()
+            return found
         if hasattr(inner, "set_epoch"):
             inner.set_epoch(self.epoch)
         kept = found.sampler if isinstance(found.sampler, dict) else {}
@@ -268,6 +340,18 @@ class TraceSampler(_PlacedSampler):
         elif "generator" in kept and isinstance(generator := getattr(inner, "generator", None), torch.Generator):
             generator.set_state(kept["generator"])
         return found
+
+    def _catch_up(self) -> None:
+        """The wrapped sampler's state is another rank's, so it lists the epochs that are over once more: what it draws
+        from then on is what it would have drawn had it not been stopped."""
+        inner: Any = self.sampler
+        for epoch in range(self.epoch):
+            if hasattr(inner, "set_epoch"):
+                inner.set_epoch(epoch)
+            for _ in inner:
+                pass
+        if hasattr(inner, "set_epoch"):
+            inner.set_epoch(self.epoch)
 
     def _ids(self) -> Int64Array:
         try:

@@ -27,6 +27,7 @@ same class. The text is one line that names what was wrong and what to do; what 
     |   |-- UnknownJob             404  never registered here, or cleaned up since
     |   |-- JobConflict            409  registered before with other settings
     |   |-- JobLost                409  a pod restarted or dropped the job: the epoch can't go on exactly once
+    |   |-- SamplesSkipped         409  a rank asks for a part of its positions only: samples would be lost
     |   |-- EpochEnded             410  the job has moved on to a later epoch
     |   |-- PodRecovering          503  a pod was restarted and has yet to be told what it had delivered
     |   |-- RecordsWanted          428  the home pod was restarted: tell it what this rank has received, ask again
@@ -68,6 +69,7 @@ __all__ = [
     "RequestTooLarge",
     "RequestTooSlow",
     "SampleDamaged",
+    "SamplesSkipped",
     "StoreDenied",
     "StoreError",
     "StoreNotFound",
@@ -190,6 +192,12 @@ class JobLost(JobError):
 
 class JobMoved(JobError):
     """Asked for by the name that it had on other pods. Clients follow by themselves."""
+
+    status = 409
+
+
+class SamplesSkipped(JobError):
+    """Details: ``epoch``, ``rank``, ``start`` and ``end`` of the first positions left out, end exclusive."""
 
     status = 409
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
 from refill.protocol.wire_format import Int64Array
 from refill.torch_dataset import CacheDataset
+from refill.trainer_division import Division, division_of_dataset
 
 __all__ = ["CacheIterableDataset"]
 
@@ -33,6 +35,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         self.dataset.configure(order="keyed")
         self._place = EpochPlace()
         self._iteration: Iteration | None = None
+        self._division: Division | None = None
         # Epoch and first position, in shared memory: persistent workers hold a copy of this object and must see those
         # of the next iteration.
         self._shared_place = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -93,18 +96,51 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         return self.dataset.state_at(iteration.epoch, position, iteration.length)
 
     def __len__(self) -> int:
-        """Samples of this rank in a whole epoch."""
-        return self.dataset.samples_per_rank
+        """Samples of this rank in a whole epoch; of all ranks, to a trainer that divides what this yields."""
+        length, division = self.dataset.samples_per_rank, division_of_dataset(self)
+        return length if division is None else division.length(length)
 
     def __iter__(self) -> Iterator[Any]:
         epoch, start = self._shared_place.tolist()
-        return _DealtSamples(self.dataset, epoch, start, self.batch_size)
+        dealt = _DealtSamples(self.dataset, epoch, start, self.batch_size)
+        division = division_of_dataset(self) or self._division
+        if division is None:
+            return dealt
+        division.check(self.dataset.connection.spec.world_size)
+        return self._for_all_ranks(epoch, start, division) if division.dispatched else _in_places(dealt, division)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker that is spawned can't see who has started it.
+        return self.__dict__ | {"_division": division_of_dataset(self) or self._division}
+
+    def _for_all_ranks(self, epoch: int, start: int, division: Division) -> Iterator[Any]:
+        """What this worker is dealt of all ranks' samples: a trainer sends them on from here."""
+        worker = torch.utils.data.get_worker_info()
+        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        length = 0 if division.reads_nothing else self.dataset.positions_in(epoch)
+        for run in count(number, workers):
+            turn, rank = divmod(run, division.num_processes)
+            first = start + turn * self.batch_size
+            if first >= length:
+                return
+            positions = np.arange(first, min(first + self.batch_size, length), dtype=np.int64)
+            yield from self.dataset.samples_for_rank(rank, epoch, positions)
 
     def _publish(self) -> None:
         epoch, resumed = self._place.next()
         self._shared_place[0] = epoch
         self._shared_place[1] = 0 if resumed is None else resumed.start
         self._iteration = None
+
+
+def _in_places(samples: Iterator[Any], division: Division) -> Iterator[Any]:
+    """A rank's samples where a trainer that divides them a second time picks them out. At the other places, and where
+    it fills its last batch up, it finds one that it has already."""
+    while own := list(islice(samples, division.run)):
+        yield from own[:1] * (division.process * division.run)
+        yield from own
+        if len(own) == division.run:
+            yield from own[:1] * ((division.num_processes - division.process - 1) * division.run)
 
 
 class _DealtSamples(Iterator[Any]):

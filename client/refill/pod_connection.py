@@ -135,7 +135,8 @@ class PodConnection:
         self._forget_connections()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_process", "_bulk", "_control")}
+        own = ("_process", "_bulk", "_control", "_of_ranks")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -225,6 +226,25 @@ class PodConnection:
         """Tell the home pod what the loop has seen since the last report; tried once."""
         seen = {"rank": self.rank, "data_wait_seconds": data_wait_seconds, "samples": samples, "bytes": num_bytes}
         self._call("POST", self.home, self._data_path("report"), _REPORT_SECONDS, json=seen)
+
+    def of_rank(self, rank: int) -> PodConnection:
+        """A connection of this process for another rank, which asks for nothing itself: its process is given what this
+        one reads. It keeps a record of its own."""
+        if rank not in self._of_ranks:
+            self.info()
+            other = PodConnection.__new__(PodConnection)
+            other.__setstate__(self.__getstate__())
+            other.rank, other._record = rank, self._record.of_rank(rank)
+            if not self._home_is_given:
+                other._home = other._find_home(self.info()["pods"])
+            self._of_ranks[rank] = other
+        return self._of_ranks[rank]
+
+    def skipped(self, epoch: int) -> list[tuple[int, int]]:
+        """Positions ``(start, end)`` that this rank has left out of an epoch so far, while it asked for later ones: in
+        all its processes, those of earlier lives, too."""
+        answer = self._retried(None, self._calls("GET", f"epochs/{epoch}/ranks/{self.rank}"))
+        return [(int(start), int(end)) for start, end in answer["skipped"]]
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """Counts of an epoch, of each pod and in sum."""
@@ -495,6 +515,7 @@ class PodConnection:
         self._process = os.getpid()
         self._bulk = threading.local()
         self._control = {}
+        self._of_ranks: dict[int, PodConnection] = {}
 
     def _job_path(self, what: str = "") -> str:
         return f"/v1/jobs/{quote(self.spec.name, safe='')}{what and '/'}{what}"

@@ -16,7 +16,8 @@ from refill.credentials import Credentials
 from refill.decoders import Decode, decode_member, make_decode
 from refill.delivery_record import DeliveryRecord
 from refill.epoch_sampler import Position
-from refill.errors import InvalidInput, JobLost
+from refill.errors import InvalidInput, JobLost, SamplesSkipped
+from refill.hole_guard import Hole, HoleGuard
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
@@ -92,6 +93,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._decoded = SampleDecoder(decode, transform)
         self._resume = None if resume is None else ResumeState.from_dict(resume)
         self._record = DeliveryRecord()
+        self._guard = HoleGuard()
         self._connection: PodConnection | None = None
         self._num_samples: int | None = None
         self._warned = False
@@ -132,9 +134,29 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             return self.__getitems__(index)
         return self._exactly([index])[0]
 
-    def samples_of(self, epoch: int, positions: Int64Array) -> list[Any]:
-        """The samples that answer positions ``(n,)`` of this rank, by one request."""
-        return self._received(self.connection.batch(epoch, positions))
+    def samples_of(self, epoch: int, positions: Int64Array, iteration: int = 0) -> list[Any]:
+        """The samples that answer positions ``(n,)`` of this rank, by one request.
+
+        :param iteration: of a sampler, as :meth:`positions_begin` has numbered it; 0: of none.
+
+        Raises :class:`SamplesSkipped` when the sampler has handed out positions before that nobody asks for.
+        """
+        hole = self._guard.asks(iteration, positions)
+        batch = self.connection.batch(epoch, positions)
+        if hole is not None:
+            self._check_skipped(epoch, hole)
+        return self._received(batch)
+
+    def samples_for_rank(self, rank: int, epoch: int, positions: Int64Array) -> list[Any]:
+        """The samples that answer positions ``(n,)`` of another rank, whose process is sent what this one reads.
+
+        Without ``__key__``, since text can't be sent as tensors are.
+        """
+        return self._received(self.connection.of_rank(rank).batch(epoch, positions), with_keys=False)
+
+    def positions_begin(self, start: int) -> int:
+        """Fact: a sampler of this process hands out positions from ``start`` on. Returns a number for its iteration."""
+        return self._guard.begins(start)
 
     @property
     def rank(self) -> int:
@@ -214,7 +236,9 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     def checked_state(self, state: Any) -> ResumeState:
         """What a state says, if this rank can go on there. The loader, a sampler or the iterable form loads it.
 
-        Raises :class:`InvalidInput` for what is no state, or one of another job, dataset, rank or world size, and
+        It may be another rank's: ranks go through an epoch in step, and trainers keep the state of rank 0 alone.
+
+        Raises :class:`InvalidInput` for what is no state, or one of another job, dataset or world size, and
         :class:`JobLost` when the pods no longer know which samples the loop has had of its epoch.
         """
         found = ResumeState.from_dict(state)
@@ -228,8 +252,6 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
                 f"{connection.spec.world_size}: give it to CacheDataset(..., resume=state), on all ranks, and the rest "
                 "of the epoch is dealt to those that there are now"
             )
-        if found.rank != connection.rank:
-            raise InvalidInput(f"the state is of rank {found.rank}, not {connection.rank}: each rank loads its own")
         if found.mid_epoch:
             self.must_remember(found, np.arange(found.position))
         return found
@@ -308,13 +330,42 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
     def _positions(self, indices: Sequence[Any]) -> list[Any]:
         try:
-            epochs, positions = np.array(indices, dtype=np.int64).T
+            asked = np.array(indices, dtype=np.int64).reshape(len(indices), len(Position._fields))
         except ValueError as error:
             raise InvalidInput("a batch mixes positions and plain integers; use one sampler for it") from error
+        epochs, positions, iterations, ranks = asked[asked[:, 1] >= 0].T
+        if not len(epochs):
+            return []
         first, last = int(epochs.min()), int(epochs.max())
         if first != last:
             raise InvalidInput(f"a batch mixes epochs {first} and {last}; call set_epoch before iterating, not within")
-        return self.samples_of(first, np.ascontiguousarray(positions))
+        if ranks[0] < 0:
+            return self.samples_of(first, np.ascontiguousarray(positions), int(iterations[0]))
+        samples: list[Any] = []
+        for rank in dict.fromkeys(ranks.tolist()):
+            samples += self.samples_for_rank(rank, first, np.ascontiguousarray(positions[ranks == rank]))
+        return samples
+
+    def _check_skipped(self, epoch: int, hole: Hole) -> None:
+        """Whether pods, too, have never been asked for what is missing here: a loop may go on where another one ended,
+        by skipping batches that were trained with."""
+        spec = self.connection.spec
+        if spec.allow_skipped:
+            return
+        for start, end in self.connection.skipped(epoch):
+            if start < hole.end and hole.start < end:
+                raise SamplesSkipped(
+                    f"rank {self.rank} of job {spec.name} asks for a part of its positions only: in epoch {epoch} it "
+                    f"left out {hole.start} to {hole.end - 1} ({hole.pattern}), whose samples would be lost. Something "
+                    "divides them a second time, or skips batches. Lightning and Accelerate: give the trainer "
+                    "DataLoader(dataset, batch_size, sampler=EpochSampler(dataset)) as it is; others: switch off "
+                    "what wraps or shards its sampler (docs/TRAINERS.md). allow_skipped=True, given to the dataset, "
+                    "allows it",
+                    epoch=epoch,
+                    rank=self.rank,
+                    start=hole.start,
+                    end=hole.end,
+                )
 
     def _exactly(self, indices: Sequence[Any]) -> list[Any]:
         ids = np.array([operator.index(index) for index in indices], dtype=np.int64)
@@ -323,11 +374,11 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             raise IndexError(f"there is no sample {wrong[0]}; the dataset has samples 0 to {len(self) - 1}")
         return self._received(self.connection.samples(ids))
 
-    def _received(self, batch: ReceivedBatch) -> list[Any]:
+    def _received(self, batch: ReceivedBatch, with_keys: bool = True) -> list[Any]:
         worker = torch.utils.data.get_worker_info()
         row = self._fetched[0 if worker is None else 1 + worker.id % _COUNTED_WORKERS]
         row += torch.tensor([len(batch.payloads), batch.num_bytes])
-        return self._decoded(batch)
+        return self._decoded(batch, with_keys)
 
     def _new_connection(self) -> PodConnection:
         default_rank, default_world_size = _place_in_world()
@@ -349,13 +400,16 @@ class SampleDecoder:
         self._decode = make_decode(decode)
         self._transform = transform
 
-    def __call__(self, batch: ReceivedBatch) -> list[Any]:
-        """Raises what the transform raises, with a note that names the sample."""
+    def __call__(self, batch: ReceivedBatch, with_keys: bool = True) -> list[Any]:
+        """Raises what the transform raises, with a note that names the sample.
+
+        :param with_keys: False leaves out ``__key__``.
+        """
         decode, transform = self._decode, self._transform
         samples: list[Any] = []
         for sample_id, payload in zip(batch.sample_ids.tolist(), batch.payloads, strict=True):
             key, members = parse_members(payload, sample_id)
-            sample: dict[str, Any] = {"__key__": key, "__id__": sample_id}
+            sample: dict[str, Any] = {"__key__": key, "__id__": sample_id} if with_keys else {"__id__": sample_id}
             for extension, view in members.items():
                 # A copy: one sample kept by the caller must not keep the whole batch's buffer.
                 data = bytes(view)

@@ -416,7 +416,6 @@ def test_a_state_is_small_and_plain(state: dict[str, Any]) -> None:
         ({"job": "another"}, "the state is of job 'another', not 'job'"),
         ({"dataset": "s3://b/x"}, "the state is of dataset 's3://b/x', not 'file:///data'"),
         ({"world_size": 4}, "saved with world_size 4, and this job has 2"),
-        ({"rank": 1}, "is of rank 1, not 0: each rank loads its own"),
         ({"position": 21}, "position 21 is past the end of epoch 0, which has 20 positions"),
         ({"length": 30}, "counts 30 samples of rank 0 in an epoch, and there are 20"),
         ({"position": -1}, "position must be a number of at least 0, got -1"),

@@ -30,6 +30,10 @@ class ReceivedSamples:
         self._received[epoch, rank] = table
         table[positions] = samples + 1
 
+    def positions_of(self, epoch: int, rank: int) -> Int64Array:
+        """``(n,)`` positions, ascending, for which something came."""
+        return np.flatnonzero(self._received.get((epoch, rank), ()))
+
     def forget(self, rank: int, before_epoch: int) -> None:
         for key in [key for key in self._received if key[1] == rank and key[0] < before_epoch]:
             del self._received[key]

@@ -103,6 +103,20 @@ class StartedPositions:
         """No position from this one on was asked for."""
         return self._ends[-1] if self._ends else 0
 
+    @property
+    def count(self) -> int:
+        """How many positions were asked for."""
+        return sum(self._ends) - sum(self._starts)
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """``(start, end)`` of each run that was not asked for, while something below and above it was."""
+        return list(zip(self._ends, self._starts[1:], strict=False))
+
+    @property
+    def first(self) -> int:
+        """The first position that was asked for; 0 when none was."""
+        return self._starts[0] if self._starts else 0
+
     def __contains__(self, position: int) -> bool:
         run = bisect_right(self._starts, position) - 1
         return run >= 0 and position < self._ends[run]
@@ -113,6 +127,10 @@ class StartedPositions:
         starts = ordered[np.concatenate([[0], breaks + 1])] if len(ordered) else ordered
         ends = ordered[np.concatenate([breaks, [-1]])] + 1 if len(ordered) else ordered
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            self._add(start, end)
+
+    def join(self, others: StartedPositions) -> None:
+        for start, end in zip(others._starts, others._ends, strict=True):
             self._add(start, end)
 
     def _add(self, start: int, end: int) -> None:

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.errors import InvalidInput, PodUnreachable, RefillError
+from refill.errors import InvalidInput, PodUnreachable, RefillError, SamplesSkipped
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
+from refill_service.cache_core.skipped_positions import asked_for, skipped_for_good
 from refill_service.jobs.home_record import HomeRecord
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_peers import JobPeers
@@ -125,6 +126,8 @@ class Home:
         """Batches of each (epoch, rank) that are being assembled."""
         self._most_under_way: Counter[tuple[int, int]] = Counter()
         """As many as the rank has workers that ask."""
+        self._largest: Counter[tuple[int, int]] = Counter()
+        """Positions of the largest batch of each (epoch, rank)."""
         self._opened: dict[int, int] = {}
         self._receiving: set[asyncio.Task[None]] = set()
         self._arriving: dict[tuple[int, int, int], asyncio.Future[None]] = {}
@@ -157,6 +160,7 @@ class Home:
                 f"rank {rank} asks for position {int(positions.max())}, but epoch {epoch} of job {job.spec.name} "
                 f"has {traces.length(rank)} positions for it"
             )
+        self._nothing_was_skipped(rank, before_epoch=epoch)
         await self._open(epoch, rank)  # not before: what is refused must not move the rank on
         batch = _Assembly(epoch, rank, positions, *traces.asked(rank, positions))
         batch.owners = job.owner_of(batch.asked)
@@ -164,6 +168,7 @@ class Home:
             if (batch.owners == job.ordinal).any():
                 await self._owner.wait_until_open(epoch, rank)
             await before_taking()
+        self._largest[epoch, rank] = max(self._largest[epoch, rank], len(positions))
         self._under_way[epoch, rank] += 1
         self._most_under_way[epoch, rank] = max(self._most_under_way[epoch, rank], self._under_way[epoch, rank])
         try:
@@ -290,7 +295,34 @@ class Home:
         for key in [known for known in self._started if known[1] == rank and known[0] < epoch - 1]:
             del self._started[key]
             self._under_way.pop(key, None)
+            self._largest.pop(key, None)
             self._most_under_way.pop(key, None)
+
+    def _nothing_was_skipped(self, rank: int, before_epoch: int) -> None:
+        """Raises :class:`SamplesSkipped` when a rank that asks for an epoch has left out positions of one before."""
+        if self.job.spec.allow_skipped or self._opened.get(rank, -1) >= before_epoch:
+            return
+        for epoch in sorted(epoch for epoch, of_rank in self._started if of_rank == rank and epoch < before_epoch):
+            gap = skipped_for_good(self.asked(epoch, rank), self._largest[epoch, rank])
+            if gap is not None:
+                raise SamplesSkipped(
+                    f"rank {rank} of job {self.job.spec.name} has left epoch {epoch} and never asked for its positions "
+                    f"{gap[0]} to {gap[1] - 1}, while it asked for later ones: its samples are divided a second time, "
+                    "or batches are skipped. Let the trainer take the sampler as it is (docs/TRAINERS.md); "
+                    "allow_skipped=True, given to the dataset, allows it",
+                    epoch=epoch,
+                    rank=rank,
+                    start=gap[0],
+                    end=gap[1],
+                )
+
+    def asked(self, epoch: int, rank: int) -> StartedPositions:
+        """What a rank has asked of an epoch, as far as this pod knows."""
+        return asked_for(self._started.get((epoch, rank)), self.record.received_by(epoch, rank))
+
+    def positions_under_way(self, epoch: int, rank: int) -> int:
+        """At most so many are being answered."""
+        return self._under_way[epoch, rank] * self._largest[epoch, rank]
 
     def rank_left(self, epoch: int, rank: int) -> None:
         """Fact: the rank asks for this epoch by way of another home, which gets from the owners what was sent ahead

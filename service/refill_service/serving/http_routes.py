@@ -230,6 +230,14 @@ def client_routes(node: CacheNode) -> APIRouter:
         await at_pod.home.post_trace(epoch, rank, ids)
         return {"positions": len(ids)}
 
+    @routes.get(
+        "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}",
+        tags=["data"],
+        summary="Positions that a rank has left out of an epoch so far, while it asked for later ones.",
+    )
+    async def skipped(job: JobName, epoch: Number, rank: Number, incarnation: Incarnation = None) -> dict[str, Any]:
+        return {"rank": rank, "epoch": epoch, "skipped": await node.job(job, incarnation).skipped(epoch, rank)}
+
     @routes.get("/v1/jobs/{job}/ranks/{rank}", tags=["data"], summary="Whether this pod knows what a rank received.")
     async def rank_known(job: JobName, rank: Number, incarnation: Incarnation = None) -> dict[str, Any]:
         at_pod = node.job(job, incarnation)

@@ -1,0 +1,132 @@
+"""Is every position that a sampler hands out asked for, or only a part of them?
+
+What a rank asks of an epoch is a prefix of its trace, or all of it. A trainer that wraps samplers to divide them among
+its processes leaves holes in it: samples that nobody would ever get. This is seen from the requests alone, without
+knowing the trainer. In one process requests follow each other without a hole; loader workers are dealt the first
+batches one after another (torch's DataLoader, whatever its ``in_order``), so what two neighbours among them ask for
+first must join. What cannot be told here, the pods tell when the rank comes to its next epoch.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.utils.data
+
+from refill.protocol.wire_format import Int64Array
+
+__all__ = ["Hole", "HoleGuard"]
+
+_WORKERS = 256
+_ITERATION, _START, _PROCESS = range(3)
+_FIRST, _FIRST_END, _END = 1, 2, 3
+
+
+class Hole(NamedTuple):
+    """Positions ``start`` to ``end``, exclusive, that were passed over; and what it looks like, in words."""
+
+    start: int
+    end: int
+    pattern: str
+
+
+class HoleGuard:
+    """Of one rank. Picklable: loader workers share its memory, in which each process writes a row of its own."""
+
+    _thread: tuple[int, int]
+    """The iteration, and the thread that asks for it; 0: several do."""
+
+    def __init__(self) -> None:
+        # Row 0 is for the training process, row 1 + w for worker w: the iteration that it asks for, where the first
+        # batch that it asked for begins and ends, and where the last one ends. The last row is of the iteration itself:
+        # its number, its first position, and the process that iterates.
+        self._rows = torch.zeros((2 + _WORKERS, 4), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._forget_thread()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_rows": self._rows}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget_thread()
+
+    def begins(self, start: int) -> int:
+        """Fact: a sampler of this process begins to hand out positions from ``start`` on. Returns the number of the
+        iteration, which its positions carry."""
+        here = self._rows[-1]
+        number = int(here[_ITERATION]) + 1
+        here[_START], here[_PROCESS], here[_ITERATION] = start, os.getpid(), number
+        return number
+
+    def asks(self, iteration: int, positions: Int64Array) -> Hole | None:
+        """Fact: this process is about to ask for these positions. Returns the hole that this shows, if any."""
+        here = self._rows[-1].tolist()
+        if not iteration or iteration != here[_ITERATION]:
+            return None  # of an iteration that is over, or that began in another process
+        start, end = int(positions.min()), int(positions.max()) + 1
+        if end - start != len(positions):
+            return _within(positions)
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None and worker.num_workers > 1:
+            return self._of_workers(worker.id, worker.num_workers, iteration, here[_START], start, end)
+        if worker is None and here[_PROCESS] != os.getpid():
+            return None  # nobody knows what else is asked, and where
+        return self._in_turn(iteration, here[_START], start, end)
+
+    def _in_turn(self, iteration: int, first: int, start: int, end: int) -> Hole | None:
+        """One process asks for everything, one batch after another."""
+        row = self._rows[0]
+        if self._thread != (iteration, threading.get_ident()):
+            if self._thread[0] == iteration:
+                self._thread = (iteration, 0)  # threads ask side by side: in any order
+                return None
+            self._thread = (iteration, threading.get_ident())
+            row[_ITERATION], row[_END] = iteration, first
+        expected = int(row[_END])
+        row[_END] = max(end, expected)
+        return Hole(expected, start, _batches(expected, start, end)) if start > expected else None
+
+    def _of_workers(self, worker: int, workers: int, iteration: int, first: int, start: int, end: int) -> Hole | None:
+        if workers > _WORKERS or int(self._rows[1 + worker, _ITERATION]) == iteration:
+            return None
+        mine = self._rows[1 + worker]
+        mine[_FIRST], mine[_FIRST_END] = start, end
+        mine[_ITERATION] = iteration
+        firsts = self._rows[1 : 1 + workers].tolist()
+        for before in (worker - 1, worker):
+            if 0 <= before < workers - 1 and firsts[before][0] == firsts[before + 1][0] == iteration:
+                # A loader that goes on from a state may deal to another worker first: then the later one has less.
+                hole, after = firsts[before][_FIRST_END], firsts[before + 1]
+                if after[_FIRST] > hole:
+                    return Hole(hole, after[_FIRST], _batches(hole, after[_FIRST], after[_FIRST_END]))
+        if all(row[0] == iteration for row in firsts):
+            least = min(firsts, key=lambda row: row[_FIRST])
+            if least[_FIRST] > first:
+                return Hole(first, least[_FIRST], _batches(first, least[_FIRST], least[_FIRST_END]))
+        return None
+
+    def _forget_thread(self) -> None:
+        self._thread = (0, 0)
+
+
+def _within(positions: Int64Array) -> Hole | None:
+    ordered = np.unique(positions)
+    steps = np.diff(ordered)
+    if not len(steps) or int(steps.max()) == 1:
+        return None
+    gap = int(np.argmax(steps > 1))
+    step = int(steps[gap])
+    regular = bool((steps == step).all())
+    pattern = f"one of every {step} positions is asked for" if regular else "positions are left out within a batch"
+    return Hole(int(ordered[gap]) + 1, int(ordered[gap + 1]), pattern)
+
+
+def _batches(hole: int, start: int, end: int) -> str:
+    size = end - start
+    if (start - hole) % size:
+        return f"{start - hole} positions are left out between two batches"
+    return f"{(start - hole) // size} of {(start - hole) // size + 1} batches are left out"
