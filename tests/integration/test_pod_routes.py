@@ -207,7 +207,10 @@ def test_traces(running: str) -> None:
         (b"null", "body"),
         (b'{"dataset": 7}', "job setting dataset must be str, got 7"),
         (b"{}", "job setting dataset is missing"),
-        (b'{"dataset": "file:///x", "chunks": 1}', "unknown job setting 'chunks'; there are: chunk_size"),
+        (
+            b'{"dataset": "file:///x", "chunks": 1}',
+            "unknown job setting 'chunks'; there are: allow_skipped, chunk_size",
+        ),
         (b'{"dataset": "file:///x", "chunk_size": "64"}', "job setting chunk_size must be int, got '64'"),
         (b'{"dataset": "file:///x", "chunk_size": 64.0}', "job setting chunk_size must be int"),
         (b'{"dataset": "file:///x", "chunk_size": -1}', "job setting chunk_size must be 0 to 65536, got -1"),
