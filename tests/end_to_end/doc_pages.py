@@ -1,0 +1,51 @@
+"""What do the docs name? Their code blocks, the code within their sentences, their links."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+__all__ = ["PAGES", "ROOT", "blocks", "commands", "prose", "sources", "spans"]
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """What stands in fences of these languages; ``""`` is one of none."""
+    return [text for language, text in _BLOCK.findall(page.read_text()) if language in languages]
+
+
+def prose(page: Path) -> str:
+    """All but that."""
+    return _BLOCK.sub("", page.read_text())
+
+
+def spans(page: Path) -> list[str]:
+    """What stands in backticks, each in one line."""
+    return [" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose(page))]
+
+
+def commands(page: Path) -> list[str]:
+    """Lines for a shell, continued ones joined, comments cut off: of blocks, indented ones, and of sentences."""
+    text = "\n".join(
+        [*blocks(page, "", "sh", "bash", "console"), *re.findall(r"^    (\w.*)$", prose(page), re.MULTILINE)]
+    )
+    lines = text.replace("\\\n", " ").splitlines()
+    return [re.sub(r"\s+#.*", "", line.strip().removeprefix("$ ")) for line in lines] + spans(page)
+
+
+@cache
+def sources() -> str:
+    """Everything that the docs speak of: code, chart, tests, and the names of their files."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    files = [Path(name) for name in listed] or [path.relative_to(ROOT) for path in ROOT.glob("[a-z]*/**/*.*")]
+    told = [
+        (ROOT / path).read_text(errors="replace")
+        for path in files
+        if path.parts[0] != "docs" and path.suffix not in (".md", ".lock") and (ROOT / path).is_file()
+    ]
+    return "\n".join([*map(str, files), *told])
