@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,14 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 @each_page
 def test_names_in_backticks_occur_in_the_code(page: Path) -> None:
     """Those that are somebody's for sure: with an underscore, or a capital within."""
-    known = set(re.findall(r"\w+", sources())) | FOREIGN
     named = {word for span in spans(page) for word in re.findall(r"[A-Za-z_]\w+", span)}
     told = {word for word in named if re.search(r"\w_\w|[a-z][A-Z]", word) and not word.lower().startswith("refill_")}
-    assert told <= known
+    assert told - FOREIGN <= _words()
+
+
+@cache
+def _words() -> set[str]:
+    return set(re.findall(r"\w+", sources()))
 
 
 @each_page
@@ -106,14 +111,17 @@ def _options(command: str) -> set[str]:
 
 @each_page
 def test_routes_exist(page: Path) -> None:
-    settings = Settings(host="127.0.0.1", ordinal=0, memory_bytes=1 << 24)
-    paths = [*client_app(CacheNode(settings)).openapi()["paths"], "/docs", "/openapi.json"]
-    patterns = [re.compile(re.sub(r"\{\w+\}", r"[^/]+", path) + r"$") for path in paths]
     for span in spans(page):
         if found := re.match(
             r"(?:(?:GET|PUT|POST|DELETE) )?(?:http://[\w.]+:?\w*)?(/(?:v1|metrics|healthz|readyz)[^ ?]*)", span
         ):
-            assert any(pattern.match(found[1]) for pattern in patterns), f"{page.name} names the route {span}"
+            assert any(route.match(found[1]) for route in _routes()), f"{page.name} names the route {span}"
+
+
+@cache
+def _routes() -> list[re.Pattern[str]]:
+    app = client_app(CacheNode(Settings(host="127.0.0.1", ordinal=0, memory_bytes=1 << 24)))
+    return [re.compile(re.sub(r"\{\w+\}", r"[^/]+", path) + r"$") for path in app.openapi()["paths"]]
 
 
 def test_panels_of_the_runbook_exist() -> None:
