@@ -35,6 +35,7 @@ from refill.errors import (
     PodUnreachable,
     RecordsWanted,
     RefillError,
+    RequestTooLarge,
     UnknownJob,
     error_from_wire,
 )
@@ -45,6 +46,7 @@ from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import (
     FRAME_BYTES_HEADER,
     FRAME_HEADER_BYTES,
+    MAX_SAMPLES,
     MEMORY_HEADER,
     BatchRequest,
     FrameHeader,
@@ -208,7 +210,22 @@ class PodConnection:
         return received
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
-        """Exactly these samples, outside of any epoch."""
+        """Exactly these samples, outside of any epoch. In as many requests as pods want it split into."""
+        parts = []
+        to_ask = [sample_ids[start : start + MAX_SAMPLES] for start in range(0, len(sample_ids), MAX_SAMPLES)]
+        while to_ask:
+            ids = to_ask.pop(0)
+            try:
+                parts.append(self._samples(ids))
+            except RequestTooLarge:
+                if len(ids) < 2:
+                    raise
+                to_ask[:0] = np.array_split(ids, 2)
+        if len(parts) == 1:
+            return parts[0]
+        return ReceivedBatch(sample_ids.copy(), [payload for part in parts for payload in part.payloads])
+
+    def _samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
         return self._retried(None, lambda home, seconds: self._fetch(home, "samples", body, None, sample_ids, seconds))
 

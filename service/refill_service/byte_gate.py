@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager, suppress
 
 from refill_service.cache_core.fair_queue import FairQueue, Waiting
+from refill_service.cache_core.shared_room import Asker
 
 __all__ = ["ByteGate", "Passage"]
 
@@ -22,22 +23,25 @@ class Passage:
 
     def resize(self, size_bytes: int) -> None:
         """Fact: it is as large as this, which was not known before. Never waits."""
-        self._gate._count(self._job, size_bytes - self.size_bytes)
+        self._gate._count(self._job, -self.size_bytes)
         self.size_bytes = size_bytes
+        self._gate._count(self._job, size_bytes)
         self._gate._admit()
 
 
 class ByteGate:
     """At most ``limit_bytes`` inside; something larger than the limit goes through alone.
 
-    Who waits is let in by start-time fair queueing over jobs (:mod:`.cache_core.fair_queue`), a job's own in order.
+    A job may be an :class:`Asker`, which says whose job it is. Who waits is let in by start-time fair queueing over
+    jobs (:mod:`.cache_core.fair_queue`), a job's own in order.
 
     :param opens_with_bytes: after a time with nobody inside, this much may be inside at first, and as much more as has
         come through since (TCP's slow start): what was asked for first need not share the store's bandwidth with all
         that follows. None: the limit.
     :param most_of_free: a job with something inside may have at most this many times the bytes there that are left
-        free (Choudhury and Hahne, *Dynamic Queue Length Thresholds for Shared-Memory Packet Switches*, 1998), so that
-        another job finds room even if nobody leaves. None: no such rule.
+        free (as in :mod:`.cache_core.shared_room`), so that another job finds room even if nobody leaves; so may a
+        team with all its jobs half as many times. What is larger than a job may have is counted as so much: others go
+        on beside it, but no second one like it. None: no such rule.
     """
 
     def __init__(
@@ -45,8 +49,13 @@ class ByteGate:
     ) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        """As counted."""
+        self.inside_bytes = 0
+        """All of it."""
         self._most_of_free = most_of_free
+        self._most_for_one = limit_bytes if most_of_free is None else limit_bytes * most_of_free // (1 + most_of_free)
         self._used_by: Counter[Hashable] = Counter()
+        self._used_by_team: Counter[str] = Counter()
         self._opens_with_bytes = limit_bytes if opens_with_bytes is None else min(opens_with_bytes, limit_bytes)
         self._open_bytes = self._opens_with_bytes
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
@@ -83,20 +92,38 @@ class ByteGate:
         finally:
             self._leave(job, inside.size_bytes)
 
+    def _counted(self, size_bytes: int) -> int:
+        return size_bytes if self._most_of_free is None else min(size_bytes, self._most_for_one)
+
     def _fits(self, size_bytes: int) -> bool:
+        size_bytes = self._counted(size_bytes)
         return self.used_bytes == 0 or self.used_bytes + size_bytes <= self._open_bytes
 
     def _has_its_share(self, job: Hashable, size_bytes: int) -> bool:
-        inside = self._used_by[job]
-        if self._most_of_free is None or inside == 0:
+        if self._most_of_free is None:
             return False
-        return inside + size_bytes > self._most_of_free * (self.limit_bytes - self.used_bytes - size_bytes)
+        size_bytes = self._counted(size_bytes)
+        free_bytes = self.limit_bytes - self.used_bytes - size_bytes
+        inside = self._used_by[job]
+        if inside and inside + size_bytes > self._most_of_free * free_bytes:
+            return True
+        if not isinstance(job, Asker) or not job.team:
+            return False
+        inside = self._used_by_team[job.team]
+        return inside > 0 and 2 * (inside + size_bytes) > self._most_of_free * free_bytes
 
     def _count(self, job: Hashable, more_bytes: int) -> None:
-        self.used_bytes += more_bytes
-        self._used_by[job] += more_bytes
+        """:param more_bytes: of one visitor, all of them; negative: it leaves."""
+        self.inside_bytes += more_bytes
+        counted = self._counted(abs(more_bytes)) * (1 if more_bytes > 0 else -1)
+        self.used_bytes += counted
+        self._used_by[job] += counted
         if self._used_by[job] == 0:
             del self._used_by[job]
+        if isinstance(job, Asker):
+            self._used_by_team[job.team] += counted
+            if self._used_by_team[job.team] == 0:
+                del self._used_by_team[job.team]
 
     def _leave(self, job: Hashable, size_bytes: int) -> None:
         self._count(job, -size_bytes)

@@ -27,8 +27,10 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import encode_records
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.job_memory import JobMemory
+from refill_service.cache_core.posted_traces import trace_memory
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout, default_chunk_size
+from refill_service.cache_core.shared_room import SharedRoom
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.early_opening import EarlyOpening
 from refill_service.jobs.home import Home
@@ -47,7 +49,7 @@ from refill_service.pinned_tier import PinnedTier
 from refill_service.pod_phase import PodPhase
 from refill_service.serving.access import check_holder
 from refill_service.serving.client_memory import ClientMemory
-from refill_service.serving.request_guard import BodyBytes, RequestCounts
+from refill_service.serving.request_guard import RequestCounts
 from refill_service.settings import Settings
 
 __all__ = ["CacheNode"]
@@ -97,7 +99,11 @@ class CacheNode:
         self.sending_to_clients = ByteGate(limit_bytes, most_of_free=_MOST_OF_FREE)
         self.sending_to_pods = ByteGate(limit_bytes, most_of_free=_MOST_OF_FREE)
         """Apart from clients' answers, which wait for those of other pods: two could wait for each other."""
-        self.bodies = BodyBytes(max(_LEAST_BODY_BYTES, settings.memory_bytes // _BODIES_PART))
+        bodies_bytes = max(_LEAST_BODY_BYTES, settings.memory_bytes // _BODIES_PART)
+        self.bodies = SharedRoom(bodies_bytes)
+        """Of clients' requests."""
+        self.bodies_of_pods = SharedRoom(bodies_bytes, one_may_be_larger=True)
+        """Of other pods' requests: what one of them knew when it ended comes as one, of any size."""
         self.phase = PodPhase.STARTING
         self.requests = RequestCounts()
         self.jobs: dict[str, JobAtPod] = {}
@@ -236,8 +242,9 @@ class CacheNode:
             layout = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size or _chunk_size(spec, dataset))
             share = layout.share(settings.ordinal, settings.num_pods)
             records = await dataset.load_records(share.first_sample, share.end_sample)
+            for_traces = trace_memory(memory_bytes, dataset.num_samples) if spec.order == "explicit" else 0
             memory = JobMemory(
-                memory_bytes,
+                memory_bytes - for_traces,
                 settings.remote_memory_fraction if settings.num_pods > 1 else 0.0,
                 settings.recent_fraction,
                 settings.in_flight_fraction,
@@ -253,13 +260,22 @@ class CacheNode:
                 memory_bytes=memory_bytes,
                 abstract_bytes=memory.abstract_bytes,
                 incarnation=incarnation,
+                trace_bytes=for_traces,
                 resumed=resumed,
             )
             pinned = self.pinned.lease(dataset.index.fingerprint, records)
         except BaseException:
             await dataset.close()
             raise
-        owner = Owner(job, self.gate, pinned, memory.recent_bytes, settings.wait_seconds, lost=lost)
+        owner = Owner(
+            job,
+            self.gate,
+            pinned,
+            memory.recent_bytes,
+            settings.wait_seconds,
+            answer_bytes=settings.answer_limit_bytes,
+            lost=lost,
+        )
         peers = JobPeers(job, self.peers, settings.wait_seconds, lambda pod: self.registration.introduce(pod, job))
         home = Home(job, owner, peers, memory.remote_bytes, settings.wait_seconds, lost=lost)
         at_pod = JobAtPod(job, owner, home, peers, pinned)

@@ -64,8 +64,8 @@ class _NodeCollector(Collector):
         resident.add_metric(["recent"], sum(at_pod.owner.recent_bytes for at_pod in jobs))
         resident.add_metric(["in_flight"], node.gate.used_bytes)
         resident.add_metric(["pinned"], node.pinned.used_memory_bytes)
-        resident.add_metric(["sending"], node.sending_to_clients.used_bytes + node.sending_to_pods.used_bytes)
-        resident.add_metric(["receiving"], node.bodies.used_bytes)
+        resident.add_metric(["sending"], node.sending_to_clients.inside_bytes + node.sending_to_pods.inside_bytes)
+        resident.add_metric(["receiving"], node.bodies.used_bytes + node.bodies_of_pods.used_bytes)
         yield resident
         on_disk = GaugeMetricFamily("refill_pinned_disk_bytes", "Bytes of samples kept on the local disk.")
         on_disk.add_metric([], node.pinned.used_disk_bytes)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pyreqwest.client import Client, ClientBuilder
 from pyreqwest.exceptions import PyreqwestError
 from pyreqwest.request import RequestBuilder
@@ -28,7 +29,7 @@ from refill_service.serving.certificates import Certificates
 from refill_service.serving.request_id import REQUEST_ID_HEADER, current_request_id
 from refill_service.tracing import trace_headers
 
-__all__ = ["PODS_HEADER", "Frame", "FrameReader", "Payload", "Peers"]
+__all__ = ["PODS_HEADER", "Body", "BodyPieces", "Frame", "FrameReader", "Payload", "Peers"]
 
 Payload = bytes | memoryview
 """The bytes of a sample: its own, or a view into the buffer that it came with."""
@@ -39,8 +40,28 @@ one do not agree on who owns what, and must not talk."""
 STREAM_WINDOW_BYTES = 16 << 20
 CONNECTION_WINDOW_BYTES = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
+_PIECE_NUMBERS = 1 << 17
 _CONNECT_SECONDS = 5
 _LOOK_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class BodyPieces:
+    """Integers that are sent as int64, encoded piece by piece: there are no copies of them for each pod."""
+
+    numbers: NDArray[np.signedinteger[Any]]
+
+    @property
+    def num_bytes(self) -> int:
+        return 8 * len(self.numbers)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        for start in range(0, len(self.numbers), _PIECE_NUMBERS):
+            yield self.numbers[start : start + _PIECE_NUMBERS].astype("<i8").tobytes()
+
+
+Body = dict[str, Any] | bytes | BodyPieces | None
+"""Of a small request: sent as JSON, as it is, or in pieces."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +84,14 @@ class FrameReader:
         self._piece = memoryview(b"")
         self.bytes_received = 0
 
-    async def frame(self) -> Frame:
-        """Raises :class:`PodUnreachable` when the stream ends too early."""
+    async def frame(self, check_bytes: Callable[[int], None] | None = None) -> Frame:
+        """Raises :class:`PodUnreachable` when the stream ends too early.
+
+        :param check_bytes: is told the size of the payload before any of it is held, and may raise.
+        """
         header = FrameHeader.decode(await self._exactly(FRAME_HEADER_BYTES))
+        if check_bytes is not None:
+            check_bytes(header.payload_bytes)
         positions, sample_ids, lengths = decode_frame_arrays(header, await self._exactly(header.arrays_bytes))
         payloads = []
         for length in lengths.tolist():
@@ -131,12 +157,14 @@ class Peers:
         if self._client is not None:
             await self._client.close()
 
-    async def call(self, pod: int, method: str, path: str, body: bytes | dict[str, Any] | None = None) -> Any:
+    async def call(self, pod: int, method: str, path: str, body: Body = None) -> Any:
         """One small request; returns the decoded JSON answer, None when it is empty."""
         async with self._translated(pod):
             request = self._request(method, pod, path)
             if isinstance(body, dict):
                 request = request.header("content-type", "application/json").body_bytes(json.dumps(body).encode())
+            elif isinstance(body, BodyPieces):
+                request = request.header("content-length", str(body.num_bytes)).body_stream(body.pieces())
             elif body is not None:
                 request = request.body_bytes(body)
             response = await request.build().send()
@@ -152,7 +180,7 @@ class Peers:
                 _raise_for(response.status, await response.text(), self.name(pod))
             return bytes(await response.bytes())
 
-    async def call_all(self, pods: list[int], method: str, path: str, body: dict[str, Any] | bytes | None) -> list[Any]:
+    async def call_all(self, pods: list[int], method: str, path: str, body: Body) -> list[Any]:
         """The same small request to several pods at once; the first error is raised when all have answered."""
         calls = (self.call(pod, method, path, body) for pod in pods)
         answers = await asyncio.gather(*calls, return_exceptions=True)

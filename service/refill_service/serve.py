@@ -82,7 +82,7 @@ async def _serve(settings: Settings) -> None:
     for_peers = RequestGuard(
         Access(peer_app(node), peer_tokens, node.job_holder),
         "pod",
-        node.bodies,
+        node.bodies_of_pods,
         node.requests,
         settings.max_connections,
         settings.client_timeout_seconds,

@@ -22,6 +22,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 _MAX_REPLICAS = 10_000
 _LEAST_SENDING_BYTES = 64 << 20
+_LARGE_ANSWER_BYTES = 256 << 20
 
 
 def parse_bytes(text: Any) -> Any:
@@ -306,6 +307,11 @@ class Settings(BaseSettings):
     @property
     def sending_limit_bytes(self) -> int:
         return self.sending_bytes or max(_LEAST_SENDING_BYTES, self.memory_bytes // 10)
+
+    @property
+    def answer_limit_bytes(self) -> int:
+        """Most bytes of samples in one answer. It passes even if it is larger than what may be on its way at once."""
+        return max(self.sending_limit_bytes, min(self.memory_bytes // 4, _LARGE_ANSWER_BYTES))
 
     @property
     def client_certificates(self) -> Certificates | None:

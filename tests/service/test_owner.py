@@ -293,8 +293,8 @@ def test_a_rank_that_asks_for_nothing_holds_nobody_up(packed: tuple[str, Any]) -
     async def run() -> None:
         async with owner_of(packed[0], 300_000, order="explicit", world_size=2) as owner:
             for epoch in range(3):
-                owner.job.post_trace(epoch, 0, np.arange(100))
-                owner.job.post_trace(epoch, 1, np.arange(0))
+                await owner.job.post_trace(epoch, 0, np.arange(100))
+                await owner.job.post_trace(epoch, 1, np.arange(0))
                 if epoch == 1:  # left early
                     await take(owner, epoch, 0, 0)
                     continue

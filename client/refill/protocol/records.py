@@ -32,7 +32,7 @@ import numpy as np
 
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["RECORD_HEADER_BYTES", "Kind", "Record", "RecordReader", "encode_records"]
+__all__ = ["RECORD_HEADER_BYTES", "Kind", "Record", "RecordReader", "encode_records", "record_bytes"]
 
 _HEADER = struct.Struct("<IIBxHII")
 RECORD_HEADER_BYTES = _HEADER.size
@@ -62,13 +62,21 @@ class Record(NamedTuple):
     columns: tuple[Int64Array, ...] = ()
 
     def encode(self) -> bytes:
-        payload = b"".join(np.ascontiguousarray(column, dtype="<i8").tobytes() for column in self.columns)
-        return _header(len(payload), zlib.crc32(payload), self.kind, self.epoch, self.rank) + payload
+        columns = [np.ascontiguousarray(column, dtype="<i8") for column in self.columns]
+        size = checksum = 0
+        for column in columns:
+            size, checksum = size + column.nbytes, zlib.crc32(column.data, checksum)
+        return b"".join([_header(size, checksum, self.kind, self.epoch, self.rank), *(each.data for each in columns)])
 
 
 def _header(size: int, checksum: int, kind: int, epoch: int, rank: int) -> bytes:
     head = zlib.crc32(_HEADER.pack(size, checksum, kind, 0, epoch, rank)) & 0xFFFF
     return _HEADER.pack(size, checksum, kind, head, epoch, rank)
+
+
+def record_bytes(header: bytes | bytearray | memoryview) -> int:
+    """The size of the record that begins with this header, as far as it can be believed."""
+    return RECORD_HEADER_BYTES + int.from_bytes(header[:4], "little")
 
 
 def encode_records(records: Iterable[Record]) -> bytes:

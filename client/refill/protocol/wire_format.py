@@ -26,6 +26,7 @@ __all__ = [
     "FRAME_BYTES_HEADER",
     "FRAME_HEADER_BYTES",
     "MAX_BATCH",
+    "MAX_SAMPLES",
     "MEMORY_HEADER",
     "BatchRequest",
     "FrameHeader",
@@ -41,8 +42,10 @@ FRAME_BYTES_HEADER = "x-refill-frame-bytes"
 
 Int64Array = NDArray[np.int64]
 
-MAX_BATCH = 1 << 20
+MAX_BATCH = 1 << 16
 """Most positions in one request; larger requests are refused before anything is allocated."""
+MAX_SAMPLES = 1 << 12
+"""Most samples of a request for exactly these; clients make several of a longer one."""
 
 _REQUEST = struct.Struct("<4sIIIQQQd")
 _FRAME = struct.Struct("<4sIQQ")

@@ -34,6 +34,9 @@ class ReceivedSamples:
         """``(n,)`` positions, ascending, for which something came."""
         return np.flatnonzero(self._received.get((epoch, rank), ()))
 
+    def epochs(self, rank: int) -> set[int]:
+        return {epoch for epoch, of_rank in self._received if of_rank == rank}
+
     def forget(self, rank: int, before_epoch: int) -> None:
         for key in [key for key in self._received if key[1] == rank and key[0] < before_epoch]:
             del self._received[key]

@@ -19,14 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refill.errors import InvalidInput, PodUnreachable, RefillError, SamplesSkipped
-from refill.protocol.wire_format import BatchRequest, Int64Array
+from refill.protocol.wire_format import MAX_SAMPLES, BatchRequest, Int64Array
+from refill_service.cache_core.epoch_order import IdArray
 from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
 from refill_service.cache_core.skipped_positions import asked_for, skipped_for_good
+from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.home_record import HomeRecord
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_peers import JobPeers
 from refill_service.jobs.owner import Owner
-from refill_service.peers import Payload
+from refill_service.peers import BodyPieces, Payload
 from refill_service.tracing import span
 
 __all__ = ["Batch", "Home", "HomeCounts"]
@@ -145,7 +147,8 @@ class Home:
         await asyncio.gather(*self._receiving, return_exceptions=True)
 
     async def batch(self, request: BatchRequest, before_taking: Callable[[], Awaitable[object]] | None = None) -> Batch:
-        """Raises :class:`InvalidInput` for a position past the end of the rank's trace.
+        """Raises :class:`InvalidInput` for a position past the end of the rank's trace, :class:`RequestTooLarge` for
+        more samples than an answer holds.
 
         :param before_taking: awaited when the epoch is open and before anything is taken: an error costs nothing here.
         """
@@ -160,6 +163,7 @@ class Home:
                 f"rank {rank} asks for position {int(positions.max())}, but epoch {epoch} of job {job.spec.name} "
                 f"has {traces.length(rank)} positions for it"
             )
+        AnswerSize(self._owner.answer_bytes).check(job.mean_bytes(len(positions)))
         self._nothing_was_skipped(rank, before_epoch=epoch)
         await self._open(epoch, rank)  # not before: what is refused must not move the rank on
         batch = _Assembly(epoch, rank, positions, *traces.asked(rank, positions))
@@ -241,35 +245,50 @@ class Home:
             self._counts(batch.epoch).repeats += len(places)
 
     async def exact(self, sample_ids: Int64Array) -> list[Payload]:
-        """Exactly these samples, from whoever owns them."""
-        owners = self.job.owner_of(sample_ids)
-        found: list[Payload] = [b""] * len(sample_ids)
+        """Exactly these samples, from whoever owns them; one that is asked for often is read and held once.
+
+        Raises :class:`RequestTooLarge` when they are more bytes than an answer may have.
+        """
+        ids, place_of = np.unique(sample_ids, return_inverse=True)
+        owners = self.job.owner_of(ids)
+        found: list[Payload] = [b""] * len(ids)
+        size = AnswerSize(self._owner.answer_bytes)
 
         async def ask(pod: int, places: Int64Array) -> None:
-            if pod == self.job.ordinal:
-                data: Sequence[Payload] = await self._owner.exact(sample_ids[places])
-            else:
-                data = await self.peers.patiently(pod, lambda: self._exact_of(pod, sample_ids[places]))
-            for place, payload in zip(places.tolist(), data, strict=True):
-                found[place] = payload
+            for start in range(0, len(places), MAX_SAMPLES):
+                part = places[start : start + MAX_SAMPLES]
+                if pod == self.job.ordinal:
+                    data: Sequence[Payload] = await self._owner.exact(ids[part], size)
+                else:
+                    data = await self.peers.patiently(pod, partial(self._exact_of, pod, ids[part], size))
+                for place, payload in zip(part.tolist(), data, strict=True):
+                    found[place] = payload
 
         await _all_done(*(ask(pod, np.flatnonzero(owners == pod)) for pod in np.unique(owners).tolist()))
-        return found
+        if len(ids) == len(sample_ids):
+            return [found[place] for place in place_of.tolist()]
+        lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
+        size.check(int(lengths[place_of].sum()))
+        return [found[place] for place in place_of.tolist()]
 
-    async def _exact_of(self, pod: int, sample_ids: Int64Array) -> Sequence[Payload]:
-        async with self.peers.frames(pod, "samples", sample_ids.astype("<i8").tobytes()) as frames:
-            found = (await frames.frame()).payloads
-            self.received_bytes[pod] += frames.bytes_received
-            return found
+    async def _exact_of(self, pod: int, sample_ids: Int64Array, size: AnswerSize) -> Sequence[Payload]:
+        part = size.part()
+        try:
+            async with self.peers.frames(pod, "samples", sample_ids.astype("<i8").tobytes()) as frames:
+                found = (await frames.frame(part.add)).payloads
+                self.received_bytes[pod] += frames.bytes_received
+                return found
+        except BaseException:
+            part.forget()
+            raise
 
-    async def post_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
+    async def post_trace(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
         """A rank's own trace: kept here and by every owner. Errors as :meth:`Job.post_trace`."""
         self.record.until_told(rank)
         await self._owner.wait_for_traces()
-        self.job.post_trace(epoch, rank, sample_ids)
+        await self.job.post_trace(epoch, rank, sample_ids)
         self._owner.trace_posted(epoch, rank, sample_ids)
-        body = sample_ids.astype("<i8").tobytes()
-        await self.peers.call_all("PUT", f"epochs/{epoch}/ranks/{rank}/trace", body)
+        await self.peers.call_all("PUT", f"epochs/{epoch}/ranks/{rank}/trace", BodyPieces(sample_ids))
 
     async def epoch_counts(self, epoch: int, here: dict[str, Any]) -> dict[str, Any]:
         """``{"pods": [counts of each pod], "total": their sum}``; ``here`` are those of this pod."""

@@ -5,15 +5,20 @@ It is kept from answer to answer; after a restart of the home pod itself, each r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
-from refill.errors import PodUnreachable, RecordsWanted
+from refill.errors import InvalidInput, PodUnreachable, RecordsWanted
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import BatchRequest, Int64Array
+from refill_service.cache_core.epoch_order import check_ids
 from refill_service.cache_core.received_samples import ReceivedSamples
 from refill_service.jobs.job import Job
 
 __all__ = ["HomeRecord"]
+
+
+_MOST_EPOCHS = 4
+"""Of a rank: it tells of the last two, and may have entered others since."""
 
 
 class HomeRecord:
@@ -62,22 +67,37 @@ class HomeRecord:
         if len(positions) and 0 <= int(positions.min()) <= int(positions.max()) < length:
             self._received.put(epoch, rank, length, positions, sample_ids)
 
-    def tell(self, rank: int, records: Iterable[Record]) -> None:
-        """Fact: this is what a rank has received. Told to a pod that was restarted, by the rank itself."""
+    async def tell(self, rank: int, records: AsyncIterator[Record]) -> int:
+        """Fact: this is what a rank has received. Told to a pod that was restarted, by the rank itself; returns the
+        number of records. What came before an error is no less true, but the rank has not told all then."""
         self._job.check_rank(rank)
-        whole_since, received = None, []
-        for record in records:
+        whole_since, count = None, 0
+        async for record in records:
+            count += 1
             if record.kind is Kind.RECEIVED and record.rank == rank:
-                received.append(record)
+                self._hear(record.epoch, rank, *record.columns)
             elif record.kind is Kind.TRACE and record.rank == rank:
-                self._job.restore_trace(record.epoch, rank, record.columns[0])
+                self._hear_trace(record.epoch, rank, record.columns[0])
             elif record.kind is Kind.WHOLE and record.rank == rank:
                 whole_since = record.epoch
-        for record in received:
-            self._remember(record.epoch, rank, *record.columns)
         self._heard.add(rank)
         if whole_since is not None:
             self._told[rank] = whole_since
+        return count
+
+    def _hear(self, epoch: int, rank: int, positions: Int64Array, sample_ids: Int64Array) -> None:
+        known = self._received.epochs(rank)
+        if epoch not in known and len(known) >= _MOST_EPOCHS:
+            raise InvalidInput(f"rank {rank} tells of more than {_MOST_EPOCHS} epochs")
+        self._remember(epoch, rank, positions, sample_ids)
+
+    def _hear_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
+        job = self._job
+        if job.spec.order != "explicit" or rank in job.posted.of_epoch(epoch):
+            return
+        check_ids(job.layout.num_samples, rank, sample_ids)
+        with job.posted.arriving(len(sample_ids)):
+            job.restore_trace(epoch, rank, sample_ids)
 
     def received_by(self, epoch: int, rank: int) -> Int64Array:
         """``(n,)`` positions that the rank has received, ascending."""

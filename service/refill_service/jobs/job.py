@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,8 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
-from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, Traces
+from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, KeyedTraces, Traces, check_ids
+from refill_service.cache_core.posted_traces import PostedTraces
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, keyed_traces
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 from refill_service.datasets.dataset_reader import Dataset
@@ -32,6 +33,7 @@ class Job:
 
     :param memory_bytes: what the job may use here, for abstract memory, remote memory and reads in flight.
     :param abstract_bytes: the part of it for abstract memory.
+    :param trace_bytes: what is set aside for posted traces.
     :param incarnation: tells this registration from an earlier one of the same name; equal on all pods.
     :param resumed: how the job was resumed from a checkpoint with other ranks or pods, if it was.
     """
@@ -48,6 +50,7 @@ class Job:
         memory_bytes: int,
         abstract_bytes: int,
         incarnation: str,
+        trace_bytes: int = 0,
         resumed: ResumedEpoch | None = None,
     ) -> None:
         self.spec = spec
@@ -66,7 +69,7 @@ class Job:
         self.mapping = AbstractMapping(self.share, self._abstract_chunks(abstract_bytes), spec.group_order)
         self.last_used = time.monotonic()
         self._traces: dict[int, Traces] = {}
-        self._posted: dict[int, dict[int, Int64Array]] = {}
+        self.posted = PostedTraces(layout.num_samples, trace_bytes)
         self._moved_epochs: set[int] = set()
         self._trace_posted = asyncio.Event()
         """Set, and replaced by a new one, when a trace has come."""
@@ -120,24 +123,27 @@ class Job:
 
     def asks_nothing(self, epoch: int, rank: int) -> bool:
         """Whether a rank posted an empty trace for this epoch."""
-        return self.spec.order == "explicit" and len(self._posted.get(epoch, {}).get(rank, (None,))) == 0
+        return self.spec.order == "explicit" and len(self.posted.of_epoch(epoch).get(rank, (None,))) == 0
 
     def known_traces(self, epoch: int) -> Traces | None:
         """The traces of an epoch if they can be told now: explicit ones when all ranks have posted theirs."""
         found = self._traces.get(epoch)
         if found is None:
-            posted = self._posted.get(epoch, {})
+            posted = self.posted.of_epoch(epoch)
             if len(posted) == self.spec.world_size:  # by ranks, or dealt anew when the job moved
                 found = ExplicitTraces(self.layout.num_samples, posted)
             elif self.spec.order == "keyed":
                 found = self._keyed(epoch)
             else:
                 return None
-            self._traces[epoch] = found
-            for old in [known for known in self._traces if known <= epoch - _KEPT_EPOCHS]:
-                self._traces.pop(old)
-                self._posted.pop(old, None)
+            self._remember(epoch, found)
         return found
+
+    def _remember(self, epoch: int, traces: Traces) -> None:
+        self._traces[epoch] = traces
+        for old in [known for known in (*self._traces, *self.posted.epochs) if known <= epoch - _KEPT_EPOCHS]:
+            self._traces.pop(old, None)
+            self.posted.forget(old)
 
     async def traces(self, epoch: int, wait_seconds: float) -> Traces:
         """The traces of an epoch; waits until every rank has posted its own when the order is explicit."""
@@ -145,18 +151,52 @@ class Job:
             await self._all_posted(epoch, wait_seconds)
         return found
 
-    def post_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
-        """Raises :class:`InvalidInput` when the job's order is keyed, or the rank posted another trace before."""
+    def check_posting(self, rank: int) -> None:
+        """Raises :class:`InvalidInput` for a rank that may post no trace."""
         if self.spec.order != "explicit":
             raise InvalidInput(f"job {self.spec.name} has order 'keyed': traces are posted to 'explicit' jobs only")
         self.check_rank(rank)
-        ExplicitTraces(self.layout.num_samples, {rank: sample_ids})  # refuses ids that the dataset does not have
-        posted = self._posted.setdefault(epoch, {})
-        if epoch in self._moved_epochs and len(posted.get(rank, ())) == len(sample_ids) > 0:
-            return  # posted again, and it has been dealt anew since
-        if rank in posted and not np.array_equal(posted[rank], sample_ids):
-            raise InvalidInput(f"rank {rank} posted another trace for epoch {epoch} of job {self.spec.name} before")
-        self.restore_trace(epoch, rank, sample_ids)
+
+    def trace_to_compare(self, epoch: int, rank: int) -> IdArray | None:
+        """What the rank has posted before, and has to post again if it posts; None: nothing, or it was dealt anew."""
+        return None if epoch in self._moved_epochs else self.posted.of_epoch(epoch).get(rank)
+
+    async def post_trace(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
+        """Raises :class:`InvalidInput` when the job's order is keyed, or the rank posted another trace before."""
+        self.check_posting(rank)
+        check_ids(self.layout.num_samples, rank, sample_ids)
+        posted = dict(self.posted.of_epoch(epoch)) | {rank: sample_ids}
+        if self._is_posted(epoch, rank, sample_ids):
+            return
+        if len(posted) < self.spec.world_size:
+            self.restore_trace(epoch, rank, sample_ids)
+            return
+        # The last one. Sorting all of them takes a while, in which others are to be answered.
+        built = await asyncio.to_thread(ExplicitTraces, self.layout.num_samples, posted)
+        if self._is_posted(epoch, rank, sample_ids):  # posted twice at the same time
+            return
+        others = self.posted.of_epoch(epoch)
+        unchanged = all(others.get(other) is posted[other] for other in posted if other != rank)
+        if unchanged and len(others) == len(posted) - 1:
+            self._put_trace(epoch, rank, sample_ids)
+            self._remember(epoch, built)
+            self._wake()
+        else:
+            self.restore_trace(epoch, rank, sample_ids)
+
+    def _is_posted(self, epoch: int, rank: int, sample_ids: IdArray) -> bool:
+        """Raises :class:`InvalidInput` when it is another one."""
+        before = self.posted.of_epoch(epoch).get(rank)
+        if before is None:
+            return False
+        if epoch in self._moved_epochs and len(before) == len(sample_ids) > 0:
+            return True  # posted again, and it has been dealt anew since
+        if not np.array_equal(before, sample_ids):
+            raise self.posted_another(epoch, rank)
+        return True
+
+    def posted_another(self, epoch: int, rank: int) -> InvalidInput:
+        return InvalidInput(f"rank {rank} posted another trace for epoch {epoch} of job {self.spec.name} before")
 
     def trace_length(self, epoch: int, rank: int) -> int:
         """Positions of a rank in an epoch; 0 when it has yet to post its trace."""
@@ -164,31 +204,32 @@ class Job:
             return self.samples_per_rank(self.layout.num_samples - len(self.resumed.done))
         if self.spec.order == "keyed":
             return self.samples_per_rank()
-        return len(self._posted.get(epoch, {}).get(rank, ()))
+        return len(self.posted.of_epoch(epoch).get(rank, ()))
 
-    def restore_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
+    def restore_trace(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
         """Fact: the rank had posted this trace before the pod was restarted."""
         if rank < self.spec.world_size:
-            posted = self._posted.setdefault(epoch, {})
-            if rank not in posted:
-                posted[rank] = sample_ids
-                self._traces.pop(epoch, None)
+            if rank not in self.posted.of_epoch(epoch):
+                self._put_trace(epoch, rank, sample_ids)
             self._wake()
 
     def replace_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
         """Fact: the rank asks for this, as dealt when the job moved."""
         if rank < self.spec.world_size:
-            self._posted.setdefault(epoch, {})[rank] = sample_ids
+            self._put_trace(epoch, rank, sample_ids)
             self._moved_epochs.add(epoch)
-            self._traces.pop(epoch, None)
             self._wake()
 
-    def move_traces(self, epoch: int, traces: dict[int, Int64Array]) -> None:
+    def move_traces(self, epoch: int, traces: Mapping[int, Int64Array]) -> None:
         """Fact: from now on, ranks ask for these in an epoch that had begun on other pods."""
-        self._posted[epoch] = traces
+        self.posted.replace(epoch, traces)
         self._moved_epochs.add(epoch)
         self._traces.pop(epoch, None)
         self._wake()
+
+    def _put_trace(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
+        self.posted.put(epoch, rank, sample_ids)
+        self._traces.pop(epoch, None)
 
     def _wake(self) -> None:
         self._trace_posted.set()
@@ -197,11 +238,11 @@ class Job:
     @property
     def traced_epochs(self) -> list[int]:
         """Those for which ranks have posted traces, or which were dealt anew when the job moved."""
-        return sorted(self._posted)
+        return self.posted.epochs
 
     def trace_records(self, epoch: int) -> Iterator[Record]:
         """The traces of an epoch that can't be told from the seed."""
-        for rank, sample_ids in self._posted.get(epoch, {}).items():
+        for rank, sample_ids in self.posted.of_epoch(epoch).items():
             yield Record(Kind.TRACE, epoch, rank, (sample_ids,))
 
     def check_rank(self, rank: int) -> None:
@@ -218,12 +259,12 @@ class Job:
         return keyed_traces(self.spec, epoch, self.layout.num_samples, self.resumed)
 
     async def _all_posted(self, epoch: int, wait_seconds: float) -> None:
-        posted = self._posted.setdefault(epoch, {})
         try:
             async with asyncio.timeout(wait_seconds):
-                while len(posted) < self.spec.world_size:
+                while len(self.posted.of_epoch(epoch)) < self.spec.world_size:
                     await self._trace_posted.wait()
         except TimeoutError as error:
+            posted = self.posted.of_epoch(epoch)
             missing = [rank for rank in range(self.spec.world_size) if rank not in posted]
             raise EpochNotReady(
                 f"epoch {epoch} of job {self.spec.name} waits for the trace of rank {missing[0]}", ranks=missing

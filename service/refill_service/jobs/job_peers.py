@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from refill.errors import JobLost, PodRecovering, PodUnreachable, UnknownJob
 from refill_service.jobs.job import Job
-from refill_service.peers import FrameReader, Peers
+from refill_service.peers import Body, FrameReader, Peers
 
 __all__ = ["PATIENCE_SECONDS", "Introduce", "JobPeers"]
 
@@ -77,11 +77,11 @@ class JobPeers:
         finally:
             self.waiting[pod] -= waits
 
-    async def call(self, pod: int, method: str, what: str, body: dict[str, Any] | bytes | None = None) -> Any:
+    async def call(self, pod: int, method: str, what: str, body: Body = None) -> Any:
         """One small request, made with patience."""
         return await self.patiently(pod, lambda: self._peers.call(pod, method, self.path(what), body))
 
-    async def call_all(self, method: str, what: str, body: dict[str, Any] | bytes | None = None) -> list[Any]:
+    async def call_all(self, method: str, what: str, body: Body = None) -> list[Any]:
         """The same small request to all of them; the first error is raised when all have answered."""
         calls = (self.call(pod, method, what, body) for pod in self.others)
         answers = await asyncio.gather(*calls, return_exceptions=True)

@@ -27,11 +27,12 @@ from refill.errors import (
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
 from refill_service.byte_gate import ByteGate
-from refill_service.cache_core.epoch_order import Traces
+from refill_service.cache_core.epoch_order import IdArray, Traces
 from refill_service.cache_core.owner_epoch import EpochCounts
 from refill_service.cache_core.policies import new_epoch
 from refill_service.cache_core.receipt import EpochReceipt, receipt_of
 from refill_service.cache_core.recollection import Recollection
+from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_peers import PATIENCE_SECONDS
@@ -46,6 +47,9 @@ __all__ = ["Owner"]
 
 log = logging.getLogger(__name__)
 
+_READS_AT_ONCE = 64
+"""Of single samples, for one request."""
+
 
 class Owner:
     """One pod's share of one job.
@@ -53,6 +57,7 @@ class Owner:
     :param gate: bounds the bytes of reads in flight, over all jobs of the pod.
     :param pinned: what the pod keeps of this share, for all jobs.
     :param recent_bytes: how much of what was sent is kept for those who ask again.
+    :param answer_bytes: most bytes of samples in one answer.
     :param lost: the pod was restarted while the job ran, and has yet to be told what it had answered (``go_on``).
     """
 
@@ -64,9 +69,11 @@ class Owner:
         recent_bytes: int,
         wait_seconds: float,
         *,
+        answer_bytes: int = 1 << 62,
         lost: bool = False,
     ) -> None:
         self.job = job
+        self.answer_bytes = answer_bytes
         self.history: dict[int, OwnerCounts] = {}
         self.journal: JobJournal | None = None
         self.epoch_ended: Callable[[int], Awaitable[None]] | None = None
@@ -241,10 +248,16 @@ class Owner:
         self._recent.put(epoch, samples, payloads)
         return ahead.positions[here], ahead.samples[here] + first, payloads
 
-    async def exact(self, sample_ids: Int64Array) -> list[Payload]:
-        """The bytes of exactly these samples of the share, outside of any epoch's protocol."""
+    async def exact(self, sample_ids: Int64Array, size: AnswerSize | None = None) -> list[Payload]:
+        """The bytes of exactly these samples of the share, outside of any epoch's protocol. All different, or one of
+        them is read several times.
+
+        :param size: of the answer that they are part of; None: of one of their own. Raises what it raises.
+        """
+        samples = sample_ids - self.job.share.first_sample
+        (size or AnswerSize(self.answer_bytes)).add(int(self.job.records.length[samples].sum()))
         counts = self._epochs[-1].counts if self._epochs else OwnerCounts(EpochCounts())
-        results = await self._exact(counts, (sample_ids - self.job.share.first_sample).tolist())
+        results = await self._exact(counts, samples.tolist())
         _raise_first(results)
         return [result for result in results if not isinstance(result, BaseException)]
 
@@ -377,7 +390,7 @@ class Owner:
         if self._why_closed is not None:
             raise self._why_closed
 
-    def trace_posted(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
+    def trace_posted(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
         """Fact: a rank has posted its trace."""
         self._write(Record(Kind.TRACE, epoch, rank, (sample_ids,)))
 
@@ -504,7 +517,21 @@ class Owner:
             return payload
 
         first = self.job.share.first_sample
-        found = await asyncio.gather(*(read(sample + first) for sample in samples), return_exceptions=True)
+        found: list[Payload | BaseException] = [b""] * len(samples)
+        to_read = iter(enumerate(samples))
+
+        async def read_some() -> None:
+            for place, sample in to_read:
+                try:
+                    found[place] = await read(sample + first)
+                except Exception as error:
+                    found[place] = error
+                except asyncio.CancelledError as error:
+                    if (task := asyncio.current_task()) is None or task.cancelling():
+                        raise
+                    found[place] = error  # of the read alone
+
+        await asyncio.gather(*(read_some() for _ in samples[:_READS_AT_ONCE]))
         if any(isinstance(each, asyncio.CancelledError) for each in found):
             self._refuse_when_closed()  # the store was closed under its reads
         payloads = [each for each in found if not isinstance(each, BaseException)]

@@ -12,10 +12,15 @@ from starlette.requests import Request
 
 from refill.errors import PodBusy
 from refill_service.byte_gate import ByteGate, Passage
+from refill_service.cache_core.shared_room import Asker
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.serving.request_guard import held
 
 __all__ = ["AnswerRoom"]
+
+
+_BESIDE_BYTES = 512
+"""What Python needs for each sample meanwhile; and its place in the queue, as it costs time, however small it is."""
 
 
 class AnswerRoom:
@@ -27,22 +32,25 @@ class AnswerRoom:
         self._at_pod = at_pod
         self._wait_seconds = wait_seconds
         self._passage: Passage | None = None
+        self._beside_bytes = 0
 
     async def enter(self, num_samples: int) -> None:
         """Raises :class:`PodBusy` when no room came free in time."""
         job = self._at_pod.job
-        passage = self._gate.passage(job.mean_bytes(num_samples), job.spec.name)
+        self._beside_bytes = _BESIDE_BYTES * num_samples
+        size_bytes = job.mean_bytes(num_samples) + self._beside_bytes
+        passage = self._gate.passage(size_bytes, Asker(job.spec.holder, job.spec.name))
         try:
             async with asyncio.timeout(self._wait_seconds):
                 self._passage = await held(self._request).enter_async_context(passage)
         except TimeoutError as error:
             raise PodBusy(
-                f"pod {job.ordinal} has {self._gate.used_bytes:,} bytes of answers that are still being sent, as many "
-                "as it may (sending_bytes): do its clients read them?",
+                f"pod {job.ordinal} has {self._gate.inside_bytes:,} bytes of answers that are still being sent, as "
+                "many as it may (sending_bytes): do its clients read them?",
                 pod=job.ordinal,
             ) from error
 
     def holds(self, size_bytes: int) -> None:
         """Fact: the answer is as large as this."""
         if self._passage is not None:
-            self._passage.resize(size_bytes)
+            self._passage.resize(size_bytes + self._beside_bytes)

@@ -1,9 +1,9 @@
 """How long, and with how much, may a client keep a connection busy? uvicorn's HTTP/1.1, with limits.
 
 It is the client's turn when its request is not whole yet, or when bytes for it wait in the transport's buffer. Then it
-has to move 64 KiB, or all that is left, within ``timeout_seconds``; else the connection is aborted, and what was held
-for it freed. Address and headers have a length that is enough for anybody, as has what surrounds a body (chunk sizes,
-trailers). The parser, httptools, has limits for none of these.
+has to move 64 KiB, or all that is left, within ``timeout_seconds``, and all of it at a pace (:mod:`.pace`); else the
+connection is aborted, and what was held for it freed. Address and headers have a length that is enough for anybody, as
+has what surrounds a body (chunk sizes, trailers). The parser, httptools, has limits for none of these.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from refill.errors import HeadersTooLarge, InvalidInput, RefillError
 from refill_service.serving.certificates import Certificates
 from refill_service.serving.memory_door import refuse_descriptors
-from refill_service.serving.request_guard import LEAST_BYTES, OVER_LIMIT, RequestCounts, allowed_seconds, wire_answer
+from refill_service.serving.pace import LEAST_BYTES, Pace
+from refill_service.serving.request_guard import ANSWER, OVER_LIMIT, RequestCounts, wire_answer
 
 __all__ = ["ClientLimits", "ClientServer"]
 
@@ -131,7 +132,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._over_limit = False
         self._refusal: RefillError | None = None
         """What the parser is told to stop for."""
-        self._asking_since: float | None = None
+        self._asking: Pace | None = None
+        """Of the request that is not whole yet."""
         self._message_bytes = 0
         self._body_bytes = 0
         self._head_bytes = 0
@@ -143,12 +145,12 @@ class _LimitedProtocol(HttpToolsProtocol):
         return self._sends_slowly(now) or self._reads_slowly(now)
 
     def _sends_slowly(self, now: float) -> bool:
-        if self._asking_since is None:
+        if self._asking is None:
             return False
         if self.flow.read_paused:
-            self._asking_since = now  # it is not let
+            self._asking = self._pace(now)  # it is not let
             return False
-        return now > self._asking_since + allowed_seconds(self._limits.timeout_seconds, self._message_bytes)
+        return now > self._asking.ends
 
     def _reads_slowly(self, now: float) -> bool:
         to_send = self.transport.get_write_buffer_size()
@@ -156,11 +158,17 @@ class _LimitedProtocol(HttpToolsProtocol):
             to_send += _bytes_in_kernel(self.transport.get_extra_info("socket"))
         if to_send == 0 or self._to_send_bytes == 0 or to_send <= self._to_send_bytes - LEAST_BYTES:
             self._sending_since, self._to_send_bytes = now, to_send
+        answer = None if self.cycle is None else cast(dict[str, Any], self.cycle.scope).get(ANSWER)
+        if answer is not None and answer.waited_too_long(self._limits.timeout_seconds, now):
+            return True
         return now > self._sending_since + self._limits.timeout_seconds
+
+    def _pace(self, now: float) -> Pace:
+        return Pace(self._limits.timeout_seconds, now)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._asking_since = time.monotonic()
+        self._asking = self._pace(time.monotonic())
         excess = len(self.connections) - self._limits.max_connections
         self._over_limit = excess > 0
         if excess > _SPARE_CONNECTIONS:
@@ -173,15 +181,17 @@ class _LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return
-        if self._asking_since is None:
-            self._asking_since = time.monotonic()
+        now = time.monotonic()
+        if self._asking is None:
+            self._asking = self._pace(now)
+        self._asking.moved(len(data), now)
         self._message_bytes += len(data)
         super().data_received(data)
         if self._message_bytes - self._body_bytes > HEADERS_BYTES + self._body_bytes:
             self._refuse(_too_long())
 
     def on_message_begin(self) -> None:
-        self._asking_since = time.monotonic()
+        self._asking = self._pace(time.monotonic())
         self._to_send_bytes = 0  # whoever asks again has read the answer before
         self._message_bytes = self._body_bytes = self._head_bytes = 0
         super().on_message_begin()
@@ -211,7 +221,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._asking_since = None
+        self._asking = None
         self._message_bytes = self._body_bytes = 0
         super().on_message_complete()
 

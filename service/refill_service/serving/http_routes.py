@@ -17,8 +17,14 @@ from starlette.requests import ClientDisconnect
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.protocol.incarnation import moves_of
 from refill.protocol.job_spec import JobSpec
-from refill.protocol.records import RecordReader
-from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER, BatchRequest, Int64Array
+from refill.protocol.wire_format import (
+    FRAME_BYTES_HEADER,
+    MAX_BATCH,
+    MAX_SAMPLES,
+    MEMORY_HEADER,
+    BatchRequest,
+    Int64Array,
+)
 from refill_service.cache_node import CacheNode
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.resuming import Checkpoint
@@ -28,11 +34,25 @@ from refill_service.serving.access import holder_of
 from refill_service.serving.access_log import was_done
 from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.frame_response import FrameResponse, OutgoingFrame
+from refill_service.serving.record_stream import coming_records, most_records_bytes
+from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import PeerGone, held
+from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
-__all__ = ["Report", "add_error_answers", "checked_ids", "client_routes", "health_routes", "read_int64s"]
+__all__ = [
+    "BATCH_BODY_BYTES",
+    "SAMPLES_BODY_BYTES",
+    "Report",
+    "add_error_answers",
+    "checked_ids",
+    "client_routes",
+    "health_routes",
+]
 
 log = logging.getLogger(__name__)
+
+BATCH_BODY_BYTES = 8 * MAX_BATCH + 64
+SAMPLES_BODY_BYTES = 8 * MAX_SAMPLES
 
 _FRAME_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
@@ -184,6 +204,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         responses=_FRAME_ANSWER,
         openapi_extra=_BINARY_BODY,
     )
+    @takes_body(BATCH_BODY_BYTES)
     async def batch(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
         at_pod = node.job(job, incarnation)
         held(request).enter_context(at_pod.in_use())
@@ -204,6 +225,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         responses=_FRAME_ANSWER,
         openapi_extra=_BINARY_BODY,
     )
+    @takes_body(SAMPLES_BODY_BYTES)
     async def samples(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
         at_pod = node.job(job, incarnation)
         held(request).enter_context(at_pod.in_use())
@@ -221,13 +243,14 @@ def client_routes(node: CacheNode) -> APIRouter:
         summary="Post a rank's trace (int64 sample ids) of an epoch, for a job with order 'explicit'.",
         openapi_extra=_BINARY_BODY,
     )
+    @takes_body(lambda job: most_trace_bytes(node.job(job).job), in_pieces=True)
     async def trace(
         job: JobName, epoch: Number, rank: Number, request: Request, incarnation: Incarnation = None
     ) -> dict[str, int]:
         at_pod = node.job(job, incarnation)
         held(request).enter_context(at_pod.in_use())
-        ids = read_int64s(await request.body())
-        await at_pod.home.post_trace(epoch, rank, ids)
+        async with coming_trace(request, at_pod.job, epoch, rank) as ids:
+            await at_pod.home.post_trace(epoch, rank, ids)
         return {"positions": len(ids)}
 
     @routes.get(
@@ -251,15 +274,12 @@ def client_routes(node: CacheNode) -> APIRouter:
         summary="What a rank has received (refill.protocol.records), for a pod that was restarted.",
         openapi_extra=_BINARY_BODY,
     )
+    @takes_body(lambda job: most_records_bytes(node.job(job).job), in_pieces=True)
     async def records(job: JobName, rank: Number, request: Request, incarnation: Incarnation = None) -> dict[str, int]:
         at_pod = node.job(job, incarnation)
         at_pod.job.check_rank(rank)
-        reader = RecordReader(await request.body())
-        records = list(reader)
-        if reader.intact_bytes != len(reader.stream):
-            raise InvalidInput(f"records are damaged after byte {reader.intact_bytes}")
-        at_pod.home.record.tell(rank, records)
-        return {"records": len(records)}
+        held(request).enter_context(at_pod.in_use())
+        return {"records": await at_pod.home.record.tell(rank, coming_records(request, at_pod.job))}
 
     @routes.post("/v1/jobs/{job}/report", tags=["data"], status_code=204, summary="What a client measured.")
     async def report(job: JobName, seen: Report, incarnation: Incarnation = None) -> Response:

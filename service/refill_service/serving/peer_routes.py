@@ -12,13 +12,15 @@ from refill.errors import InvalidInput, PodRecovering
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_node import CacheNode
-from refill_service.jobs.job_at_pod import LeftByPod
+from refill_service.jobs.job_at_pod import JobAtPod, LeftByPod
 from refill_service.jobs.resuming import Checkpoint
 from refill_service.peers import PODS_HEADER
 from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.frame_response import FrameResponse, OutgoingFrame
-from refill_service.serving.http_routes import CheckpointBody, checked_ids, read_int64s
+from refill_service.serving.http_routes import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, CheckpointBody, checked_ids
+from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import held
+from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
 __all__ = ["peer_routes"]
 
@@ -85,6 +87,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
         return {"removed": await node.remove(job, holder)}
 
     @routes.post("/take")
+    @takes_body(BATCH_BODY_BYTES)
     async def take(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> Response:
         """Three frames: what will be sent ahead (no payload), what was asked for, what is sent ahead."""
         at_pod = node.job(job, incarnation)
@@ -114,6 +117,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
         return FrameResponse(frames, lambda sent: count_sent(pod, sent))
 
     @routes.post("/samples")
+    @takes_body(SAMPLES_BODY_BYTES)
     async def samples(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> Response:
         at_pod = node.job(job, incarnation)
         held(request).enter_context(at_pod.in_use())
@@ -130,14 +134,15 @@ def peer_routes(node: CacheNode) -> APIRouter:
         return {"opened": True}
 
     @routes.put("/epochs/{epoch}/ranks/{rank}/trace")
+    @takes_body(lambda job: most_trace_bytes(node.job(job).job), in_pieces=True)
     async def trace(
         job: str, epoch: Number, rank: Number, incarnation: Incarnation, request: Request
     ) -> dict[str, int]:
-        ids = read_int64s(await request.body())
         at_pod = node.job(job, incarnation)
-        await at_pod.owner.wait_for_traces()
-        at_pod.job.post_trace(epoch, rank, ids)
-        at_pod.owner.trace_posted(epoch, rank, ids)
+        async with coming_trace(request, at_pod.job, epoch, rank) as ids:
+            await at_pod.owner.wait_for_traces()
+            await at_pod.job.post_trace(epoch, rank, ids)
+            at_pod.owner.trace_posted(epoch, rank, ids)
         return {"positions": len(ids)}
 
     @routes.get("/told")
@@ -155,6 +160,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
         return Response(at_pod.told(pod, life, everything=everything), media_type="application/octet-stream")
 
     @routes.put("/kept")
+    @takes_body(lambda job: _most_kept_bytes(node.job(job)))
     async def keep(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> dict[str, bool]:
         """From a pod that ends: records of what it has answered, for its successor."""
         records = await request.body()
@@ -195,3 +201,9 @@ def peer_routes(node: CacheNode) -> APIRouter:
         return node.job(job, incarnation, looked_at=True).epoch_counts(epoch)
 
     return routes
+
+
+def _most_kept_bytes(at_pod: JobAtPod) -> int:
+    """Of three epochs, 16 bytes for each sample and 8 for each position of a trace; and what ranks entered."""
+    job = at_pod.job
+    return (1 << 20) + 64 * (job.layout.num_samples + job.spec.world_size) + 8 * job.posted.most_positions
