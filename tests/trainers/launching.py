@@ -1,0 +1,112 @@
+"""How does a test run a trainer as a user would? A script in 1, 2 or 4 processes on CPU, and what each of them told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tests.pod_fixtures import write_files
+from tests.trainers.lines import FOLDER_VARIABLE
+
+from refill_service.datasets.pack import pack
+from refill_service.demo.local_cluster import LocalCluster
+
+__all__ = ["NUM_SAMPLES", "SCRIPTS", "Launched", "Place", "check_exact", "ids_of", "pack_numbered"]
+
+NUM_SAMPLES = 400
+SCRIPTS = Path(__file__).parent
+_SECONDS = 170
+
+
+async def pack_numbered(folder: Path) -> str:
+    """A dataset of samples 0 to 399, each with a ``bin`` of 10 to 400 bytes. Returns its URL."""
+    source, store = folder / "files", folder / "store"
+    source.mkdir()
+    store.mkdir()
+    write_files(source, NUM_SAMPLES, least=10, most=400)
+    await pack(str(source), store.as_uri(), blob_bytes=30_000)
+    return store.as_uri()
+
+
+@dataclass(frozen=True)
+class Launched:
+    returncode: int
+    lines: list[dict[str, Any]]
+    """What the processes told, those of one process in their order."""
+    output: str
+    """Of all processes, standard output and errors."""
+
+    def checked(self) -> Launched:
+        assert self.returncode == 0, self.output[-4000:]
+        return self
+
+
+@dataclass(frozen=True)
+class Place:
+    """Pods and a dataset, for the jobs of a test."""
+
+    cluster: LocalCluster
+    dataset: str
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        return self.cluster.pod_urls[0]
+
+    def new_job(self) -> str:
+        return f"job-{uuid.uuid4().hex[:8]}"
+
+    def launch(
+        self,
+        script: Path,
+        *arguments: object,
+        processes: int,
+        max_restarts: int = 0,
+        seconds: float = _SECONDS,
+        environment: dict[str, str] | None = None,
+    ) -> Launched:
+        """``script URL DATASET ARGUMENTS...``, under torchrun if there are several processes or restarts."""
+        told = self.folder / uuid.uuid4().hex[:8]
+        told.mkdir()
+        command = [sys.executable]
+        if processes > 1 or max_restarts:
+            command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+            command += [f"--max-restarts={max_restarts}"]
+        command += [str(script), self.url, self.dataset, *map(str, arguments)]
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=seconds,
+            cwd=told,
+            env={**os.environ, FOLDER_VARIABLE: str(told), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            | (environment or {}),
+        )
+        lines = [json.loads(line) for path in sorted(told.glob("*.jsonl")) for line in path.read_text().splitlines()]
+        return Launched(done.returncode, lines, done.stdout)
+
+    def receipt(self, job: str, epoch: int) -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(f"{self.url}/v1/jobs/{job}/epochs/{epoch}/receipt").raise_for_status().json()
+        return found
+
+
+def ids_of(lines: Iterable[dict[str, Any]], **wanted: object) -> list[int]:
+    """The ``ids`` of all lines that have these values, such as ``epoch=0``."""
+    return [i for line in lines if wanted.items() <= line.items() and "ids" in line for i in line["ids"]]
+
+
+def check_exact(place: Place, job: str, epoch: int, ids: list[int]) -> None:
+    """Every sample was trained with exactly once, and the pods' receipt says the same."""
+    assert len(ids) == len(set(ids)) == NUM_SAMPLES, f"{len(ids)} samples, {len(set(ids))} of {NUM_SAMPLES} distinct"
+    receipt = place.receipt(job, epoch)
+    assert receipt["exact"], receipt
