@@ -6,6 +6,7 @@ STS (roles, web identities), the credentials endpoint of a container, and the me
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ class AwsIdentities:
     url: str
     secrets: dict[str, str] = field(default_factory=dict)
     """What no log may hold, by where it was used: given out by these services, or shown to them."""
+    signed_by: set[str] = field(default_factory=set)
+    """The key ids that asked STS for a role."""
 
     def profiles(self, folder: Path) -> tuple[int, dict[str, str]]:
         """How many profiles there are, ``pod-0`` and so on, one for each way to get credentials, and the environment
@@ -48,10 +51,19 @@ aws_session_token = {self.secrets["file's session"]}
 {role}credential_source = Ec2InstanceMetadata
 [profile pod-4]
 credential_process = cat {folder / "given.json"}
+[profile pod-5]
+{role}credential_source = Environment
 """
         (folder / "config").write_text(config)
         self.secrets["container's authorization"] = "authorization-of-the-container-0123"
+        self.secrets |= {
+            "environment": "secret-of-the-environment-0123",
+            "its session": "session-of-the-environment-01",
+        }
         environment = {
+            "AWS_ACCESS_KEY_ID": "AKIAENVIRONMENT",
+            "AWS_SECRET_ACCESS_KEY": self.secrets["environment"],
+            "AWS_SESSION_TOKEN": self.secrets["its session"],
             "AWS_CONFIG_FILE": str(folder / "config"),
             "AWS_SHARED_CREDENTIALS_FILE": str(folder / "none"),
             "AWS_ENDPOINT_URL_STS": self.url,
@@ -60,7 +72,7 @@ credential_process = cat {folder / "given.json"}
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.url,
             "AWS_EC2_METADATA_DISABLED": "false",
         }
-        return 5, environment
+        return 6, environment
 
 
 @contextmanager
@@ -69,6 +81,7 @@ def aws_identities() -> Iterator[AwsIdentities]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"])).decode()
             action = parse_qs(body)["Action"][0]
+            found.signed_by |= set(re.findall(r"Credential=(\w+)/", self.headers.get("authorization", "")))
             found.secrets[f"{action}, shown"] = parse_qs(body).get("WebIdentityToken", [""])[0] or "-" * 20
             given = self.credentials(action)
             fields = "".join(f"<{name}>{value}</{name}>" for name, value in given.items())
@@ -93,7 +106,7 @@ def aws_identities() -> Iterator[AwsIdentities]:
             found.secrets[whose] = f"secret-of-{whose}-0123456789"
             found.secrets[f"{whose}'s session"] = f"session-of-{whose}-0123456789"
             return {
-                "AccessKeyId": "ASIA0123456789",
+                "AccessKeyId": f"ASIA{whose.upper()}",
                 "SecretAccessKey": found.secrets[whose],
                 "SessionToken": found.secrets[f"{whose}'s session"],
                 "Expiration": _EXPIRES,

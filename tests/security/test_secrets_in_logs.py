@@ -62,6 +62,7 @@ def test_no_pod_tells_a_secret_at_debug_level(s3_server: S3Server, tmp_path: Pat
                 PodConnection(url, missing, 0, None, 0, credentials=shown(tmp_path / "team", tmp_path)).info()
             logs = [cluster.log(pod) for pod in range(num_pods)]
         secrets = identities.secrets
+    assert identities.signed_by == {"ASIACONTAINER", "ASIAMACHINE", "AKIAENVIRONMENT"}
     assert {"AssumeRole", "AssumeRoleWithWebIdentity", "container", "machine", "machine's token"} <= secrets.keys()
     assert secrets["AssumeRoleWithWebIdentity, shown"] == secrets["web identity"]
     secrets |= {"team": TEAM, "pods": PODS, "stranger": STRANGER, "collector": "secret-of-the-collector"}
