@@ -26,6 +26,8 @@ class AwsIdentities:
     url: str
     secrets: dict[str, str] = field(default_factory=dict)
     """What no log may hold, by where it was used: given out by these services, or shown to them."""
+    refuses: bool = False
+    """Whether STS gives nobody a role any more."""
     signed_by: set[str] = field(default_factory=set)
     """The key ids that asked STS for a role."""
 
@@ -83,6 +85,10 @@ def aws_identities() -> Iterator[AwsIdentities]:
             action = parse_qs(body)["Action"][0]
             found.signed_by |= set(re.findall(r"Credential=(\w+)/", self.headers.get("authorization", "")))
             found.secrets[f"{action}, shown"] = parse_qs(body).get("WebIdentityToken", [""])[0] or "-" * 20
+            if found.refuses:
+                code = "<Error><Type>Sender</Type><Code>InvalidIdentityToken</Code><Message>no</Message></Error>"
+                self.answer(f"<ErrorResponse>{code}</ErrorResponse>", status=400)
+                return
             given = self.credentials(action)
             fields = "".join(f"<{name}>{value}</{name}>" for name, value in given.items())
             self.answer(
@@ -112,8 +118,8 @@ def aws_identities() -> Iterator[AwsIdentities]:
                 "Expiration": _EXPIRES,
             }
 
-        def answer(self, text: str) -> None:
-            self.send_response(200)
+        def answer(self, text: str, status: int = 200) -> None:
+            self.send_response(status)
             self.send_header("content-length", str(len(text)))
             self.end_headers()
             self.wfile.write(text.encode())

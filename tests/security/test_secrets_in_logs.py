@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from tests.conftest import S3Server
 from tests.security.aws_identities import aws_identities
 
 from refill.credentials import Credentials
-from refill.errors import InvalidInput, NotAuthenticated, RefillError
+from refill.errors import InvalidInput, NotAuthenticated, RefillError, StoreDenied
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.demo.local_cluster import LocalCluster
+from refill_service.object_store.s3_store import S3Store
+from refill_service.object_store.store_settings import StoreSettings
 
 TEAM, PODS, STRANGER = "vision-0123456789abcdef", "pods-0123456789abcdef", "stranger-0123456789abcdef"
 
@@ -71,6 +74,20 @@ def test_no_pod_tells_a_secret_at_debug_level(s3_server: S3Server, tmp_path: Pat
     for log in logs:
         assert "/v1/jobs/debugged" in log
         assert [whose for whose, secret in secrets.items() if secret in log] == []
+
+
+def test_a_role_that_is_refused_is_one_line_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with aws_identities() as identities:
+        identities.refuses = True
+        _, environment = identities.profiles(tmp_path)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        store = S3Store("bucket", "", StoreSettings(endpoint_url=identities.url, profile="pod-1"))
+        with pytest.raises(StoreDenied, match="InvalidIdentityToken") as raised:
+            asyncio.run(store.read_range("key", 0, 1))
+    assert "\n" not in raised.value.message
+    said = "".join(traceback.format_exception(raised.value))
+    assert [whose for whose, secret in identities.secrets.items() if secret in said] == []
 
 
 @pytest.mark.parametrize("token", [f"{TEAM}\nsecond-line-0123456789", f"{TEAM}\rx", f"{TEAM} two", f"{TEAM}é"])

@@ -222,14 +222,14 @@ class _Credentials:
 def _find_credentials(profile: str | None, url: str) -> tuple[_Credentials, str | None]:
     """Credentials by boto3's chain, and the region of the profile."""
     import boto3
-    from botocore.exceptions import BotoCoreError
+    from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         session = boto3.Session(profile_name=profile)
         credentials = session.get_credentials()
         if credentials is not None:
             credentials.get_frozen_credentials()
-    except BotoCoreError as error:
+    except (BotoCoreError, ClientError) as error:  # the second: STS refused
         raise StoreDenied(f"{url}: can't get credentials: {error}") from error
     if credentials is None:
         raise StoreDenied(
