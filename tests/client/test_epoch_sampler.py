@@ -37,6 +37,18 @@ def test_it_takes_the_arguments_of_distributed_sampler_and_has_its_length(
     assert dataset.rank == world_size - 1
 
 
+def test_both_samplers_are_distributed_samplers_by_type(dataset_of: DatasetOf) -> None:
+    """So that trainers which wrap every other sampler leave them as they are."""
+    sampler = EpochSampler(dataset_of(), num_replicas=3, rank=1, seed=4)
+    assert isinstance(sampler, DistributedSampler)
+    torchs: DistributedSampler[int] = DistributedSampler(range(NUM_SAMPLES), 3, 1, seed=4)  # type: ignore[arg-type]
+    for name in ("num_replicas", "rank", "epoch", "drop_last", "num_samples", "total_size", "shuffle", "seed"):
+        assert getattr(sampler, name) == getattr(torchs, name), name
+    assert isinstance(
+        TraceSampler(dataset_of(job="other", order="explicit"), RandomSampler(range(9))), DistributedSampler
+    )
+
+
 def test_what_the_sampler_is_given_is_the_jobs(pod: FakePod, dataset_of: DatasetOf) -> None:
     EpochSampler(dataset_of(), 2, 1, False, 5, True)
     spec = pod.jobs["job"]

@@ -19,6 +19,7 @@ from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
+    SubsetRandomSampler,
     WeightedRandomSampler,
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -48,10 +49,15 @@ def trace_of(pod: FakePod, epoch: int, rank: int = 0) -> list[int]:
     return pod.trace(pod.jobs["job"], epoch, rank).tolist()
 
 
+def _of_dataset(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a loader is not told, taken out of the arguments for both."""
+    names = ("rank", "world_size", "timeout_seconds", "shuffle", "job", "dataset")
+    return {name: arguments.pop(name) for name in names if name in arguments}
+
+
 def mapped(dataset_of: DatasetOf, batch_size: int = 6, **arguments: Any) -> tuple[Loader, EpochSampler]:
     """A loop of a process of its own over the map-style form, and what is told of epochs."""
-    names = ("rank", "world_size", "timeout_seconds", "shuffle", "job", "dataset")
-    dataset = dataset_of(**{name: arguments.pop(name) for name in names if name in arguments})
+    dataset = dataset_of(**_of_dataset(arguments))
     sampler = EpochSampler(dataset)
     loader = DataLoader(dataset, batch_size=batch_size, sampler=sampler, collate_fn=list, **arguments)
     return refill.timed(loader, dataset), sampler
@@ -60,7 +66,8 @@ def mapped(dataset_of: DatasetOf, batch_size: int = 6, **arguments: Any) -> tupl
 def iterable(dataset_of: DatasetOf, batch_size: int = 6, **arguments: Any) -> tuple[Loader, CacheIterableDataset]:
     """The same over the iterable form."""
     url = dataset_of()._service_url
-    dataset = CacheIterableDataset(url, batch_size=batch_size, dataset="file:///data", job="job", timeout_seconds=10)
+    told = {"dataset": "file:///data", "job": "job", "timeout_seconds": 10} | _of_dataset(arguments)
+    dataset = CacheIterableDataset(url, batch_size=batch_size, **told)
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=batch_size, collate_fn=list, **arguments)
     return refill.timed(loader, dataset), dataset
 
@@ -249,6 +256,21 @@ def test_each_rank_goes_on_from_its_own_place(pod: FakePod, dataset_of: DatasetO
     assert sorted(ids) == list(range(NUM_SAMPLES))
 
 
+@pytest.mark.parametrize("form", [mapped, iterable])
+def test_any_rank_goes_on_from_rank_0s_place(pod: FakePod, dataset_of: DatasetOf, form: Any) -> None:
+    """Trainers keep one state, rank 0's, and ranks take their steps together."""
+    ids, states = [], []
+    for rank in range(2):
+        loader, _ = form(dataset_of, rank=rank, world_size=2)
+        ids += ids_of(islice(loader, 2))
+        states.append(loader.state_dict())
+    for rank in range(2):
+        loader, _ = form(dataset_of, rank=rank, world_size=2)
+        loader.load_state_dict(states[0])
+        ids += ids_of(loader)
+    assert sorted(ids) == list(range(NUM_SAMPLES))
+
+
 def test_an_error_in_the_loader_leaves_the_place_before_it(pod: FakePod, dataset_of: DatasetOf) -> None:
     loader, _ = mapped(dataset_of, num_workers=1)
     pod.faults.extend([InvalidInput("no"), InvalidInput("no")])
@@ -346,6 +368,36 @@ def test_an_order_of_ones_own_goes_on_and_the_next_epochs_are_as_they_would_have
     for epoch in (1, 2):
         sampler.set_epoch(epoch)
         assert ids_of(loader) == uninterrupted[epoch]
+
+
+@pytest.mark.parametrize("batches", [0, 2, 4])
+def test_samplers_of_all_ranks_go_on_from_rank_0s_state(pod: FakePod, dataset_of: DatasetOf, batches: int) -> None:
+    """Each lists what it would have listed: its own draws, and not those of rank 0."""
+
+    def loader_of(rank: int) -> tuple[Loader, TraceSampler]:
+        dataset = dataset_of(order="explicit", rank=rank, world_size=2)
+        ids = range(rank, NUM_SAMPLES, 2)
+        inner = SubsetRandomSampler(ids, generator=torch.Generator().manual_seed(rank))
+        sampler = TraceSampler(dataset, inner)
+        return refill.timed(DataLoader(dataset, 5, sampler=sampler, collate_fn=list), dataset), sampler
+
+    states = []
+    for rank in range(2):
+        loader, sampler = loader_of(rank)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            consumed = ids_of(islice(loader, 4 if epoch == 0 else batches))
+        states.append((loader.state_dict(), consumed))
+    traces = dict(pod.traces)
+    for rank in range(2):
+        loader, sampler = loader_of(rank)
+        loader.load_state_dict(stored(states[0][0]))
+        rest = ids_of(loader) if sampler.epoch == 1 else []
+        assert sorted(states[rank][1] + rest) == list(range(rank, NUM_SAMPLES, 2))
+        sampler.set_epoch(2)
+        assert sorted(ids_of(loader)) == list(range(rank, NUM_SAMPLES, 2))
+    for key, trace in traces.items():
+        assert pod.traces[key].tolist() == trace.tolist()
 
 
 def test_an_epoch_under_way_is_not_listed_again(pod: FakePod, dataset_of: DatasetOf) -> None:
