@@ -43,6 +43,7 @@ from refill_service.jobs.registration import Registration
 from refill_service.jobs.resuming import Resuming
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
+from refill_service.object_store.store_url import parse_url
 from refill_service.object_store.warm_stores import WarmStores
 from refill_service.peers import Peers
 from refill_service.pinned_tier import PinnedTier
@@ -263,7 +264,7 @@ class CacheNode:
                 trace_bytes=for_traces,
                 resumed=resumed,
             )
-            pinned = self.pinned.lease(dataset.index.fingerprint, records)
+            pinned = self.pinned.lease(str(parse_url(spec.dataset)), records)
         except BaseException:
             await dataset.close()
             raise
@@ -283,7 +284,8 @@ class CacheNode:
         return at_pod
 
     async def _open_dataset(self, url: str) -> Dataset:
-        store, kept = self._stores.get(url)
+        # Whoever it came from: a client, another pod, or a journal of before the settings were changed.
+        store, kept = self._stores.get(url, self.settings.check_dataset(url))
         try:
             return await Dataset.open(url, store=store, owns_store=not kept)
         except BaseException:

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from refill.errors import InvalidInput, NotAllowed
+from refill_service.object_store.store_url import StoreUrl, parse_url, parse_url_beginning
 from refill_service.serving.certificates import Certificates
 
 __all__ = ["Settings", "load_settings", "parse_bytes"]
@@ -51,13 +52,19 @@ def _whole_number(value: Any, *, least: int, most: int) -> int | None:
     return number if least <= number <= most else None
 
 
-def _is_below(url: str, allowed: str) -> bool:
-    """Whether a URL is the allowed one, or lies in its folder. Steps upwards are in no folder."""
-    return (url.rstrip("/") + "/").startswith(allowed + "/") and ".." not in url.split("/")
+def _places(value: Any) -> Any:
+    """Each in the one way to write it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return [str(parse_url_beginning(url.strip())) for url in value.split(",") if url.strip()]
+    except InvalidInput as error:
+        raise ValueError(error.message) from None
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)]
+Places = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_places)]
 
 
 class Settings(BaseSettings):
@@ -195,10 +202,10 @@ class Settings(BaseSettings):
         description="How long a token is still taken that is in no file any more: those who hold it get to see the new "
         "one later. 0: it ends within seconds, and rotation needs both in the file for a while.",
     )
-    dataset_urls: Urls = Field(
+    dataset_urls: Places = Field(
         (),
-        description="Beginnings of the URLs of datasets that jobs may name, separated by commas; empty: any that the "
-        "pod can read.",
+        description="Where the datasets lie that jobs may name, separated by commas: s3://bucket/prefix, "
+        "file:///folder, or s3:// for all buckets. Empty: all buckets that the pod can read, and no folder.",
     )
     tls_cert: str = Field("", description="File with the certificate for clients, PEM, with its chain. Empty: no TLS.")
     tls_key: str = Field("", description="File with its private key.")
@@ -333,10 +340,24 @@ class Settings(BaseSettings):
         """A pod that is alone needs no port for others, and where clients need a token it has none that is open."""
         return self.num_pods > 1 or self.peers_are_known or not self.client_tokens
 
-    def check_dataset(self, url: str) -> None:
-        """Raises :class:`NotAllowed` for a dataset that no job may name."""
-        if self.dataset_urls and not any(_is_below(url, allowed) for allowed in self.dataset_urls):
-            raise NotAllowed(f"this service does not serve {url}: it has {', '.join(self.dataset_urls)} (dataset_urls)")
+    def check_dataset(self, url: str) -> StoreUrl | None:
+        """The place in ``dataset_urls`` that holds a dataset; None when they are empty, and it lies in a bucket.
+
+        Raises :class:`NotAllowed` for a dataset that no job may name.
+        """
+        named = parse_url(url)
+        served = [parse_url_beginning(each) for each in self.dataset_urls]
+        holding = [each for each in served if named.is_within(each)]
+        if holding:
+            return min(holding, key=lambda each: len(each.segments))
+        if named.scheme == "file" and not any(each.scheme == "file" for each in served):
+            raise NotAllowed(
+                f"this pod does not serve {named}: it reads folders of its own machine only where it was started with "
+                f"dataset_urls that hold them (refill serve --dataset-urls {named}, or REFILL_DATASET_URLS)"
+            )
+        if served:
+            raise NotAllowed(f"this pod does not serve {named}: it has {', '.join(self.dataset_urls)} (dataset_urls)")
+        return None
 
     @property
     def promised_bytes(self) -> int:

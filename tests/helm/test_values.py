@@ -47,6 +47,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
             {"settings": {"dataset_urls": ["s3://bucket/img"]}, "dataset": {"url": "s3://bucket/images"}},
             "dataset.url, s3://bucket/images, begins with none of settings.dataset_urls",
         ),
+        ({"dataset": {"url": "file:///data/images"}}, "pods read only folders that are listed there"),
         ({"prometheusRule": {"runbookUrl": "docs/RUNBOOK.md"}}, "at '/prometheusRule/runbookUrl'"),
         (
             {"settings": {"drain_seconds": 30}},

@@ -40,6 +40,7 @@ def start(pod, address):
         "peer-urls": f"http://refill-{{ordinal}}.refill:{peer_port}",
         "memory-bytes": "4MiB",
         "pinned-fraction": 0,
+        "dataset-urls": dataset,
     }
     arguments = [f"--{name}={value}" for name, value in options.items()]
     pods[pod] = subprocess.Popen([sys.executable, "-m", "refill_service.cli", "serve", *arguments])

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 from refill.errors import EmptyDataset, InvalidInput
 from refill_service.cache_core.dataset_index import INDEX_KEY
@@ -22,6 +21,7 @@ from refill_service.datasets.source_scan import SourceScan
 from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_settings import StoreSettings
+from refill_service.object_store.store_url import parse_url
 
 __all__ = ["DEFAULT_BLOB_BYTES", "PackSummary", "pack"]
 
@@ -180,9 +180,10 @@ def _check_folders(source: str, url: str) -> None:
     """Packing into the folder that is packed would pack what was packed before."""
     if not os.path.isdir(source):
         raise InvalidInput(f"{source} is not a folder")
-    if not url.lower().startswith("file://"):
+    named = parse_url(url)
+    if named.scheme != "file":
         return
-    inner = os.path.realpath(unquote(url[len("file://") :]))
+    inner = os.path.realpath(named.folder)
     outer = os.path.realpath(source)
     if inner == outer or inner.startswith(outer.rstrip("/") + "/"):
         raise InvalidInput(f"{url} lies in {source}, the folder to be packed; choose another place")

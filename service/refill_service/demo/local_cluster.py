@@ -32,7 +32,7 @@ class LocalCluster:
 
     :param log_folder: each pod writes ``pod-N.log`` there.
     :param settings: further settings of every pod, by their names, such as ``memory_bytes``; ``{ordinal}`` in one of
-        them is each pod's own.
+        them is each pod's own. Unless ``dataset_urls`` is among them, jobs may name all that the pods can read.
     :param environment: further variables for the pods, such as credentials of a store; REFILL_CA_FILE, to know them by.
     :param peer_url: ``(from_pod, to_pod, url) -> url``: by which address a pod reaches another one, for relays between
         them. None: by its own.
@@ -59,6 +59,7 @@ class LocalCluster:
             **{name: value for name, value in os.environ.items() if not name.startswith("REFILL_")},
             **(environment or {}),
             "REFILL_HOST": "127.0.0.1",
+            "REFILL_DATASET_URLS": "s3://,file:///",
             "REFILL_DRAIN_SECONDS": "0",  # nobody else sends requests here
             **{f"REFILL_{name.upper()}": str(value) for name, value in settings.items()},
         }

@@ -67,7 +67,8 @@ def _demo(folder: Path, epochs: int, console: Console) -> list[dict[str, Any]]:
         from_files = _train(
             bar, "plain PyTorch, from files", folder, epochs, ["--train", str(train), "--test", str(test)]
         )
-        with LocalCluster(NUM_PODS, folder, {"memory_bytes": MEMORY_BYTES}) as cluster:
+        settings: dict[str, str | int | float] = {"memory_bytes": MEMORY_BYTES, "dataset_urls": dataset}
+        with LocalCluster(NUM_PODS, folder, settings) as cluster:
             pod = cluster.pod_urls[0]
             console.print(f"{NUM_PODS} pods with {MEMORY_BYTES / 2**20:.0f} MiB of memory each: {pod}/docs")
             options = ["--train", str(train), "--test", str(test), "--dataset", dataset, "--job", JOB]

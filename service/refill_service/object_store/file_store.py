@@ -13,13 +13,14 @@ import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
 from refill.errors import StoreDenied, StoreError, StoreNotFound, StoreUnavailable
 from refill_service.object_store.base import ListedObject, ObjectStore, WritableData
+from refill_service.object_store.open_beneath import LinkLeadsOut, regular
 from refill_service.object_store.store_counters import StoreCounters
 
 __all__ = ["FileStore"]
@@ -83,9 +84,13 @@ class FileStore(ObjectStore):
     def _path(self, key: str) -> str:
         return f"{self._folder}/{key}"
 
+    def _open(self, key: str) -> int:
+        """A descriptor of a file's bytes. A pipe, that nobody writes to, must not hold a thread for ever."""
+        return regular(os.open(self._path(key), os.O_RDONLY | os.O_NONBLOCK))
+
     def _pread(self, key: str, start: int, end: int) -> memoryview:
         with self._translated("read", key):
-            file = os.open(self._path(key), os.O_RDONLY)
+            file = self._open(key)
             try:
                 first = os.pread(file, end - start, start)
                 if len(first) in (0, end - start):
@@ -130,7 +135,7 @@ class FileStore(ObjectStore):
         with (
             self._translated("list", folder),
             suppress(FileNotFoundError, NotADirectoryError),
-            os.scandir(self._path(folder)) as entries,
+            self._scandir(folder) as entries,
         ):
             for entry in entries:
                 key = above + entry.name
@@ -143,6 +148,9 @@ class FileStore(ObjectStore):
                     elif key.startswith(prefix) and entry.is_file() and not key.endswith(PART_SUFFIX):
                         found.append((key, entry.stat().st_size))
         return sorted(found, key=lambda item: os.fsencode(item[0]))
+
+    def _scandir(self, folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+        return os.scandir(self._path(folder))
 
     def _size(self, key: str) -> int:
         with self._translated("head", key):
@@ -167,6 +175,12 @@ class FileStore(ObjectStore):
             yield
         except StoreError:
             raise
+        except LinkLeadsOut as error:
+            raise StoreDenied(
+                f"{self.url_of(key)}: a link leads out of the dataset's folder, and pods follow none that does; put "
+                "the file itself there",
+                key=key,
+            ) from error
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise StoreNotFound(f"{self.url_of(key)}: no such file", key=key) from error
         except PermissionError as error:

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote
-
-from refill.errors import InvalidInput
 from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
+from refill_service.object_store.store_url import StoreUrl, parse_url
 
 __all__ = ["open_store"]
 
 
 def open_store(
-    url: str, settings: StoreSettings | None = None, *, counters: StoreCounters | None = None
+    url: str,
+    settings: StoreSettings | None = None,
+    *,
+    counters: StoreCounters | None = None,
+    within: StoreUrl | None = None,
 ) -> ObjectStore:
     """The store rooted at ``s3://bucket/prefix`` or ``file:///folder``. No request is made yet.
 
     ``settings`` defaults to what the environment says. Raises :class:`InvalidInput` for any other URL.
+
+    :param within: the URL was named by somebody who may read what lies below this one, and nothing else: no link is
+        followed out of it, and nothing is written.
     """
-    scheme, separator, rest = url.partition("://")
+    named = parse_url(url)
     settings = StoreSettings.from_environment() if settings is None else settings
-    if separator and scheme.lower() == "file":
+    if named.scheme == "file":
+        from refill_service.object_store.confined_file_store import ConfinedFileStore
         from refill_service.object_store.file_store import FileStore
 
-        host, _, path = rest.partition("/")
-        if host not in ("", "localhost"):
-            raise InvalidInput(f"{url!r}: a file URL has three slashes, as in file:///{rest}")
-        return FileStore("/" + unquote(path).strip("/"), max_threads=settings.max_connections, counters=counters)
-    if separator and scheme.lower() == "s3":
-        from refill_service.object_store.s3_store import S3Store
+        if within is not None:
+            return ConfinedFileStore(named, within, max_threads=settings.max_connections, counters=counters)
+        return FileStore(named.folder, max_threads=settings.max_connections, counters=counters)
+    from refill_service.object_store.s3_store import S3Store
 
-        bucket, _, prefix = rest.partition("/")
-        if not bucket:
-            raise InvalidInput(f"{url!r} names no bucket; write s3://bucket/prefix")
-        return S3Store(bucket, prefix.strip("/"), settings, counters=counters)
-    raise InvalidInput(f"{url!r} is not a URL of a store; write s3://bucket/prefix or file:///folder")
+    return S3Store(named.bucket, named.prefix, settings, counters=counters)

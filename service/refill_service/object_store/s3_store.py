@@ -131,7 +131,8 @@ class S3Store(ObjectStore):
             credentials, profile_region = _find_credentials(settings.profile, self.url)
             region = region or profile_region
         options: ClientConfig = {
-            "allow_http": True,
+            # Signed requests and session tokens go in clear only where the operator says so.
+            "allow_http": (settings.endpoint_url or "").lower().startswith("http://"),
             "connect_timeout": timedelta(seconds=settings.connect_timeout_seconds),
             "timeout": timedelta(seconds=settings.request_timeout_seconds),
             "pool_max_idle_per_host": str(settings.max_connections),

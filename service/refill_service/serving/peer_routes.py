@@ -62,6 +62,12 @@ def peer_routes(node: CacheNode) -> APIRouter:
                 pod=node.settings.ordinal,
             )
 
+    def known_spec(told: dict[str, Any]) -> JobSpec:
+        """Another pod has checked it, by its own settings."""
+        spec = JobSpec.from_dict(told)
+        node.settings.check_dataset(spec.dataset)
+        return spec
+
     routes = APIRouter(prefix="/peer/v1/jobs/{job}", dependencies=[Depends(check_pods)])
 
     def count_sent(pod: int, sent: int) -> None:
@@ -69,11 +75,13 @@ def peer_routes(node: CacheNode) -> APIRouter:
 
     @routes.put("")
     async def register(job: str, body: Registration) -> dict[str, Any]:
-        spec = JobSpec.from_dict(body.spec)
-        return await node.registration.register_here(spec, body.incarnation, body.fingerprint, begun=body.begun)
+        return await node.registration.register_here(
+            known_spec(body.spec), body.incarnation, body.fingerprint, begun=body.begun
+        )
 
     @routes.post("/opening")
     async def opening(job: str, body: Opening) -> dict[str, bool]:
+        node.settings.check_dataset(body.dataset)
         if job not in node.jobs:
             node.opening.begin(body.dataset)
         return {"opening": True}
@@ -170,11 +178,11 @@ def peer_routes(node: CacheNode) -> APIRouter:
 
     @routes.post("/resume")
     async def resume(job: str, body: Resume) -> dict[str, Any]:
-        return await node.resuming.resume(JobSpec.from_dict(body.spec), Checkpoint(**body.checkpoint.model_dump()))
+        return await node.resuming.resume(known_spec(body.spec), Checkpoint(**body.checkpoint.model_dump()))
 
     @routes.post("/move")
     async def move(job: str, body: Registration) -> dict[str, Any]:
-        return await node.registration.move(JobSpec.from_dict(body.spec), body.incarnation)
+        return await node.registration.move(known_spec(body.spec), body.incarnation)
 
     @routes.get("/consumed")
     async def consumed(job: str, incarnation: Incarnation, epoch: Count, position: Count, resumed: str) -> Response:
@@ -184,7 +192,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
 
     @routes.put("/resumed")
     async def replace(job: str, body: Registration) -> dict[str, bool]:
-        await node.registration.replace_here(JobSpec.from_dict(body.spec), body.incarnation)
+        await node.registration.replace_here(known_spec(body.spec), body.incarnation)
         return {"resumed": True}
 
     @routes.get("/resumed")
