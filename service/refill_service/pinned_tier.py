@@ -5,14 +5,17 @@ prefix, filled as its chunks are read and never evicted while a job uses it (Coo
 evict). A prefix serves jobs of every chunk size, and a position in it follows from the index, so memory and file are
 plain arrays of samples back to back, and a file needs no table of its own that could be torn.
 
-What lies in memory was verified when it was put there. What lies on disk is verified by the index's checksums each
-time it is read: a half-written, damaged or foreign file is read again from the store, and never served.
+Jobs share by proof, not by what an index says of itself: the same place in the store, and the same length and checksum
+of each sample, in the records that each job has read on its own. What lies in memory was verified when it was put
+there, and a job verifies once more what another job has put there. What lies on disk is verified by the job's own
+records each time it is read: a half-written, damaged or foreign file is read again from the store, and never served.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import mmap
 import os
@@ -23,6 +26,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
@@ -51,13 +56,13 @@ class PinnedTier:
         self.disk_bytes = disk_bytes
         self._folder = folder
         self._lock = None if folder is None else locked(folder, "pinned_dir")
-        self._shares: dict[int, PinnedShare] = {}
-        """By the dataset's fingerprint, the one longest unused first."""
+        self._shares: list[PinnedShare] = []
+        """The one longest unused first."""
         self._damaged_in_dropped = 0
 
     def close(self) -> None:
         """Files stay, for the next pod of this name."""
-        for share in self._shares.values():
+        for share in self._shares:
             share.close()
         self._shares.clear()
         if self._lock is not None:
@@ -66,35 +71,41 @@ class PinnedTier:
 
     @property
     def used_memory_bytes(self) -> int:
-        return sum(part.used_bytes for share in self._shares.values() for part in share.parts if part.in_memory)
+        return sum(part.used_bytes for share in self._shares for part in share.parts if part.in_memory)
 
     @property
     def used_disk_bytes(self) -> int:
-        return sum(part.used_bytes for share in self._shares.values() for part in share.parts if not part.in_memory)
+        return sum(part.used_bytes for share in self._shares for part in share.parts if not part.in_memory)
 
     @property
     def damaged_samples(self) -> int:
         """Samples that were found damaged on disk, since the pod started."""
-        here = sum(part.damaged_samples for share in self._shares.values() for part in share.parts)
+        here = sum(part.damaged_samples for share in self._shares for part in share.parts)
         return here + self._damaged_in_dropped
 
-    def lease(self, fingerprint: int, records: SampleRecords) -> PinnedShare:
-        """The pinned part of a dataset's share, for one more job. Give it back with :meth:`release`."""
-        share = self._shares.pop(fingerprint, None)
-        if share is not None and share.num_jobs == 0 and self._would_grow(share, int(records.length.sum())):
-            self._drop(share)
-            share = None
+    def lease(self, place: str, records: SampleRecords) -> PinnedShare:
+        """The pinned part of a dataset's share, for one more job. Give it back with :meth:`release`.
+
+        :param place: the dataset's URL, in the one way to write it. Checksums alone prove nothing: whoever writes an
+            index could make bytes that fit them.
+        """
+        share = next((known for known in self._shares if known.is_of(place, records)), None)
+        if share is not None:
+            self._shares.remove(share)
+            if share.num_jobs == 0 and self._would_grow(share, int(records.length.sum())):
+                self._drop(share)
+                share = None
         if share is None:
-            share = self._new_share(fingerprint, records)
+            share = self._new_share(place, records)
         if share.parts:
-            self._shares[fingerprint] = share
+            self._shares.append(share)
         share.num_jobs += 1
         return share
 
     def release(self, share: PinnedShare) -> None:
         share.num_jobs -= 1
 
-    def _new_share(self, fingerprint: int, records: SampleRecords) -> PinnedShare:
+    def _new_share(self, place: str, records: SampleRecords) -> PinnedShare:
         parts: list[PinnedPart] = []
         wanted = int(records.length.sum())
         self._make_room(wanted, in_memory=True)
@@ -102,7 +113,7 @@ class PinnedTier:
         if len(memory):
             parts.append(PinnedMemory(memory))
         if self._folder is not None:
-            name = self._folder / f"{fingerprint:016x}-{memory.end_sample}{_SUFFIX}"
+            name = self._folder / _file_name(place, records.part(memory.end_sample, records.end_sample))
             self._make_room(wanted - int(memory.length.sum()), in_memory=False)
             self._remove_leftovers(name, wanted - int(memory.length.sum()))
             free = self._free_bytes(in_memory=False) - sum(_size(path) for path in self._leftovers())
@@ -113,13 +124,13 @@ class PinnedTier:
                     parts.append(PinnedFile(on_disk, name))
                 except OSError as error:
                     log.warning("%s: %s; nothing is kept there", name, error.strerror)
-        return PinnedShare(parts)
+        return PinnedShare(parts, place)
 
     def _free_bytes(self, *, in_memory: bool, unused: bool = False) -> int:
         """
         :param unused: count as free what no job uses.
         """
-        taken = [share for share in self._shares.values() if share.num_jobs or not unused]
+        taken = [share for share in self._shares if share.num_jobs or not unused]
         parts = [part for share in taken for part in share.parts if part.in_memory == in_memory]
         return (self.memory_bytes if in_memory else self.disk_bytes) - sum(part.limit_bytes for part in parts)
 
@@ -131,11 +142,12 @@ class PinnedTier:
     def _make_room(self, wanted: int, *, in_memory: bool) -> None:
         """Drop what no job uses, the one longest unused first, until there is room or nothing is left to drop."""
         wanted = min(wanted, self.memory_bytes if in_memory else self.disk_bytes)
-        for fingerprint in [known for known, share in self._shares.items() if share.num_jobs == 0]:
+        for share in [known for known in self._shares if known.num_jobs == 0]:
             if self._free_bytes(in_memory=in_memory) >= wanted:
                 return
-            if any(part.in_memory == in_memory for part in self._shares[fingerprint].parts):
-                self._drop(self._shares.pop(fingerprint))
+            if any(part.in_memory == in_memory for part in share.parts):
+                self._shares.remove(share)
+                self._drop(share)
 
     def _drop(self, share: PinnedShare) -> None:
         self._damaged_in_dropped += sum(part.damaged_samples for part in share.parts)
@@ -145,7 +157,7 @@ class PinnedTier:
         """Files of datasets that nobody leased since the pod started, the oldest first."""
         if self._folder is None:
             return []
-        leased = {part.path for share in self._shares.values() for part in share.parts if isinstance(part, PinnedFile)}
+        leased = {part.path for share in self._shares for part in share.parts if isinstance(part, PinnedFile)}
         found = [path for path in self._folder.glob(f"*{_SUFFIX}") if path not in leased]
         return sorted(found, key=lambda path: path.stat().st_mtime)
 
@@ -164,8 +176,9 @@ class PinnedTier:
 class PinnedShare:
     """The pinned part of one share: at most one part in memory, and one on disk after it."""
 
-    def __init__(self, parts: Sequence[PinnedPart]) -> None:
+    def __init__(self, parts: Sequence[PinnedPart], place: str = "") -> None:
         self.parts = parts
+        self.place = place
         self.num_jobs = 0
         self._being_read: dict[int, asyncio.Future[None]] = {}
         """Samples that some job reads from the store now: who wants them, too, can wait for it."""
@@ -174,6 +187,15 @@ class PinnedShare:
     def limit_bytes(self) -> int:
         """What it holds when it is full."""
         return sum(part.limit_bytes for part in self.parts)
+
+    def is_of(self, place: str, records: SampleRecords) -> bool:
+        """Whether a job with these records may share it: as far as they go, they are those of who filled it."""
+        kept = [part.records for part in self.parts]
+        return (
+            place == self.place
+            and any(max(each.first_sample, records.first_sample) < each.end_sample for each in kept)
+            and all(_agree(each, records) for each in kept)
+        )
 
     def part_for(self, first: int, end: int) -> PinnedPart | None:
         """The part that holds, or may hold, all samples ``[first, end)``."""
@@ -261,14 +283,22 @@ class PinnedMemory(PinnedPart):
     async def load(self, first: int, end: int) -> list[Payload] | None:
         return self.views(first, end) if self.holds(first, end) else None
 
-    def put(self, first: int, payloads: Sequence[Payload]) -> list[Payload]:
-        """Keep intact samples from ``first`` on. Returns views of them here, which take no further memory."""
+    def put(self, first: int, payloads: Sequence[Payload]) -> NDArray[np.bool_]:
+        """Keep intact samples from ``first`` on. Returns which of them were not there yet; the others are left as they
+        are, since somebody may be sending them."""
         end = first + len(payloads)
-        if not self.holds(first, end):
-            for view, payload in zip(self.views(first, end), payloads, strict=True):
-                view[:] = payload  # type: ignore[index]
-            self._there[self._places(first, end)] = True
-        return self.views(first, end)
+        places = self._places(first, end)
+        new = ~self._there[places]
+        views = self.views(first, end)
+        for i in np.flatnonzero(new).tolist():
+            views[i][:] = payloads[i]  # type: ignore[index]
+        self._there[places] = True
+        return new
+
+    def forget(self, first: int, end: int, damaged: int) -> None:
+        """Fact: so many of the samples ``[first, end)`` are not what they should be."""
+        self.damaged_samples += damaged
+        self._there[self._places(first, end)] = False
 
     def close(self, *, forget: bool) -> None:
         self._there[:] = False
@@ -345,6 +375,24 @@ class PinnedFile(PinnedPart):
         while data:
             written = os.pwrite(file.fileno(), data, place)
             data, place = data[written:], place + written
+
+
+def _agree(one: SampleRecords, other: SampleRecords) -> bool:
+    """Whether lengths and checksums are equal of all samples that both hold."""
+    first, end = max(one.first_sample, other.first_sample), min(one.end_sample, other.end_sample)
+    if first >= end:
+        return True
+    one, other = one.part(first, end), other.part(first, end)
+    return np.array_equal(one.length, other.length) and np.array_equal(one.checksum, other.checksum)
+
+
+def _file_name(place: str, records: SampleRecords) -> str:
+    """Another one for another place, or other records."""
+    of_place = hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
+    of_records = xxhash.xxh3_128(str(records.first_sample).encode())
+    for column in (records.length, records.checksum):
+        of_records.update(np.ascontiguousarray(column).data)
+    return f"{of_place}-{of_records.hexdigest()}{_SUFFIX}"
 
 
 def _prefix(records: SampleRecords, first: int, limit_bytes: int) -> SampleRecords:

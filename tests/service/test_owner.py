@@ -43,7 +43,7 @@ async def owner_of(url: str, abstract_bytes: int, pinned_bytes: int = 0, **setti
         abstract_bytes=abstract_bytes,
         incarnation="",
     )
-    owner = Owner(job, ByteGate(100_000), PinnedTier(pinned_bytes).lease(1, records), 10_000, wait_seconds=5)
+    owner = Owner(job, ByteGate(100_000), PinnedTier(pinned_bytes).lease("1", records), 10_000, wait_seconds=5)
     try:
         yield owner
     finally:

@@ -49,19 +49,19 @@ def kept(share: PinnedShare, records: SampleRecords, data: list[bytes], chunk: i
 def test_memory_keeps_what_fits() -> None:
     tier = PinnedTier(25 * SIZE)
     records, data = dataset(1, first=7000)
-    share = tier.lease(1, records)
+    share = tier.lease("1", records)
     assert kept(share, records, data) == [], "nothing is there before it was read"
     keep_all(share, records, data)
     assert kept(share, records, data) == [0, 1], "two chunks of ten fit into 25 samples' memory"
     assert tier.used_memory_bytes == 20 * SIZE
     assert kept(share, records, data, chunk=5) == [0, 1, 2, 3], "chunks of another size find the same samples"
-    assert tier.lease(1, records) is share, "another job on the dataset shares it"
+    assert tier.lease("1", records) is share, "another job on the dataset shares it"
 
 
 def test_disk_follows_memory(tmp_path: Path) -> None:
     tier = PinnedTier(20 * SIZE, tmp_path, 30 * SIZE)
     records, data = dataset(1)
-    share = tier.lease(1, records)
+    share = tier.lease("1", records)
     keep_all(share, records, data)
     assert kept(share, records, data) == [0, 1, 2, 3, 4]
     assert (tier.used_memory_bytes, tier.used_disk_bytes) == (20 * SIZE, 30 * SIZE)
@@ -73,7 +73,7 @@ def test_disk_outlives_the_pod(tmp_path: Path) -> None:
     records, data = dataset(1)
     for expected in ([], list(range(10))):
         tier = PinnedTier(0, tmp_path, COUNT * SIZE)
-        share = tier.lease(1, records)
+        share = tier.lease("1", records)
         assert kept(share, records, data) == expected
         keep_all(share, records, data)
         tier.close()
@@ -82,12 +82,12 @@ def test_disk_outlives_the_pod(tmp_path: Path) -> None:
 def test_a_half_written_file_gives_what_is_whole(tmp_path: Path) -> None:
     records, data = dataset(1)
     tier = PinnedTier(0, tmp_path, COUNT * SIZE)
-    keep_all(tier.lease(1, records), records, data)
+    keep_all(tier.lease("1", records), records, data)
     tier.close()
     (file,) = tmp_path.glob("*.pinned")
     os.truncate(file, 35_500)
     tier = PinnedTier(0, tmp_path, COUNT * SIZE)
-    share = tier.lease(1, records)
+    share = tier.lease("1", records)
     assert kept(share, records, data) == [0, 1, 2]
     keep_all(share, records, data)
     assert kept(share, records, data) == list(range(10)), "what was damaged is kept again"
@@ -98,7 +98,7 @@ def test_a_half_written_file_gives_what_is_whole(tmp_path: Path) -> None:
 def test_damaged_bytes_are_never_served(tmp_path: Path, seed: int) -> None:
     records, data = dataset(1)
     tier = PinnedTier(0, tmp_path, COUNT * SIZE)
-    share = tier.lease(1, records)
+    share = tier.lease("1", records)
     keep_all(share, records, data)
     (file,) = tmp_path.glob("*.pinned")
     place = random.Random(seed).randrange(COUNT * SIZE)
@@ -115,17 +115,17 @@ def test_a_file_of_another_dataset_under_this_name_is_not_believed(tmp_path: Pat
     records, data = dataset(1)
     others = dataset(2)
     tier = PinnedTier(0, tmp_path, COUNT * SIZE)
-    keep_all(tier.lease(1, others[0]), *others)
+    keep_all(tier.lease("1", others[0]), *others)
     tier.close()
     tier = PinnedTier(0, tmp_path, COUNT * SIZE)
-    assert kept(tier.lease(1, records), records, data) == []
+    assert kept(tier.lease("1", records), records, data) == []
     tier.close()
 
 
 def test_a_full_disk_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records, data = dataset(1)
     tier = PinnedTier(0, tmp_path, COUNT * SIZE)
-    share = tier.lease(1, records)
+    share = tier.lease("1", records)
     write, calls = os.pwrite, []
 
     def full_after_three(file: int, content: memoryview, place: int) -> int:
@@ -144,12 +144,12 @@ def test_a_full_disk_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.Monke
 def test_who_is_not_used_gives_way(tmp_path: Path) -> None:
     tier = PinnedTier(50 * SIZE, tmp_path, 50 * SIZE)
     first, second, third = dataset(1), dataset(2), dataset(3)
-    share = tier.lease(1, first[0])
+    share = tier.lease("1", first[0])
     keep_all(share, *first)
-    assert kept(tier.lease(2, second[0]), *second) == []
+    assert kept(tier.lease("2", second[0]), *second) == []
     assert len(kept(share, *first)) == 10, "a dataset that a job uses is not evicted"
     tier.release(share)
-    share = tier.lease(3, third[0])
+    share = tier.lease("3", third[0])
     keep_all(share, *third)
     assert len(kept(share, *third)) == 10
     assert tier.used_memory_bytes <= 50 * SIZE
@@ -161,10 +161,10 @@ def test_who_is_not_used_gives_way(tmp_path: Path) -> None:
 def test_files_left_by_an_earlier_pod_give_way(tmp_path: Path) -> None:
     first, second = dataset(1), dataset(2)
     tier = PinnedTier(0, tmp_path, COUNT * SIZE)
-    keep_all(tier.lease(1, first[0]), *first)
+    keep_all(tier.lease("1", first[0]), *first)
     tier.close()
     tier = PinnedTier(0, tmp_path, COUNT * SIZE)
-    share = tier.lease(2, second[0])
+    share = tier.lease("2", second[0])
     keep_all(share, *second)
     assert len(kept(share, *second)) == 10
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= COUNT * SIZE
@@ -187,25 +187,25 @@ def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
 
 def test_an_empty_share_and_no_memory_at_all() -> None:
     records, _ = dataset(1)
-    assert PinnedTier(0).lease(1, records).limit_bytes == 0
-    assert PinnedTier(1000).lease(1, records.part(0, 0)).part_for(0, 0) is None
+    assert PinnedTier(0).lease("1", records).limit_bytes == 0
+    assert PinnedTier(1000).lease("1", records.part(0, 0)).part_for(0, 0) is None
 
 
 def test_a_share_that_got_little_gets_more_when_there_is_room(tmp_path: Path) -> None:
     tier = PinnedTier(100 * SIZE)
     first, second = dataset(1), dataset(2)
-    one = tier.lease(1, first[0])
-    other = tier.lease(2, second[0])
+    one = tier.lease("1", first[0])
+    other = tier.lease("2", second[0])
     assert (one.limit_bytes, other.limit_bytes) == (100 * SIZE, 0)
     tier.release(one)
     tier.release(other)
-    assert tier.lease(2, second[0]).limit_bytes == 100 * SIZE
+    assert tier.lease("2", second[0]).limit_bytes == 100 * SIZE
 
 
 def test_memory_gives_way_though_there_is_room_on_disk(tmp_path: Path) -> None:
     tier = PinnedTier(100 * SIZE, tmp_path, 1000 * SIZE)
-    tier.release(tier.lease(1, dataset(1)[0]))
-    assert [part.in_memory for part in tier.lease(2, dataset(2)[0]).parts] == [True]
+    tier.release(tier.lease("1", dataset(1)[0]))
+    assert [part.in_memory for part in tier.lease("2", dataset(2)[0]).parts] == [True]
     tier.close()
 
 
@@ -213,7 +213,7 @@ def test_a_slow_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("refill_service.pinned_tier._MOST_WRITING_BYTES", 15 * SIZE)
     records, data = dataset(1)
     tier = PinnedTier(0, tmp_path, COUNT * SIZE)
-    share = tier.lease(1, records)
+    share = tier.lease("1", records)
 
     async def all_at_once() -> None:
         (part,) = share.parts
@@ -230,13 +230,13 @@ def test_a_slow_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.Monke
 def test_damage_stays_counted(tmp_path: Path) -> None:
     records, data = dataset(1)
     tier = PinnedTier(0, tmp_path, COUNT * SIZE)
-    share = tier.lease(1, records)
+    share = tier.lease("1", records)
     keep_all(share, records, data)
     (file,) = tmp_path.glob("*.pinned")
     file.write_bytes(b"x" * COUNT * SIZE)
     kept(share, records, data)
     assert tier.damaged_samples == COUNT
     tier.release(share)
-    tier.lease(2, dataset(2)[0])
+    tier.lease("2", dataset(2)[0])
     assert tier.damaged_samples == COUNT
     tier.close()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from refill.errors import SampleDamaged
 from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.coalesce import coalesced
@@ -81,13 +83,16 @@ class ChunkReader:
         self._pinned = pinned
         self.outage_is_known = False
         """So that an outage is one line in the log."""
+        self._proven = np.zeros(len(records), dtype=bool)
+        """Samples in the pinned tier's memory that this job has put there or verified. They never change there."""
         self._limit_bytes = min(COALESCED_BYTES, gate.limit_bytes // 4)
 
     def pinned(self, refill: Refill) -> ReadChunk | None:
         """A chunk that lies in the pinned tier's memory."""
         first, end = self._bounds(refill.chunk)
         part = self._in_memory(first, end)
-        return None if part is None else self._of_refill(refill, part.views(first, end), pinned=True)
+        found = None if part is None else self._proven_views(part, first, end)
+        return None if found is None else self._of_refill(refill, found, pinned=True)
 
     def is_at_hand(self, chunk: int) -> bool:
         """Whether a chunk lies in the pinned tier's memory."""
@@ -133,7 +138,9 @@ class ChunkReader:
         if part is None or not part.holds(first, end):
             return None
         async with self._gate.passage(self._size_bytes(refill.chunk), self._job):
-            found = await part.load(first, end)
+            found: Sequence[Payload] | None = await part.load(first, end)
+            if found is not None and isinstance(part, PinnedMemory):
+                found = self._proven_views(part, first, end)
         if found is None:
             log.warning("%s: samples %d-%d in the pinned tier are damaged; read again", self._dataset.url, first, end)
             return None
@@ -167,8 +174,10 @@ class ChunkReader:
         views = [self._intact(buffer, start, sample) for sample in samples]
         damaged = any(view is None for view in views)
         if isinstance(part, PinnedMemory) and not damaged:
-            arrived(self._of_refill(refill, part.put(first, [view for view in views if view is not None])))
-            return []
+            self._proven[self._places(first, end)] |= part.put(first, [view for view in views if view is not None])
+            if (kept := self._proven_views(part, first, end)) is not None:
+                arrived(self._of_refill(refill, kept))
+                return []
         # Copies, so that the wasted rest of the buffer is freed with it.
         payloads: list[bytes | None] = [None if view is None else bytes(view) for view in views]
         arrived(ReadChunk(refill, payloads) if part is None else self._of_refill(refill, payloads))
@@ -176,16 +185,30 @@ class ChunkReader:
             return []
         return [_ToKeep(part, first, [payload for payload in payloads if payload is not None])]
 
-    def _intact(self, buffer: memoryview, start: int, sample: int) -> memoryview | None:
+    def _proven_views(self, part: PinnedMemory, first: int, end: int) -> Sequence[Payload] | None:
+        """Samples ``[first, end)`` out of memory that jobs share; None, and forgotten there, unless this job's own
+        records say that they are right. Each is verified once a job."""
+        views, proven = part.views(first, end), self._proven[self._places(first, end)]
+        if not proven.all():
+            damaged = sum(self._checked(views[i], first + i) is None for i in np.flatnonzero(~proven).tolist())
+            if damaged:
+                part.forget(first, end, damaged)
+                return None
+            proven[:] = True
+        return views
+
+    def _intact(self, buffer: memoryview, start: int, sample: int) -> Payload | None:
         place = sample - self._records.first_sample
         offset = int(self._records.offset[place]) - start
-        view = buffer[offset : offset + int(self._records.length[place])]
+        return self._checked(buffer[offset : offset + int(self._records.length[place])], sample)
+
+    def _checked(self, payload: Payload, sample: int) -> Payload | None:
         try:
-            self._dataset.verify_sample(view, self._records, sample)
+            self._dataset.verify_sample(payload, self._records, sample)
         except SampleDamaged as error:
             log.warning("%s", error)
             return None
-        return view
+        return payload
 
     def _of_refill(self, refill: Refill, payloads: Sequence[Payload | None], *, pinned: bool = False) -> ReadChunk:
         """Of a chunk's payloads those of the samples that are wanted."""
@@ -199,6 +222,9 @@ class ChunkReader:
     def _bounds(self, chunk: int) -> tuple[int, int]:
         """The samples ``[first, end)`` of a chunk."""
         return int(self._share.starts[chunk]), int(self._share.starts[chunk + 1])
+
+    def _places(self, first: int, end: int) -> slice:
+        return slice(first - self._records.first_sample, end - self._records.first_sample)
 
     def _size_bytes(self, chunk: int) -> int:
         records = self._records.part(*self._bounds(chunk))
