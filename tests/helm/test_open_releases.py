@@ -61,7 +61,7 @@ def test_the_notes_say_what_default_values_leave_open() -> None:
     for line in (
         "- Port 8000: whoever reaches it may register, read and end every job. Closed by access.clientTokens.",
         "- Port 8001: so may whoever reaches it where the network enforces no policies.",
-        "- Jobs may name every dataset that the pods can read. Closed by settings.dataset_urls.",
+        "- Jobs may name every bucket that the pods can read. Closed by settings.dataset_urls.",
         "- Samples come and go in clear at port 8000. Closed by tls.secret.",
         "- Samples go in clear between pods. Closed by tls.peerSecret.",
         "- Port 8002: whoever reaches it sees the names of all jobs. Closed by networkPolicy.metrics.",

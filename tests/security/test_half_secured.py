@@ -79,7 +79,8 @@ def test_its_log_says_what_is_open(alone: tuple[LocalCluster, Path], tmp_path: P
             reached = url.removeprefix("http://")
             assert f"whoever reaches {reached} may register, read and end every job (client_tokens)" in line
             assert f"so may whoever reaches 127.0.0.1:{cluster.peer_ports[pod]} (peer_token, peer_tls_cert)" in line
-            assert "every dataset that this pod can read (dataset_urls)" in line
+            assert "every bucket that this pod can read (dataset_urls)" in line
+            assert "every folder that this pod can read (dataset_urls)" in line
 
 
 @pytest.mark.parametrize("what", ["emptied", "damaged", "taken away"])

@@ -14,8 +14,10 @@ def what_is_open(settings: Settings) -> list[str]:
         found.append(f"whoever reaches {port} may register, read and end every job (client_tokens)")
     if settings.serves_peers and not settings.peers_are_known:
         found.append(f"so may whoever reaches {settings.host}:{settings.peer_port} (peer_token, peer_tls_cert)")
-    if not settings.dataset_urls:
-        found.append("jobs may name every dataset that this pod can read (dataset_urls)")
+    if not settings.dataset_urls or "s3://" in settings.dataset_urls:
+        found.append("jobs may name every bucket that this pod can read (dataset_urls)")
+    if "file:///" in settings.dataset_urls:
+        found.append("jobs may name every folder that this pod can read (dataset_urls)")
     if not settings.tls_cert:
         what = "tokens and samples" if settings.client_tokens else "samples"
         found.append(f"{what} come and go in clear at {port} (tls_cert)")
