@@ -1,0 +1,110 @@
+"""Which training process is a rank at present? Whoever asked last, until it has been silent for a while.
+
+A rank has one life at a time (:mod:`refill.protocol.rank_life`). Another one that asks has to wait for as long as the
+holder may still be there: a process that was killed and started again goes on then. When the holder goes on being
+heard, there are two processes that call themselves the same, and the newcomer is refused for good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from refill.protocol.rank_life import RankLife
+
+__all__ = ["LEASE_SECONDS", "RankLeases", "Refusal"]
+
+LEASE_SECONDS = 10.0
+"""Three times as long as training processes let pass without a word (client/refill/home_watch.py)."""
+_REMEMBERED = 16
+"""So many newcomers of a lease, and lives of a rank that have ended."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a life is not the rank.
+
+    :param holder: which one is, or was the last.
+    :param held_seconds: since it became the rank.
+    :param silent_seconds: since it was heard.
+    :param final: whether waiting does not help.
+    :param ended: whether the refused one was said to have ended.
+    """
+
+    holder: RankLife
+    held_seconds: float
+    silent_seconds: float
+    final: bool
+    ended: bool = False
+
+
+@dataclass
+class _Lease:
+    holder: RankLife
+    since: float
+    heard: float
+    newcomers: dict[RankLife, float] = field(default_factory=dict)
+    """Others that have asked meanwhile, and when for the first time."""
+
+    def refusal(self, now: float, *, final: bool, ended: bool = False) -> Refusal:
+        return Refusal(self.holder, now - self.since, now - self.heard, final, ended)
+
+
+class RankLeases:
+    """Of one job at one pod. ``now`` is in seconds, and never goes back."""
+
+    def __init__(self) -> None:
+        self._leases: dict[int, _Lease] = {}
+        self._ended: dict[int, dict[RankLife, _Lease]] = {}
+        """Lives that others have taken a rank over from, and the lease of who did. They may still have workers."""
+
+    def holder(self, rank: int) -> RankLife | None:
+        lease = self._leases.get(rank)
+        return None if lease is None else lease.holder
+
+    def asks(self, rank: int, life: RankLife, now: float, *, takes: bool = True) -> Refusal | None:
+        """Fact: a life asks for samples of the rank. None: it is the rank, from now on if it was not before.
+
+        :param takes: False: it only speaks for the rank, and is not made it by that.
+        """
+        ended = self._ended.get(rank, {})
+        if life in ended:
+            return self._leases.get(rank, ended[life]).refusal(now, final=True, ended=True)
+        lease = self._leases.get(rank)
+        if lease is None or (lease.holder != life and now - lease.heard > LEASE_SECONDS):
+            if takes:
+                self._leases[rank] = _Lease(life, now, now)
+            return None
+        if lease.holder == life:
+            lease.heard = now
+            return None
+        first = lease.newcomers.setdefault(life, now)
+        _drop_oldest(lease.newcomers)
+        # Not before: what is heard of a process that was killed comes from its workers, which outlive it by seconds.
+        return lease.refusal(now, final=lease.heard - first > LEASE_SECONDS)
+
+    def heard(self, rank: int, life: RankLife, now: float) -> None:
+        """Fact: a life is there. That makes nobody a rank."""
+        lease = self._leases.get(rank)
+        if lease is not None and lease.holder == life:
+            lease.heard = now
+
+    def returned(self, rank: int, life: RankLife) -> None:
+        """Fact: a life needs the rank no more, for now."""
+        if self.holder(rank) == life:
+            del self._leases[rank]
+
+    def ended(self, rank: int, life: RankLife, by: RankLife, now: float) -> Refusal | None:
+        """Fact: ``by`` has seen that the process of a life is gone, and asks in its place. Answer as :meth:`asks`."""
+        if by == life or by in self._ended.get(rank, {}):
+            return self.asks(rank, by, now)
+        self.returned(rank, life)
+        refusal = self.asks(rank, by, now)
+        ended = self._ended.setdefault(rank, {})
+        ended[life] = self._leases[rank]
+        _drop_oldest(ended)
+        return refusal
+
+
+def _drop_oldest(known: dict[RankLife, float] | dict[RankLife, _Lease]) -> None:
+    while len(known) > _REMEMBERED:
+        known.pop(next(iter(known)))
