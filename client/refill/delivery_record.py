@@ -38,7 +38,10 @@ _LEFTOVER_SECONDS = 86_400
 
 
 class DeliveryRecord:
-    """Picklable; copies share the folder. Made with the first batch."""
+    """Picklable; copies share the folder. Made with the first batch.
+
+    ``made_in`` is the training process: the one in which the first of the copies was made.
+    """
 
     _lock: int | None
     """The file that is locked; in it, how often the record was told, and to a job that had moved how often."""
@@ -46,13 +49,14 @@ class DeliveryRecord:
     """``(epoch, descriptor)`` that was written last."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.gettempdir()) / f"refill-{os.getpid()}-{uuid.uuid4().hex}"
+        self.made_in = os.getpid()
+        self._folder = Path(tempfile.gettempdir()) / f"refill-{self.made_in}-{uuid.uuid4().hex}"
         self._fails = False
         self._forget_process()
         weakref.finalize(self, _remove, self._folder, os.getpid())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder, "_fails": self._fails}
+        return {"made_in": self.made_in, "_folder": self._folder, "_fails": self._fails}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -61,7 +65,7 @@ class DeliveryRecord:
     def of_rank(self, rank: int) -> DeliveryRecord:
         """The record of another rank for which this process reads, too: the same one in all processes of this."""
         other = DeliveryRecord.__new__(DeliveryRecord)
-        other.__setstate__({"_folder": Path(f"{self._folder}-rank-{rank}"), "_fails": False})
+        other.__setstate__({"made_in": self.made_in, "_folder": Path(f"{self._folder}-rank-{rank}"), "_fails": False})
         return other
 
     def times_told(self) -> int:

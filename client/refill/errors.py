@@ -30,6 +30,8 @@ same class. The text is one line that names what was wrong and what to do; what 
     |   |-- SamplesSkipped         409  a rank asks for a part of its positions only: samples would be lost
     |   |-- EpochEnded             410  the job has moved on to a later epoch
     |   |-- PodRecovering          503  a pod was restarted and has yet to be told what it had delivered
+    |   |-- RankTaken              409  another process is this rank of the job already
+    |   |   `-- RankHeld           503  it was a moment ago: if it has ended, its lease does soon
     |   |-- RecordsWanted          428  the home pod was restarted: tell it what this rank has received, ask again
     |   `-- EpochNotReady          503  other ranks have yet to finish the epoch before, or to post traces
     `-- PodUnreachable             503  a pod did not answer in time
@@ -64,6 +66,8 @@ __all__ = [
     "PodRecovering",
     "PodStopping",
     "PodUnreachable",
+    "RankHeld",
+    "RankTaken",
     "RecordsWanted",
     "RefillError",
     "RequestTooLarge",
@@ -209,6 +213,16 @@ class EpochEnded(JobError):
 class PodRecovering(JobError):
     """Details: ``pod`` (ordinal)."""
 
+    status = 503
+
+
+class RankTaken(JobError):
+    """Details: ``rank``, ``holder`` (:mod:`refill.protocol.rank_life`), ``held_seconds``."""
+
+    status = 409
+
+
+class RankHeld(RankTaken):
     status = 503
 
 

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -33,6 +34,7 @@ from refill.errors import (
     JobLost,
     JobMoved,
     PodUnreachable,
+    RankHeld,
     RecordsWanted,
     RefillError,
     RequestTooLarge,
@@ -40,8 +42,10 @@ from refill.errors import (
     error_from_wire,
 )
 from refill.home_watch import watch_home
+from refill.own_life import has_ended, is_of_this_process, own_life
 from refill.protocol.incarnation import incarnation_of, line_of, moves_of
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.rank_life import RankLife
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import (
     FRAME_BYTES_HEADER,
@@ -65,6 +69,8 @@ Attempt = Callable[[str, float], Answer]
 
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 5.0
+_HELD_PAUSE_SECONDS = 1.0
+"""While another process may still be this rank: training stands still until it has gone."""
 _LONG_SECONDS = 2.0
 """After so long, the home may be a pod that is not wanted any more, and waits for others that do not talk to it."""
 _SAY_EVERY_SECONDS = 10.0
@@ -84,6 +90,7 @@ _RETRIED_STATUS = 503
 _ANSWERED_BY_ITSELF = (UnknownJob, JobMoved, RecordsWanted)
 """The pod is told what it lacks, and asked again; if that takes too many turns, later."""
 _UNIX = "unix:"
+_OF_ONE_PROCESS = ("_process", "_bulk", "_control", "_of_ranks", "_watched")
 _LONGEST_UNIX_PATH_BYTES = 100
 """Linux takes 107, of which ``.memory`` needs 7."""
 
@@ -137,8 +144,7 @@ class PodConnection:
         self._forget_connections()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_process", "_bulk", "_control", "_of_ranks")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_ONE_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -170,11 +176,23 @@ class PodConnection:
     def _registered(self, info: dict[str, Any]) -> None:
         self._info = info
         self._home = self._home or self._find_home(info["pods"])
+        self._watch_home()
+
+    def _watch_home(self) -> None:
+        self._watched = True
         watch_home(self)
+
+    def _is_rank(self) -> None:
+        """Fact: this process asks as the rank. So it is to be heard of from now on, though it was copied to here."""
+        if not self._watched and self._info is not None and is_of_this_process(self._life()):
+            self._watch_home()
+
+    def _life(self) -> RankLife:
+        return own_life(self._record.made_in)
 
     def look_after_home(self) -> None:
         """Bring the job back to a home pod that was restarted, or to another one, and tell it what this rank has
-        received, if it has not been told."""
+        received, if it has not been told. And that this process is still there, if it is the one that asks."""
         self._looks += 1
         try:
             self._known(None, self._calls("GET", f"ranks/{self.rank}"), _PROBE_SECONDS, register=True)
@@ -193,6 +211,7 @@ class PodConnection:
 
     def batch(self, epoch: int, positions: Int64Array) -> ReceivedBatch:
         """The samples that answer positions of this rank, in their order."""
+        self._is_rank()
         waited = getattr(self._bulk, "waited_seconds", 0.0)
         body = BatchRequest(epoch, self.rank, positions, waited_seconds=waited).encode()
         started = time.perf_counter()
@@ -234,6 +253,7 @@ class PodConnection:
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
         what = f"epochs/{epoch}/ranks/{self.rank}/trace"
         self.info()
+        self._is_rank()
         posted = Record(Kind.TRACE, epoch, self.rank, (sample_ids,))
         while not self._record.add(posted, self._record.times_told()):
             pass  # told in between; a trace holds all the same
@@ -339,7 +359,8 @@ class PodConnection:
                     given_up = type(error)(why)
                     given_up.details = error.details
                     raise given_up from error
-                if now - said >= _SAY_EVERY_SECONDS:
+                held = isinstance(error, RankHeld)
+                if now - said >= _SAY_EVERY_SECONDS or (held and said == started):
                     said = now
                     log.warning(
                         "rank %d waits for %s since %.0f s: %s", self.rank, url or self.home, now - started, error
@@ -347,11 +368,11 @@ class PodConnection:
                 if url is None and (isinstance(error, PodUnreachable) or now - started > _LONG_SECONDS):
                     self._follow_pods()
             time.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, _HELD_PAUSE_SECONDS if held else _LONGEST_PAUSE_SECONDS)
 
     def _known(self, url: str | None, attempt: Attempt[Answer], seconds: float, register: bool) -> Answer:
         """One attempt, and others when the pod was restarted and had to be told of the job first, or of what the rank
-        has received."""
+        has received, or that the process that was this rank before has ended."""
         first: Callable[[str, float], None] | None = None
         for turn in range(_TURNS):
             try:
@@ -366,6 +387,11 @@ class PodConnection:
                 if turn + 1 == _TURNS:
                     raise
                 first = self._tell
+            except RankHeld as error:
+                holder = RankLife.decode(str(error.details.get("holder")))
+                if turn + 1 == _TURNS or not has_ended(holder):
+                    raise
+                first = partial(self._take_over, holder)
         raise AssertionError("the last turn returns or raises")
 
     def _follow_pods(self) -> None:
@@ -406,6 +432,12 @@ class PodConnection:
         log.info("rank %d tells %s, which was restarted, what it has received", self.rank, url)
         path = self._data_path(f"ranks/{self.rank}/records")
         self._call("PUT", url, path, seconds, content=self._record.tell(self.rank, moves_of(self._incarnation())))
+
+    def _take_over(self, holder: RankLife, url: str, seconds: float) -> None:
+        """The pod need not wait for a process that was here, and has gone."""
+        log.info("rank %d goes on in place of %s, which has ended", self.rank, holder)
+        path = f"{self._data_path(f'ranks/{self.rank}/lease')}&ended={holder.encode()}"
+        self._call("PUT", url, path, seconds)
 
     def _call(self, method: str, pod: str, path: str, seconds: float, **content: Any) -> dict[str, Any]:
         """One request that is answered with a JSON object, or with nothing."""
@@ -517,8 +549,10 @@ class PodConnection:
         self._bulk.connection = None
 
     def _data_path(self, what: str) -> str:
-        """A path that names this registration of the job: pods refuse it when theirs is a later one."""
-        return f"{self._job_path(what)}?incarnation={quote(self._incarnation(), safe='')}"
+        """A path that names this registration of the job, and this process: pods refuse it when theirs is a later one,
+        or the rank is another process."""
+        incarnation = quote(self._incarnation(), safe="")
+        return f"{self._job_path(what)}?incarnation={incarnation}&life={self._life().encode()}"
 
     def _incarnation(self) -> str:
         return str(self.info()["incarnation"])
@@ -533,6 +567,7 @@ class PodConnection:
         self._bulk = threading.local()
         self._control = {}
         self._of_ranks: dict[int, PodConnection] = {}
+        self._watched = False
 
     def _job_path(self, what: str = "") -> str:
         return f"/v1/jobs/{quote(self.spec.name, safe='')}{what and '/'}{what}"

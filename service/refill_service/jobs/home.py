@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.errors import InvalidInput, PodUnreachable, RefillError, SamplesSkipped
+from refill.errors import InvalidInput, PodUnreachable, RankTaken, RefillError, SamplesSkipped
+from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import MAX_SAMPLES, BatchRequest, Int64Array
 from refill_service.cache_core.epoch_order import IdArray
 from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
@@ -27,6 +28,7 @@ from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.home_record import HomeRecord
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_peers import JobPeers
+from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.owner import Owner
 from refill_service.peers import BodyPieces, Payload
 from refill_service.tracing import span
@@ -136,6 +138,7 @@ class Home:
         """Requests (epoch, rank, position) whose samples an owner has announced and is sending."""
         self._why_closed: RefillError = PodUnreachable(f"pod {job.ordinal} stops", pod=job.ordinal)
         self.record = HomeRecord(job, lost=lost)
+        self.leases = LeasedRanks(job.spec.name)
         self._never_asked: Counter[tuple[int, int]] = Counter()
         """Samples sent ahead for (epoch, rank) that it left without asking for them."""
 
@@ -306,7 +309,7 @@ class Home:
         if self._opened.get(rank, -1) >= epoch:
             return
         self._owner.rank_opens(epoch, rank, self.job.ordinal)
-        await self.peers.call_all("POST", f"epochs/{epoch}/ranks/{rank}")
+        await self._told_of(rank, f"epochs/{epoch}/ranks/{rank}")
         self._opened[rank] = max(epoch, self._opened.get(rank, -1))
         for old, never_asked in self.remote_memory.forget(rank, before_epoch=epoch).items():
             self._never_asked[old, rank] += never_asked
@@ -342,6 +345,27 @@ class Home:
     def positions_under_way(self, epoch: int, rank: int) -> int:
         """At most so many are being answered."""
         return self._under_way[epoch, rank] * self._largest[epoch, rank]
+
+    async def _told_of(self, rank: int, what: str) -> None:
+        """Tell the others who the rank is. Raises :class:`RankTaken` when one of them is home to another process that
+        is this rank."""
+        life = self.leases.holder(rank)
+        try:
+            await self.peers.call_all("POST", what, None if life is None else {"life": life.encode()})
+        except RankTaken:
+            if life is not None:
+                self.leases.returned(rank, life)
+            raise
+
+    async def take_over(self, rank: int, ended: RankLife, by: RankLife) -> None:
+        """Fact: a process that is a rank has ended, as the one that goes on in its place has seen."""
+        self.leases.ended(rank, ended, by)
+        try:
+            await self.peers.call_all("POST", f"ranks/{rank}/ended", {"life": ended.encode(), "by": by.encode()})
+        except RankTaken:
+            raise
+        except RefillError as error:
+            log.info("rank %d goes on by way of pod %d, as not all pods know: %s", rank, self.job.ordinal, error)
 
     def rank_left(self, epoch: int, rank: int) -> None:
         """Fact: the rank asks for this epoch by way of another home, which gets from the owners what was sent ahead

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from refill.errors import InvalidInput
+from refill.protocol.rank_life import RankLife
 from refill.protocol.records import Kind, Record, encode_records
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.owner_epoch import EpochCounts
@@ -96,9 +97,12 @@ class JobAtPod:
             return self.other_clients
         return self.clients.setdefault(rank, ClientCounts())
 
-    def rank_opens(self, epoch: int, rank: int, home: int) -> None:
+    def rank_opens(self, epoch: int, rank: int, home: int, life: RankLife | None) -> None:
         """Fact: a rank asks for this epoch by way of another pod. Raises :class:`PodRecovering` while this pod has yet
-        to learn what the rank has had in epochs before, which its home forgets with this."""
+        to learn what the rank has had in epochs before, which its home forgets with this, and :class:`RankTaken` while
+        it is home to another process that is this rank."""
+        self.job.check_rank(rank)
+        self.home.leases.asks(rank, life)
         if self.job.moves and self.owner.lost:
             raise self.owner.recovering()
         self.owner.rank_opens(epoch, rank, home)

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.protocol.incarnation import moves_of
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.rank_life import LONGEST_LIFE, RankLife
 from refill.protocol.wire_format import (
     FRAME_BYTES_HEADER,
     MAX_BATCH,
@@ -73,6 +74,11 @@ Number = Annotated[int, Path(ge=0, lt=2**31)]
 Incarnation = Annotated[
     str | None, Query(max_length=64, description="The registration that is meant, as its answer named it.")
 ]
+Life = Annotated[
+    str | None,
+    Query(max_length=LONGEST_LIFE, description="The training process that asks (refill.protocol.rank_life)."),
+]
+RequiredLife = Annotated[str, Query(max_length=LONGEST_LIFE)]
 
 
 class Report(BaseModel):
@@ -205,11 +211,12 @@ def client_routes(node: CacheNode) -> APIRouter:
         openapi_extra=_BINARY_BODY,
     )
     @takes_body(BATCH_BODY_BYTES)
-    async def batch(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
+    async def batch(job: JobName, request: Request, incarnation: Incarnation = None, life: Life = None) -> Response:
         at_pod = node.job(job, incarnation)
         held(request).enter_context(at_pod.in_use())
         asked = BatchRequest.decode(await request.body())
         at_pod.client(asked.rank).request_wait_seconds += asked.waited_seconds
+        at_pod.home.leases.asks(asked.rank, life_of(life))
         room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
         found = await at_pod.home.batch(asked, lambda: room.enter(len(asked.positions)))
         frame = OutgoingFrame(found.positions, found.sample_ids, found.payloads)
@@ -245,10 +252,12 @@ def client_routes(node: CacheNode) -> APIRouter:
     )
     @takes_body(lambda job: most_trace_bytes(node.job(job).job), in_pieces=True)
     async def trace(
-        job: JobName, epoch: Number, rank: Number, request: Request, incarnation: Incarnation = None
+        job: JobName, epoch: Number, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
     ) -> dict[str, int]:
         at_pod = node.job(job, incarnation)
         held(request).enter_context(at_pod.in_use())
+        at_pod.job.check_rank(rank)
+        at_pod.home.leases.asks(rank, life_of(life))
         async with coming_trace(request, at_pod.job, epoch, rank) as ids:
             await at_pod.home.post_trace(epoch, rank, ids)
         return {"positions": len(ids)}
@@ -262,9 +271,12 @@ def client_routes(node: CacheNode) -> APIRouter:
         return {"rank": rank, "epoch": epoch, "skipped": await node.job(job, incarnation).skipped(epoch, rank)}
 
     @routes.get("/v1/jobs/{job}/ranks/{rank}", tags=["data"], summary="Whether this pod knows what a rank received.")
-    async def rank_known(job: JobName, rank: Number, incarnation: Incarnation = None) -> dict[str, Any]:
+    async def rank_known(
+        job: JobName, rank: Number, incarnation: Incarnation = None, life: Life = None
+    ) -> dict[str, Any]:
         at_pod = node.job(job, incarnation)
         at_pod.job.check_rank(rank)
+        at_pod.home.leases.heard(rank, life_of(life))
         at_pod.home.record.until_told(rank)
         return {"rank": rank, "epoch": at_pod.owner.epoch}
 
@@ -275,11 +287,23 @@ def client_routes(node: CacheNode) -> APIRouter:
         openapi_extra=_BINARY_BODY,
     )
     @takes_body(lambda job: most_records_bytes(node.job(job).job), in_pieces=True)
-    async def records(job: JobName, rank: Number, request: Request, incarnation: Incarnation = None) -> dict[str, int]:
+    async def records(
+        job: JobName, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
+    ) -> dict[str, int]:
         at_pod = node.job(job, incarnation)
         at_pod.job.check_rank(rank)
+        at_pod.home.leases.asks(rank, life_of(life), takes=False)
         held(request).enter_context(at_pod.in_use())
         return {"records": await at_pod.home.record.tell(rank, coming_records(request, at_pod.job))}
+
+    @routes.put("/v1/jobs/{job}/ranks/{rank}/lease", tags=["data"], summary="Be a rank whose process has ended.")
+    async def take_over(
+        job: JobName, rank: Number, life: RequiredLife, ended: RequiredLife, incarnation: Incarnation = None
+    ) -> dict[str, int]:
+        at_pod = node.job(job, incarnation)
+        at_pod.job.check_rank(rank)
+        await at_pod.home.take_over(rank, RankLife.decode(ended), RankLife.decode(life))
+        return {"rank": rank}
 
     @routes.post("/v1/jobs/{job}/report", tags=["data"], status_code=204, summary="What a client measured.")
     async def report(job: JobName, seen: Report, incarnation: Incarnation = None) -> Response:
@@ -330,6 +354,11 @@ def add_error_answers(app: FastAPI) -> None:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         return JSONResponse(InvalidInput(f"{where}: {first['msg']}").to_wire(), status_code=400)
+
+
+def life_of(text: str | None) -> RankLife | None:
+    """None for a client that does not say it: one of an earlier version."""
+    return None if text is None else RankLife.decode(text)
 
 
 def read_int64s(body: bytes) -> Int64Array:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from refill.errors import InvalidInput, PodRecovering
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_node import CacheNode
 from refill_service.jobs.job_at_pod import JobAtPod, LeftByPod
@@ -44,6 +45,19 @@ class Opening(BaseModel):
     """The dataset of a job that is about to be registered; see :mod:`refill_service.early_opening`."""
 
     dataset: str
+
+
+class Opens(BaseModel):
+    """Which process a rank is; see :mod:`refill.protocol.rank_life`."""
+
+    life: str
+
+
+class Ended(BaseModel):
+    """Which process was a rank, and which one is now."""
+
+    life: str
+    by: str
 
 
 class Resume(BaseModel):
@@ -137,9 +151,19 @@ def peer_routes(node: CacheNode) -> APIRouter:
         return FrameResponse([frame], lambda sent: count_sent(pod, sent))
 
     @routes.post("/epochs/{epoch}/ranks/{rank}")
-    async def rank_opens(job: str, epoch: Number, rank: Number, incarnation: Incarnation, pod: Pod) -> dict[str, bool]:
-        node.job(job, incarnation).rank_opens(epoch, rank, pod)
+    async def rank_opens(
+        job: str, epoch: Number, rank: Number, incarnation: Incarnation, pod: Pod, body: Opens | None = None
+    ) -> dict[str, bool]:
+        life = None if body is None else RankLife.decode(body.life)
+        node.job(job, incarnation).rank_opens(epoch, rank, pod, life)
         return {"opened": True}
+
+    @routes.post("/ranks/{rank}/ended")
+    async def rank_ended(job: str, rank: Number, incarnation: Incarnation, body: Ended) -> dict[str, bool]:
+        at_pod = node.job(job, incarnation)
+        at_pod.job.check_rank(rank)
+        at_pod.home.leases.ended(rank, RankLife.decode(body.life), RankLife.decode(body.by))
+        return {"ended": True}
 
     @routes.put("/epochs/{epoch}/ranks/{rank}/trace")
     @takes_body(lambda job: most_trace_bytes(node.job(job).job), in_pieces=True)

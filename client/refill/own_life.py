@@ -1,0 +1,102 @@
+"""Which life of a rank does this process belong to, and does another one still live here?
+
+A training process is a life, and its loader workers are of it: they are daemonic processes, forked or spawned, that use
+a dataset object of their parent. Every other process that a dataset object is copied to trains for itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+
+from refill.protocol.rank_life import RankLife, host_for_life
+
+__all__ = ["has_ended", "is_of_this_process", "own_life"]
+
+_PROC = Path("/proc")
+_STATE, _STARTED = 0, 19
+"""Fields of ``/proc/PROCESS/stat`` after the name, counted from 0."""
+_ENDED_STATES = "ZX"
+"""A zombie has ended, and nobody has asked how."""
+
+_known: dict[int, RankLife] = {}
+"""By process: of this one, and of its parent, who may have ended when it is asked for."""
+
+
+def own_life(made_in: int) -> RankLife:
+    """The life that this process asks for.
+
+    :param made_in: the process in which the dataset object was made.
+    """
+    here = os.getpid()
+    parent = multiprocessing.parent_process()
+    if made_in != here and parent is not None and parent.pid is not None and multiprocessing.current_process().daemon:
+        return _life_of(parent.pid)
+    return _life_of(here)
+
+
+def is_of_this_process(life: RankLife) -> bool:
+    """Whether this is the training process, and no loader worker of it."""
+    return life.process == os.getpid()
+
+
+def has_ended(life: RankLife) -> bool:
+    """Whether a process is known to have ended. Only those of this machine, and of this container on it, are known."""
+    if not life.place or life.place != _place():
+        return False
+    try:
+        os.kill(life.process, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass  # of another user
+    fields = _stat(life.process)
+    if fields is None:
+        return False
+    return fields[_STATE] in _ENDED_STATES or int(fields[_STARTED]) != life.started
+
+
+def _life_of(process: int) -> RankLife:
+    life = _known.get(process)
+    if life is None:
+        fields = _stat(process)
+        started = 0 if fields is None else int(fields[_STARTED])
+        life = _known[process] = RankLife(host_for_life(socket.gethostname()), process, started, _place())
+    return life
+
+
+def _stat(process: int) -> list[str] | None:
+    try:
+        stat = (_PROC / str(process) / "stat").read_text()
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()  # the name may hold anything
+
+
+def _place() -> str:
+    """The same for processes that can see each other; containers of one machine number theirs apart."""
+    global _found_place
+    if _found_place is None:
+        try:
+            boot = (_PROC / "sys/kernel/random/boot_id").read_text()
+            numbers = os.readlink(_PROC / "self/ns/pid")
+            _found_place = hashlib.blake2b(f"{boot} {numbers}".encode(), digest_size=6).hexdigest()
+        except OSError:
+            _found_place = ""
+    return _found_place
+
+
+_found_place: str | None = None
+
+
+def _in_child() -> None:
+    """Numbers of processes further up may be used again."""
+    parent = os.getppid()
+    for process in [known for known in _known if known != parent]:
+        del _known[process]
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,83 @@
+"""Does a training process get answers as a rank, or is another one this rank already? Decided by
+:mod:`refill_service.cache_core.rank_leases`, and said here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import UTC, datetime, timedelta
+
+from refill.errors import RankHeld, RankTaken
+from refill.protocol.rank_life import RankLife
+from refill_service.cache_core.rank_leases import LEASE_SECONDS, RankLeases, Refusal
+
+__all__ = ["LeasedRanks"]
+
+log = logging.getLogger(__name__)
+
+_SAID_OF = 1000
+"""Refused processes that are known to have been logged."""
+
+
+class LeasedRanks:
+    """Of one job at one pod. A client that does not name its life is an old one, and is not asked for it."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._leases = RankLeases()
+        self._refused: set[tuple[int, RankLife]] = set()
+
+    def holder(self, rank: int) -> RankLife | None:
+        return self._leases.holder(rank)
+
+    def asks(self, rank: int, life: RankLife | None, *, takes: bool = True) -> None:
+        """Fact: a process asks for samples of a rank. Raises :class:`RankHeld` while another one may still be there,
+        and :class:`RankTaken` when it is.
+
+        :param takes: False: it tells something for the rank, and asks for nothing.
+        """
+        if life is None:
+            return
+        if (refusal := self._leases.asks(rank, life, time.monotonic(), takes=takes)) is not None:
+            raise self._error(rank, life, refusal)
+
+    def heard(self, rank: int, life: RankLife | None) -> None:
+        """Fact: a process is there, and asks for no samples now."""
+        if life is not None:
+            self._leases.heard(rank, life, time.monotonic())
+
+    def returned(self, rank: int, life: RankLife) -> None:
+        """Fact: a process needs the rank no more."""
+        self._leases.returned(rank, life)
+
+    def ended(self, rank: int, life: RankLife, by: RankLife) -> None:
+        """Fact: ``by`` has seen that a process is gone, and asks in its place. Errors as :meth:`asks`."""
+        if self.holder(rank) == life:
+            log.info("rank %d of job %s: %s has ended, %s goes on", rank, self._job, life, by)
+        if (refusal := self._leases.ended(rank, life, by, time.monotonic())) is not None:
+            raise self._error(rank, by, refusal)
+
+    def _error(self, rank: int, life: RankLife, refusal: Refusal) -> RankTaken:
+        holder = refusal.holder
+        details = {"rank": rank, "holder": holder.encode(), "held_seconds": refusal.held_seconds}
+        if not refusal.final:
+            wait_seconds = max(0.0, LEASE_SECONDS - refusal.silent_seconds)
+            return RankHeld(
+                f"rank {rank} of job {self._job} is {holder}, heard {refusal.silent_seconds:.0f} s ago: if that was "
+                f"ended, this one goes on in {wait_seconds:.0f} s",
+                **details,
+            )
+        since = (datetime.now(UTC) - timedelta(seconds=refusal.held_seconds)).strftime("%Y-%m-%d %H:%M:%S UTC")
+        what = f"was replaced as rank {rank}" if refusal.ended else f"calls itself rank {rank}"
+        error = RankTaken(
+            f"{life} {what} of job {self._job}, and {holder} is that rank since {since}: stop one of them; two runs "
+            "need two job names, and each process of a run a rank of its own (RANK, or rank=)",
+            **details,
+        )
+        if (rank, life) not in self._refused:
+            if len(self._refused) >= _SAID_OF:
+                self._refused.clear()
+            self._refused.add((rank, life))
+            log.warning("%s", error.message)
+        return error

@@ -1,0 +1,267 @@
+"""Two processes that call themselves the same rank, on a real pod: told apart, and the second refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.pod_fixtures import NUM_SAMPLES, rank_of, whole_epoch
+
+from refill.errors import RankTaken
+from refill.own_life import own_life
+from refill.pod_connection import PodConnection
+from refill.protocol.rank_life import RankLife
+from refill_service.demo.local_cluster import LocalCluster
+
+FORK = multiprocessing.get_context("fork")
+EVERY_SAMPLE = list(range(NUM_SAMPLES))
+ELSEWHERE = RankLife("node-7", 4711, 123456, "c0ffee")
+"""A process of another machine, which can't be looked at from here."""
+
+
+class Process:
+    """See ``rank_process.py``."""
+
+    def __init__(self, url: str, arguments: dict[str, Any], **more: Any) -> None:
+        told = {"url": url, "arguments": arguments, "num_workers": 0, "method": None} | more
+        command = [sys.executable, str(Path(__file__).with_name("rank_process.py")), json.dumps(told)]
+        self._process = subprocess.Popen(
+            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        self.pid = self._process.pid
+
+    def ask(self, what: str) -> Any:
+        self.tell(what)
+        return self.answer()
+
+    def tell(self, what: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def kill(self, *, reap: bool = True) -> None:
+        """The process alone: loader workers are left for some seconds, as when memory ran out."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        if reap:
+            self._process.wait()
+
+    def close(self) -> None:
+        """With its workers."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+@pytest.fixture
+def start(three_pods: LocalCluster, job: dict[str, Any]) -> Iterator[Callable[..., Process]]:
+    """Starts training processes of rank 0 of the test's job."""
+    arguments = {("job" if name == "name" else name): value for name, value in job.items()} | {"timeout_seconds": 60}
+    started: list[Process] = []
+
+    def begin(rank: int = 0, world_size: int = 1, **more: Any) -> Process:
+        settings = arguments | {"rank": rank, "world_size": world_size}
+        started.append(Process(three_pods.pod_urls[0], settings, **more))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.close()
+
+
+def speak_for_rank(cluster: LocalCluster, job: dict[str, Any], life: str, rank: int = 0) -> httpx.Response:
+    """As a process that is not made the rank by that."""
+    path = f"{cluster.pod_urls[rank % 3]}/v1/jobs/{job['name']}"
+    known = httpx.get(path).json()["incarnation"]
+    return httpx.put(f"{path}/ranks/{rank}/records", params={"incarnation": known, "life": life}, content=b"")
+
+
+def holder_of(cluster: LocalCluster, job: dict[str, Any], rank: int = 0) -> str:
+    """Which process a pod says that the rank is. Empty: none."""
+    answer = speak_for_rank(cluster, job, ELSEWHERE.encode(), rank)
+    return str(answer.json()["details"]["holder"]) if answer.status_code == 503 else ""
+
+
+@contextlib.contextmanager
+def kept_alive(cluster: LocalCluster, job: dict[str, Any], life: str) -> Iterator[None]:
+    """A life is heard, as by its workers that live on, so that nobody else becomes the rank by waiting."""
+    path, over = f"{cluster.pod_urls[0]}/v1/jobs/{job['name']}", threading.Event()
+    known = httpx.get(path).json()["incarnation"]
+
+    def be_heard() -> None:
+        while not over.wait(0.5):
+            httpx.get(f"{path}/ranks/0", params={"incarnation": known, "life": life}, timeout=60)
+
+    thread = threading.Thread(target=be_heard)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def rest_of(process: Process, ids: list[int]) -> list[int]:
+    while len(ids) < NUM_SAMPLES:
+        ids = ids + process.ask("batch")
+    return ids
+
+
+def test_a_twin_is_refused_by_name_and_the_first_goes_on(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+    first = rank_of(three_pods, job)
+    answers = FORK.Queue()
+    first.info()
+    twin = FORK.Process(target=_asks, args=(rank_of(three_pods, job), answers))
+    ids = first.batch(0, np.arange(32)).sample_ids.tolist()
+    twin.start()
+    refused = answers.get()
+    twin.join()
+    host = socket.gethostname()
+    assert refused.startswith(f"process {twin.pid} on {host} calls itself rank 0 of job {job['name']}, and process ")
+    assert f" and process {os.getpid()} on {host} is that rank since 20" in refused
+    assert refused.endswith("two runs need two job names, and each process of a run a rank of its own (RANK, or rank=)")
+    assert "\n" not in refused
+    ids = [sample for batch in whole_epoch(first, 0) for sample in batch.sample_ids.tolist()]
+    assert sorted(ids) == EVERY_SAMPLE
+
+
+@pytest.mark.parametrize(
+    ("workers", "reap"),
+    [({}, False), ({"num_workers": 2}, True), ({"num_workers": 2, "method": "spawn"}, True)],
+    ids=["a zombie", "forked workers", "spawned workers"],
+)
+def test_a_process_that_was_killed_and_started_again_goes_on_at_once(
+    three_pods: LocalCluster, job: dict[str, Any], start: Callable[..., Process], workers: dict[str, Any], reap: bool
+) -> None:
+    """Its workers live on for a while, and are refused."""
+    first = start(**workers)
+    ids = first.ask("batch") + first.ask("batch")
+    killed = holder_of(three_pods, job)
+    assert f":{first.pid}:" in killed, "a worker's life is that of the training process"
+    again = start(**workers, state=first.ask("state"))
+    first.kill(reap=reap)
+    with kept_alive(three_pods, job, killed):
+        ids += again.ask("batch")
+    assert f":{again.pid}:" in holder_of(three_pods, job)
+    left_over = speak_for_rank(three_pods, job, killed)
+    assert left_over.status_code == 409, "it was not waited for, but seen to have ended"
+    assert f"was replaced as rank 0 of job {job['name']}" in left_over.json()["message"]
+    assert sorted(rest_of(again, ids)) == EVERY_SAMPLE
+
+
+def test_looking_takes_no_lease(start: Callable[..., Process], three_pods: LocalCluster, job: dict[str, Any]) -> None:
+    observer = start()
+    assert observer.ask("look") == [NUM_SAMPLES, 0]
+    assert holder_of(three_pods, job) == ""
+    first = rank_of(three_pods, job)
+    first.batch(0, np.arange(32))
+    assert observer.ask("look") == [NUM_SAMPLES, 0]
+    assert holder_of(three_pods, job) == own_life(os.getpid()).encode()
+
+
+def test_ranks_of_one_process_and_two_datasets_of_one_process_are_no_twins(
+    three_pods: LocalCluster, job: dict[str, Any]
+) -> None:
+    job["world_size"] = 2
+    ranks = [rank_of(three_pods, job, rank) for rank in (0, 1, 0)]
+    for rank in ranks:
+        rank.batch(0, np.arange(10))
+    assert holder_of(three_pods, job) == own_life(os.getpid()).encode()
+
+
+def _asks(connection: PodConnection, answers: Any) -> None:
+    try:
+        answers.put(connection.batch(0, np.arange(10)).sample_ids.tolist())
+    except RankTaken as error:
+        answers.put(error.message)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_copy_in_another_process_is_a_twin_and_one_in_a_helper_of_this_one_is_none(
+    three_pods: LocalCluster, job: dict[str, Any], method: str
+) -> None:
+    context = multiprocessing.get_context(method)
+    connection = rank_of(three_pods, job)
+    connection.timeout_seconds = 0
+    ids = connection.batch(0, np.arange(10)).sample_ids.tolist()
+
+    def answer(*, daemon: bool) -> Any:
+        answers = context.Queue()
+        process = context.Process(target=_asks, args=(connection, answers), daemon=daemon)  # type: ignore[attr-defined]
+        process.start()
+        found = answers.get()
+        process.join()
+        return found
+
+    assert answer(daemon=True) == ids
+    assert "if that was ended, this one goes on in" in answer(daemon=False)
+    assert holder_of(three_pods, job) == own_life(os.getpid()).encode()
+
+
+def test_ranks_that_were_forked_from_one_process_are_no_twins(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+    """As Lightning's ddp_fork does it."""
+    job["world_size"] = 2
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    processes = [context.Process(target=_asks, args=(rank_of(three_pods, job, rank), answers)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = [answers.get() for _ in processes]
+    for process in processes:
+        process.join()
+    assert len({sample for ids in found for sample in ids}) == 20
+
+
+def test_clients_that_name_no_life_are_served(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+    rank = rank_of(three_pods, job)
+    ids = rank.batch(0, np.arange(10)).sample_ids
+    old = rank_of(three_pods, job)
+    old._data_path = lambda what: f"{old._job_path(what)}?incarnation={old._incarnation()}"  # type: ignore[method-assign]
+    assert (old.batch(0, np.arange(10)).sample_ids == ids).all()
+
+
+def test_a_twin_by_way_of_another_home_is_noticed_too(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+    first = rank_of(three_pods, job)
+    first.batch(0, np.arange(10))
+    url = three_pods.pod_urls[1]
+    answers = FORK.Queue()
+    twin = PodConnection(url, first.spec, 0, url, 0)
+    process = FORK.Process(target=_asks, args=(twin, answers))
+    process.start()
+    assert f"process {os.getpid()} on" in answers.get()
+    process.join()
+    first.batch(0, np.arange(10, 20))
+    first.batch(1, np.arange(10, 20))
+
+
+@pytest.mark.parametrize("life", ["", "x", "a:b:c:d", "h:1:1:" + "0" * 200])
+def test_what_names_no_process_is_refused(three_pods: LocalCluster, job: dict[str, Any], life: str) -> None:
+    rank = rank_of(three_pods, job)
+    known = rank.info()["incarnation"]
+    path = f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}/ranks/0"
+    for answer in (
+        httpx.get(path, params={"incarnation": known, "life": life}),
+        httpx.put(f"{path}/lease", params={"incarnation": known, "life": life, "ended": ELSEWHERE.encode()}),
+        httpx.put(f"{path}/lease", params={"incarnation": known, "ended": life, "life": ELSEWHERE.encode()}),
+    ):
+        assert answer.status_code == 400
+        assert answer.json()["error"] == "InvalidInput"
+    assert uuid.UUID(known)
