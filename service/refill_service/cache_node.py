@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
+from collections.abc import Callable, Collection
 from pathlib import Path
 from urllib.parse import quote
 
@@ -70,10 +72,19 @@ _HAND_OVER_SECONDS = 2.0
 
 
 class CacheNode:
-    """One cache pod, without its servers."""
+    """One cache pod, without its servers.
 
-    def __init__(self, settings: Settings, store_settings: StoreSettings | None = None) -> None:
+    :param teams: those that share it; none where everybody is nobody's team.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store_settings: StoreSettings | None = None,
+        teams: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self.settings = settings
+        self.quotas = settings.quotas(teams)
         self.store_seconds = Histogram(
             "refill_store_request_seconds",
             "Time of requests to the object store, retries included.",
@@ -83,7 +94,7 @@ class CacheNode:
         self.store_counters = StoreCounters(
             lambda request: self.store_seconds.labels(request.operation).observe(request.seconds)
         )
-        self.client_memory = ClientMemory(int(settings.memory_bytes * _CLIENT_MEMORY_FRACTION))
+        self.client_memory = ClientMemory(int(settings.memory_bytes * _CLIENT_MEMORY_FRACTION), self.quotas)
         peer_token = ShownToken(Path(settings.peer_token)) if settings.peer_token else None
         self.peers = Peers(settings.peer_urls, settings.peer_timeout_seconds, peer_token, settings.peer_certificates)
         self.pinned = PinnedTier(
@@ -94,8 +105,7 @@ class CacheNode:
         self.journal = Journal(
             Path(settings.journal_dir) if settings.journal_dir else None, settings.journal_sync_seconds
         )
-        for_jobs = settings.memory_bytes - self.pinned.memory_bytes
-        self.gate = ByteGate(int(for_jobs * settings.in_flight_fraction), _FIRST_READS_BYTES)
+        self.gate = ByteGate(int(self.for_jobs_bytes * settings.in_flight_fraction), _FIRST_READS_BYTES)
         limit_bytes = settings.sending_limit_bytes // (2 if settings.num_pods > 1 else 1)
         self.sending_to_clients = ByteGate(limit_bytes, most_of_free=_MOST_OF_FREE)
         self.sending_to_pods = ByteGate(limit_bytes, most_of_free=_MOST_OF_FREE)
@@ -153,9 +163,12 @@ class CacheNode:
                     return
 
     @property
-    def free_bytes(self) -> int:
-        for_jobs = self.settings.memory_bytes - self.pinned.memory_bytes
-        return for_jobs - sum(at_pod.job.memory_bytes for at_pod in self.jobs.values())
+    def for_jobs_bytes(self) -> int:
+        return self.settings.memory_bytes - self.pinned.memory_bytes
+
+    def jobs_of(self, team: str) -> dict[str, JobAtPod]:
+        """Those that a team may hear of: its own, and what nobody registered with a token."""
+        return {name: at_pod for name, at_pod in self.jobs.items() if at_pod.job.spec.holder in ("", team)}
 
     def job(self, name: str, incarnation: str | None = None, *, looked_at: bool = False) -> JobAtPod:
         """Raises :class:`UnknownJob`, or :class:`JobLost` when the asker means an earlier registration.
@@ -237,6 +250,9 @@ class CacheNode:
     ) -> JobAtPod:
         settings = self.settings
         self.check_taking_jobs()
+        if kept is None:
+            team = spec.holder
+            self.quotas.check_jobs(team, sum(at_pod.job.spec.holder == team for at_pod in self.jobs.values()))
         dataset = await self.opening.take(spec.dataset)
         try:
             memory_bytes = self._memory_for(spec, 0 if kept is None else kept.header["memory_bytes"])
@@ -303,17 +319,29 @@ class CacheNode:
         return JobLost(f"job {name} was ended while it was asked for samples", job=name)
 
     def _memory_for(self, spec: JobSpec, kept_bytes: int) -> int:
-        free = self.free_bytes
-        wanted = kept_bytes or spec.memory_bytes or int(free * self.settings.job_memory_fraction)
-        if wanted > free or wanted == 0:
-            taken = ", ".join(f"{name} {at_pod.job.memory_bytes:,}" for name, at_pod in self.jobs.items())
+        """:param kept_bytes: what the job has had before a restart, whatever its team has now; 0: it is a new one."""
+        used: Counter[str] = Counter()
+        for at_pod in self.jobs.values():
+            used[at_pod.job.spec.holder] += at_pod.job.memory_bytes
+        free = self.for_jobs_bytes - used.total()
+        may_have = free if kept_bytes else self.quotas.left_for(spec.holder, self.for_jobs_bytes, used)
+        wanted = kept_bytes or spec.memory_bytes or int(may_have * self.settings.job_memory_fraction)
+        if wanted > may_have or wanted == 0:
             raise MemoryTooSmall(
                 f"memory too small: job {spec.name} wants {wanted:,} bytes and pod {self.settings.ordinal} has "
-                f"{free:,} of {self.settings.memory_bytes:,} free (pinned: {self.pinned.memory_bytes:,}; "
-                f"taken: {taken or 'none'})",
+                f"{may_have:,} of {self.settings.memory_bytes:,} free (pinned: {self.pinned.memory_bytes:,}; "
+                f"taken: {self._taken(spec.holder)}{f'; kept for others: {free - may_have:,}' * (free > may_have)})",
                 pod=self.settings.ordinal,
             )
         return wanted
+
+    def _taken(self, team: str) -> str:
+        """By whom memory is taken; of other teams in sum, since nobody is told which jobs they run."""
+        mine = self.jobs_of(team)
+        taken = [f"{name} {at_pod.job.memory_bytes:,}" for name, at_pod in mine.items()]
+        if others := sum(at_pod.job.memory_bytes for name, at_pod in self.jobs.items() if name not in mine):
+            taken.append(f"other teams {others:,}")
+        return ", ".join(taken) or "none"
 
     async def _remove_idle_jobs(self) -> None:
         idle_seconds = self.settings.job_idle_seconds

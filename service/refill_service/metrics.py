@@ -26,24 +26,28 @@ OTHER_RANKS = "other"
 """In place of a rank's number: all that have no series of their own."""
 
 
-def node_registry(node: CacheNode) -> CollectorRegistry:
-    """A registry of one pod, its process included."""
+def node_registry(node: CacheNode, team: str | None = None) -> CollectorRegistry:
+    """A registry of one pod, its process included.
+
+    :param team: whose jobs are shown; None: all.
+    """
     registry = CollectorRegistry()
-    registry.register(_NodeCollector(node))
+    registry.register(_NodeCollector(node, team))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     return registry
 
 
 class _NodeCollector(Collector):
-    def __init__(self, node: CacheNode) -> None:
+    def __init__(self, node: CacheNode, team: str | None) -> None:
         self._node = node
+        self._team = team
 
     def collect(self) -> Iterator[Metric]:
         yield from self._memory()
         yield from self._requests()
         yield from self._correctness()
-        yield from _jobs(self._node.jobs)
+        yield from _jobs(self._node.jobs if self._team is None else self._node.jobs_of(self._team))
         yield from self._peers()
         yield from self._store()
 

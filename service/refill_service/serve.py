@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import logging
 import os
+import resource
 import socket
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def serve(settings: Settings) -> None:
     for path in unix_sockets:
         _make_way(path)
     _use_one_malloc_arena()
+    _take_all_file_descriptors()
     try:
         uvloop.run(_serve(settings))
     finally:
@@ -65,14 +67,14 @@ def serve(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings) -> None:
-    node = CacheNode(settings)
-    limits = ClientLimits(settings.client_timeout_seconds, settings.max_connections, node.requests)
     client_tokens, peer_tokens = (
         Tokens(Path(path), settings.token_overlap_seconds) if path else None
         for path in (settings.client_tokens, settings.peer_token)
     )
+    node = CacheNode(settings, teams=lambda: client_tokens.holders if client_tokens else ())
+    limits = ClientLimits(settings.client_timeout_seconds, settings.max_connections, node.requests, node.quotas)
     for_clients = RequestGuard(
-        Access(client_app(node), client_tokens, node.job_holder),
+        Access(client_app(node), client_tokens, node.job_holder, node.quotas),
         "client",
         node.bodies,
         node.requests,
@@ -159,6 +161,12 @@ def _use_one_malloc_arena() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
+
+
+def _take_all_file_descriptors() -> None:
+    """As many as the system lets us have: often 1,024 until one asks, fewer than max_connections."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _check_free(host: str, port: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable, Collection
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from refill.errors import InvalidInput, NotAllowed
+from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.object_store.store_url import StoreUrl, parse_url, parse_url_beginning
 from refill_service.serving.certificates import Certificates
 
@@ -202,6 +204,20 @@ class Settings(BaseSettings):
         description="How long a token is still taken that is in no file any more: those who hold it get to see the new "
         "one later. 0: it ends within seconds, and rotation needs both in the file for a while.",
     )
+    team_reserved_fraction: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Part of the jobs' memory and of the connections that is kept for teams, in equal shares; nobody "
+        "else gets a team's share. This and the next two hold where client_tokens names several teams.",
+    )
+    team_max_jobs: int = Field(200, ge=1, description="Jobs that one team may have at a pod.")
+    team_requests_per_second: float = Field(
+        2000,
+        gt=0,
+        allow_inf_nan=False,
+        description="How often one team may ask a pod for something; beyond, it is told that the pod is busy.",
+    )
     dataset_urls: Places = Field(
         (),
         description="Where the datasets lie that jobs may name, separated by commas: s3://bucket/prefix, "
@@ -329,6 +345,9 @@ class Settings(BaseSettings):
         if not self.peer_tls_cert:
             return None
         return Certificates(Path(self.peer_tls_cert), Path(self.peer_tls_key), Path(self.peer_tls_ca))
+
+    def quotas(self, teams: Callable[[], Collection[str]]) -> TeamQuotas:
+        return TeamQuotas(teams, self.team_reserved_fraction, self.team_max_jobs, self.team_requests_per_second)
 
     @property
     def peers_are_known(self) -> bool:

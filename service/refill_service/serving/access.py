@@ -6,35 +6,48 @@ it. Where there are no tokens, everybody may do everything.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from refill.errors import NotAllowed, NotAuthenticated, RefillError
+from refill.errors import NotAllowed, NotAuthenticated, PodBusy, RefillError
+from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.serving.access_log import HOLDER
 from refill_service.serving.request_guard import wire_answer
 from refill_service.serving.tokens import Tokens
 
-__all__ = ["Access", "check_holder", "holder_of"]
+__all__ = ["CONNECTION", "Access", "check_holder", "holder_of"]
 
 _OPEN = ("/healthz", "/readyz")
 """For the kubelet, which has no token. They tell nothing but whether the pod works."""
 _JOBS = "/v1/jobs/"
+
+CONNECTION = "refill.connection"
+"""In a request's scope: what it came over, where that wants to know whose it is."""
 
 
 class Access:
     """An ASGI application around another one, which sees requests of those only who may make them.
 
     :param tokens: None: anybody may ask.
+    :param quotas: of those who hold a token; None: there are none.
     :param job_holder: who holds a job of this pod; None when it has none of that name.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Tokens | None, job_holder: Callable[[str], str | None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        tokens: Tokens | None,
+        job_holder: Callable[[str], str | None],
+        quotas: TeamQuotas | None = None,
+    ) -> None:
         self._app = app
         self._tokens = tokens
         self._job_holder = job_holder
+        self._quotas = quotas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -49,7 +62,10 @@ class Access:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        if self._tokens is None or scope["path"] in _OPEN:
+        if scope["path"] in _OPEN:
+            return
+        if self._tokens is None:
+            _check_connection(scope, "")
             return
         holder = self._tokens.holder_of(_presented(scope))
         if holder is None:
@@ -58,6 +74,9 @@ class Access:
                 "file that holds yours"
             )
         scope[HOLDER] = holder  # also of what is refused below
+        _check_connection(scope, holder)
+        if self._quotas is not None:
+            self._quotas.check_request(holder, time.monotonic())
         path: str = scope["path"]
         if path.startswith(_JOBS):
             job = path.removeprefix(_JOBS).split("/", 1)[0]  # the server has decoded it, for the routes too
@@ -74,6 +93,15 @@ def check_holder(job: str, held_by: str, asked_by: str) -> None:
     """Raises :class:`NotAllowed` for a job of another token. What was registered without one is everybody's."""
     if held_by not in ("", asked_by):
         raise NotAllowed(f"job {job} belongs to another token: use another name, or the token it was registered with")
+
+
+def _check_connection(scope: Scope, team: str) -> None:
+    connection = scope.get(CONNECTION)
+    if connection is not None and not connection.belongs_to(team):
+        raise PodBusy(
+            "you have as many connections to this pod as one team may have while others may want some "
+            "(max_connections, team_reserved_fraction)"
+        )
 
 
 def _presented(scope: Scope) -> bytes:

@@ -12,8 +12,10 @@ import mmap
 import secrets
 import threading
 import time
+from collections import Counter
 
 from refill.errors import InvalidInput, PodBusy
+from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.serving.frame_response import OutgoingFrame
 from refill_service.serving.memory_door import MemoryDoor
 
@@ -27,9 +29,11 @@ _MOST_EXPECTED = 64
 class ClientMemory:
     """The segments that clients lend. They count towards the pod's resident set: at most ``limit_bytes`` are taken."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, quotas: TeamQuotas) -> None:
         self.limit_bytes = limit_bytes
-        self.used_bytes = 0
+        self._quotas = quotas
+        self._used_bytes: Counter[str] = Counter()
+        """By team."""
         self._door: MemoryDoor | None = None
         self._counting = threading.Lock()
         """Names are claimed, and bytes counted, where clients come in: in threads."""
@@ -83,9 +87,10 @@ class ClientMemory:
 
     def room(self, name: str, num_bytes: int) -> bool:
         with self._counting:
-            if self.used_bytes + num_bytes > self.limit_bytes:
+            holder = self._holders[name]
+            if num_bytes > self._quotas.left_for(holder, self.limit_bytes, self._used_bytes):
                 return False
-            self.used_bytes += num_bytes
+            self._used_bytes[holder] += num_bytes
         return True
 
     def came(self, name: str, memory: mmap.mmap) -> None:
@@ -96,5 +101,4 @@ class ClientMemory:
 
     def gone(self, name: str, num_bytes: int) -> None:
         with self._counting:
-            self.used_bytes -= num_bytes
-            self._holders.pop(name, None)
+            self._used_bytes[self._holders.pop(name)] -= num_bytes

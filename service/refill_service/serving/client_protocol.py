@@ -28,18 +28,22 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from refill.errors import HeadersTooLarge, InvalidInput, RefillError
+from refill_service.cache_core.team_quotas import TeamQuotas
+from refill_service.serving.access import CONNECTION
 from refill_service.serving.certificates import Certificates
+from refill_service.serving.connection_room import ConnectionRoom
 from refill_service.serving.memory_door import refuse_descriptors
 from refill_service.serving.pace import LEAST_BYTES, Pace
 from refill_service.serving.request_guard import ANSWER, OVER_LIMIT, RequestCounts, wire_answer
+from refill_service.serving.tls_listener import TlsListener
 
 __all__ = ["ClientLimits", "ClientServer"]
 
 log = logging.getLogger(__name__)
 
 HEADERS_BYTES = 1 << 16
-_SPARE_CONNECTIONS = 64
-"""Above the limit, for whoever looks after the pod; others are answered "busy"."""
+_STRANGER_SECONDS = 10
+"""A connection that has not shown who it is may be idle so long: a probe asks at once."""
 _LOOK_AT_CERTIFICATES_SECONDS = 5
 _TICKS_PER_SECOND = 10
 """uvicorn's."""
@@ -52,6 +56,7 @@ class ClientLimits:
     timeout_seconds: float
     max_connections: int
     counts: RequestCounts
+    quotas: TeamQuotas
 
 
 class ClientServer(uvicorn.Server):
@@ -69,7 +74,9 @@ class ClientServer(uvicorn.Server):
             self._made_of = certificates.state()
             options |= {"ssl_certfile": certificates.cert, "ssl_keyfile": certificates.key}
         self._ticks = max(1, min(_TICKS_PER_SECOND, int(limits.timeout_seconds * _TICKS_PER_SECOND / 4)))
-        super().__init__(uvicorn.Config(http=partial(_LimitedProtocol, limits), **options))  # type: ignore[arg-type]
+        room = ConnectionRoom(limits.max_connections, limits.quotas)
+        self._protocol = partial(_LimitedProtocol, limits, room)
+        super().__init__(uvicorn.Config(http=self._protocol, **options))  # type: ignore[arg-type]
 
     async def on_tick(self, counter: int) -> bool:
         if counter % self._ticks == 0:
@@ -96,29 +103,33 @@ class ClientServer(uvicorn.Server):
                 connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """In place of uvicorn's: with a Unix socket that takes no descriptors."""
-        if self._unix_socket is None:
+        """In place of uvicorn's: TLS handshakes are bounded, and a Unix socket takes no descriptors."""
+        config = self.config
+        if self._unix_socket is not None:
+            self.servers = [await self._unix_server(self._unix_socket)]
+            self.started = True
+        elif config.ssl is not None:
+            found = TlsListener(config.host, config.port, config.backlog, config.ssl, self._new_connection)
+            self.servers = [cast(asyncio.Server, found)]
+            self.started = True
+        else:
             await super().startup(sockets)
-            return
+
+    async def _unix_server(self, path: str) -> asyncio.Server:
         listener = socket.socket(socket.AF_UNIX)
         if not refuse_descriptors(listener):
             log.warning(
                 "this kernel is older than Linux 6.16: whoever reaches %s can hold up the pod by descriptors that they "
                 "send; keep its folder to training processes",
-                self._unix_socket,
+                path,
             )
-        listener.bind(self._unix_socket)
-        os.chmod(self._unix_socket, 0o666)  # a name in a folder that is there: nothing waits
+        listener.bind(path)
+        os.chmod(path, 0o666)  # a name in a folder that is there: nothing waits
         loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(self._new_connection, sock=listener, backlog=self.config.backlog)
-        self.servers = [server]
-        self.started = True
+        return await loop.create_unix_server(self._new_connection, sock=listener, backlog=self.config.backlog)
 
     def _new_connection(self) -> asyncio.Protocol:
-        return cast(
-            asyncio.Protocol,
-            _LimitedProtocol(self._limits, config=self.config, server_state=self.server_state, app_state={}),
-        )
+        return cast(asyncio.Protocol, self._protocol(config=self.config, server_state=self.server_state, app_state={}))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -126,9 +137,12 @@ class ClientServer(uvicorn.Server):
 
 
 class _LimitedProtocol(HttpToolsProtocol):
-    def __init__(self, limits: ClientLimits, **rest: Any) -> None:
+    def __init__(self, limits: ClientLimits, room: ConnectionRoom, **rest: Any) -> None:
         super().__init__(**rest)
         self._limits = limits
+        self._room = room
+        self._made = time.monotonic()
+        self.timeout_keep_alive = _STRANGER_SECONDS
         self._over_limit = False
         self._refusal: RefillError | None = None
         """What the parser is told to stop for."""
@@ -142,7 +156,25 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def is_slow(self, now: float) -> bool:
         """Asked every now and then: whether the client has used up its time."""
-        return self._sends_slowly(now) or self._reads_slowly(now)
+        return self._sends_slowly(now) or self._reads_slowly(now) or self._says_nothing(now)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def give_way(self) -> None:
+        self.transport.abort()
+
+    def belongs_to(self, team: str) -> bool:
+        """A request has shown who this is; False: they have as many connections as they may, and it is closed."""
+        if not self._room.belongs_to(self, team):
+            self.cycle.keep_alive = False
+            return False
+        self.timeout_keep_alive = self.config.timeout_keep_alive
+        return True
+
+    def _says_nothing(self, now: float) -> bool:
+        return self.cycle is None and now > self._made + min(_STRANGER_SECONDS, self._limits.timeout_seconds)
 
     def _sends_slowly(self, now: float) -> bool:
         if self._asking is None:
@@ -169,10 +201,11 @@ class _LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._asking = self._pace(time.monotonic())
-        excess = len(self.connections) - self._limits.max_connections
-        self._over_limit = excess > 0
-        if excess > _SPARE_CONNECTIONS:
-            transport.abort()
+        self._over_limit = not self._room.enter(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._room.leave(self)
+        super().connection_lost(exc)
 
     def resume_writing(self) -> None:
         self._to_send_bytes = 0  # all but a little has left
@@ -212,8 +245,12 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        if self._over_limit and self.cycle is not None:
-            cast(dict[str, Any], self.cycle.scope)[OVER_LIMIT] = True
+        if self.cycle is None:
+            return
+        scope = cast(dict[str, Any], self.cycle.scope)
+        scope[CONNECTION] = self
+        if self._over_limit:
+            scope[OVER_LIMIT] = True
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:

@@ -32,7 +32,7 @@ from refill_service.jobs.resuming import Checkpoint
 from refill_service.metrics import node_registry
 from refill_service.pod_phase import PodPhase
 from refill_service.serving.access import holder_of
-from refill_service.serving.access_log import was_done
+from refill_service.serving.access_log import HOLDER, was_done
 from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.frame_response import FrameResponse, OutgoingFrame
 from refill_service.serving.record_stream import coming_records, most_records_bytes
@@ -133,7 +133,9 @@ def health_routes(node: CacheNode) -> APIRouter:
         return JSONResponse(told, status_code=200 if node.phase is PodPhase.READY else 503)
 
     @routes.get("/metrics", tags=["health"], summary="Metrics in Prometheus' format.", response_class=PlainTextResponse)
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
+        if node.quotas.there_are_several and (team := request.scope.get(HOLDER)) is not None:
+            return Response(generate_latest(node_registry(node, team)), media_type=CONTENT_TYPE_LATEST)
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return routes
@@ -162,8 +164,7 @@ def client_routes(node: CacheNode) -> APIRouter:
 
     @routes.get("/v1/jobs", tags=["jobs"], summary="The jobs of this pod.")
     async def jobs(request: Request) -> list[dict[str, Any]]:
-        holder = holder_of(request)
-        return [at_pod.job.info() for at_pod in node.jobs.values() if at_pod.job.spec.holder in ("", holder)]
+        return [at_pod.job.info() for at_pod in node.jobs_of(holder_of(request)).values()]
 
     @routes.put("/v1/jobs/{job}", tags=["jobs"], summary="Register a job on all pods; again changes nothing.")
     async def register(

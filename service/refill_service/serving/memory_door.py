@@ -41,7 +41,8 @@ class Keeper(Protocol):
         """In a thread: whether somebody is expected by this name; once."""
 
     def room(self, name: str, num_bytes: int) -> bool:
-        """In a thread: whether so much may be taken, for somebody who was expected; it is taken then."""
+        """In a thread: whether so much may be taken, for somebody who was expected; it is taken then. Less than 0: it
+        is not wanted after all."""
 
     def came(self, name: str, memory: mmap.mmap) -> None:
         """In the event loop: it may be written to."""
@@ -129,7 +130,7 @@ class MemoryDoor:
                 # All pages at once: a fault for each would take longer than the copies.
                 return mmap.mmap(fds[0], num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
             except (OSError, ValueError):
-                self._keeper.gone(name, num_bytes)
+                self._keeper.room(name, -num_bytes)
                 return None
         finally:
             for fd in fds:

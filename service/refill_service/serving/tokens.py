@@ -33,15 +33,12 @@ class Tokens:
         self._holders, wrong = self._read()
         if wrong or not self._holders:
             raise InvalidInput(wrong[0] if wrong else f"{path} holds no token: one a line")
+        self.holders = frozenset(self._holders.values())
+        """Those who have a token now."""
         self._wrong: list[str] = []
         self._replaced: dict[bytes, tuple[str, float]] = {}
         """Digests of tokens that are in no file any more: whose, and until when they are taken."""
         self._looked = time.monotonic()
-
-    @property
-    def holders(self) -> set[str]:
-        """Those who have a token now."""
-        return set(self._holders.values())
 
     def holder_of(self, token: bytes) -> str | None:
         """Who holds it; None when nobody does. Takes as long whatever the token is."""
@@ -70,7 +67,7 @@ class Tokens:
         for digest in self._holders.keys() - found.keys():
             self._replaced[digest] = (self._holders[digest], now + self._overlap_seconds)
         self._replaced = {digest: old for digest, old in self._replaced.items() if now < old[1]}
-        self._holders = found
+        self._holders, self.holders = found, frozenset(found.values())
 
     def _read(self) -> tuple[dict[bytes, str], list[str]]:
         """Holders by the digests of their tokens, and what is wrong with which file.

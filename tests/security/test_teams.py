@@ -1,0 +1,192 @@
+"""One team against the others, and strangers against all, at real pods: everybody gets in, and hears of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trustme
+from tests.conftest import free_port
+from tests.pod_fixtures import metric
+
+from refill_service.demo.local_cluster import LocalCluster
+
+Packed = tuple[str, dict[str, bytes]]
+TOKENS = {team: f"{team}-0123456789abcdef" for team in ("greedy", "speech", "vision")}
+MEMORY_BYTES = 60 << 20
+PART_BYTES = MEMORY_BYTES // 2 // len(TOKENS)
+MOST_CONNECTIONS = 40
+
+
+@pytest.fixture(scope="module")
+def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "tokens").mkdir()
+    for team, token in TOKENS.items():
+        (folder / "tokens" / team).write_text(token)
+    settings: dict[str, str | int | float] = {
+        "memory_bytes": MEMORY_BYTES,
+        "pinned_fraction": 0,
+        "client_tokens": str(folder / "tokens"),
+        "max_connections": MOST_CONNECTIONS,
+        "team_max_jobs": 5,
+        "team_requests_per_second": 200,
+    }
+    with LocalCluster(1, folder, settings) as cluster:
+        yield cluster
+
+
+def shown(team: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {TOKENS[team]}"}
+
+
+def ask(pod: LocalCluster, team: str, method: str = "GET", path: str = "/v1/jobs", **more: Any) -> httpx.Response:
+    return httpx.request(method, pod.pod_urls[0] + path, headers=shown(team), timeout=20, **more)
+
+
+@pytest.fixture
+def register(pod: LocalCluster, packed: Packed) -> Iterator[Any]:
+    """Registers jobs, which end with the test."""
+    names: list[tuple[str, str]] = []
+
+    def one(team: str, memory_bytes: int | None = None) -> httpx.Response:
+        name = f"{team}-{uuid.uuid4().hex[:8]}"
+        names.append((team, name))
+        body: dict[str, Any] = {"dataset": packed[0], "chunk_size": 16}
+        if memory_bytes is not None:
+            body["memory_bytes"] = memory_bytes
+        return ask(pod, team, "PUT", f"/v1/jobs/{name}", json=body)
+
+    yield one
+    for team, name in names:
+        ask(pod, team, "DELETE", f"/v1/jobs/{name}")
+
+
+def test_a_team_can_not_take_all_memory(register: Any) -> None:
+    """Not with one job, nor with many that each take half of what is left."""
+    assert register("greedy", MEMORY_BYTES).json()["error"] == "MemoryTooSmall"
+    assert register("greedy", MEMORY_BYTES - 2 * PART_BYTES).status_code == 200
+    assert register("greedy", 1 << 20).json()["error"] == "MemoryTooSmall"
+    for team in ("speech", "vision"):
+        found = register(team, PART_BYTES)
+        assert found.status_code == 200, found.text
+
+
+def test_a_refusal_names_no_job_of_another_team(register: Any) -> None:
+    mine, theirs = register("speech", 4 << 20).json()["spec"]["name"], register("greedy", 20 << 20)
+    refused = register("speech", MEMORY_BYTES).json()["message"]
+    assert theirs.json()["spec"]["name"] not in refused
+    assert "other teams 20,971,520" in refused
+    assert f"{mine} 4,194,304" in refused
+
+
+def test_metrics_that_a_team_sees_are_of_its_own_jobs(pod: LocalCluster, register: Any) -> None:
+    names = {team: register(team, 4 << 20).json()["spec"]["name"] for team in ("speech", "vision")}
+    seen = ask(pod, "speech", path="/metrics").text
+    assert names["speech"] in seen
+    assert names["vision"] not in seen
+
+
+def test_a_team_can_not_have_all_jobs(register: Any) -> None:
+    found = [register("greedy", 1 << 20) for _ in range(6)]
+    assert [each.status_code for each in found] == [200] * 5 + [403]
+    assert "team_max_jobs" in found[-1].json()["message"]
+    assert register("speech", 1 << 20).status_code == 200
+
+
+def test_a_team_that_asks_all_the_time_is_told_to_wait_and_others_are_not(pod: LocalCluster) -> None:
+    with httpx.Client(base_url=pod.pod_urls[0], headers=shown("greedy")) as client, ThreadPoolExecutor(8) as pool:
+        deadline = time.monotonic() + 60
+        busy = False
+        while not busy:
+            assert time.monotonic() < deadline, "it may ask as often as it likes"
+            found = list(pool.map(lambda _: client.get("/v1/pods"), range(300)))
+            busy = any(each.status_code == 503 for each in found)
+            assert ask(pod, "speech").status_code == 200
+            assert httpx.get(f"{pod.pod_urls[0]}/healthz").status_code == 200
+    assert "team_requests_per_second" in next(each.text for each in found if each.status_code == 503)
+
+
+def test_a_team_can_not_have_all_connections(pod: LocalCluster) -> None:
+    """They are held open, each after a request; what is one too many is answered, and closed."""
+    most = MOST_CONNECTIONS - 2 * (MOST_CONNECTIONS // 2 // len(TOKENS))
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=pod.pod_urls[0], verify=False)) for _ in range(most + 5)]
+        found = [client.get("/v1/pods", headers=shown("greedy")).status_code for client in clients]
+        assert found == [200] * most + [503] * 5
+        others = [stack.enter_context(httpx.Client(base_url=pod.pod_urls[0], verify=False)) for _ in range(5)]
+        for number, client in enumerate(others):
+            assert client.get("/v1/pods", headers=shown(("speech", "vision")[number % 2])).status_code == 200
+        assert httpx.get(f"{pod.pod_urls[0]}/readyz").status_code == 200
+        assert clients[0].get("/v1/pods", headers=shown("greedy")).status_code == 200, "who is known is not pushed out"
+
+
+@pytest.mark.parametrize("said", ["", "GET /healthz HTTP/1.1\r\nHost: pod\r\n\r\n", "GET /v1/jobs HTTP/1.1\r\nHo"])
+def test_connections_that_show_nobody_keep_nobody_out(pod: LocalCluster, said: str) -> None:
+    """Silent ones, ones that ask for /healthz and stay, ones in the middle of their headers."""
+    port = int(pod.pod_urls[0].rsplit(":", 1)[1])
+    with contextlib.ExitStack() as stack:
+        strangers = []
+        for _ in range(4 * MOST_CONNECTIONS):
+            strangers.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)))
+            strangers[-1].sendall(said.encode())
+        assert ask(pod, "speech").status_code == 200
+        assert httpx.get(f"{pod.pod_urls[0]}/healthz").status_code == 200
+        assert is_over(strangers[0]), "the oldest has given way"
+
+
+def is_over(connection: socket.socket) -> bool:
+    """Whether the pod ends it; waits for that."""
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(1 << 16):
+            pass
+    return True
+
+
+def test_probes_of_a_port_of_their_own_get_through(tmp_path: Path) -> None:
+    port = free_port()
+    settings: dict[str, str | int | float] = {"memory_bytes": "4MiB", "metrics_port": port, "max_connections": 20}
+    with LocalCluster(1, tmp_path, settings), contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+        for path in ("/healthz", "/readyz"):
+            assert httpx.get(f"http://127.0.0.1:{port}{path}").status_code == 200
+        assert metric(f"http://127.0.0.1:{port}", "refill_memory_budget_bytes") > 0
+
+
+def test_handshakes_that_are_stuck_keep_nobody_out(tmp_path: Path) -> None:
+    """Silent ones, and ones that have sent a half of their first message; the oldest give way."""
+    authority = trustme.CA()
+    made = authority.issue_cert("127.0.0.1")
+    made.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    made.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    settings: dict[str, str | int | float] = {
+        "memory_bytes": "4MiB",
+        "tls_cert": str(tmp_path / "cert.pem"),
+        "tls_key": str(tmp_path / "key.pem"),
+    }
+    with LocalCluster(1, tmp_path, settings, {"REFILL_CA_FILE": str(tmp_path / "ca.pem")}) as cluster:
+        url, port = cluster.pod_urls[0], int(cluster.pod_urls[0].rsplit(":", 1)[1])
+        descriptors = Path(f"/proc/{cluster.processes[0].pid}/fd")
+        before = len(list(descriptors.iterdir()))
+        with contextlib.ExitStack() as stack:
+            stuck = []
+            for number in range(400):
+                stuck.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)))
+                if number % 2:
+                    stuck[-1].sendall(b"\x16\x03\x01\x02\x00\x01")
+            trusted = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+            assert httpx.get(f"{url}/v1/jobs", verify=trusted).status_code == 200
+            assert is_over(stuck[0])
+            assert len(list(descriptors.iterdir())) - before < 300
+        assert httpx.get(f"{url}/healthz", verify=trusted).status_code == 200
