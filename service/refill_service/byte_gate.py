@@ -67,7 +67,7 @@ class ByteGate:
     @asynccontextmanager
     async def passage(self, size_bytes: int, job: Hashable = None, *, urgent: bool = False) -> AsyncIterator[Passage]:
         """
-        :param urgent: go before all who wait and are not.
+        :param urgent: go before those of the same job that wait and are not.
         """
         if self._waiting or not self._fits(size_bytes) or self._has_its_share(job, size_bytes):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -54,8 +54,9 @@ def test_everything_is_served_once_in_order_within_its_job_and_urgent_first(
     while queue:
         served.append(next_of(queue))
     assert sorted(waiting.item for waiting in served) == sorted({w.item for w in put} - given_up)
-    assert [waiting.urgent for waiting in served] == sorted((w.urgent for w in served), reverse=True)
     for job in "abc":
+        hurries = [waiting.urgent for waiting in served if waiting.job == job]
+        assert hurries == sorted(hurries, reverse=True), "what is urgent waited for what its job can wait for"
         for urgent in (True, False):
             numbers = [w.item for w in served if (w.job, w.urgent) == (job, urgent)]
             assert numbers == sorted(numbers), "a job's requests have changed places"
@@ -84,3 +85,14 @@ def test_a_request_that_is_given_up_costs_its_job_nothing() -> None:
     queue.put(Waiting("a", 10, 5))
     queue.put(Waiting("b", 10, 1))
     assert Counter(next_of(queue).job for _ in range(2)) == {"a": 1, "b": 1}
+
+
+def test_a_job_can_not_go_before_others_by_being_urgent() -> None:
+    """Reads of single samples are urgent, and whoever asks for many of them is a job like any other."""
+    queue: FairQueue[int] = FairQueue()
+    for number in range(1000):
+        queue.put(Waiting("greedy", 10, number, urgent=True))
+    for number in range(10):
+        queue.put(Waiting("patient", 10, number))
+    first = [next_of(queue).job for _ in range(20)]
+    assert Counter(first) == {"greedy": 10, "patient": 10}

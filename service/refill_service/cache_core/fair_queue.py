@@ -30,63 +30,57 @@ class Waiting(Generic[Item]):
 
 
 @dataclass
-class _Turns(Generic[Item]):
-    """The requests of one kind, urgent or not. Every job here has one at least."""
+class _OfJob(Generic[Item]):
+    """What one job waits for."""
 
-    of_jobs: dict[Hashable, deque[Waiting[Item]]] = field(default_factory=dict)
-    tags: dict[Hashable, int] = field(default_factory=dict)
-    """Bytes at which each job's next request starts; kept for a job with nothing waiting while it is ahead."""
-    now: int = 0
-    """The tag of the request that was served last."""
+    urgent: deque[Waiting[Item]] = field(default_factory=deque)
+    others: deque[Waiting[Item]] = field(default_factory=deque)
 
-    def put(self, waiting: Waiting[Item]) -> None:
-        if waiting.job not in self.of_jobs:
-            self.of_jobs[waiting.job] = deque()
-            self.tags[waiting.job] = max(self.now, self.tags.get(waiting.job, 0))
-        self.of_jobs[waiting.job].append(waiting)
+    def of(self, waiting: Waiting[Item]) -> deque[Waiting[Item]]:
+        return self.urgent if waiting.urgent else self.others
 
-    def heads(self) -> list[Waiting[Item]]:
-        return [self.of_jobs[job][0] for job in sorted(self.of_jobs, key=self.tags.__getitem__)]
-
-    def serve(self, waiting: Waiting[Item]) -> None:
-        self.now = max(self.now, self.tags[waiting.job])
-        self.tags[waiting.job] += waiting.size_bytes
-        self.discard(waiting)
-        for job in [job for job, tag in self.tags.items() if tag <= self.now and job not in self.of_jobs]:
-            del self.tags[job]
-
-    def discard(self, waiting: Waiting[Item]) -> None:
-        requests = self.of_jobs[waiting.job]
-        requests.remove(waiting)
-        if not requests:
-            del self.of_jobs[waiting.job]
+    @property
+    def head(self) -> Waiting[Item]:
+        return (self.urgent or self.others)[0]
 
 
 class FairQueue(Generic[Item]):
-    """Requests that wait, in order within a job; urgent ones before all others."""
+    """Requests that wait. A job's urgent ones go before its others, and not before those of other jobs: how urgent a
+    request is, its own job says. Beside that a job's are in order."""
 
     def __init__(self) -> None:
-        self._urgent: _Turns[Item] = _Turns()
-        self._others: _Turns[Item] = _Turns()
+        self._of_jobs: dict[Hashable, _OfJob[Item]] = {}
+        """Every job here waits for something."""
+        self._tags: dict[Hashable, int] = {}
+        """Bytes at which each job's next request starts; kept for a job with nothing waiting while it is ahead."""
+        self._now = 0
+        """The tag of the request that was served last."""
 
     def __bool__(self) -> bool:
-        return bool(self._urgent.of_jobs or self._others.of_jobs)
+        return bool(self._of_jobs)
 
     def put(self, waiting: Waiting[Item]) -> None:
-        self._turns(waiting).put(waiting)
+        if waiting.job not in self._of_jobs:
+            self._of_jobs[waiting.job] = _OfJob()
+            self._tags[waiting.job] = max(self._now, self._tags.get(waiting.job, 0))
+        self._of_jobs[waiting.job].of(waiting).append(waiting)
 
     def heads(self) -> Iterator[Waiting[Item]]:
         """The first request of each job, whose turn it is first."""
-        yield from self._urgent.heads()
-        yield from self._others.heads()
+        for job in sorted(self._of_jobs, key=self._tags.__getitem__):
+            yield self._of_jobs[job].head
 
     def serve(self, waiting: Waiting[Item]) -> None:
         """Fact: this one is served, which its job has had then."""
-        self._turns(waiting).serve(waiting)
+        self._now = max(self._now, self._tags[waiting.job])
+        self._tags[waiting.job] += waiting.size_bytes
+        self.discard(waiting)
+        for job in [job for job, tag in self._tags.items() if tag <= self._now and job not in self._of_jobs]:
+            del self._tags[job]
 
     def discard(self, waiting: Waiting[Item]) -> None:
         """Fact: this one does not wait any more. Raises :class:`KeyError` or :class:`ValueError` when it does not."""
-        self._turns(waiting).discard(waiting)
-
-    def _turns(self, waiting: Waiting[Item]) -> _Turns[Item]:
-        return self._urgent if waiting.urgent else self._others
+        of_job = self._of_jobs[waiting.job]
+        of_job.of(waiting).remove(waiting)
+        if not of_job.urgent and not of_job.others:
+            del self._of_jobs[waiting.job]

@@ -69,28 +69,14 @@ class PostedTraces:
         return self._posted.get(epoch, {})
 
     @contextmanager
-    def arriving(self, num_positions: int) -> Iterator[None]:
-        """For the time in which a trace of so many positions comes. Raises :class:`MemoryTooSmall`, or
-        :class:`PodBusy` when there will be room after others have come."""
-        size_bytes = self._size_bytes(num_positions)
-        if self.used_bytes + size_bytes > self._limit_bytes:
-            raise MemoryTooSmall(
-                f"a trace of {num_positions:,} positions takes {size_bytes:,} bytes, and the job has "
-                f"{max(0, self._limit_bytes - self.used_bytes):,} of {self._limit_bytes:,} left for traces: give it "
-                "more memory_bytes, or post shorter traces",
-                limit_bytes=self._limit_bytes,
-                used_bytes=self.used_bytes,
-            )
-        if self.used_bytes + self._arriving_bytes + size_bytes > self._limit_bytes:
-            raise PodBusy(f"other traces of the job are coming, {self._arriving_bytes:,} bytes of them: post it again")
-        self._arriving_bytes += size_bytes
+    def arriving(self, num_positions: int) -> Iterator[Arriving]:
+        """For the time in which a trace of so many positions comes. Raises what :meth:`Arriving.grow` raises."""
+        arriving = Arriving(self)
         try:
-            yield
+            arriving.grow(num_positions)
+            yield arriving
         finally:
-            self._arriving_bytes -= size_bytes
-
-    def has_room(self, num_positions: int) -> bool:
-        return self.used_bytes + self._size_bytes(num_positions) <= self._limit_bytes
+            self._arriving_bytes -= arriving.size_bytes
 
     def put(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
         """Fact: the rank asks for these."""
@@ -112,3 +98,30 @@ class PostedTraces:
 
     def _size_bytes(self, num_positions: int) -> int:
         return _ENTRY_BYTES + num_positions * self._position_bytes
+
+
+class Arriving:
+    """The room of a trace that comes."""
+
+    def __init__(self, posted: PostedTraces) -> None:
+        self.size_bytes = 0
+        self._posted = posted
+
+    def grow(self, num_positions: int) -> None:
+        """It has so many positions. Raises :class:`MemoryTooSmall`, or :class:`PodBusy` when there will be room after
+        others have come."""
+        posted = self._posted
+        size_bytes = posted._size_bytes(num_positions)
+        if posted.used_bytes + size_bytes > posted._limit_bytes:
+            raise MemoryTooSmall(
+                f"a trace of {num_positions:,} positions takes {size_bytes:,} bytes, and the job has "
+                f"{max(0, posted._limit_bytes - posted.used_bytes):,} of {posted._limit_bytes:,} left for traces: give "
+                "it more memory_bytes, or post shorter traces",
+                limit_bytes=posted._limit_bytes,
+                used_bytes=posted.used_bytes,
+            )
+        others_bytes = posted._arriving_bytes - self.size_bytes
+        if posted.used_bytes + others_bytes + size_bytes > posted._limit_bytes:
+            raise PodBusy(f"other traces of the job are coming, {others_bytes:,} bytes of them: post it again")
+        posted._arriving_bytes += size_bytes - self.size_bytes
+        self.size_bytes = size_bytes

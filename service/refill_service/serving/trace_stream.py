@@ -7,7 +7,7 @@ posted before is compared and not held again.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import numpy as np
 from starlette.requests import Request
@@ -39,15 +39,15 @@ async def coming_trace(request: Request, job: Job, epoch: int, rank: int) -> Asy
         return
     announced = request.headers.get("content-length", "")
     count = int(announced) // 8 if announced.isdigit() else _FIRST_POSITIONS
-    async with AsyncExitStack() as stack:
-        stack.enter_context(job.posted.arriving(count))
+    with job.posted.arriving(count) as room:
         found = np.empty(count, dtype=job.posted.dtype)  # memory comes with its first use
         filled = 0
         async for piece in _pieces(request):
             check_ids(job.layout.num_samples, rank, piece)
             if filled + len(piece) > len(found):
-                stack.enter_context(job.posted.arriving(len(found) + len(piece)))
-                found = np.concatenate([found[:filled], np.empty(len(found) + len(piece), dtype=found.dtype)])
+                more = max(len(piece), min(len(found), job.posted.most_positions - len(found)))
+                room.grow(len(found) + more)
+                found = np.concatenate([found[:filled], np.empty(more, dtype=found.dtype)])
             found[filled : filled + len(piece)] = piece
             filled += len(piece)
         yield found if filled == len(found) else found[:filled].copy()
