@@ -92,6 +92,7 @@ def test_a_batch_is_traced_across_pods(packed: Packed, tmp_path: Path) -> None:
             deadline = time.monotonic() + 20
             while "batch" not in {span.name for span in spans} and time.monotonic() < deadline:
                 time.sleep(0.05)
+            cluster.end()  # the rest of the spans are sent then
         mine = {span.span_id: span for span in spans if span.trace_id.hex() == trace_id}
 
         def parents(span: Any) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import shutil
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -86,25 +86,31 @@ def receipt(cluster: LocalCluster, job: dict[str, Any], epoch: int, pod: int = 0
     return found
 
 
+@pytest.fixture(scope="module", params=[True, False], ids=["journal", "no journal"])
+def pods(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three, for one job after another."""
+    with cluster_of(tmp_path_factory.mktemp("pods"), 3, journal=request.param) as cluster:
+        yield cluster
+
+
 @pytest.mark.parametrize("policy", ["drain", "redox"])
-@pytest.mark.parametrize("journal", [True, False], ids=["journal", "no journal"])
 @pytest.mark.parametrize("killed", [[0], [1], [0, 1, 2]], ids=str)
-def test_killed_pods_come_back(packed: Packed, tmp_path: Path, killed: list[int], journal: bool, policy: str) -> None:
-    with cluster_of(tmp_path, 3, journal=journal) as cluster:
-        job = settings_of(packed[0], policy=policy)
-        ranks = Ranks(cluster, job)
-        ranks.ask(0, 0, 120)
-        for pod in killed:
-            cluster.kill(pod)
-        for pod in killed:
-            cluster.restart(pod)
-        ranks.ask(0, 60, ranks.length)  # from before the kill: the same samples again
-        ranks.check(0)
-        found = receipt(cluster, job, 0)
-        assert (found["delivered"], found["duplicates"], found["missing"], found["unknown"]) == (NUM_SAMPLES, 0, 0, 0)
-        assert found["exact"]
-        ranks.ask(1, 0, ranks.length)
-        ranks.check(1)
+def test_killed_pods_come_back(packed: Packed, pods: LocalCluster, killed: list[int], policy: str) -> None:
+    job = settings_of(packed[0], policy=policy)
+    ranks = Ranks(pods, job)
+    ranks.ask(0, 0, 120)
+    for pod in killed:
+        pods.kill(pod)
+    for pod in killed:
+        pods.restart(pod, wait=False)
+    ranks.ask(0, 60, ranks.length)  # from before the kill: the same samples again
+    ranks.check(0)
+    found = receipt(pods, job, 0)
+    assert (found["delivered"], found["duplicates"], found["missing"], found["unknown"]) == (NUM_SAMPLES, 0, 0, 0)
+    assert found["exact"]
+    ranks.ask(1, 0, ranks.length)
+    ranks.check(1)
+    ranks.ranks[0].end_job()
 
 
 def test_a_single_pod(packed: Packed, tmp_path: Path) -> None:

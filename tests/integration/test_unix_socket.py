@@ -67,7 +67,7 @@ def test_the_socket_of_a_killed_pod_is_replaced_and_goes_with_the_pod(
         PodConnection(f"unix:{path}", JobSpec("job", packed[0]), 0, None, 0).info()
     pod.restart(0)
     assert rank_at(f"unix:{path}", packed[0], "job").batch(0, np.array([0])).num_bytes > 0
-    pod.stop()
+    pod.end()
     assert not path.exists()
 
 

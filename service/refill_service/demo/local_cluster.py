@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ _START_SECONDS = 30
 _PORTS = range(20_000, 32_000)
 """Below those that Linux gives to connections, so that none takes a pod's port while it is restarted."""
 _STOP_SECONDS = 10
+_STOP_SIGNAL = signal.SIGTERM
 
 
 class LocalCluster:
@@ -86,7 +88,7 @@ class LocalCluster:
     def stop(self) -> None:
         """SIGTERM to all, SIGKILL to those that do not end. A second Ctrl-C must not leave any behind."""
         for process in self.processes:
-            process.terminate()
+            process.send_signal(_STOP_SIGNAL)
             process.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + _STOP_SECONDS
         for process in self.processes:
@@ -178,7 +180,9 @@ class LocalCluster:
             )
 
     def _wait_until_ready(self, pod: int) -> None:
-        trusted = Credentials(ca_file=self._environment.get(CA_FILE_VARIABLE)).ssl_context()
+        trusted: ssl.SSLContext | bool = False  # as costly to make as half a dozen requests
+        if self._scheme == "https":
+            trusted = Credentials(ca_file=self._environment.get(CA_FILE_VARIABLE)).ssl_context()
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
             if self.processes[pod].poll() is not None:
