@@ -138,6 +138,8 @@ class PodConnection:
         self._home_is_given = home is not None
         self._record = record or DeliveryRecord()
         self._credentials = credentials or Credentials()
+        self.is_rank = True
+        """False: it has only looked so far, and knows nothing of what the rank has received."""
         self._info: dict[str, Any] | None = None
         self._looks = 0
         self._control: dict[str, httpx.Client] = {}
@@ -182,8 +184,9 @@ class PodConnection:
         self._watched = True
         watch_home(self)
 
-    def _is_rank(self) -> None:
+    def _asks_as_rank(self) -> None:
         """Fact: this process asks as the rank. So it is to be heard of from now on, though it was copied to here."""
+        self.is_rank = True
         if not self._watched and self._info is not None and is_of_this_process(self._life()):
             self._watch_home()
 
@@ -192,7 +195,8 @@ class PodConnection:
 
     def look_after_home(self) -> None:
         """Bring the job back to a home pod that was restarted, or to another one, and tell it what this rank has
-        received, if it has not been told. And that this process is still there, if it is the one that asks."""
+        received, if it has not been told. And that this process is still there, if it is the one that asks. Who only
+        looks tells nothing: it would say that the rank has received nothing."""
         self._looks += 1
         try:
             self._known(None, self._calls("GET", f"ranks/{self.rank}"), _PROBE_SECONDS, register=True)
@@ -211,7 +215,7 @@ class PodConnection:
 
     def batch(self, epoch: int, positions: Int64Array) -> ReceivedBatch:
         """The samples that answer positions of this rank, in their order."""
-        self._is_rank()
+        self._asks_as_rank()
         waited = getattr(self._bulk, "waited_seconds", 0.0)
         body = BatchRequest(epoch, self.rank, positions, waited_seconds=waited).encode()
         started = time.perf_counter()
@@ -253,7 +257,7 @@ class PodConnection:
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
         what = f"epochs/{epoch}/ranks/{self.rank}/trace"
         self.info()
-        self._is_rank()
+        self._asks_as_rank()
         posted = Record(Kind.TRACE, epoch, self.rank, (sample_ids,))
         while not self._record.add(posted, self._record.times_told()):
             pass  # told in between; a trace holds all the same
@@ -384,7 +388,7 @@ class PodConnection:
                     raise
                 first = self._register_again
             except RecordsWanted:
-                if turn + 1 == _TURNS:
+                if turn + 1 == _TURNS or not self.is_rank:
                     raise
                 first = self._tell
             except RankHeld as error:

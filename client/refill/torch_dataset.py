@@ -94,6 +94,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._resume = None if resume is None else ResumeState.from_dict(resume)
         self._record = DeliveryRecord()
         self._guard = HoleGuard()
+        self._is_rank = False
         self._connection: PodConnection | None = None
         self._num_samples: int | None = None
         self._warned = False
@@ -188,6 +189,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             else:
                 self._check_is_of_this(self._resume)
                 connection.resume(self._resume.incarnation, *self._resume.next_place)
+            connection.is_rank = self._is_rank
             self._connection = connection
         return self._connection
 
@@ -211,6 +213,10 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
                     f"{name}={value!r} contradicts the dataset, whose job {self._settings['name']} has {name}={known!r}"
                     f": give {name}={value!r} to CacheDataset"
                 )
+        if "order" in said:  # by a sampler, or the iterable form: who only looks has none
+            self._is_rank = True
+            if self._connection is not None:
+                self._connection.is_rank = True
         rank = said.pop("rank", self._rank)
         before = self._rank, self._settings
         self._rank, self._settings = rank, self._settings | said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import shutil
@@ -17,7 +18,8 @@ import numpy as np
 import pytest
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
-from refill.errors import JobLost, PodUnreachable, error_from_wire
+import refill
+from refill.errors import JobLost, PodUnreachable, RefillError, error_from_wire
 from refill.pod_connection import PodConnection
 from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
@@ -141,6 +143,24 @@ def test_explicit_traces(packed: Packed, tmp_path: Path) -> None:
         for pod in range(2):
             cluster.restart(pod)
         ranks.ask(0, 100, ranks.length)
+        ranks.check(0)
+        assert receipt(cluster, job, 0)["exact"]
+
+
+def test_who_only_looks_tells_nothing(packed: Packed, tmp_path: Path) -> None:
+    """It would say that the rank has received nothing, and be believed."""
+    with cluster_of(tmp_path, 1, journal=False) as cluster:
+        job = settings_of(packed[0], world_size=1)
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 300)
+        settings = {("job" if name == "name" else name): value for name, value in job.items()}
+        observer = refill.CacheDataset(cluster.pod_urls[0], order="keyed", **settings)
+        assert len(observer) == NUM_SAMPLES
+        cluster.kill(0)
+        cluster.restart(0)
+        with contextlib.suppress(RefillError):
+            observer.connection.look_after_home()  # as it does every few seconds
+        ranks.ask(0, 0, ranks.length)  # asked again, the same samples
         ranks.check(0)
         assert receipt(cluster, job, 0)["exact"]
 
