@@ -102,7 +102,7 @@ class JobAtPod:
         to learn what the rank has had in epochs before, which its home forgets with this, and :class:`RankTaken` while
         it is home to another process that is this rank."""
         self.job.check_rank(rank)
-        self.home.leases.asks(rank, life)
+        self.home.leases.asks(rank, life, takes=False)  # its home keeps the lease
         if self.job.moves and self.owner.lost:
             raise self.owner.recovering()
         self.owner.rank_opens(epoch, rank, home)
