@@ -35,6 +35,7 @@ from refill_service.cache_core.sample_mapping import ChunkLayout, default_chunk_
 from refill_service.cache_core.shared_room import SharedRoom
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.early_opening import EarlyOpening
+from refill_service.index_room import IndexRoom
 from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
@@ -120,6 +121,7 @@ class CacheNode:
         self.jobs: dict[str, JobAtPod] = {}
         self.peer_bytes_sent: dict[int, int] = {}
         self._stores = WarmStores(store_settings or StoreSettings.from_environment(), self.store_counters)
+        self.index_room = IndexRoom(settings.memory_bytes)
         self.opening = EarlyOpening(self._open_dataset)
         self.registration = Registration(self)
         self.resuming = Resuming(self)
@@ -256,6 +258,8 @@ class CacheNode:
         dataset = await self.opening.take(spec.dataset)
         try:
             memory_bytes = self._memory_for(spec, 0 if kept is None else kept.header["memory_bytes"])
+            # Before anything is made in its size; shares are about equal.
+            dataset.check_room(-(-dataset.num_samples // settings.num_pods))
             layout = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size or _chunk_size(spec, dataset))
             share = layout.share(settings.ordinal, settings.num_pods)
             records = await dataset.load_records(share.first_sample, share.end_sample)
@@ -303,7 +307,7 @@ class CacheNode:
         # Whoever it came from: a client, another pod, or a journal of before the settings were changed.
         store, kept = self._stores.get(url, self.settings.check_dataset(url))
         try:
-            return await Dataset.open(url, store=store, owns_store=not kept)
+            return await Dataset.open(url, store=store, owns_store=not kept, room=self.index_room)
         except BaseException:
             self._stores.forget(url)
             raise

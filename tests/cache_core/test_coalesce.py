@@ -18,7 +18,7 @@ def together(chunks: list[int], size: int = 1, limit: int = 4) -> list[list[int]
     groups = coalesced(
         [Refill(chunk, none, none) for chunk in chunks],
         lambda chunk, following: following == chunk + 1 and following % BLOB != 0,
-        lambda chunk: size,
+        lambda first, last: size * (last - first + 1),
         limit,
     )
     return [[refill.chunk for refill in group] for group in groups]

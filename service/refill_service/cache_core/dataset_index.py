@@ -70,7 +70,13 @@ _NARROW = np.dtype([("offset", "<u4"), ("length", "<u4"), ("checksum", "<u8")])
 _WIDE = np.dtype([("offset", "<i8"), ("length", "<i8"), ("checksum", "<u8")])
 _LAYOUTS = {_NARROW.itemsize: _NARROW, _WIDE.itemsize: _WIDE}
 
-MAX_HEAD_BYTES = 1 << 34
+MAX_METADATA_BYTES = 4 << 20
+"""JSON takes tens of times as much once it is read. The names of 100,000 classes fit."""
+MAX_HEAD_BYTES = 1 << 31
+_MAX_BLOCK_SAMPLES = 1 << 20
+_MAX_NESTING = 32
+_STEP_SAMPLES = 1 << 18
+"""Checked at once, so that checking takes little memory."""
 
 
 def sample_checksum(payload: Buffer) -> int:
@@ -201,6 +207,29 @@ class DatasetIndex:
     def fingerprint(self) -> int:
         return self.header.fingerprint
 
+    def check_records(self, records: SampleRecords) -> None:
+        """Whether samples lie one after another within their blobs. Raises :class:`IndexDamaged` that names one.
+
+        What is read, and how much of it, follows from these numbers.
+        """
+        header, blobs = self.header, self.blobs
+        for low in range(0, len(records), _STEP_SAMPLES):
+            here = slice(max(0, low - 1), min(low + _STEP_SAMPLES, len(records)))
+            offset, length = records.offset[here], records.length[here]
+            samples = np.arange(here.start, here.stop, dtype=np.int64) + records.first_sample
+            blob = np.searchsorted(blobs.first_sample, samples, side="right") - 1
+            wrong = (offset < 0) | (length < 0) | (offset > blobs.size_bytes[blob] - length)
+            wrong[1:] |= (blob[1:] == blob[:-1]) & (offset[1:] < offset[:-1] + length[:-1])
+            if wrong.any():
+                place = int(np.flatnonzero(wrong)[0])
+                lies = f"at byte {int(offset[place])} with {int(length[place])} bytes"
+                why = f"sample {int(samples[place])} can't lie {lies}"
+                raise _damaged(header.source, "records", header.head_bytes, header.index_bytes, why)
+        if int(records.length.sum()) > header.sample_bytes:
+            raise _damaged(
+                header.source, "header", 0, HEADER_BYTES, f"samples have more than {header.sample_bytes} bytes"
+            )
+
     def records_range(self, first: int, end: int) -> tuple[int, int]:
         """Bytes ``[start, end)`` of the index with the whole blocks that hold samples ``[first, end)``."""
         header = self.header
@@ -277,8 +306,15 @@ def decode_header(data: Buffer, source: str, object_bytes: int | None = None) ->
         fingerprint, metadata_checksum, blobs_checksum,
     )  # fmt: skip
     # The checksum is right, so only a faulty writer gets here; it must not make us allocate what it says.
-    if record_bytes not in _LAYOUTS or not block_samples or max(num_samples, num_blobs, sample_bytes) >= 2**62:
+    if (
+        record_bytes not in _LAYOUTS
+        or not 1 <= block_samples <= _MAX_BLOCK_SAMPLES
+        or max(num_samples, num_blobs, sample_bytes) >= 2**62
+    ):
         raise _damaged(source, "header", 0, HEADER_BYTES, "its sizes can't be")
+    if metadata_bytes > MAX_METADATA_BYTES:
+        why = f"it announces {metadata_bytes} bytes of metadata, and {MAX_METADATA_BYTES} are allowed"
+        raise _damaged(source, "header", 0, HEADER_BYTES, why)
     if header.head_bytes > MAX_HEAD_BYTES:
         raise _damaged(source, "header", 0, HEADER_BYTES, f"it announces {header.head_bytes} bytes of blob names")
     if object_bytes is not None and object_bytes != header.index_bytes:
@@ -310,17 +346,48 @@ def decode_index(header: IndexHeader, sections: Buffer) -> DatasetIndex:
     if (
         int(first_sample[0]) != 0
         or int(first_sample[-1]) != header.num_samples
-        or bool((np.diff(first_sample) < 0).any())
-        or bool((np.diff(name_ends, prepend=0) <= 0).any())
+        # Not by differences, which may be too large for 64 bits.
+        or bool((first_sample[1:] < first_sample[:-1]).any())
+        or bool((name_ends[1:] <= name_ends[:-1]).any())
+        or (count > 0 and int(name_ends[0]) <= 0)
         or (int(name_ends[-1]) if count else 0) != header.names_bytes
+        or bool(((size_bytes < 0) | (size_bytes >= 2**62)).any())
+        or float(size_bytes.sum(dtype=np.float64)) * (1 + 1e-9) < header.sample_bytes
     ):
         raise _damaged(header.source, "blob table", blobs_start, header.head_bytes, "its numbers contradict each other")
+    text = table[8 * (3 * count + 1) :]
+    try:
+        text.decode()
+        starts = np.frombuffer(text, dtype=np.uint8)[name_ends[:-1]] if count else np.empty(0, np.uint8)
+        if bool(((starts & 0xC0) == 0x80).any()):
+            raise ValueError("a name begins within a letter")
+    except ValueError as error:
+        raise _damaged(header.source, "blob table", blobs_start, header.head_bytes, "names are not UTF-8") from error
+    decoded = _decoded_metadata(header, metadata)
+    names = BlobNames(text, name_ends)
+    return DatasetIndex(header, BlobTable(names, first_sample, size_bytes), decoded)
+
+
+def _decoded_metadata(header: IndexHeader, metadata: bytes) -> dict[str, Any]:
+    """What is told to clients again: an object that JSON can say, and that is not nested without end."""
     try:
         decoded = json.loads(metadata)
-    except ValueError as error:
-        raise _damaged(header.source, "metadata", HEADER_BYTES, blobs_start, "not JSON") from error
-    names = BlobNames(table[8 * (3 * count + 1) :], name_ends)
-    return DatasetIndex(header, BlobTable(names, first_sample, size_bytes), decoded)
+        if not isinstance(decoded, dict) or _nesting(decoded) > _MAX_NESTING:
+            raise ValueError("not an object of names and values")
+        json.dumps(decoded, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        end = HEADER_BYTES + header.metadata_bytes
+        raise _damaged(header.source, "metadata", HEADER_BYTES, end, "not a JSON object") from error
+    return decoded
+
+
+def _nesting(value: Any, most: int = _MAX_NESTING) -> int:
+    """How deep objects and lists are nested, as far as ``most`` and one more."""
+    if most < 0 or not isinstance(value, (dict, list)):
+        return 0
+    return 1 + max(
+        (_nesting(each, most - 1) for each in (value.values() if isinstance(value, dict) else value)), default=0
+    )
 
 
 def encode_head(
@@ -339,6 +406,8 @@ def encode_head(
     )
     table += names
     text = json.dumps(metadata, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+    if len(text) > MAX_METADATA_BYTES:
+        raise InvalidInput(f"metadata takes {len(text):,} bytes, and an index holds {MAX_METADATA_BYTES:,}; name less")
     header = IndexHeader(
         source="",
         num_samples=int(blobs.first_sample[-1]),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import numpy as np
+
 from refill.errors import DatasetNotFound, IndexDamaged, InvalidInput, SampleDamaged, StoreNotFound
 from refill_service.cache_core.dataset_index import (
     HEADER_BYTES,
     INDEX_KEY,
     BlobTable,
     DatasetIndex,
+    IndexHeader,
     SampleRecords,
     decode_header,
     decode_index,
     sample_checksum,
 )
+from refill_service.index_room import IndexRoom
 from refill_service.object_store.base import ObjectStore, ObjectTooShort
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_counters import StoreCounters
@@ -27,6 +33,15 @@ ten thousand samples, so that their records take none."""
 _RECORDS_READ_BYTES = 16 << 20
 """Most bytes of records in one request."""
 
+_SAMPLE_BYTES = 32
+"""What a pod holds of the index for each sample of its share: its record, and its part of the chunks."""
+
+_DECODED_TIMES = 16
+"""What metadata takes as Python's objects, many times its text."""
+
+_AT_ONCE_SAMPLES = 100_000
+"""More than these are decoded off the event loop."""
+
 
 class Dataset:
     """A dataset in a store. Holds the blob table and metadata; the records belong to who loaded them.
@@ -35,13 +50,22 @@ class Dataset:
     """
 
     def __init__(
-        self, url: str, store: ObjectStore, index: DatasetIndex, start: memoryview, *, owns_store: bool
+        self,
+        url: str,
+        store: ObjectStore,
+        index: DatasetIndex,
+        start: memoryview,
+        *,
+        owns_store: bool,
+        room: IndexRoom | None = None,
     ) -> None:
         self.url = url
         self.store = store
         self.index = index
         self._start = start
         self._owns_store = owns_store
+        self._room = room
+        self._reserved_bytes = 0 if room is None else _head_room_bytes(index.header)
 
     @classmethod
     async def open(
@@ -52,26 +76,30 @@ class Dataset:
         store: ObjectStore | None = None,
         owns_store: bool = True,
         counters: StoreCounters | None = None,
+        room: IndexRoom | None = None,
     ) -> Dataset:
         """Reads header, metadata and blob table; once more if they are damaged, which may be on their way only.
 
         The dataset owns the store, also one that is given unless ``owns_store`` is False; :meth:`close` closes it, and
-        so does a failure.
+        so does a failure. What it holds of the index is set aside in ``room`` before it is read.
         Raises :class:`DatasetNotFound`, :class:`IndexDamaged`, :class:`IndexVersionUnsupported` and store errors.
         """
         store = open_store(url, settings, counters=counters) if store is None else store
         try:
             try:
-                head = await _read_head(store)
+                head = await _read_head(store, room)
             except IndexDamaged:
-                head = await _read_head(store)
-            return cls(url.rstrip("/"), store, *head, owns_store=owns_store)
+                head = await _read_head(store, room)
+            return cls(url.rstrip("/"), store, *head, owns_store=owns_store, room=room)
         except BaseException:
             if owns_store:
                 await store.close()
             raise
 
     async def close(self) -> None:
+        if self._room is not None:
+            self._room.release(self._reserved_bytes)
+            self._reserved_bytes = 0
         if self._owns_store:
             await self.store.close()
 
@@ -83,9 +111,17 @@ class Dataset:
     def blobs(self) -> BlobTable:
         return self.index.blobs
 
+    def check_room(self, num_samples: int) -> None:
+        """Raises :class:`MemoryTooSmall` when the records of so many samples find no room."""
+        if self._room is not None:
+            self._room.check(self.index.header.source, num_samples * _SAMPLE_BYTES)
+
     async def load_records(self, first: int, end: int) -> SampleRecords:
         """Records of samples ``[first, end)``, verified. Raises :class:`IndexDamaged` with section and byte range, when
-        they are damaged in a second reading, too."""
+        they are damaged in a second reading, too; :class:`MemoryTooSmall` before any is read."""
+        if self._room is not None:
+            self._room.reserve(self.index.header.source, (end - first) * _SAMPLE_BYTES)
+            self._reserved_bytes += (end - first) * _SAMPLE_BYTES
         try:
             return await self._load_records(first, end)
         except IndexDamaged:
@@ -93,16 +129,25 @@ class Dataset:
             return await self._load_records(first, end)
 
     async def _load_records(self, first: int, end: int) -> SampleRecords:
-        start, stop = self.index.records_range(first, end)
-        if stop - start <= _RECORDS_READ_BYTES:
-            blocks = await self._read_blocks(start, stop)
+        """Part after part, so that no more than one is in memory beside what is kept."""
+        header, num_samples = self.index.header, end - first
+        records = SampleRecords(
+            first, np.empty(num_samples, np.int64), np.empty(num_samples, np.int64), np.empty(num_samples, np.uint64)
+        )
+        blocks = max(1, _RECORDS_READ_BYTES // header.block_bytes)
+        for start in range(first - first % header.block_samples, end, blocks * header.block_samples):
+            low, high = max(first, start), min(end, start + blocks * header.block_samples)
+            data = await self._read_blocks(*self.index.records_range(low, high))
+            large = high - low > _AT_ONCE_SAMPLES
+            decode = self.index.decode_records
+            part = await asyncio.to_thread(decode, data, low, high) if large else decode(data, low, high)
+            here = slice(low - first, high - first)
+            records.offset[here], records.length[here], records.checksum[here] = part.offset, part.length, part.checksum
+        if num_samples > _AT_ONCE_SAMPLES:
+            await asyncio.to_thread(self.index.check_records, records)
         else:
-            parts = bytearray(stop - start)
-            for place in range(start, stop, _RECORDS_READ_BYTES):
-                part = await self._read_blocks(place, min(stop, place + _RECORDS_READ_BYTES))
-                parts[place - start : place - start + len(part)] = part
-            blocks = memoryview(parts)
-        return self.index.decode_records(blocks, first, end)
+            self.index.check_records(records)
+        return records
 
     async def read_samples(self, records: SampleRecords, first: int, end: int) -> memoryview:
         """The bytes from the start of sample ``first`` to the end of sample ``end - 1``, by one ranged GET.
@@ -173,18 +218,17 @@ async def read_index(store: ObjectStore) -> DatasetIndex:
     return index
 
 
-async def _read_head(store: ObjectStore) -> tuple[DatasetIndex, memoryview]:
-    """The head of the index, and the first bytes of the index as they are in the store."""
+def _head_room_bytes(header: IndexHeader) -> int:
+    return _DECODED_TIMES * header.metadata_bytes + 2 * header.blobs_bytes + _FIRST_READ_BYTES
+
+
+async def _read_head(store: ObjectStore, room: IndexRoom | None = None) -> tuple[DatasetIndex, memoryview]:
+    """The head of the index, and the first bytes of the index as they are in the store. What the head takes is set
+    aside, unless it can't be read."""
     source = store.url_of(INDEX_KEY)
     try:
         start, object_bytes = await store.read_start(INDEX_KEY, _FIRST_READ_BYTES)
-        header, data = decode_header(start, source, object_bytes), start
-        # An index that is replaced between this request and a later one fails its checksums.
-        if header.head_bytes > len(data):
-            rest = await store.read_range(INDEX_KEY, len(data), header.head_bytes)
-            data = memoryview(bytes(data) + bytes(rest))
-    except ObjectTooShort as error:
-        raise IndexDamaged(f"{source} changed while it was read; try again", index=source) from error
+        header = decode_header(start, source, object_bytes)
     except StoreNotFound as error:
         await _refuse_missing_bucket(store)
         raise DatasetNotFound(
@@ -192,7 +236,28 @@ async def _read_head(store: ObjectStore) -> tuple[DatasetIndex, memoryview]:
             " tar shards that are there already",
             url=store.url,
         ) from error
-    return decode_index(header, data[HEADER_BYTES : header.head_bytes]), start
+    wanted_bytes = _head_room_bytes(header)
+    if room is not None:
+        room.reserve(source, wanted_bytes)
+    try:
+        return await _read_rest_of_head(store, header, start), start
+    except BaseException:
+        if room is not None:
+            room.release(wanted_bytes)
+        raise
+
+
+async def _read_rest_of_head(store: ObjectStore, header: IndexHeader, start: memoryview) -> DatasetIndex:
+    data = start
+    try:
+        # An index that is replaced between this request and a later one fails its checksums.
+        if header.head_bytes > len(data):
+            rest = await store.read_range(INDEX_KEY, len(data), header.head_bytes)
+            data = memoryview(bytes(data) + bytes(rest))
+    except (ObjectTooShort, StoreNotFound) as error:
+        source = header.source
+        raise IndexDamaged(f"{source} changed while it was read; try again", index=source) from error
+    return decode_index(header, data[HEADER_BYTES : header.head_bytes])
 
 
 async def _refuse_missing_bucket(store: ObjectStore) -> None:

@@ -7,7 +7,7 @@ the first dot of the base name; directories, links and files without an extensio
 from __future__ import annotations
 
 import io
-import re
+import struct
 import tarfile
 from array import array
 from collections.abc import Callable, Iterator
@@ -21,10 +21,15 @@ from refill_service.datasets.index_writer import RECORD, RecordArray
 
 __all__ = ["RANGE_BYTES", "ShardReport", "read_shard"]
 
-_KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _BATCH = 4096
 RANGE_BYTES = 8 << 20
 """Of one request."""
+_MAX_HEADER_BYTES = 1 << 20
+"""Of the headers of one member, and of those that hold for all that follow: tarfile would take any number."""
+_CANT_BE_READ = (
+    tarfile.TarError, EOFError, ValueError, OverflowError, struct.error, LookupError, TypeError, RecursionError,
+)  # fmt: skip
+"""What tarfile raises at headers that contradict themselves or are chained without end."""
 
 
 @dataclass
@@ -55,19 +60,19 @@ def read_shard(
     start = end = 0
     hasher = until_end = xxhash.xxh3_64()
     for member, header, header_start in _members(name, source, size_bytes, stream):
-        found = _KEY.fullmatch(member.name) if member.isreg() else None
+        found = _key_of(member.name) if member.isreg() else None
         if found is None:
             report.num_passed_over += 1
             if until_end is hasher:
                 # It counts to the sample around it only if that goes on behind it.
                 until_end = hasher.copy()
-        elif found.group(1) != key:
+        elif found != key:
             if key is not None:
                 batch.append((start, end - start, until_end.intdigest()))
             if len(batch) == _BATCH:
                 yield _records(batch)
                 batch.clear()
-            key, start = found.group(1), member.offset
+            key, start = found, member.offset
             hasher = xxhash.xxh3_64()
             # A global pax header may come before the member, and is not its own.
             header = header[start - header_start :]
@@ -110,8 +115,9 @@ def _members(
                 # Reads the first header; copes with pax and GNU headers, long names and huge files.
                 tar = tarfile.TarFile(fileobj=stream, mode="r", errorlevel=2)
             member = tar.next()
-        except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
-            raise damaged("truncated" if start + 512 > size_bytes else str(error)) from error
+        except _CANT_BE_READ as error:
+            why = "headers without end" if isinstance(error, RecursionError) else " ".join(str(error).split())[:200]
+            raise damaged("truncated" if start + 512 > size_bytes else why) from error
         header = stream.take_header()
         if member is None:
             # tarfile also ends silently at garbage, or where nothing follows.
@@ -121,6 +127,10 @@ def _members(
                 raise damaged("no tar header there")
             return
         tar.members.clear()  # type: ignore[attr-defined]  # unknown to typeshed; else it holds every member
+        if member.issparse():
+            raise damaged(f"{member.name[:200]!r} is a sparse member, which refill does not read; write it in full")
+        if sum(len(name) + len(value) for name, value in tar.pax_headers.items()) > _MAX_HEADER_BYTES:
+            raise damaged("its global headers take more than 1 MiB")
         stream.archive_offset = tar.offset
         if tar.offset > size_bytes:
             raise damaged(f"truncated, {member.name!r} ends at byte {tar.offset}")
@@ -150,7 +160,9 @@ class _ShardStream(io.RawIOBase):
         return place
 
     def read(self, size: int = -1) -> bytes:
-        """For tarfile: header bytes, which are kept for :meth:`take_header`."""
+        """For tarfile: header bytes, which are kept for :meth:`take_header`. It asks for as many as a header names."""
+        if size < 0 or len(self._header) + size > _MAX_HEADER_BYTES:
+            raise tarfile.ReadError("the headers of one member take more than 1 MiB")
         data = b"".join(self.pieces_to(min(self._size, self._place + size)))
         self._header += data
         return data
@@ -170,6 +182,17 @@ class _ShardStream(io.RawIOBase):
             piece = self._range[here : here + end - self._place]
             self._place += len(piece)
             yield piece
+
+
+def _key_of(name: str) -> str | None:
+    """The path up to the first dot of its base name, as ``refill.tar_samples.split_name`` has it, in a time that grows
+    no faster than the name; None where there is none."""
+    base = name.rfind("/") + 1
+    dot = name.find(".", base)
+    if dot == base and base > 0:  # the dot of a hidden file ends its folder's name, if that has none
+        above = name.rfind("/", 0, base - 1) + 1
+        return name[:dot] if "." not in name[above:base] else None
+    return name[:dot] if dot > 0 else None
 
 
 def _records(batch: list[tuple[int, int, int]]) -> RecordArray:

@@ -110,7 +110,7 @@ class ChunkReader:
                 groups.append(ReadGroup([refill], coming, lambda: None))
             else:
                 rest.append(refill)
-        for group in coalesced(rest, self._neighbours, self._size_bytes, self._limit_bytes):
+        for group in coalesced(rest, self._neighbours, self._reach_bytes, self._limit_bytes):
             # Other jobs learn at once that it will be in the pinned tier soon.
             chunks = [self._bounds(refill.chunk) for refill in group]
             ended = self._pinned.announce([bounds for bounds in chunks if self._pinned.part_for(*bounds) is not None])
@@ -137,7 +137,7 @@ class ChunkReader:
         part = self._pinned.part_for(first, end)
         if part is None or not part.holds(first, end):
             return None
-        async with self._gate.passage(self._size_bytes(refill.chunk), self._job):
+        async with self._gate.passage(self._reach_bytes(refill.chunk, refill.chunk), self._job):
             found: Sequence[Payload] | None = await part.load(first, end)
             if found is not None and isinstance(part, PinnedMemory):
                 found = self._proven_views(part, first, end)
@@ -149,7 +149,7 @@ class ChunkReader:
     async def _from_store(self, group: list[Refill], arrived: Callable[[ReadChunk], None]) -> list[_ToKeep]:
         """Returns what is left to be kept, when nobody waits for it any more."""
         first, end = self._bounds(group[0].chunk)[0], self._bounds(group[-1].chunk)[1]
-        async with self._gate.passage(sum(self._size_bytes(refill.chunk) for refill in group), self._job):
+        async with self._gate.passage(self._reach_bytes(group[0].chunk, group[-1].chunk), self._job):
             try:
                 buffer = await self._dataset.read_samples(self._records, first, end)
             except SampleDamaged as error:  # the blob ends too early, or is gone
@@ -226,8 +226,9 @@ class ChunkReader:
     def _places(self, first: int, end: int) -> slice:
         return slice(first - self._records.first_sample, end - self._records.first_sample)
 
-    def _size_bytes(self, chunk: int) -> int:
-        records = self._records.part(*self._bounds(chunk))
+    def _reach_bytes(self, chunk: int, last_chunk: int) -> int:
+        """What one ranged GET of these chunks, and of those between them, reads."""
+        records = self._records.part(self._bounds(chunk)[0], self._bounds(last_chunk)[1])
         return int(records.offset[-1] + records.length[-1] - records.offset[0])
 
     def _neighbours(self, chunk: int, next_chunk: int) -> bool:

@@ -24,6 +24,9 @@ from refill_service.datasets.dataset_reader import Dataset
 
 __all__ = ["Job"]
 
+_MOST_OF_OWN_MEAN = 4
+"""Samples of the whole dataset may be so many times as large as those of one pod's share, on average."""
+
 _KEPT_EPOCHS = 3
 """The one before, for who asks again; the one that is asked for; the one that is loaded ahead."""
 
@@ -76,7 +79,10 @@ class Job:
 
     def mean_bytes(self, num_samples: int) -> int:
         """What so many samples take, about."""
-        return num_samples * self.dataset.index.sample_bytes // max(1, self.layout.num_samples)
+        claimed = num_samples * self.dataset.index.sample_bytes // max(1, self.layout.num_samples)
+        # What other pods own is not known here; an index that claims very much must not shut out other jobs.
+        own = len(self.records)
+        return min(claimed, _MOST_OF_OWN_MEAN * num_samples * self.share_bytes // own) if own else claimed
 
     @cached_property
     def share_bytes(self) -> int:
@@ -270,9 +276,28 @@ class Job:
                 f"epoch {epoch} of job {self.spec.name} waits for the trace of rank {missing[0]}", ranks=missing
             ) from error
 
+    def _check_reach(self, most_bytes: int) -> None:
+        """A chunk is read from its first byte to its last, whatever lies between its samples."""
+        offset, length = self.records.offset, self.records.length
+        first, last = self.share.starts[:-1] - self.records.first_sample, self.share.starts[1:] - 1
+        last = last - self.records.first_sample
+        reach = int((offset[last] + length[last] - offset[first]).max())
+        if reach > most_bytes:
+            raise MemoryTooSmall(
+                f"memory too small: job {self.spec.name} has {most_bytes:,} bytes for chunks on pod {self.ordinal}, "
+                f"and its largest chunk of {self.layout.chunk_size} samples takes {reach:,} of its blob; raise "
+                "REFILL_MEMORY_BYTES or lower chunk_size",
+                pod=self.ordinal,
+                abstract_bytes=most_bytes,
+                largest_chunk_bytes=reach,
+            )
+
     def _abstract_chunks(self, abstract_bytes: int) -> int:
         share = self.share
-        if not self.spec.shuffle or share.num_chunks == 0:
+        if share.num_chunks == 0:
+            return 0
+        self._check_reach(abstract_bytes if self.spec.shuffle else self.memory_bytes)
+        if not self.spec.shuffle:
             return share.num_chunks  # in order, each chunk is used up before the next: no redirection, no waste
         chunk_bytes = np.add.reduceat(self.records.length, share.starts[:-1] - share.first_sample)
         found = abstract_chunks_for_budget(share.num_chunks, float(chunk_bytes.mean()), abstract_bytes)

@@ -92,6 +92,7 @@ class FileStore(ObjectStore):
         with self._translated("read", key):
             file = self._open(key)
             try:
+                end = max(start, min(end, os.fstat(file).st_size))  # memory is taken for what is there
                 first = os.pread(file, end - start, start)
                 if len(first) in (0, end - start):
                     return memoryview(first)
