@@ -35,6 +35,11 @@ class EpochPlace:
     def epoch(self) -> int:
         return self._epoch
 
+    @property
+    def was_resumed(self) -> bool:
+        """Whether a place was taken up that another process has left, and not given up since."""
+        return self._resumed is not None
+
     def set_epoch(self, epoch: int) -> None:
         _check(epoch)
         if self._handed_out or (self._resumed is not None and self._resumed.epoch != epoch):

@@ -12,6 +12,7 @@ import torch.utils.data
 
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
+from refill.lightning_place import lightning_place
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
 from refill.trainer_division import Division, division_of_sampler
@@ -78,6 +79,7 @@ class _Positions(Iterator[Position]):
 
     def _begin(self) -> Iteration:
         sampler = self._sampler
+        sampler.follow_lightning()
         self._division = division_of_sampler(sampler)
         reads_nothing = self._division is not None and self._division.reads_nothing
         iteration = self._iteration = sampler.begin_nothing() if reads_nothing else sampler.begin()
@@ -130,6 +132,7 @@ class _PlacedSampler(torch.utils.data.DistributedSampler[Position]):
         self.place = EpochPlace()
         self.iteration: Iteration | None = None
         """The one that began last; None when the place was set since."""
+        self._refused: InvalidInput | None = None
         spec = dataset.connection.spec
         self.num_replicas, self.rank = spec.world_size, dataset.rank
         self.shuffle, self.seed, self.drop_last = spec.shuffle, spec.seed, spec.drop_last
@@ -153,6 +156,8 @@ class _PlacedSampler(torch.utils.data.DistributedSampler[Position]):
 
     def set_epoch(self, epoch: int) -> None:
         """Serve this epoch next: from its start, or from the place in it that was resumed."""
+        if self._refused is not None:
+            raise self._refused
         self.place.set_epoch(epoch)
         self.iteration = None
 
@@ -193,6 +198,28 @@ class _PlacedSampler(torch.utils.data.DistributedSampler[Position]):
 
     def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:
         return self.dataset.state_at(iteration.epoch, position, iteration.length)
+
+    def follow_lightning(self) -> None:
+        """Lightning goes on from a checkpoint that has no state of this sampler's loader: where is that?
+
+        Within an epoch, whose beginning would come again, is an error: now, or where Lightning sets the epoch, since
+        one in the line that makes its loaders would be followed by others of its own.
+        """
+        found = None if self.place.was_resumed else lightning_place(self)
+        if found is None:
+            return
+        if found.batches and not self.dataset.connection.spec.allow_skipped:
+            error = InvalidInput(
+                f"Lightning goes on after {found.batches} batches of an epoch, and its checkpoint has no state of the "
+                "loader: those would come again, and as many at the epoch's end never. Give fit() refill.timed(loader, "
+                "dataset), or a StatefulDataLoader, and go on from a checkpoint of one, or of an epoch's end; "
+                "allow_skipped=True, given to the dataset, allows it"
+            )
+            if found.epoch is None:
+                raise error
+            self._refused = error
+        elif found.epoch is not None:
+            self.place.set_epoch(found.epoch)
 
     def begin(self) -> Iteration:
         """Fact: the first position of an iteration is asked for."""
