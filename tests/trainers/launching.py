@@ -72,6 +72,7 @@ class Place:
         max_restarts: int = 0,
         seconds: float = _SECONDS,
         environment: dict[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> Launched:
         """``script URL DATASET ARGUMENTS...``, under torchrun if there are several processes or restarts."""
         told = self.folder / uuid.uuid4().hex[:8]
@@ -88,8 +89,15 @@ class Place:
             stdin=subprocess.DEVNULL,
             text=True,
             timeout=seconds,
-            cwd=told,
-            env={**os.environ, FOLDER_VARIABLE: str(told), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            cwd=cwd or told,
+            env={
+                **os.environ,
+                FOLDER_VARIABLE: str(told),
+                "OMP_NUM_THREADS": "1",
+                "CUDA_VISIBLE_DEVICES": "",
+                # Else ranks that torchrun starts again meet the addresses of those before, which are gone.
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            }
             | (environment or {}),
         )
         lines = [json.loads(line) for path in sorted(told.glob("*.jsonl")) for line in path.read_text().splitlines()]
