@@ -1,0 +1,44 @@
+"""Sampling by weight: all classes come as often, however many samples they have.
+
+torchrun --nproc-per-node=2 examples/class_weights.py URL DATASET JOB
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+import refill
+
+url, dataset_url, job = sys.argv[1:]
+dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+
+# The labels, by one pass over the dataset. Keep them in a file for the runs to come.
+everything = refill.CacheDataset(url, dataset=dataset_url, job=f"{job}-labels", decode={"cls": int, "png": len})
+sampler = refill.EpochSampler(everything)
+labels = torch.zeros(len(everything), dtype=torch.int64)
+for batch in torch.utils.data.DataLoader(everything, batch_size=100, sampler=sampler):
+    labels[batch["__id__"]] = batch["cls"]
+dist.all_reduce(labels, op=dist.ReduceOp.MAX)  # each rank has read its part
+
+# Each rank draws its part of an epoch, with a seed of its own. The generator goes into checkpoints.
+weights = 1.0 / torch.bincount(labels)[labels]
+generator = torch.Generator().manual_seed(1000 + rank)
+draws = torch.utils.data.WeightedRandomSampler(weights, len(labels) // ranks, generator=generator)
+
+dataset = refill.CacheDataset(url, dataset=dataset_url, job=job, decode=True, order="explicit")
+sampler = refill.TraceSampler(dataset, draws)
+loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    came = torch.zeros(int(labels.max()) + 1, dtype=torch.int64)
+    for batch in loader:
+        came += torch.bincount(batch["cls"], minlength=len(came))
+    dist.all_reduce(came)
+    if rank == 0:
+        print(f"epoch {epoch}: of {int(came.sum())} samples, by class: {came.tolist()}", flush=True)
+if rank == 0:
+    print(f"in the dataset: {torch.bincount(labels).tolist()}", flush=True)
+
+dist.destroy_process_group()
