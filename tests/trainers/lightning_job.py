@@ -2,7 +2,7 @@
 Run again with resumed, each goes on by fit(ckpt_path=...).
 
     lightning_job.py URL DATASET JOB FOLDER {first|resumed} CASE...
-    CASE: {timed|stateful|plain|ended|last|validated}-WORKERS
+    CASE: {timed|iterable|stateful|plain|ended|last|validated}-WORKERS
 """
 
 import os
@@ -75,14 +75,27 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-9)
 
 
+class SetEpoch(lightning.Callback):
+    """Lightning tells samplers of a new epoch, and no iterable dataset."""
+
+    def __init__(self, dataset: refill.CacheIterableDataset) -> None:
+        self.dataset = dataset
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, model: lightning.LightningModule) -> None:
+        self.dataset.set_epoch(trainer.current_epoch)
+
+
 def fit(case: str, **settings: object) -> None:
     form, workers = case.split("-") if "-" in case else ("plain", "2")
-    train = refill.CacheDataset(
-        url, dataset=dataset_url, job=f"{job}-{case}", transform=first_byte, rank=RANK, world_size=processes
-    )
-    make = StatefulDataLoader if form == "stateful" else torch.utils.data.DataLoader
-    loader = make(train, batch_size=8, sampler=refill.EpochSampler(train), num_workers=int(workers))
-    if form == "timed":
+    place = {"dataset": dataset_url, "job": f"{job}-{case}", "rank": RANK, "world_size": processes}
+    if form == "iterable":
+        train = refill.CacheIterableDataset(url, transform=first_byte, batch_size=8, **place)
+        loader = torch.utils.data.DataLoader(train, batch_size=8, num_workers=int(workers))
+    else:
+        train = refill.CacheDataset(url, transform=first_byte, **place)
+        make = StatefulDataLoader if form == "stateful" else torch.utils.data.DataLoader
+        loader = make(train, batch_size=8, sampler=refill.EpochSampler(train), num_workers=int(workers))
+    if form in ("timed", "iterable"):
         loader = refill.timed(loader, train)
     loaders = [loader]
     if form == "validated" or "limit_train_batches" in settings:
@@ -103,7 +116,7 @@ def fit(case: str, **settings: object) -> None:
         accelerator="cpu",
         devices=processes,
         strategy="ddp" if processes > 1 else "auto",
-        callbacks=[checkpoint],
+        callbacks=[checkpoint, *([SetEpoch(train)] if form == "iterable" else [])],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

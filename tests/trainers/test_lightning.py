@@ -9,7 +9,7 @@ from tests.trainers.launching import NUM_SAMPLES, SCRIPTS, Launched, Place, chec
 
 SCRIPT = SCRIPTS / "lightning_job.py"
 CASES = {
-    1: ["timed-0", "stateful-2", "timed-2"],
+    1: ["timed-0", "stateful-2", "iterable-2", "timed-2"],
     2: ["validated-1", "last-1", "plain-0", "plain-1", "stateful-1", "timed-1"],
 }
 """The last one is killed by SIGKILL, and those before in the same process stop."""
@@ -40,7 +40,7 @@ def test_a_run_that_was_killed_in_mid_epoch_goes_on_with_what_it_has_not_had(pla
     processes, job, first, resumed = trained
     steps = NUM_SAMPLES // 8 // processes
     for case in CASES[processes]:
-        if case.startswith(("timed", "stateful")):
+        if case.startswith(("timed", "stateful", "iterable")):
             for epoch in range(3):
                 check_exact(place, f"{job}-{case}", epoch, trained_with(first, resumed, case, epoch, steps * 3 // 2))
 
