@@ -15,7 +15,7 @@ from refill.errors import InvalidInput
 from refill.lightning_place import lightning_place
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
-from refill.trainer_division import Division, division_of_sampler
+from refill.trainer_division import Division, division_of_sampler, is_a_loaders_count
 
 if TYPE_CHECKING:
     from refill.torch_dataset import CacheDataset
@@ -136,6 +136,7 @@ class _PlacedSampler(torch.utils.data.DistributedSampler[Position]):
         spec = dataset.connection.spec
         self.num_replicas, self.rank = spec.world_size, dataset.rank
         self.shuffle, self.seed, self.drop_last = spec.shuffle, spec.seed, spec.drop_last
+        dataset.is_sampled_by(self)
 
     def __len__(self) -> int:
         """Positions of this rank in a whole epoch; of all ranks, to a trainer that divides what a sampler yields."""
@@ -158,7 +159,7 @@ class _PlacedSampler(torch.utils.data.DistributedSampler[Position]):
         """Serve this epoch next: from its start, or from the place in it that was resumed."""
         if self._refused is not None:
             raise self._refused
-        self.place.set_epoch(epoch)
+        self.place.set_epoch(self.place.next()[0] if is_a_loaders_count() else epoch)
         self.iteration = None
 
     def load_state_dict(self, state: Any) -> None:
@@ -326,7 +327,7 @@ class TraceSampler(_PlacedSampler):
         super().set_epoch(epoch)
         inner: Any = self.sampler
         if hasattr(inner, "set_epoch"):
-            inner.set_epoch(epoch)
+            inner.set_epoch(self.epoch)
 
     def begin(self) -> Iteration:
         epoch, resumed = self.place.begin()

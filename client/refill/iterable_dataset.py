@@ -14,7 +14,7 @@ from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
 from refill.protocol.wire_format import Int64Array
 from refill.torch_dataset import CacheDataset
-from refill.trainer_division import Division, division_of_dataset
+from refill.trainer_division import Division, division_of_dataset, is_a_loaders_count
 
 __all__ = ["CacheIterableDataset"]
 
@@ -36,6 +36,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         self._place = EpochPlace()
         self._iteration: Iteration | None = None
         self._division: Division | None = None
+        self._ahead_of_loader: int | None = 0
         # Epoch and first position, in shared memory: persistent workers hold a copy of this object and must see those
         # of the next iteration.
         self._shared_place = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -50,6 +51,13 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
 
         An epoch that was resumed keeps its place until another one is set.
         """
+        if not is_a_loaders_count():
+            self._ahead_of_loader = None
+        else:
+            # It counts on from where the loop said, or the state that was loaded.
+            if self._ahead_of_loader is None:
+                self._ahead_of_loader = self.epoch - epoch
+            epoch += self._ahead_of_loader
         self._place.set_epoch(epoch)
         self._publish()
 
@@ -64,6 +72,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         found = self.dataset.checked_state(state)
         self.dataset.check_epoch_length(found)
         self._place.resume(Iteration(found.epoch, found.position, found.length))
+        self._ahead_of_loader = None
         self._publish()
 
     def state_after(self, consumed: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,10 +99,14 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._connection: PodConnection | None = None
         self._num_samples: int | None = None
         self._warned = False
+        self._samplers: list[weakref.ref[torch.utils.data.DistributedSampler[Any]]] = []
         # Samples and bytes that each process has fetched, in memory that loader workers share: row 0 is for the
         # training process. One writer for each row, so that no lock is needed.
         self._fetched = torch.zeros((1 + _COUNTED_WORKERS, 2), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_samplers": []}
 
     def __len__(self) -> int:
         """Samples of the whole dataset."""
@@ -154,6 +159,16 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         Without ``__key__``, since text can't be sent as tensors are.
         """
         return self._received(self.connection.of_rank(rank).batch(epoch, positions), with_keys=False)
+
+    def is_sampled_by(self, sampler: torch.utils.data.DistributedSampler[Any]) -> None:
+        """Fact: a sampler of this dataset was made in this process."""
+        self._samplers.append(weakref.ref(sampler))
+
+    def set_epoch(self, epoch: int) -> None:
+        """As ``set_epoch`` of its samplers, for trainers that reach the dataset of a loader and not its sampler."""
+        for known in self._samplers:
+            if (sampler := known()) is not None:
+                sampler.set_epoch(epoch)
 
     def positions_begin(self, start: int) -> int:
         """Fact: a sampler of this process hands out positions from ``start`` on. Returns a number for its iteration."""

@@ -12,6 +12,7 @@ another trainer's, :mod:`refill.hole_guard` notices that positions are missing.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -19,11 +20,17 @@ from typing import Any
 
 from refill.errors import InvalidInput
 
-__all__ = ["Division", "Place", "division_of_dataset", "division_of_sampler"]
+__all__ = ["Division", "Place", "division_of_dataset", "division_of_sampler", "is_a_loaders_count"]
 
 _MODULE = "accelerate.data_loader"
 _MOST_CALLERS = 60
 """Frames between a trainer and the sampler that it iterates; there are some ten."""
+
+_ONE_FILE = (
+    "use_stateful_dataloader, where process 0 reads for all (dispatch_batches=True, and the iterable form unless it is "
+    "False): save_state writes the states of all processes to one file, so that a run may go on from a wrong one. Set "
+    "dispatch_batches=False, or use skip_first_batches in place of states (docs/trainers/accelerate.md)"
+)
 
 Place = tuple[int, int]
 """A rank, and the place in what it is dealt."""
@@ -71,24 +78,35 @@ class Division:
 
 def division_of_sampler(sampler: object) -> Division | None:
     """How what the sampler yields now is divided; None: not at all, as far as one can tell."""
-    for accelerate, caller in _callers():
+    for accelerate, caller, frame in _callers():
         if type(caller) is accelerate.BatchSamplerShard and _leads_to(caller.batch_sampler, sampler):
             return None if caller.batch_size is None else _sharded(caller)  # None: batches of any size
         if type(caller) is accelerate.DataLoaderDispatcher:
-            batches = caller.base_dataloader.batch_sampler
-            if _leads_to(batches, sampler):
-                return _dispatched(caller, _innermost(batches).batch_size)
+            said = _said_to_dispatcher(caller, frame)
+            if _leads_to(said["batch_sampler"], sampler):
+                return _dispatched(accelerate, said, _innermost(said["batch_sampler"]).batch_size)
     return None
 
 
 def division_of_dataset(dataset: object) -> Division | None:
     """How what an iterable dataset yields now is divided."""
-    for accelerate, caller in _callers():
+    for accelerate, caller, frame in _callers():
         if type(caller) is accelerate.IterableDatasetShard and caller.dataset is dataset:
             return _sharded(caller)
-        if type(caller) is accelerate.DataLoaderDispatcher and caller.base_dataloader.dataset is dataset:
-            return _dispatched(caller, caller.base_dataloader.batch_size)
+        if type(caller) is accelerate.DataLoaderDispatcher:
+            said = _said_to_dispatcher(caller, frame)
+            if said["dataset"] is dataset:
+                return _dispatched(accelerate, said, said["batch_size"])
     return None
+
+
+def is_a_loaders_count() -> bool:
+    """Whether the epoch that is being set is only how often a loader of Accelerate was iterated in this process.
+
+    It sets that at the start of each iteration, whatever epoch a loop is in that was resumed.
+    """
+    names = [frame.f_code.co_name for _, _, frame in _callers()]
+    return next((name == "__iter__" for name in names if name != "set_epoch"), False)
 
 
 def _sharded(shard: Any) -> Division:
@@ -96,14 +114,32 @@ def _sharded(shard: Any) -> Division:
     return Division(shard.num_processes, shard.process_index, run, shard.drop_last)
 
 
-def _dispatched(loader: Any, batch_size: int) -> Division:
-    processes = loader.state.num_processes
-    run = batch_size // processes if loader.split_batches else batch_size
-    return Division(processes, loader.state.process_index, run, loader._drop_last, dispatched=True)
+def _dispatched(accelerate: Any, said: dict[str, Any], batch_size: int) -> Division:
+    state = accelerate.PartialState()
+    if said["use_stateful_dataloader"] and state.num_processes > 1:
+        warnings.warn(_ONE_FILE, stacklevel=2)
+    run = batch_size // state.num_processes if said["split_batches"] else batch_size
+    return Division(state.num_processes, state.process_index, run, said["_drop_last"], dispatched=True)
 
 
-def _callers() -> Iterator[tuple[Any, Any]]:
-    """``(accelerate.data_loader, object)`` for each method of Accelerate's loaders that runs now, inner ones first."""
+def _said_to_dispatcher(loader: Any, frame: FrameType) -> dict[str, Any]:
+    """What a dispatcher was made with. A stateful one iterates while it is being made: those are its arguments then."""
+    stateful = {"use_stateful_dataloader": loader.use_stateful_dataloader}
+    if "base_dataloader" in vars(loader) and "_drop_last" in vars(loader):
+        inner = loader.base_dataloader
+        of_loader = {name: getattr(inner, name) for name in ("dataset", "batch_sampler", "batch_size")}
+        return stateful | of_loader | {name: getattr(loader, name) for name in ("split_batches", "_drop_last")}
+    while frame.f_code is not type(loader).__init__.__code__ and frame.f_back is not None:
+        frame = frame.f_back
+    arguments = frame.f_locals
+    named = {name: arguments.get(name) for name in ("dataset", "split_batches", "_drop_last")}
+    given = arguments.get("kwargs", {})
+    return stateful | named | {name: given.get(name) for name in ("batch_sampler", "batch_size")}
+
+
+def _callers() -> Iterator[tuple[Any, Any, FrameType]]:
+    """``(accelerate.data_loader, object, frame)`` for each method of Accelerate's loaders that runs now, inner ones
+    first."""
     accelerate = sys.modules.get(_MODULE)
     if accelerate is None:
         return
@@ -112,7 +148,7 @@ def _callers() -> Iterator[tuple[Any, Any]]:
         if frame is None:
             return
         if frame.f_globals is accelerate.__dict__ and (caller := frame.f_locals.get("self")) is not None:
-            yield accelerate, caller
+            yield accelerate, caller, frame
         frame = frame.f_back
 
 
