@@ -15,5 +15,7 @@ from refill_service.demo.local_cluster import LocalCluster
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("trainers")
     dataset = asyncio.run(pack_numbered(folder))
-    with LocalCluster(2, folder, {"memory_bytes": "64MiB", "wait_seconds": 1, "dataset_urls": dataset}) as cluster:
+    with LocalCluster(
+        2, folder, {"memory_bytes": "64MiB", "wait_seconds": 1, "dataset_urls": folder.as_uri()}
+    ) as cluster:
         yield Place(cluster, dataset, folder)
