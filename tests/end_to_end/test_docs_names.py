@@ -27,6 +27,8 @@ FOREIGN = {
     "OTEL_TRACES_SAMPLER_ARG",
     "protected_hardlinks",
     "img_5",
+    *("accelerator_config", "eval_dataset", "group_by_length", "ignore_data_skip", "pixel_values"),
+    "train_sampling_strategy",
     "--build-arg",
     *("GetObject", "ListBucket", "PutObject", "DeleteObject", "AbortMultipartUpload", "AbortIncompleteMultipartUpload"),
 }
