@@ -19,7 +19,7 @@ BLOCKS = [
     pytest.param(text, id=f"{page.name}-{number}")
     for page in PAGES
     for number, text in enumerate(blocks(page, "python"))
-    if "refill.Cache" in text
+    if "refill.Cache" in text and not text.startswith("class ")  # a trainer's, whom the tests of trainers run
 ]
 
 
@@ -52,7 +52,7 @@ def test_they_run(
         "weights": torch.ones(NUM_SAMPLES),
         "epoch": 0,
     }
-    if "import" not in text:  # lines to go on with after some that have them
+    if "import refill" not in text:  # lines to go on with after some that have them
         names |= {"refill": refill, "torch": torch, "os": os}
     exec(compile(text, "the docs", "exec"), names)
     assert len(names["dataset"]) == NUM_SAMPLES
