@@ -32,7 +32,7 @@ parser.add_argument("--save-every", type=int, default=20)
 parser.add_argument("--stop-after", type=int, default=0, help="steps, as if the job was evicted then")
 args = parser.parse_args()
 
-accelerator = Accelerator()
+accelerator = Accelerator(cpu=not torch.cuda.is_available())  # without a GPU it has to be told, under torchrun
 set_seed(0)
 dataset = refill.CacheDataset(  # after Accelerator(), which knows the ranks
     args.service, dataset=args.dataset, job=args.job, decode=True, transform=as_tensors
