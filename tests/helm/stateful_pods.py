@@ -96,6 +96,8 @@ class StatefulPods:
             "REFILL_PEER_URLS": ",".join(self._urls("REFILL_PEER_URLS", 1)),
             "REFILL_JOURNAL_DIR": str(self._volume(ordinal)),
         }
+        # Datasets of tests lie in folders, which a release names only if it is asked to.
+        environment["REFILL_DATASET_URLS"] = environment.get("REFILL_DATASET_URLS") or "s3://,file:///"
         command = [Path(sys.executable).with_name("refill"), *self._release.container["command"][1:]]
         with self._log(ordinal).open("ab") as log:
             self._running[ordinal] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)

@@ -171,10 +171,10 @@ def test_ranks_that_do_not_come_back_leave_something_unknown(packed: Packed, tmp
         job = settings_of(packed[0], world_size=2)
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
+        ranks.ranks[1] = rank_of(cluster, job, 1)  # another process, that goes on where the first one was
         cluster.kill(0)
         cluster.restart(0)
         ranks.ranks[0].batch(0, np.arange(10))  # it brings the job back
-        ranks.ranks[1] = rank_of(cluster, job, 1)  # another process, that goes on where the first one was
         ranks.ask(0, 100, ranks.length)
         found = receipt(cluster, job, 0)
         assert found["unknown"] == 100, "the first 100 positions of rank 1 are known to nobody"
