@@ -93,7 +93,7 @@ def test_one_clear_line(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "refill.index").exists()
 
 
-_WITH_PEAK = """
+_WITH_PEAK = r"""
 import re, sys
 from refill_service.cli import main
 try:
