@@ -308,6 +308,10 @@ class Home:
         """Tell every owner when a rank enters an epoch, so that none waits for it in an earlier one."""
         if self._opened.get(rank, -1) >= epoch:
             return
+        if rank not in self._opened and self.leases.holder(rank) is not None and self.peers.others:
+            # Before any pod is told: a process that one of them refuses must not move the rank on at the others. Once
+            # it is open here, another process can't have become the rank elsewhere: that takes it from _opened.
+            await self._told_of(rank, f"ranks/{rank}/asks")
         self._owner.rank_opens(epoch, rank, self.job.ordinal)
         await self._told_of(rank, f"epochs/{epoch}/ranks/{rank}")
         self._opened[rank] = max(epoch, self._opened.get(rank, -1))

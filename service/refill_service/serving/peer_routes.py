@@ -158,6 +158,14 @@ def peer_routes(node: CacheNode) -> APIRouter:
         node.job(job, incarnation).rank_opens(epoch, rank, pod, life)
         return {"opened": True}
 
+    @routes.post("/ranks/{rank}/asks")
+    async def rank_asks(job: str, rank: Number, incarnation: Incarnation, body: Opens) -> dict[str, bool]:
+        """Whether a process may ask as a rank by way of another pod. Changes nothing."""
+        at_pod = node.job(job, incarnation)
+        at_pod.job.check_rank(rank)
+        at_pod.home.leases.asks(rank, RankLife.decode(body.life), takes=False)
+        return {"asks": True}
+
     @routes.post("/ranks/{rank}/ended")
     async def rank_ended(job: str, rank: Number, incarnation: Incarnation, body: Ended) -> dict[str, bool]:
         at_pod = node.job(job, incarnation)
