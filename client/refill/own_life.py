@@ -1,7 +1,8 @@
 """Which life of a rank does this process belong to, and does another one still live here?
 
 A training process is a life, and its loader workers are of it: they are daemonic processes, forked or spawned, that use
-a dataset object of their parent. Every other process that a dataset object is copied to trains for itself.
+a dataset object of their parent, or workers of a DataLoader that make one. Every other process that a dataset object is
+copied to trains for itself, and in place of the one that it was copied from.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import hashlib
 import multiprocessing
 import os
 import socket
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from refill.protocol.rank_life import RankLife, host_for_life
 
-__all__ = ["has_ended", "is_of_this_process", "own_life"]
+__all__ = ["has_ended", "is_of_this_process", "leaves_the_rank_to", "own_life"]
 
 _PROC = Path("/proc")
-_STATE, _STARTED = 0, 19
+_STATE, _PARENT, _STARTED = 0, 1, 19
 """Fields of ``/proc/PROCESS/stat`` after the name, counted from 0."""
 _ENDED_STATES = "ZX"
 """A zombie has ended, and nobody has asked how."""
@@ -33,9 +36,10 @@ def own_life(made_in: int) -> RankLife:
     """
     here = os.getpid()
     parent = multiprocessing.parent_process()
-    if made_in != here and parent is not None and parent.pid is not None and multiprocessing.current_process().daemon:
-        return _life_of(parent.pid)
-    return _life_of(here)
+    if parent is None or parent.pid is None:
+        return _life_of(here)
+    is_helper = made_in != here and multiprocessing.current_process().daemon
+    return _life_of(parent.pid if is_helper or _is_loader_worker() else here)
 
 
 def is_of_this_process(life: RankLife) -> bool:
@@ -57,6 +61,32 @@ def has_ended(life: RankLife) -> bool:
     if fields is None:
         return False
     return fields[_STATE] in _ENDED_STATES or int(fields[_STARTED]) != life.started
+
+
+def leaves_the_rank_to(life: RankLife, made_in: int) -> bool:
+    """Whether a life is the process that started this one to train in its place: it may have looked at a batch before.
+
+    :param made_in: as in :func:`own_life`.
+    """
+    here, parent = os.getpid(), multiprocessing.parent_process()
+    if not life.place or life.place != _place() or life in (_life_of(here), own_life(made_in)):
+        return False
+    if life.process != made_in and (parent is None or life.process != parent.pid):
+        return False
+    fields = _stat(life.process)
+    return fields is not None and int(fields[_STARTED]) == life.started and life.process in _ancestors(here)
+
+
+def _ancestors(process: int) -> Iterator[int]:
+    """Those above a process; its parent first, which may be multiprocessing's fork server."""
+    while (fields := _stat(process)) is not None and (process := int(fields[_PARENT])) > 0:
+        yield process
+
+
+def _is_loader_worker() -> bool:
+    """Whether a DataLoader started this process. One that did has torch, which is not imported for this."""
+    worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+    return worker_info is not None and worker_info() is not None
 
 
 def _life_of(process: int) -> RankLife:

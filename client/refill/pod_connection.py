@@ -42,7 +42,7 @@ from refill.errors import (
     error_from_wire,
 )
 from refill.home_watch import watch_home
-from refill.own_life import has_ended, is_of_this_process, own_life
+from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
 from refill.protocol.incarnation import incarnation_of, line_of, moves_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
@@ -186,6 +186,7 @@ class PodConnection:
 
     def _asks_as_rank(self) -> None:
         """Fact: this process asks as the rank. So it is to be heard of from now on, though it was copied to here."""
+        self._own_process()
         self.is_rank = True
         if not self._watched and self._info is not None and is_of_this_process(self._life()):
             self._watch_home()
@@ -376,7 +377,7 @@ class PodConnection:
 
     def _known(self, url: str | None, attempt: Attempt[Answer], seconds: float, register: bool) -> Answer:
         """One attempt, and others when the pod was restarted and had to be told of the job first, or of what the rank
-        has received, or that the process that was this rank before has ended."""
+        has received, or that the process that was this rank before has ended, or has started this one."""
         first: Callable[[str, float], None] | None = None
         for turn in range(_TURNS):
             try:
@@ -393,7 +394,8 @@ class PodConnection:
                 first = self._tell
             except RankHeld as error:
                 holder = RankLife.decode(str(error.details.get("holder")))
-                if turn + 1 == _TURNS or not has_ended(holder):
+                is_free = has_ended(holder) or leaves_the_rank_to(holder, self._record.made_in)
+                if turn + 1 == _TURNS or not is_free:
                     raise
                 first = partial(self._take_over, holder)
         raise AssertionError("the last turn returns or raises")
@@ -438,8 +440,8 @@ class PodConnection:
         self._call("PUT", url, path, seconds, content=self._record.tell(self.rank, moves_of(self._incarnation())))
 
     def _take_over(self, holder: RankLife, url: str, seconds: float) -> None:
-        """The pod need not wait for a process that was here, and has gone."""
-        log.info("rank %d goes on in place of %s, which has ended", self.rank, holder)
+        """The pod need not wait for a process that was here, and has gone, or has left the rank to this one."""
+        log.info("rank %d goes on in place of %s", self.rank, holder)
         path = f"{self._data_path(f'ranks/{self.rank}/lease')}&ended={holder.encode()}"
         self._call("PUT", url, path, seconds)
 

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.pod_fixtures import NUM_SAMPLES, rank_of, whole_epoch
+from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 from refill.errors import RankTaken
 from refill.own_life import own_life
@@ -125,22 +125,59 @@ def rest_of(process: Process, ids: list[int]) -> list[int]:
     return ids
 
 
+def _asks_as_told(connection: PodConnection, pipe: Any) -> None:
+    while (told := pipe.recv()) is not None:
+        epoch, start, end = told
+        try:
+            pipe.send(connection.batch(epoch, np.arange(start, end)).sample_ids.tolist())
+        except RankTaken as error:
+            pipe.send(error.message)
+
+
+class Child:
+    """A process that was started to train; its parent, this one, has made its dataset object."""
+
+    def __init__(self, connection: PodConnection, context: Any = FORK) -> None:
+        self._pipe, there = context.Pipe()
+        self._process = context.Process(target=_asks_as_told, args=(connection, there))
+        self._process.start()
+        self.pid: int = self._process.pid
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.send(None)
+        self._process.join()
+
+    def batch(self, epoch: int, start: int, end: int) -> Any:
+        self._pipe.send((epoch, start, end))
+        return self._pipe.recv()
+
+    def epoch(self, epoch: int) -> list[int]:
+        return [
+            sample
+            for start in range(0, NUM_SAMPLES, 32)
+            for sample in self.batch(epoch, start, min(start + 32, NUM_SAMPLES))
+        ]
+
+
 def test_a_twin_is_refused_by_name_and_the_first_goes_on(three_pods: LocalCluster, job: dict[str, Any]) -> None:
-    first = rank_of(three_pods, job)
-    answers = FORK.Queue()
-    first.info()
-    twin = FORK.Process(target=_asks, args=(rank_of(three_pods, job), answers))
-    ids = first.batch(0, np.arange(32)).sample_ids.tolist()
-    twin.start()
-    refused = answers.get()
-    twin.join()
     host = socket.gethostname()
-    assert refused.startswith(f"process {twin.pid} on {host} calls itself rank 0 of job {job['name']}, and process ")
-    assert f" and process {os.getpid()} on {host} is that rank since 20" in refused
-    assert refused.endswith("two runs need two job names, and each process of a run a rank of its own (RANK, or rank=)")
-    assert "\n" not in refused
-    ids = [sample for batch in whole_epoch(first, 0) for sample in batch.sample_ids.tolist()]
-    assert sorted(ids) == EVERY_SAMPLE
+    with Child(rank_of(three_pods, job)) as first:
+        first.batch(0, 0, 32)
+        with pytest.raises(RankTaken) as error:
+            rank_of(three_pods, job).batch(0, np.arange(10))
+        refused = error.value.message
+        assert refused.startswith(
+            f"process {os.getpid()} on {host} calls itself rank 0 of job {job['name']}, and process "
+        )
+        assert f" and process {first.pid} on {host} is that rank since 20" in refused
+        assert refused.endswith(
+            "two runs need two job names, and each process of a run a rank of its own (RANK, or rank=)"
+        )
+        assert "\n" not in refused
+        assert sorted(first.epoch(0)) == EVERY_SAMPLE
 
 
 @pytest.mark.parametrize(
@@ -195,25 +232,25 @@ def _asks(connection: PodConnection, answers: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_copy_in_another_process_is_a_twin_and_one_in_a_helper_of_this_one_is_none(
+def test_a_process_that_looked_at_a_batch_leaves_the_rank_to_the_one_that_it_starts_and_not_to_a_helper(
     three_pods: LocalCluster, job: dict[str, Any], method: str
 ) -> None:
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     connection = rank_of(three_pods, job)
     connection.timeout_seconds = 0
     ids = connection.batch(0, np.arange(10)).sample_ids.tolist()
-
-    def answer(*, daemon: bool) -> Any:
-        answers = context.Queue()
-        process = context.Process(target=_asks, args=(connection, answers), daemon=daemon)  # type: ignore[attr-defined]
-        process.start()
-        found = answers.get()
-        process.join()
-        return found
-
-    assert answer(daemon=True) == ids
-    assert "if that was ended, this one goes on in" in answer(daemon=False)
+    answers = context.Queue()
+    helper = context.Process(target=_asks, args=(connection, answers), daemon=True)
+    helper.start()
+    assert answers.get() == ids
+    helper.join()
     assert holder_of(three_pods, job) == own_life(os.getpid()).encode()
+    with Child(connection, context) as child:
+        assert child.batch(0, 0, 10) == ids
+        assert f":{child.pid}:" in holder_of(three_pods, job)
+        with pytest.raises(RankTaken, match=f"process {os.getpid()} on .* was replaced as rank 0 of job"):
+            connection.batch(0, np.arange(10))
+        assert sorted(child.epoch(0)) == EVERY_SAMPLE
 
 
 def test_ranks_that_were_forked_from_one_process_are_no_twins(three_pods: LocalCluster, job: dict[str, Any]) -> None:
@@ -239,18 +276,15 @@ def test_clients_that_name_no_life_are_served(three_pods: LocalCluster, job: dic
 
 
 def test_a_twin_by_way_of_another_home_is_noticed_too(three_pods: LocalCluster, job: dict[str, Any]) -> None:
-    """And leaves nothing behind that would keep the first from its next epoch."""
-    first = rank_of(three_pods, job)
-    first.batch(0, np.arange(10))
+    """And neither moves the rank on to its epoch, nor leaves anything behind that would keep the first from that."""
+    known = rank_of(three_pods, job, timeout_seconds=0)
     url = three_pods.pod_urls[1]
-    answers = FORK.Queue()
-    twin = PodConnection(url, first.spec, 0, url, 0)
-    process = FORK.Process(target=_asks, args=(twin, answers))
-    process.start()
-    assert f"process {os.getpid()} on" in answers.get()
-    process.join()
-    first.timeout_seconds = 0
-    first.batch(1, np.arange(10))
+    with Child(known) as first:
+        first.batch(0, 0, 10)
+        with pytest.raises(RankTaken, match=f"process {first.pid} on"):
+            PodConnection(url, known.spec, 0, url, 0).batch(1, np.arange(10))
+        assert sorted(first.epoch(0)) == EVERY_SAMPLE
+        assert len(first.batch(1, 0, 10)) == 10
 
 
 @pytest.mark.parametrize("life", ["", "x", "a:b:c:d", "h:1:1:" + "0" * 200])

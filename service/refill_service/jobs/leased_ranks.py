@@ -52,9 +52,10 @@ class LeasedRanks:
         self._leases.returned(rank, life)
 
     def ended(self, rank: int, life: RankLife, by: RankLife) -> None:
-        """Fact: ``by`` has seen that a process is gone, and asks in its place. Errors as :meth:`asks`."""
+        """Fact: ``by`` has seen that a process is gone, or has left the rank to it, and asks in its place. Errors as
+        :meth:`asks`."""
         if self.holder(rank) == life:
-            log.info("rank %d of job %s: %s has ended, %s goes on", rank, self._job, life, by)
+            log.info("rank %d of job %s: %s goes on in place of %s", rank, self._job, by, life)
         if (refusal := self._leases.ended(rank, life, by, time.monotonic())) is not None:
             raise self._error(rank, by, refusal)
 
