@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refill.errors import EpochEnded, JobLost, StoreUnavailable
+from refill.errors import EpochEnded, JobLost, MemoryTooSmall, StoreUnavailable
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
 from refill_service.byte_gate import ByteGate
@@ -27,7 +27,9 @@ BATCH = 32
 
 
 @asynccontextmanager
-async def owner_of(url: str, abstract_bytes: int, pinned_bytes: int = 0, **settings: Any) -> AsyncIterator[Owner]:
+async def owner_of(
+    url: str, abstract_bytes: int, pinned_bytes: int = 0, trace_bytes: int = 0, **settings: Any
+) -> AsyncIterator[Owner]:
     """An owner of a whole dataset, without a pod around it."""
     spec = JobSpec("job", url, **{"chunk_size": 8} | settings)
     dataset = await Dataset.open(url)
@@ -42,6 +44,7 @@ async def owner_of(url: str, abstract_bytes: int, pinned_bytes: int = 0, **setti
         memory_bytes=2 * abstract_bytes,
         abstract_bytes=abstract_bytes,
         incarnation="",
+        trace_bytes=trace_bytes,
     )
     owner = Owner(job, ByteGate(100_000), PinnedTier(pinned_bytes).lease("1", records), 10_000, wait_seconds=5)
     try:
@@ -300,6 +303,49 @@ def test_a_rank_that_asks_for_nothing_holds_nobody_up(packed: tuple[str, Any]) -
                     continue
                 samples = [await take(owner, epoch, 0, start) for start in range(0, 100, BATCH)]
                 assert sorted(sample for batch in samples for sample in batch) == list(range(100))
+
+    asyncio.run(run())
+
+
+def test_a_longer_trace_gets_the_room_of_epochs_that_nobody_can_ask_for_any_more(packed: tuple[str, Any]) -> None:
+    """Those that all ranks have left, but for the last of them."""
+
+    async def run() -> None:
+        room = 2 * 4 * (256 + 100 * 13)
+        async with owner_of(packed[0], 300_000, trace_bytes=room, order="explicit", world_size=2) as owner:
+            job = owner.job
+            ended: list[int] = []
+
+            async def epoch_ended(epoch: int) -> None:
+                ended.append(epoch)
+
+            owner.epoch_ended = epoch_ended
+
+            async def post(epoch: int, rank: int, length: int) -> None:
+                with job.posted.arriving(length, epoch):
+                    await job.post_trace(epoch, rank, 500 * rank + np.arange(length))
+
+            for epoch in range(3):
+                for rank in range(2):
+                    await post(epoch, rank, 100)
+                taken = []
+                for rank in range(2) if epoch < 2 else [0]:
+                    for start in range(0, 100, BATCH):
+                        taken += await take(owner, epoch, rank, start)
+            assert job.posted.epochs == [0, 1, 2]
+            with pytest.raises(MemoryTooSmall, match="give it more memory_bytes, or post shorter traces"):
+                await post(3, 0, 300)
+            assert job.posted.epochs == [0, 1, 2], "rank 1 is in epoch 1, and may ask for 0 again"
+            taken += await take(owner, 2, 1, 0)
+            await post(3, 0, 300)
+            assert job.posted.epochs == [1, 2, 3]
+            with pytest.raises(EpochEnded):
+                await owner.take(0, 1, np.arange(1))
+            for start in range(BATCH, 100, BATCH):
+                taken += await take(owner, 2, 1, start)
+            assert sorted(taken) == [*range(100), *range(500, 600)]
+            await asyncio.gather(*owner._closing_books)
+            assert ended == [0]
 
     asyncio.run(run())
 

@@ -2,12 +2,13 @@
 
 They are the one thing that a pod keeps for each position, of all ranks and for as long as an epoch can be asked for. So
 a job whose order is explicit sets memory aside for them, and a trace that does not fit there is refused before it has
-come: a trace is as long as a client says, not as the dataset is.
+come: a trace is as long as a client says, not as the dataset is. Several epochs of them are kept at once: a job without
+room for so many of the size of its first is told so then, not when it has trained for hours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,8 +32,12 @@ _ENTRY_BYTES = 256
 
 def trace_memory(memory_bytes: int, num_samples: int) -> int:
     """What a job of so many bytes sets aside for traces."""
-    wanted = _TIMES_DATASET * _EPOCHS * num_samples * _position_bytes(num_samples)
-    return min(memory_bytes // _PART_OF_MEMORY, max(_LEAST_BYTES, wanted))
+    return min(memory_bytes // _PART_OF_MEMORY, _most_memory(num_samples))
+
+
+def _most_memory(num_samples: int) -> int:
+    """More is not set aside, however much the job has."""
+    return max(_LEAST_BYTES, _TIMES_DATASET * _EPOCHS * num_samples * _position_bytes(num_samples))
 
 
 def _position_bytes(num_samples: int) -> int:
@@ -46,12 +51,21 @@ def _dtype(num_samples: int) -> np.dtype[np.signedinteger[Any]]:
 
 
 class PostedTraces:
-    """Of one job at one pod."""
+    """Of one job at one pod.
 
-    def __init__(self, num_samples: int, limit_bytes: int) -> None:
+    :param num_epochs: of the whole job; 0: nobody knows.
+    """
+
+    def __init__(self, num_samples: int, limit_bytes: int, *, world_size: int = 1, num_epochs: int = 0) -> None:
         self.used_bytes = 0
+        self.make_room: Callable[[], None] = lambda: None
+        """Forgets epochs that nobody can ask for any more."""
         self.dtype = _dtype(num_samples)
         self._limit_bytes = limit_bytes
+        self._most_bytes = _most_memory(num_samples)
+        self._world_size = world_size
+        self._kept_epochs = min(_EPOCHS, num_epochs or _EPOCHS)
+        self._first_epoch = -1
         self._position_bytes = _position_bytes(num_samples)
         self._arriving_bytes = 0
         self._posted: dict[int, dict[int, IdArray]] = {}
@@ -69,9 +83,14 @@ class PostedTraces:
         return self._posted.get(epoch, {})
 
     @contextmanager
-    def arriving(self, num_positions: int) -> Iterator[Arriving]:
-        """For the time in which a trace of so many positions comes. Raises what :meth:`Arriving.grow` raises."""
-        arriving = Arriving(self)
+    def arriving(self, num_positions: int, new_epoch: int = -1) -> Iterator[Arriving]:
+        """For the time in which a trace of so many positions comes. Raises what :meth:`Arriving.grow` raises.
+
+        :param new_epoch: for which it is posted; -1: it was posted before, and is told of again.
+        """
+        if not self._posted:
+            self._first_epoch = new_epoch
+        arriving = Arriving(self, is_first=new_epoch >= 0 and new_epoch == self._first_epoch)
         try:
             arriving.grow(num_positions)
             yield arriving
@@ -96,16 +115,23 @@ class PostedTraces:
         for sample_ids in self._posted.pop(epoch, {}).values():
             self.used_bytes -= self._size_bytes(len(sample_ids))
 
+    def _epoch_bytes(self, epoch: int) -> int:
+        return sum(self._size_bytes(len(sample_ids)) for sample_ids in self.of_epoch(epoch).values())
+
     def _size_bytes(self, num_positions: int) -> int:
         return _ENTRY_BYTES + num_positions * self._position_bytes
 
 
 class Arriving:
-    """The room of a trace that comes."""
+    """The room of a trace that comes.
 
-    def __init__(self, posted: PostedTraces) -> None:
+    :param is_first: it is of the job's first epoch.
+    """
+
+    def __init__(self, posted: PostedTraces, *, is_first: bool) -> None:
         self.size_bytes = 0
         self._posted = posted
+        self._is_first = is_first
 
     def grow(self, num_positions: int) -> None:
         """It has so many positions. Raises :class:`MemoryTooSmall`, or :class:`PodBusy` when there will be room after
@@ -113,15 +139,42 @@ class Arriving:
         posted = self._posted
         size_bytes = posted._size_bytes(num_positions)
         if posted.used_bytes + size_bytes > posted._limit_bytes:
+            posted.make_room()
+        if self._is_first:
+            used_bytes = posted._epoch_bytes(posted._first_epoch)
+            limit_bytes = posted._limit_bytes // posted._kept_epochs
+        else:
+            used_bytes, limit_bytes = posted.used_bytes, posted._limit_bytes
+        if used_bytes + size_bytes > limit_bytes:
             raise MemoryTooSmall(
-                f"a trace of {num_positions:,} positions takes {size_bytes:,} bytes, and the job has "
-                f"{max(0, posted._limit_bytes - posted.used_bytes):,} of {posted._limit_bytes:,} left for traces: give "
-                "it more memory_bytes, or post shorter traces",
+                self._epochs_do_not_fit(num_positions, used_bytes + size_bytes)
+                if self._is_first
+                else f"a trace of {num_positions:,} positions takes {size_bytes:,} bytes, and the job has "
+                f"{max(0, limit_bytes - used_bytes):,} of {limit_bytes:,} left for traces: give it more memory_bytes, "
+                "or post shorter traces",
                 limit_bytes=posted._limit_bytes,
                 used_bytes=posted.used_bytes,
             )
         others_bytes = posted._arriving_bytes - self.size_bytes
-        if posted.used_bytes + others_bytes + size_bytes > posted._limit_bytes:
+        if used_bytes + others_bytes + size_bytes > limit_bytes:
             raise PodBusy(f"other traces of the job are coming, {others_bytes:,} bytes of them: post it again")
         posted._arriving_bytes += size_bytes - self.size_bytes
         self.size_bytes = size_bytes
+
+    def _epochs_do_not_fit(self, num_positions: int, epoch_bytes: int) -> str:
+        """:param epoch_bytes: of the epoch's traces that have come, and this one."""
+        posted = self._posted
+        # Ranks usually ask for as many each.
+        likely_bytes = max(epoch_bytes, posted._world_size * posted._size_bytes(num_positions))
+        needed_bytes = posted._kept_epochs * likely_bytes
+        help_ = (
+            f"give it {_PART_OF_MEMORY * needed_bytes:,} memory_bytes"
+            if needed_bytes <= posted._most_bytes
+            else f"post shorter traces, of {posted._most_bytes // posted._kept_epochs // posted._position_bytes:,} "
+            "positions an epoch at most"
+        )
+        return (
+            f"a trace of {num_positions:,} positions for each of {posted._world_size} ranks takes {likely_bytes:,} "
+            f"bytes an epoch, {posted._kept_epochs} epochs are kept at once, and the job has "
+            f"{posted._limit_bytes:,} for traces: {help_}"
+        )

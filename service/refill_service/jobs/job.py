@@ -72,7 +72,9 @@ class Job:
         self.mapping = AbstractMapping(self.share, self._abstract_chunks(abstract_bytes), spec.group_order)
         self.last_used = time.monotonic()
         self._traces: dict[int, Traces] = {}
-        self.posted = PostedTraces(layout.num_samples, trace_bytes)
+        self.posted = PostedTraces(
+            layout.num_samples, trace_bytes, world_size=spec.world_size, num_epochs=spec.num_epochs
+        )
         self._moved_epochs: set[int] = set()
         self._trace_posted = asyncio.Event()
         """Set, and replaced by a new one, when a trace has come."""
@@ -147,7 +149,11 @@ class Job:
 
     def _remember(self, epoch: int, traces: Traces) -> None:
         self._traces[epoch] = traces
-        for old in [known for known in (*self._traces, *self.posted.epochs) if known <= epoch - _KEPT_EPOCHS]:
+        self.forget_traces(before_epoch=epoch - _KEPT_EPOCHS + 1)
+
+    def forget_traces(self, before_epoch: int) -> None:
+        """Fact: nobody can ask for earlier epochs any more."""
+        for old in [known for known in (*self._traces, *self.posted.epochs) if known < before_epoch]:
             self._traces.pop(old, None)
             self.posted.forget(old)
 

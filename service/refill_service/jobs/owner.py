@@ -102,6 +102,7 @@ class Owner:
         self._reads: set[asyncio.Task[None]] = set()
         self._closing_books: set[asyncio.Task[None]] = set()
         self._why_closed: RefillError | None = None
+        job.posted.make_room = self._forget_ended
 
     @property
     def resident_bytes(self) -> int:
@@ -474,6 +475,15 @@ class Owner:
             if not before.is_over and self._all_reached(after.number):
                 before.abandon()
                 self._use_freed_memory()
+
+    def _forget_ended(self) -> None:
+        """A rank can ask for its epoch and the one before: what all ranks have left behind gives room to new traces."""
+        oldest = min(self._rank_epochs) - 1
+        ended = [known for known in self._epochs[:-1] if known.number < oldest]
+        self._epochs = [known for known in self._epochs if known not in ended]
+        for over in ended:
+            self._close_books(over)
+        self.job.forget_traces(before_epoch=min([oldest, *(known.number for known in self._epochs)]))
 
     def _preload(self) -> None:
         """Near the end of an epoch, the memory that it leaves loads for the next: no gap between them (DESIGN 4.2)."""

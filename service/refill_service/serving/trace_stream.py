@@ -39,7 +39,7 @@ async def coming_trace(request: Request, job: Job, epoch: int, rank: int) -> Asy
         return
     announced = request.headers.get("content-length", "")
     count = int(announced) // 8 if announced.isdigit() else _FIRST_POSITIONS
-    with job.posted.arriving(count) as room:
+    with job.posted.arriving(count, epoch) as room:
         found = np.empty(count, dtype=job.posted.dtype)  # memory comes with its first use
         filled = 0
         async for piece in _pieces(request):
