@@ -26,7 +26,12 @@ def digit(sample: dict) -> tuple[torch.Tensor, int]:
     return torch.from_numpy(sample["png"]).float() / 255, sample["cls"]
 
 
-dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+if torch.cuda.is_available():
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+else:
+    device = torch.device("cpu")
+dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 rank = dist.get_rank()
 dataset = refill.CacheDataset(args.url, dataset=args.dataset, job=args.job, decode=True, transform=digit)
 sampler = refill.EpochSampler(dataset)
@@ -34,13 +39,13 @@ loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler, nu
 loader = refill.timed(loader, dataset)  # made once, for all epochs; it has the state
 
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-model = torch.nn.parallel.DistributedDataParallel(model)
+model = torch.nn.parallel.DistributedDataParallel(model.to(device))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 step, samples = 0, 0  # of all epochs; of this rank in this one
 if os.path.exists(args.checkpoint):
     # Ranks go through an epoch in step, so that the state of rank 0 is right for all.
-    saved = torch.load(args.checkpoint, weights_only=True)
+    saved = torch.load(args.checkpoint, weights_only=True, map_location=device)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     loader.load_state_dict(saved["loader"])
@@ -50,7 +55,7 @@ if os.path.exists(args.checkpoint):
 for epoch in range(sampler.epoch, args.epochs):
     sampler.set_epoch(epoch)
     for images, labels in loader:
-        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss = torch.nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -61,7 +66,7 @@ for epoch in range(sampler.epoch, args.epochs):
             os.replace(args.checkpoint + ".new", args.checkpoint)
         if step == args.crash_at and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
-    total = torch.tensor(samples)
+    total = torch.tensor(samples, device=device)
     dist.all_reduce(total)
     if rank == 0:
         print(f"epoch {epoch}: {int(total)} samples on {dist.get_world_size()} ranks, loss {loss:.3f}", flush=True)
