@@ -209,7 +209,7 @@ class _PlacedSampler(torch.utils.data.DistributedSampler[Position]):
         found = None if self.place.was_resumed else lightning_place(self)
         if found is None:
             return
-        if found.batches and not self.dataset.connection.spec.allow_skipped:
+        if found.batches and not self.dataset.allow_skipped:
             error = InvalidInput(
                 f"Lightning goes on after {found.batches} batches of an epoch, and its checkpoint has no state of the "
                 "loader: those would come again, and as many at the epoch's end never. Give fit() refill.timed(loader, "

@@ -116,6 +116,7 @@ class PodConnection:
     :param timeout_seconds: how long a request is tried again before its last error is raised; 0: tried once.
     :param record: of what the rank has received; all processes of a rank share one. None: one of its own.
     :param credentials: None: those of the environment.
+    :param allow_skipped: whether this rank may leave out positions below ones that it asks for.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class PodConnection:
         timeout_seconds: float,
         record: DeliveryRecord | None = None,
         credentials: Credentials | None = None,
+        allow_skipped: bool = False,
     ) -> None:
         if not timeout_seconds >= 0:
             raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
@@ -138,6 +140,7 @@ class PodConnection:
         self._home_is_given = home is not None
         self._record = record or DeliveryRecord()
         self._credentials = credentials or Credentials()
+        self.allow_skipped = allow_skipped
         self.is_rank = True
         """False: it has only looked so far, and knows nothing of what the rank has received."""
         self._info: dict[str, Any] | None = None
@@ -282,11 +285,15 @@ class PodConnection:
             self._of_ranks[rank] = other
         return self._of_ranks[rank]
 
-    def skipped(self, epoch: int) -> list[tuple[int, int]]:
-        """Positions ``(start, end)`` that this rank has left out of an epoch so far, while it asked for later ones: in
-        all its processes, those of earlier lives, too."""
-        answer = self._retried(None, self._calls("GET", f"epochs/{epoch}/ranks/{self.rank}"))
-        return [(int(start), int(end)) for start, end in answer["skipped"]]
+    def skipped(self, epoch: int, start: int, end: int) -> bool:
+        """Whether this rank has left out some of the positions ``[start, end)`` of an epoch so far: in all its
+        processes, those of earlier lives, too. False when the pods can't tell."""
+        path = f"epochs/{epoch}/ranks/{self.rank}"
+        params = {"start": start, "end": end, "incarnation": self._incarnation()}
+        answer = self._retried(
+            None, lambda pod, seconds: self._call("GET", pod, self._job_path(path), seconds, params=params)
+        )
+        return answer["skipped"] is not None
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """Counts of an epoch, of each pod and in sum."""
@@ -480,7 +487,10 @@ class PodConnection:
         segment = segments.lend() if segments is not None else None
         response: http.client.HTTPResponse | None = None
         try:
-            response = self._post(home, self._data_path(what), body, seconds, segment)
+            path = self._data_path(what)
+            if what == "batch" and self.allow_skipped:
+                path += "&allow_skipped=true"
+            response = self._post(home, path, body, seconds, segment)
             if response.status != 200:
                 _raise_answer(response.status, response.read(), home)
             written = response.getheader(FRAME_BYTES_HEADER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ __all__ = ["CacheDataset", "SampleDecoder"]
 Transform = Callable[[dict[str, Any]], Any]
 
 _COUNTED_WORKERS = 256
+_LOOKS_SECONDS = (0.1, 0.3, 0.6)
+"""Before samples are called skipped, pods are asked so often, with these pauses."""
 
 
 class CacheDataset(torch.utils.data.Dataset[Any]):
@@ -55,6 +58,8 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     :param resume: a state of a checkpoint that was saved with another number of ranks or pods: what its ranks had not
         consumed of the epoch is dealt to those that there are now. All ranks give a state of the same step, whichever
         rank's; the loader or the sampler then loads it as ever. Right with the same ranks and pods, too.
+    :param allow_skipped: whether positions that a sampler hands out may be left out, so that their samples are lost.
+        Else that is an error (:class:`refill.errors.SamplesSkipped`): it happens when a trainer divides a sampler.
     :param settings: further settings of :class:`refill.protocol.job_spec.JobSpec`, such as ``chunk_size``.
 
     Nothing is asked of the pods before the first use: a sampler, a length or a sample. Then the job is registered, and
@@ -80,6 +85,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         ca_file: str | None = None,
         timeout_seconds: float = 300.0,
         resume: Any = None,
+        allow_skipped: bool = False,
         **settings: Any,
     ) -> None:
         said = {"world_size": world_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last, **settings}
@@ -94,6 +100,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._decoded = SampleDecoder(decode, transform)
         self._resume = None if resume is None else ResumeState.from_dict(resume)
         self._record = DeliveryRecord()
+        self.allow_skipped = allow_skipped
         self._guard = HoleGuard()
         self._is_rank = False
         self._connection: PodConnection | None = None
@@ -149,7 +156,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         """
         hole = self._guard.asks(iteration, positions)
         batch = self.connection.batch(epoch, positions)
-        if hole is not None:
+        if hole is not None and not self.allow_skipped:
             self._check_skipped(epoch, hole)
         return self._received(batch)
 
@@ -370,23 +377,21 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     def _check_skipped(self, epoch: int, hole: Hole) -> None:
         """Whether pods, too, have never been asked for what is missing here: a loop may go on where another one ended,
         by skipping batches that were trained with."""
-        spec = self.connection.spec
-        if spec.allow_skipped:
-            return
-        for start, end in self.connection.skipped(epoch):
-            if start < hole.end and hole.start < end:
-                raise SamplesSkipped(
-                    f"rank {self.rank} of job {spec.name} asks for a part of its positions only: in epoch {epoch} it "
-                    f"left out {hole.start} to {hole.end - 1} ({hole.pattern}), whose samples would be lost. Something "
-                    "divides them a second time, or skips batches. Lightning and Accelerate: give the trainer "
-                    "DataLoader(dataset, batch_size, sampler=EpochSampler(dataset)) as it is; others: switch off "
-                    "what wraps or shards its sampler (docs/TRAINERS.md). allow_skipped=True, given to the dataset, "
-                    "allows it",
-                    epoch=epoch,
-                    rank=self.rank,
-                    start=hole.start,
-                    end=hole.end,
-                )
+        for wait_seconds in _LOOKS_SECONDS:
+            if not self.connection.skipped(epoch, hole.start, hole.end):
+                return
+            time.sleep(wait_seconds)  # a request of another thread may be on its way
+        raise SamplesSkipped(
+            f"rank {self.rank} of job {self._settings['name']} asks for a part of its positions only: in epoch {epoch} "
+            f"it left out {hole.start} to {hole.end - 1} ({hole.pattern}), whose samples would be lost. Something "
+            "divides them a second time, or skips batches. Lightning and Accelerate: give the trainer "
+            "DataLoader(dataset, batch_size, sampler=EpochSampler(dataset)) as it is; others: switch off what wraps or "
+            "shards its sampler (docs/TRAINERS.md). allow_skipped=True, given to the dataset, allows it",
+            epoch=epoch,
+            rank=self.rank,
+            start=hole.start,
+            end=hole.end,
+        )
 
     def _exactly(self, indices: Sequence[Any]) -> list[Any]:
         ids = np.array([operator.index(index) for index in indices], dtype=np.int64)
@@ -410,7 +415,14 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
                 f"rank {rank} is not one of the {spec.world_size} ranks of world_size; give both together"
             )
         return PodConnection(
-            self._service_url, spec, rank, self._home, self._timeout_seconds, self._record, self._credentials
+            self._service_url,
+            spec,
+            rank,
+            self._home,
+            self._timeout_seconds,
+            self._record,
+            self._credentials,
+            self.allow_skipped,
         )
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refill_service.cache_core.remote_memory import StartedPositions
-from refill_service.cache_core.skipped_positions import asked_for, skipped_for_good
+from refill_service.cache_core.skipped_positions import JudgedEpochs, skipped_for_good
 
 
 def asked(*ranges: tuple[int, int]) -> StartedPositions:
@@ -19,40 +19,71 @@ def asked(*ranges: tuple[int, int]) -> StartedPositions:
 
 
 def test_every_second_batch_of_a_long_epoch_is_found() -> None:
-    batches = [(start, start + 8) for start in range(0, 3000, 16)]
+    batches = [(start, start + 8) for start in range(0, 16 * 300, 16)]
     assert skipped_for_good(asked(*batches), 8) == (8, 16)
 
 
 def test_a_whole_epoch_and_its_beginning_leave_nothing_out() -> None:
-    assert skipped_for_good(asked((0, 1000)), 8) is None
+    assert skipped_for_good(asked((0, 10_000)), 8) is None
     assert skipped_for_good(asked(), 8) is None
 
 
 def test_batches_that_were_in_flight_when_a_loop_was_broken_off_are_no_hole() -> None:
-    assert skipped_for_good(asked((0, 800), (808, 816), (840, 848)), 8) is None
+    """Here those of 32 workers that each have 16 batches, of which one has yet to begin with its first."""
+    batches = [number for number in range(1000, 1000 + 32 * 16) if number % 32]
+    assert skipped_for_good(asked((0, 8000), *((8 * number, 8 * number + 8) for number in batches)), 8) is None
 
 
 def test_what_lies_before_the_first_position_is_another_homes_perhaps() -> None:
-    assert skipped_for_good(asked((500, 5000)), 8) is None
+    assert skipped_for_good(asked((500, 50_000)), 8) is None
 
 
-def test_what_a_rank_has_told_of_before_a_restart_is_no_hole() -> None:
-    told = np.concatenate([np.arange(0, 64), np.arange(72, 80)])
-    assert skipped_for_good(asked_for(asked((64, 72), (80, 5000)), told), 8) is None
-    assert skipped_for_good(asked_for(None, told), 8) is None
+@pytest.mark.parametrize("largest", [1, 8])
+def test_the_hole_has_to_lie_512_batches_below_the_last_position(largest: int) -> None:
+    assert skipped_for_good(asked((0, 10), (11, 11 + 512 * largest)), largest) == (10, 11)
+    assert skipped_for_good(asked((0, 10), (11, 10 + 512 * largest)), largest) is None
 
 
-@given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 20)), max_size=30), st.lists(st.integers(0, 250)))
-def test_gaps_are_what_was_not_asked_for_between_what_was(runs: list[tuple[int, int]], told: list[int]) -> None:
-    found = asked_for(asked(*((start, start + size) for start, size in runs)), np.array(told, dtype=np.int64))
-    known = {position for start, size in runs for position in range(start, start + size)} | set(told)
-    expected = {position for position in range(min(known, default=0), max(known, default=0)) if position not in known}
-    assert {position for start, end in found.gaps() for position in range(start, end)} == expected
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(1, 20)), max_size=30),
+    st.integers(0, 250),
+    st.integers(0, 250),
+)
+def test_what_is_missing_of_a_range(runs: list[tuple[int, int]], start: int, end: int) -> None:
+    found = asked(*((first, first + size) for first, size in runs))
+    known = {position for first, size in runs for position in range(first, first + size)}
+    expected = [position for position in range(start, end) if position not in known]
+    missing = found.missing(start, end)
+    assert (missing is None) == (not expected)
+    if missing is not None:
+        assert missing[0] == expected[0]
+        assert expected[: missing[1] - missing[0]] == list(range(*missing))
+        assert missing[1] == end or missing[1] in known
     assert found.count == len(known)
     assert found.first == min(known, default=0)
 
 
-@pytest.mark.parametrize("largest", [1, 8])
-def test_the_hole_has_to_lie_64_batches_below_the_last_position(largest: int) -> None:
-    assert skipped_for_good(asked((0, 10), (11, 11 + 64 * largest)), largest) == (10, 11)
-    assert skipped_for_good(asked((0, 10), (11, 10 + 64 * largest)), largest) is None
+class TestWhatIsJudged:
+    def test_all_epochs_of_a_rank_that_was_always_here(self) -> None:
+        judged = JudgedEpochs(knows_all=True)
+        judged.comes(0, 3)
+        judged.comes(0, 4)
+        assert [judged(0, epoch) for epoch in (2, 3, 4)] == [False, True, True]
+        assert not judged(1, 3), "a rank that never came"
+
+    def test_not_the_epoch_in_which_a_pod_came_to_a_job_that_ran_before(self) -> None:
+        judged = JudgedEpochs(knows_all=False)
+        judged.comes(0, 3)
+        judged.comes(0, 4)
+        assert [judged(0, epoch) for epoch in (3, 4)] == [False, True]
+
+    def test_no_epoch_in_which_a_rank_was_elsewhere(self) -> None:
+        """Nor when it comes back: so a rank that asks several homes is not judged at all."""
+        judged = JudgedEpochs(knows_all=True)
+        for epoch in range(3):
+            judged.comes(0, epoch)
+            judged.left(0, epoch)
+            judged.comes(0, epoch)
+            assert not judged(0, epoch)
+        judged.comes(0, 3)
+        assert judged(0, 3)

@@ -98,8 +98,20 @@ def test_skipping_what_nobody_was_trained_with_is_one(dataset_of: DatasetOf) -> 
 def test_whatever_asks_the_next_epoch_tells(three_pods: LocalCluster, job: dict[str, Any]) -> None:
     """A loader of which the client sees nothing: processes that share no memory, each with a part of the positions."""
     rank = rank_of(three_pods, job)
-    for start in range(0, 1000, 4):
-        rank.batch(0, np.arange(start, start + 2))
-    with pytest.raises(SamplesSkipped, match="has left epoch 0 and never asked for its positions 2 to 3"):
+    for position in range(0, 1000, 10):
+        rank.batch(0, np.arange(position, position + 1))
+    with pytest.raises(SamplesSkipped, match="has left epoch 0 and never asked for its positions 1 to 9"):
         rank.batch(1, np.arange(2))
-    rank.batch(0, np.arange(2, 4))  # the epoch before is still served
+    rank.batch(0, np.arange(1, 2))  # the epoch before is still served
+    rank.allow_skipped = True
+    rank.batch(1, np.arange(2))
+
+
+def test_what_is_sent_ahead_of_a_loop_that_is_broken_off_is_no_hole(
+    three_pods: LocalCluster, job: dict[str, Any]
+) -> None:
+    """Owners send samples for positions far above the last one that was asked for."""
+    rank = rank_of(three_pods, job | {"prefetch_window": 10_000})
+    for epoch in range(3):
+        for position in range(50):
+            rank.batch(epoch, np.arange(position, position + 1))

@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -208,14 +209,13 @@ def memory(num_bytes: int = MEMORY_BYTES, *, sealed: bool = True, allocated: boo
 
 
 def send(door: socket.socket, said: bytes, *fds: int) -> None:
-    """And let go of the descriptors: what is under way is then the last that holds them."""
+    """And let go of the descriptors, in a thread: if the pod was quicker, it is this that takes long."""
     try:
         socket.send_fds(door, [said], list(fds))
     except PermissionError:  # since Linux 6.16 the pod does not even get them
         door.send(said)
-        return
     for fd in fds:
-        os.close(fd)
+        threading.Thread(target=os.close, args=(fd,), daemon=True).start()
 
 
 def hand_over(door: socket.socket, name: str, *fds: int) -> bytes:
@@ -249,8 +249,6 @@ def lingering() -> Iterator[int]:
         finally:
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             reader.close()  # by a reset: nothing is left to linger for
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
 
 
 def until_nothing_is_lent(neighbour: Neighbour) -> None:

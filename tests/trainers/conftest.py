@@ -15,7 +15,7 @@ from refill_service.demo.local_cluster import LocalCluster
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("trainers")
     dataset = asyncio.run(pack_numbered(folder))
-    with LocalCluster(
-        2, folder, {"memory_bytes": "64MiB", "wait_seconds": 1, "dataset_urls": folder.as_uri()}
-    ) as cluster:
+    # Jobs stay, since tests look at their receipts: so each takes a small part of what is free.
+    settings = {"memory_bytes": "64MiB", "job_memory_fraction": 0.02, "wait_seconds": 1}
+    with LocalCluster(2, folder, settings | {"dataset_urls": folder.as_uri()}) as cluster:
         yield Place(cluster, dataset, folder)

@@ -56,9 +56,6 @@ class JobSpec:
     """P, how many of a rank's next requests to one owner are considered to be sent ahead; 0 sends nothing ahead."""
     memory_bytes: int = 0
     """Bytes of each pod's budget that the job may use; 0: ``job_memory_fraction`` (half) of what is free."""
-    allow_skipped: bool = False
-    """Whether a rank may leave out positions of its trace below ones that it asks for. Else it is an error: the samples
-    that they stand for would be lost (:class:`refill.errors.SamplesSkipped`)."""
     holder: str = ""
     """Whose token the job was registered with. Pods fill it in, whatever a client says."""
 

@@ -30,10 +30,6 @@ class ReceivedSamples:
         self._received[epoch, rank] = table
         table[positions] = samples + 1
 
-    def positions_of(self, epoch: int, rank: int) -> Int64Array:
-        """``(n,)`` positions, ascending, for which something came."""
-        return np.flatnonzero(self._received.get((epoch, rank), ()))
-
     def epochs(self, rank: int) -> set[int]:
         return {epoch for epoch, of_rank in self._received if of_rank == rank}
 

@@ -108,9 +108,17 @@ class StartedPositions:
         """How many positions were asked for."""
         return sum(self._ends) - sum(self._starts)
 
-    def gaps(self) -> list[tuple[int, int]]:
-        """``(start, end)`` of each run that was not asked for, while something below and above it was."""
-        return list(zip(self._ends, self._starts[1:], strict=False))
+    def first_gap(self) -> tuple[int, int] | None:
+        """``(start, end)`` of the first run that was not asked for, while something below and above it was."""
+        return (self._ends[0], self._starts[1]) if len(self._starts) > 1 else None
+
+    def missing(self, start: int, end: int) -> tuple[int, int] | None:
+        """The first part of ``[start, end)`` that was not asked for."""
+        run = bisect_right(self._starts, start) - 1
+        if run >= 0:
+            start = max(start, self._ends[run])
+        following = self._starts[run + 1] if run + 1 < len(self._starts) else end
+        return (start, min(end, following)) if start < min(end, following) else None
 
     @property
     def first(self) -> int:
@@ -127,10 +135,6 @@ class StartedPositions:
         starts = ordered[np.concatenate([[0], breaks + 1])] if len(ordered) else ordered
         ends = ordered[np.concatenate([breaks, [-1]])] + 1 if len(ordered) else ordered
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            self._add(start, end)
-
-    def join(self, others: StartedPositions) -> None:
-        for start, end in zip(others._starts, others._ends, strict=True):
             self._add(start, end)
 
     def _add(self, start: int, end: int) -> None:

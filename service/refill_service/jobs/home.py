@@ -23,7 +23,7 @@ from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import MAX_SAMPLES, BatchRequest, Int64Array
 from refill_service.cache_core.epoch_order import IdArray
 from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
-from refill_service.cache_core.skipped_positions import asked_for, skipped_for_good
+from refill_service.cache_core.skipped_positions import JudgedEpochs, skipped_for_good
 from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.home_record import HomeRecord
 from refill_service.jobs.job import Job
@@ -130,6 +130,7 @@ class Home:
         """Batches of each (epoch, rank) that are being assembled."""
         self._most_under_way: Counter[tuple[int, int]] = Counter()
         """As many as the rank has workers that ask."""
+        self._judged = JudgedEpochs(knows_all=not lost and not job.moves and job.resumed is None)
         self._largest: Counter[tuple[int, int]] = Counter()
         """Positions of the largest batch of each (epoch, rank)."""
         self._opened: dict[int, int] = {}
@@ -149,11 +150,18 @@ class Home:
             task.cancel()
         await asyncio.gather(*self._receiving, return_exceptions=True)
 
-    async def batch(self, request: BatchRequest, before_taking: Callable[[], Awaitable[object]] | None = None) -> Batch:
+    async def batch(
+        self,
+        request: BatchRequest,
+        before_taking: Callable[[], Awaitable[object]] | None = None,
+        *,
+        allow_skipped: bool = False,
+    ) -> Batch:
         """Raises :class:`InvalidInput` for a position past the end of the rank's trace, :class:`RequestTooLarge` for
         more samples than an answer holds.
 
         :param before_taking: awaited when the epoch is open and before anything is taken: an error costs nothing here.
+        :param allow_skipped: whether the rank may have left positions out of epochs before; else it is an error.
         """
         job, epoch, rank = self.job, request.epoch, request.rank
         job.check_rank(rank)
@@ -167,7 +175,8 @@ class Home:
                 f"has {traces.length(rank)} positions for it"
             )
         AnswerSize(self._owner.answer_bytes).check(job.mean_bytes(len(positions)))
-        self._nothing_was_skipped(rank, before_epoch=epoch)
+        if not allow_skipped:
+            self._nothing_was_skipped(rank, before_epoch=epoch)
         await self._open(epoch, rank)  # not before: what is refused must not move the rank on
         batch = _Assembly(epoch, rank, positions, *traces.asked(rank, positions))
         batch.owners = job.owner_of(batch.asked)
@@ -312,6 +321,7 @@ class Home:
             # Before any pod is told: a process that one of them refuses must not move the rank on at the others. Once
             # it is open here, another process can't have become the rank elsewhere: that takes it from _opened.
             await self._told_of(rank, f"ranks/{rank}/asks")
+        self._judged.comes(rank, epoch)
         self._owner.rank_opens(epoch, rank, self.job.ordinal)
         await self._told_of(rank, f"epochs/{epoch}/ranks/{rank}")
         self._opened[rank] = max(epoch, self._opened.get(rank, -1))
@@ -326,11 +336,11 @@ class Home:
 
     def _nothing_was_skipped(self, rank: int, before_epoch: int) -> None:
         """Raises :class:`SamplesSkipped` when a rank that asks for an epoch has left out positions of one before."""
-        if self.job.spec.allow_skipped or self._opened.get(rank, -1) >= before_epoch:
+        if self._opened.get(rank, -1) >= before_epoch:
             return
         for epoch in sorted(epoch for epoch, of_rank in self._started if of_rank == rank and epoch < before_epoch):
-            gap = skipped_for_good(self.asked(epoch, rank), self._largest[epoch, rank])
-            if gap is not None:
+            gap = skipped_for_good(self._started[epoch, rank], self._largest[epoch, rank])
+            if gap is not None and self._judged(rank, epoch):
                 raise SamplesSkipped(
                     f"rank {rank} of job {self.job.spec.name} has left epoch {epoch} and never asked for its positions "
                     f"{gap[0]} to {gap[1] - 1}, while it asked for later ones: its samples are divided a second time, "
@@ -342,9 +352,9 @@ class Home:
                     end=gap[1],
                 )
 
-    def asked(self, epoch: int, rank: int) -> StartedPositions:
-        """What a rank has asked of an epoch, as far as this pod knows."""
-        return asked_for(self._started.get((epoch, rank)), self.record.received_by(epoch, rank))
+    def asked(self, epoch: int, rank: int) -> StartedPositions | None:
+        """What a rank has asked of an epoch; None when this pod may not know all of it."""
+        return self._started.get((epoch, rank)) if self._judged(rank, epoch) else None
 
     def positions_under_way(self, epoch: int, rank: int) -> int:
         """At most so many are being answered."""
@@ -374,6 +384,7 @@ class Home:
     def rank_left(self, epoch: int, rank: int) -> None:
         """Fact: the rank asks for this epoch by way of another home, which gets from the owners what was sent ahead
         here. If it comes back, the others have to be told again, so that the same happens to what is at theirs."""
+        self._judged.left(rank, epoch)
         self._opened.pop(rank, None)
         self.remote_memory.forget(rank, before_epoch=epoch + 1)
         self.record.rank_left(rank, epoch)

@@ -99,10 +99,6 @@ class HomeRecord:
         with job.posted.arriving(len(sample_ids)):
             job.restore_trace(epoch, rank, sample_ids)
 
-    def received_by(self, epoch: int, rank: int) -> Int64Array:
-        """``(n,)`` positions that the rank has received, ascending."""
-        return self._received.positions_of(epoch, rank)
-
     def told(self, pod: int, *, everything: bool = False) -> Iterator[Record]:
         """What this pod knows of another one's answers, and forgets nothing of from now on: answers that are still on
         their way are refused.

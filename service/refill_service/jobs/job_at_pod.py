@@ -161,21 +161,18 @@ class JobAtPod:
         running = epoch >= self.owner.epoch and not total.exact
         return of_what | {"running": running, "repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
 
-    async def skipped(self, epoch: int, rank: int) -> list[tuple[int, int]]:
-        """Positions ``(start, end)`` of an epoch that a rank has not asked for, while it has asked for later ones.
-
-        Loader workers ask out of order: what is still to come is among them.
-        """
+    async def skipped(self, epoch: int, rank: int, start: int, end: int) -> tuple[int, int] | None:
+        """The first part of the positions ``[start, end)`` that a rank has not asked for; None: it has, or it can't be
+        told. What is still to come is among them."""
         self.job.check_rank(rank)
         asked = self.home.asked(epoch, rank)
-        gaps = asked.gaps()
-        if asked.first > 0:
-            receipt = await self.receipt(epoch)
-            had = receipt["ranks"].get(str(rank), 0) + receipt["repeats"] + self.home.positions_under_way(epoch, rank)
-            # Else it was served by another home, or by this pod before it was restarted; owners know how much.
-            if not receipt["unknown"] and had < asked.first + asked.count:
-                gaps.insert(0, (0, asked.first))
-        return gaps
+        found = None if asked is None else asked.missing(start, end)
+        if asked is None or found is None or found[0] >= asked.first:
+            return found
+        receipt = await self.receipt(epoch)
+        had = receipt["ranks"].get(str(rank), 0) + receipt["repeats"] + self.home.positions_under_way(epoch, rank)
+        # Else it was served by another home; owners know how much.
+        return None if receipt["unknown"] or had >= asked.first + asked.count else found
 
     async def receipt_here(self, epoch: int) -> dict[str, Any]:
         """This pod's part of it: of its share, and of what other pods sent it ahead."""

@@ -212,14 +212,22 @@ def client_routes(node: CacheNode) -> APIRouter:
         openapi_extra=_BINARY_BODY,
     )
     @takes_body(BATCH_BODY_BYTES)
-    async def batch(job: JobName, request: Request, incarnation: Incarnation = None, life: Life = None) -> Response:
+    async def batch(
+        job: JobName,
+        request: Request,
+        incarnation: Incarnation = None,
+        life: Life = None,
+        allow_skipped: Annotated[
+            bool, Query(description="Whether positions of epochs before may be left out.")
+        ] = False,
+    ) -> Response:
         at_pod = node.job(job, incarnation)
         held(request).enter_context(at_pod.in_use())
         asked = BatchRequest.decode(await request.body())
         at_pod.client(asked.rank).request_wait_seconds += asked.waited_seconds
         at_pod.home.leases.asks(asked.rank, life_of(life))
         room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
-        found = await at_pod.home.batch(asked, lambda: room.enter(len(asked.positions)))
+        found = await at_pod.home.batch(asked, lambda: room.enter(len(asked.positions)), allow_skipped=allow_skipped)
         frame = OutgoingFrame(found.positions, found.sample_ids, found.payloads)
         room.holds(frame.total_bytes)
         was_done(request, f"read {len(asked.positions)} samples")
@@ -266,10 +274,18 @@ def client_routes(node: CacheNode) -> APIRouter:
     @routes.get(
         "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}",
         tags=["data"],
-        summary="Positions that a rank has left out of an epoch so far, while it asked for later ones.",
+        summary="Which of some positions a rank has left out of an epoch so far: the first run of them, or null.",
     )
-    async def skipped(job: JobName, epoch: Number, rank: Number, incarnation: Incarnation = None) -> dict[str, Any]:
-        return {"rank": rank, "epoch": epoch, "skipped": await node.job(job, incarnation).skipped(epoch, rank)}
+    async def skipped(
+        job: JobName,
+        epoch: Number,
+        rank: Number,
+        start: Annotated[int, Query(ge=0, lt=2**62)],
+        end: Annotated[int, Query(ge=0, lt=2**62)],
+        incarnation: Incarnation = None,
+    ) -> dict[str, Any]:
+        found = await node.job(job, incarnation).skipped(epoch, rank, start, end)
+        return {"rank": rank, "epoch": epoch, "skipped": found}
 
     @routes.get("/v1/jobs/{job}/ranks/{rank}", tags=["data"], summary="Whether this pod knows what a rank received.")
     async def rank_known(
