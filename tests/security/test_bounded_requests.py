@@ -218,6 +218,7 @@ def test_a_rank_tells_of_few_epochs_and_of_samples_that_there_are(
 
 def test_positions_of_a_job_do_not_change_by_how_they_are_bounded(connection: PodConnection, url: str) -> None:
     """After all of that, an epoch is delivered: each sample of its trace once."""
+    connection.post_trace(7, np.arange(LARGE_SAMPLES))
     request = BatchRequest(7, 0, np.arange(20)).encode()
     assert httpx.post(f"{url}/batch", content=request, timeout=30).status_code == 200
     ids = [i for start in range(0, 500, 50) for i in connection.batch(7, np.arange(start, start + 50)).sample_ids]
