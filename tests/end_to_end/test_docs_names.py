@@ -29,6 +29,7 @@ FOREIGN = {
     "img_5",
     *("--nnodes", "NODE_RANK"),
     *("on_train_epoch_start", "overfit_batches", "use_distributed_sampler", "val_check_interval"),
+    *("ddp_spawn", "notebook_launcher"),
     *("accelerator_config", "eval_dataset", "group_by_length", "ignore_data_skip", "pixel_values"),
     "train_sampling_strategy",
     "--build-arg",
