@@ -6,6 +6,7 @@ It lives in the service package, since all that it does is done there; a trainin
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import NoReturn
 
 from refill.errors import InvalidInput, RefillError
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 _COMMANDS = {
     "pack": "datasets.commands",
@@ -28,6 +29,8 @@ _COMMANDS = {
     "demo": "demo.command",
 }
 """Where each command is, in the order of ``refill --help``. A pod need not import what simulates, draws and packs."""
+
+_WITH_STORES = ("pack", "index", "inspect", "analyze")
 
 _SERVICE = "pip install 'refill-cache[service]'"
 
@@ -50,6 +53,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone, as in `refill inspect ... | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def run() -> NoReturn:
+    """The process of one command.
+
+    Those that read or write a store end at once when they are done: threads of its library may still call into Python,
+    and an interpreter that is being taken down then aborts.
+    """
+    status = main()
+    if sys.argv[1:2] and sys.argv[1] in _WITH_STORES:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -79,4 +97,4 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

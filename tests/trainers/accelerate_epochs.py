@@ -7,7 +7,7 @@ import json
 import sys
 
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate import Accelerator, DataLoaderConfiguration, PartialState
 from lines import tell
 from torch.utils.data import BatchSampler, DataLoader
 
@@ -69,3 +69,4 @@ for case in json.loads(cases):
     except RefillError as error:
         tell(job=case["job"], error=f"{type(error).__name__}: {error}")
         raise
+PartialState().destroy_process_group()
