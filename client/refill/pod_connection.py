@@ -18,6 +18,7 @@ import random
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -522,7 +523,16 @@ class PodConnection:
         if not home.startswith(_UNIX):
             return None
         if not hasattr(self._bulk, "segments"):
-            self._bulk.segments = SharedSegments(home.removeprefix(_UNIX), lambda: self._name_for_memory(home))
+            # No cycle: memory is let go of as soon as nobody has the connection any more.
+            here = weakref.ref(self)
+
+            def ask_for_name() -> str:
+                connection = here()
+                if connection is None:
+                    raise PodUnreachable("the connection is gone")
+                return connection._name_for_memory(home)
+
+            self._bulk.segments = SharedSegments(home.removeprefix(_UNIX), ask_for_name)
         segments: SharedSegments = self._bulk.segments
         return segments
 

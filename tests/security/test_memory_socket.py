@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import mmap
 import os
 import socket
@@ -256,3 +257,21 @@ def until_nothing_is_lent(neighbour: Neighbour) -> None:
     while neighbour.lent():
         assert time.monotonic() < deadline, "the pod holds on to it"
         time.sleep(0.05)
+
+
+def test_memory_is_let_go_of_with_the_connection(neighbour: Neighbour, packed: Packed) -> None:
+    """At once, whenever the garbage collector comes."""
+    token_file = neighbour.cluster._log_folder / "token-of-vision"
+    spec = JobSpec("of-vision", packed[0], chunk_size=16, memory_bytes=600_000)
+    gc.disable()
+    try:
+        rank = PodConnection(
+            f"unix:{neighbour.path}", spec, 0, None, 10, credentials=Credentials(token_file=str(token_file))
+        )
+        for start in (0, 100, 200):
+            rank.batch(0, np.arange(start, start + 100))
+        assert neighbour.lent() > 0
+        del rank
+        until_nothing_is_lent(neighbour)
+    finally:
+        gc.enable()
