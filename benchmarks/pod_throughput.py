@@ -35,7 +35,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
-from refill_service.peers import Peers
+from refill_service.peers.peers import Peers
 
 BATCH = 256
 ROUNDS = 5

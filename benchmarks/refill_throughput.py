@@ -31,13 +31,13 @@ from targets import target
 
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
-from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
+from refill_service.memory.byte_gate import ByteGate
 from refill_service.object_store.store_settings import StoreSettings
-from refill_service.settings import Settings
+from refill_service.pod.settings import Settings
 
 SAMPLE_BYTES = 100_000
 SAMPLES = 3072

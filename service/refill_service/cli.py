@@ -18,17 +18,17 @@ from refill.errors import InvalidInput, RefillError
 __all__ = ["main", "run"]
 
 _COMMANDS = {
-    "pack": "datasets.commands",
-    "index": "datasets.commands",
-    "inspect": "datasets.commands",
-    "serve": "serve_command",
-    "receipt": "receipt_command",
-    "top": "top.top_command",
-    "simulate": "planning.simulate_command",
-    "analyze": "planning.analyze_command",
-    "demo": "demo.command",
+    "pack": "datasets",
+    "index": "datasets",
+    "inspect": "datasets",
+    "serve": "serve",
+    "receipt": "receipt",
+    "top": "top",
+    "simulate": "simulate",
+    "analyze": "analyze",
+    "demo": "demo",
 }
-"""Where each command is, in the order of ``refill --help``. A pod need not import what simulates, draws and packs."""
+"""The file of ``commands`` for each, in the order of ``refill --help``. A pod need not import what packs and draws."""
 
 _WITH_STORES = ("pack", "index", "inspect", "analyze")
 
@@ -87,7 +87,7 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     named = _COMMANDS.get(argv[0]) if argv else None
     for module in [named] if named else dict.fromkeys(_COMMANDS.values()):
         try:
-            importlib.import_module(f"refill_service.{module}").add_commands(commands)
+            importlib.import_module(f"refill_service.commands.{module}").add_commands(commands)
         except ModuleNotFoundError as error:
             if named:
                 raise InvalidInput(f"{error.name} is not installed; the command needs: {_SERVICE}") from error

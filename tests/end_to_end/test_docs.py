@@ -15,7 +15,7 @@ import pytest
 from refill.protocol.job_spec import JobSpec
 from refill_service.cli import _COMMANDS, _parser
 from refill_service.demo.local_cluster import LocalCluster
-from refill_service.settings import Settings
+from refill_service.pod.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -113,7 +113,7 @@ def test_each_command_is_found_where_the_command_line_looks_for_it() -> None:
 
 
 def test_a_pod_does_not_import_what_other_commands_need() -> None:
-    others = "refill_service.planning.simulation refill_service.top.top_command refill_service.demo.command httpx"
+    others = "refill_service.planning.simulation refill_service.commands.top refill_service.commands.demo httpx"
     code = (
         "import sys; from refill_service.cli import _parser; _parser(['serve'])\n"
         f"print([name for name in {others.split()} if name in sys.modules])"

@@ -95,7 +95,7 @@ def test_an_unexpected_error_is_one_event() -> None:
     """The lines of a traceback are indented, whatever the error says; and libraries tell nothing at DEBUG."""
     program = f"""
 import logging
-from refill_service.logs import begin_logging
+from refill_service.observing.logs import begin_logging
 begin_logging("debug", "text", 0)
 logging.getLogger("refill_service.any").debug("ours")
 library = logging.getLogger("a_library")

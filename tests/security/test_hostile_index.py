@@ -33,8 +33,8 @@ from refill_service.cache_core.dataset_index import (
     encode_head,
 )
 from refill_service.datasets.dataset_reader import Dataset
+from refill_service.datasets.index_room import IndexRoom
 from refill_service.demo.local_cluster import LocalCluster
-from refill_service.index_room import IndexRoom
 
 MEMORY = 64 << 20
 ALLOWED_BYTES = 100_000_000

@@ -18,14 +18,14 @@ from tests.security.hostile_datasets import Claim, index_of, write_index
 
 from refill.errors import SampleDamaged
 from refill.pod_connection import ReceivedBatch
-from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
 from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.jobs.chunk_reader import ChunkReader
-from refill_service.pinned_tier import PinnedMemory, PinnedTier
+from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.pinned_tier import PinnedMemory, PinnedTier
 
 Packed = tuple[str, dict[str, bytes]]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refill_service.byte_gate import ByteGate
+from refill_service.memory.byte_gate import ByteGate
 
 
 class Visitor:

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from refill.errors import DatasetNotFound
-from refill_service import early_opening
+from refill_service.datasets import early_opening
 from refill_service.datasets.dataset_reader import Dataset
-from refill_service.early_opening import EarlyOpening
+from refill_service.datasets.early_opening import EarlyOpening
 
 
 class FakeDataset:

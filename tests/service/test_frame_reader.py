@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from refill.errors import PodUnreachable
-from refill_service.peers import Frame, FrameReader
+from refill_service.peers.peers import Frame, FrameReader
 from refill_service.serving.frame_response import OutgoingFrame
 
 

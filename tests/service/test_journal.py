@@ -18,7 +18,7 @@ import pytest
 from refill.errors import InvalidInput, StoreUnavailable
 from refill.protocol.records import Kind, Record
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
-from refill_service.jobs.journal import JobJournal, Journal
+from refill_service.journal.journal import JobJournal, Journal
 
 HEADER = {"incarnation": "1", "num_pods": 1, "num_samples": 1000}
 
@@ -78,7 +78,7 @@ import os, sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from tests.service.test_journal import Table, begun
-from refill_service.jobs.journal import Journal
+from refill_service.journal.journal import Journal
 table, journal = Table(), Journal(Path({str(tmp_path)!r}), 1)
 written = begun(journal, table)
 for _ in range(50):

@@ -15,13 +15,13 @@ import pytest
 from refill.errors import EpochEnded, JobLost, MemoryTooSmall, StoreUnavailable
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
-from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.recollection import Recollection
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.job import Job
 from refill_service.jobs.owner import Owner
-from refill_service.pinned_tier import PinnedTier
+from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.pinned_tier import PinnedTier
 
 BATCH = 32
 

@@ -11,12 +11,12 @@ from tests.conftest import S3Server
 
 from refill.errors import DatasetNotFound
 from refill.protocol.job_spec import JobSpec
-from refill_service.cache_node import CacheNode
 from refill_service.datasets.pack import pack
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.warm_stores import WarmStores
-from refill_service.settings import load_settings
+from refill_service.pod.cache_node import CacheNode
+from refill_service.pod.settings import load_settings
 
 
 def test_jobs_on_one_dataset_share_its_store(

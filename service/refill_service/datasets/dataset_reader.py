@@ -18,7 +18,7 @@ from refill_service.cache_core.dataset_index import (
     decode_index,
     sample_checksum,
 )
-from refill_service.index_room import IndexRoom
+from refill_service.datasets.index_room import IndexRoom
 from refill_service.object_store.base import ObjectStore, ObjectTooShort
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_counters import StoreCounters

@@ -15,15 +15,15 @@ from typing import NamedTuple
 import numpy as np
 
 from refill.errors import SampleDamaged
-from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.coalesce import coalesced
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.sample_mapping import OwnerShare
 from refill_service.datasets.dataset_reader import Dataset
-from refill_service.peers import Payload
-from refill_service.pinned_tier import PinnedFile, PinnedMemory, PinnedShare
-from refill_service.tracing import span
+from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.payload import Payload
+from refill_service.memory.pinned_tier import PinnedFile, PinnedMemory, PinnedShare
+from refill_service.observing.tracing import span
 
 __all__ = ["ChunkReader", "ReadChunk", "ReadGroup"]
 

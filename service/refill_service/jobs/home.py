@@ -27,11 +27,12 @@ from refill_service.cache_core.skipped_positions import JudgedEpochs, skipped_fo
 from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.home_record import HomeRecord
 from refill_service.jobs.job import Job
-from refill_service.jobs.job_peers import JobPeers
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.owner import Owner
-from refill_service.peers import BodyPieces, Payload
-from refill_service.tracing import span
+from refill_service.memory.payload import Payload
+from refill_service.observing.tracing import span
+from refill_service.peers.job_peers import JobPeers
+from refill_service.peers.peers import BodyPieces
 
 __all__ = ["Batch", "Home", "HomeCounts"]
 

@@ -18,10 +18,10 @@ from refill_service.cache_core.owner_epoch import EpochCounts
 from refill_service.cache_core.receipt import EpochReceipt, sum_of_receipts
 from refill_service.jobs.home import Home, HomeCounts
 from refill_service.jobs.job import Job
-from refill_service.jobs.job_peers import JobPeers
 from refill_service.jobs.owner import Owner
 from refill_service.jobs.running_epoch import OwnerCounts
-from refill_service.pinned_tier import PinnedShare
+from refill_service.memory.pinned_tier import PinnedShare
+from refill_service.peers.job_peers import JobPeers
 
 __all__ = ["MOST_CLIENTS", "RECEIPT_OUTCOMES", "ClientCounts", "JobAtPod", "LeftByPod"]
 

@@ -26,7 +26,6 @@ from refill.errors import (
 )
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
-from refill_service.byte_gate import ByteGate
 from refill_service.cache_core.epoch_order import IdArray, Traces
 from refill_service.cache_core.owner_epoch import EpochCounts
 from refill_service.cache_core.policies import new_epoch
@@ -35,13 +34,14 @@ from refill_service.cache_core.recollection import Recollection
 from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.job import Job
-from refill_service.jobs.job_peers import PATIENCE_SECONDS
-from refill_service.jobs.journal import JobJournal
 from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
-from refill_service.peers import Payload
-from refill_service.pinned_tier import PinnedShare
-from refill_service.tracing import span
+from refill_service.journal.journal import JobJournal
+from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.payload import Payload
+from refill_service.memory.pinned_tier import PinnedShare
+from refill_service.observing.tracing import span
+from refill_service.peers.job_peers import PATIENCE_SECONDS
 
 __all__ = ["Owner"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from refill_service.peers import Payload
+from refill_service.memory.payload import Payload
 
 __all__ = ["RecentlySent"]
 

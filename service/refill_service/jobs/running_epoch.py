@@ -17,7 +17,7 @@ from refill_service.cache_core.owner_epoch import EpochCounts, OwnerEpoch
 from refill_service.cache_core.refill import Refill
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
 from refill_service.jobs.job import Job
-from refill_service.peers import Payload
+from refill_service.memory.payload import Payloads
 
 __all__ = ["OwnerCounts", "RunningEpoch"]
 
@@ -38,33 +38,6 @@ class OwnerCounts:
     """Samples read by a ranged GET of their own: replays of what left long ago, repeats and random access."""
     exact_bytes: int = 0
     refills_failed: int = 0
-
-
-class Payloads:
-    """Bytes by local sample, and how many they are."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self._by_sample: dict[int, Payload] = {}
-
-    def put(self, sample: int, payload: Payload) -> None:
-        self._by_sample[sample] = payload
-        self.num_bytes += len(payload)
-
-    def pop(self, sample: int) -> Payload | None:
-        payload = self._by_sample.pop(sample, None)
-        if payload is not None:
-            self.num_bytes -= len(payload)
-        return payload
-
-    def drop_oldest(self, limit_bytes: int) -> None:
-        """Until no more than ``limit_bytes`` are left. Whoever was promised one of them has it read alone."""
-        while self.num_bytes > limit_bytes:
-            self.pop(next(iter(self._by_sample)))
-
-    def clear(self) -> None:
-        self._by_sample.clear()
-        self.num_bytes = 0
 
 
 class RunningEpoch:

@@ -13,13 +13,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from refill.errors import NotAllowed, NotAuthenticated, PodBusy, RefillError
+from refill.errors import NotAuthenticated, PodBusy, RefillError
+from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.serving.access_log import HOLDER
 from refill_service.serving.request_guard import wire_answer
 from refill_service.serving.tokens import Tokens
 
-__all__ = ["CONNECTION", "Access", "check_holder", "holder_of"]
+__all__ = ["CONNECTION", "Access", "holder_of"]
 
 _OPEN = ("/healthz", "/readyz")
 """For the kubelet, which has no token. They tell nothing but whether the pod works."""
@@ -87,12 +88,6 @@ class Access:
 def holder_of(request: Request) -> str:
     """Whose token a request came with."""
     return str(request.scope.get(HOLDER, ""))
-
-
-def check_holder(job: str, held_by: str, asked_by: str) -> None:
-    """Raises :class:`NotAllowed` for a job of another token. What was registered without one is everybody's."""
-    if held_by not in ("", asked_by):
-        raise NotAllowed(f"job {job} belongs to another token: use another name, or the token it was registered with")
 
 
 def _check_connection(scope: Scope, team: str) -> None:

@@ -11,9 +11,9 @@ import asyncio
 from starlette.requests import Request
 
 from refill.errors import PodBusy
-from refill_service.byte_gate import ByteGate, Passage
 from refill_service.cache_core.shared_room import Asker
 from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.memory.byte_gate import ByteGate, Passage
 from refill_service.serving.request_guard import held
 
 __all__ = ["AnswerRoom"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from refill_service.cache_node import CacheNode
+from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.http_routes import add_error_answers, client_routes, health_routes
 from refill_service.serving.last_answer import LastAnswer
 from refill_service.serving.peer_routes import peer_routes

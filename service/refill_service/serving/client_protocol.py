@@ -29,8 +29,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from refill.errors import HeadersTooLarge, InvalidInput, RefillError
 from refill_service.cache_core.team_quotas import TeamQuotas
+from refill_service.peers.certificates import Certificates
 from refill_service.serving.access import CONNECTION
-from refill_service.serving.certificates import Certificates
 from refill_service.serving.connection_room import ConnectionRoom
 from refill_service.serving.memory_door import refuse_descriptors
 from refill_service.serving.pace import LEAST_BYTES, Pace

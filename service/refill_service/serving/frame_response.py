@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from refill.protocol.wire_format import Int64Array, encode_frame_head
-from refill_service.peers import Payload
+from refill_service.memory.payload import Payload
 
 __all__ = ["FrameResponse", "OutgoingFrame"]
 

@@ -26,15 +26,15 @@ from refill.protocol.wire_format import (
     BatchRequest,
     Int64Array,
 )
-from refill_service.cache_node import CacheNode
 from refill_service.jobs.job_at_pod import JobAtPod
-from refill_service.jobs.resuming import Checkpoint
-from refill_service.metrics import node_registry
-from refill_service.pod_phase import PodPhase
+from refill_service.membership.resuming import Checkpoint
+from refill_service.pod.cache_node import CacheNode
+from refill_service.pod.pod_phase import PodPhase
 from refill_service.serving.access import holder_of
 from refill_service.serving.access_log import HOLDER, was_done
 from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.frame_response import FrameResponse, OutgoingFrame
+from refill_service.serving.metrics import node_registry
 from refill_service.serving.record_stream import coming_records, most_records_bytes
 from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import PeerGone, held

@@ -12,10 +12,10 @@ from refill.errors import InvalidInput, PodRecovering
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
-from refill_service.cache_node import CacheNode
 from refill_service.jobs.job_at_pod import JobAtPod, LeftByPod
-from refill_service.jobs.resuming import Checkpoint
-from refill_service.peers import PODS_HEADER
+from refill_service.membership.resuming import Checkpoint
+from refill_service.peers.peers import PODS_HEADER
+from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.frame_response import FrameResponse, OutgoingFrame
 from refill_service.serving.http_routes import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, CheckpointBody, checked_ids
@@ -42,7 +42,7 @@ class Registration(BaseModel):
 
 
 class Opening(BaseModel):
-    """The dataset of a job that is about to be registered; see :mod:`refill_service.early_opening`."""
+    """The dataset of a job that is about to be registered; see :mod:`refill_service.datasets.early_opening`."""
 
     dataset: str
 

@@ -20,11 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refill.errors import PodBusy, PodStopping, RefillError
 from refill_service.cache_core.shared_room import SharedRoom
+from refill_service.observing.request_id import REQUEST_ID_HEADER, take_request_id
+from refill_service.observing.tracing import continue_trace
 from refill_service.serving.access_log import log_request
 from refill_service.serving.pace import LEAST_BYTES_PER_SECOND
 from refill_service.serving.request_body import RequestBody
-from refill_service.serving.request_id import REQUEST_ID_HEADER, take_request_id
-from refill_service.tracing import continue_trace
 
 __all__ = [
     "ANSWER",

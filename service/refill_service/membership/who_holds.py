@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from refill.errors import PodUnreachable, UnknownJob
 from refill.protocol.incarnation import line_of
-from refill_service.jobs.job_peers import PATIENCE_SECONDS
-from refill_service.serving.access import check_holder
+from refill_service.cache_core.job_holder import check_holder
+from refill_service.peers.job_peers import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
-    from refill_service.cache_node import CacheNode
+    from refill_service.pod.cache_node import CacheNode
 
 __all__ = ["WhoHolds"]
 

@@ -26,7 +26,7 @@ _PLOT_KINDS = (".png", ".svg")
 
 
 def add_commands(commands: Any) -> None:
-    from refill_service.datasets.commands import add_store_options
+    from refill_service.commands.datasets import add_store_options
     from refill_service.planning.analysis import StoreTerms
 
     parser = commands.add_parser(
@@ -176,7 +176,7 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
     """What to analyse, and the ``memory_bytes`` that a job needs on a pod to have that memory for chunks."""
     from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
     from refill_service.planning.analysis import Analysis, StoreTerms
-    from refill_service.settings import Settings
+    from refill_service.pod.settings import Settings
 
     shape = _shape(args)
     memory_bytes = _memory(args.memory, shape.total_bytes)
@@ -210,7 +210,7 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
 
 
 def _shape(args: argparse.Namespace) -> DatasetShape:
-    from refill_service.datasets.commands import dataset_url, store_settings_of
+    from refill_service.commands.datasets import dataset_url, store_settings_of
     from refill_service.planning.analysis import DatasetShape
 
     if (args.dataset is None) == (args.samples is None):
@@ -359,7 +359,7 @@ def _memory(given: str, total_bytes: int) -> int:
 
 
 def _size(option: str, given: str) -> int:
-    from refill_service.settings import parse_bytes
+    from refill_service.pod.settings import parse_bytes
 
     try:
         size = int(parse_bytes(given))

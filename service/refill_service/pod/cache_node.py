@@ -27,34 +27,34 @@ from refill.errors import (
 from refill.protocol.incarnation import line_of, moves_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import encode_records
-from refill_service.byte_gate import ByteGate
+from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_memory import JobMemory
 from refill_service.cache_core.posted_traces import trace_memory
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout, default_chunk_size
 from refill_service.cache_core.shared_room import SharedRoom
 from refill_service.datasets.dataset_reader import Dataset
-from refill_service.early_opening import EarlyOpening
-from refill_service.index_room import IndexRoom
+from refill_service.datasets.early_opening import EarlyOpening
+from refill_service.datasets.index_room import IndexRoom
 from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
-from refill_service.jobs.job_peers import JobPeers
-from refill_service.jobs.journal import Journal, KeptJob
 from refill_service.jobs.owner import Owner
-from refill_service.jobs.registration import Registration
-from refill_service.jobs.resuming import Resuming
+from refill_service.journal.journal import Journal, KeptJob
+from refill_service.membership.registration import Registration
+from refill_service.membership.resuming import Resuming
+from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.pinned_tier import PinnedTier
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.store_url import parse_url
 from refill_service.object_store.warm_stores import WarmStores
-from refill_service.peers import Peers
-from refill_service.pinned_tier import PinnedTier
-from refill_service.pod_phase import PodPhase
-from refill_service.serving.access import check_holder
+from refill_service.peers.job_peers import JobPeers
+from refill_service.peers.peers import Peers
+from refill_service.pod.pod_phase import PodPhase
+from refill_service.pod.settings import Settings
 from refill_service.serving.client_memory import ClientMemory
 from refill_service.serving.request_guard import RequestCounts
-from refill_service.settings import Settings
 
 __all__ = ["CacheNode"]
 
@@ -297,7 +297,15 @@ class CacheNode:
             answer_bytes=settings.answer_limit_bytes,
             lost=lost,
         )
-        peers = JobPeers(job, self.peers, settings.wait_seconds, lambda pod: self.registration.introduce(pod, job))
+        peers = JobPeers(
+            spec.name,
+            incarnation,
+            settings.ordinal,
+            settings.num_pods,
+            self.peers,
+            settings.wait_seconds,
+            lambda pod: self.registration.introduce(pod, job),
+        )
         home = Home(job, owner, peers, memory.remote_bytes, settings.wait_seconds, lost=lost)
         at_pod = JobAtPod(job, owner, home, peers, pinned)
         owner.epoch_ended = at_pod.epoch_ended

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
-from refill_service.folder_lock import locked
-from refill_service.peers import Payload
+from refill_service.memory.folder_lock import locked
+from refill_service.memory.payload import Payload
 
 __all__ = ["PinnedFile", "PinnedMemory", "PinnedShare", "PinnedTier"]
 

@@ -21,6 +21,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
+from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.resumed_epoch import (
     ResumedEpoch,
     consumed_before,
@@ -28,11 +29,10 @@ from refill_service.cache_core.resumed_epoch import (
     keyed_traces,
     resumed_incarnation,
 )
-from refill_service.jobs.journal import KeptJob
-from refill_service.serving.access import check_holder
+from refill_service.journal.journal import KeptJob
 
 if TYPE_CHECKING:
-    from refill_service.cache_node import CacheNode
+    from refill_service.pod.cache_node import CacheNode
 
 __all__ = ["Checkpoint", "Resuming"]
 

@@ -31,7 +31,7 @@ from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import is_job_name
 from refill.protocol.records import Record, RecordReader, encode_records
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
-from refill_service.folder_lock import locked
+from refill_service.memory.folder_lock import locked
 
 __all__ = ["JobJournal", "Journal", "KeptJob"]
 

@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 from refill_service.jobs.job_at_pod import MOST_CLIENTS, RECEIPT_OUTCOMES
 
 if TYPE_CHECKING:
-    from refill_service.cache_node import CacheNode
     from refill_service.jobs.job_at_pod import JobAtPod
+    from refill_service.pod.cache_node import CacheNode
 
 __all__ = ["JOB", "OTHER_RANKS", "node_registry"]
 

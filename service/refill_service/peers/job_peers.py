@@ -17,8 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from refill.errors import JobLost, PodRecovering, PodUnreachable, UnknownJob
-from refill_service.jobs.job import Job
-from refill_service.peers import Body, FrameReader, Peers
+from refill_service.peers.peers import Body, FrameReader, Peers
 
 __all__ = ["PATIENCE_SECONDS", "Introduce", "JobPeers"]
 
@@ -38,13 +37,23 @@ _SAY_EVERY_SECONDS = 10.0
 
 
 class JobPeers:
-    """The other pods, as one job sees them."""
+    """The other pods, as one job at the pod ``ordinal`` of ``num_pods`` sees them."""
 
-    def __init__(self, job: Job, peers: Peers, wait_seconds: float, introduce: Introduce) -> None:
-        self.others = [pod for pod in range(job.num_pods) if pod != job.ordinal]
+    def __init__(
+        self,
+        name: str,
+        incarnation: str,
+        ordinal: int,
+        num_pods: int,
+        peers: Peers,
+        wait_seconds: float,
+        introduce: Introduce,
+    ) -> None:
+        self.others = [pod for pod in range(num_pods) if pod != ordinal]
         self.waiting: Counter[int] = Counter()
         """Requests that wait for each pod to answer again."""
-        self._job = job
+        self._name = name
+        self._asker = f"incarnation={incarnation}&pod={ordinal}"
         self._peers = peers
         self._wait_seconds = min(wait_seconds, PATIENCE_SECONDS)
         self._introduce = introduce
@@ -64,7 +73,7 @@ class JobPeers:
                         await self._introduce(pod)
                         return await attempt()
                 except UnknownJob as error:
-                    raise JobLost(f"pod {pod} was told of job {self._job.spec.name} and forgot it again") from error
+                    raise JobLost(f"pod {pod} was told of job {self._name} and forgot it again") from error
                 except (PodUnreachable, PodRecovering) as error:
                     if time.monotonic() + pause > started + self._wait_seconds:
                         raise
@@ -99,11 +108,10 @@ class JobPeers:
         return await self._peers.get_bytes(pod, f"{self.path('told')}&life={_LIFE}&everything={int(everything)}")
 
     def path(self, what: str) -> str:
-        job = self._job
-        return f"/peer/v1/jobs/{job.spec.name}/{what}?incarnation={job.incarnation}&pod={job.ordinal}"
+        return f"/peer/v1/jobs/{self._name}/{what}?{self._asker}"
 
     def _say(self, pod: int, error: Exception) -> None:
         now = time.monotonic()
         if now - self._said.get(pod, -_SAY_EVERY_SECONDS) >= _SAY_EVERY_SECONDS:
             self._said[pod] = now
-            log.warning("job %s waits for pod %d: %s", self._job.spec.name, pod, error)
+            log.warning("job %s waits for pod %d: %s", self._name, pod, error)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from refill.errors import InvalidInput, PodUnreachable, error_from_wire
-from refill_service.service_arguments import add_service_arguments, client_of
+from refill_service.commands.service_arguments import add_service_arguments, client_of
 
 __all__ = ["add_commands"]
 

@@ -17,8 +17,8 @@ import logging
 import signal
 from collections.abc import Awaitable
 
-from refill_service.cache_node import CacheNode
-from refill_service.pod_phase import PodPhase
+from refill_service.pod.cache_node import CacheNode
+from refill_service.pod.pod_phase import PodPhase
 from refill_service.serving.client_protocol import ClientServer
 from refill_service.serving.request_guard import RequestGuard
 

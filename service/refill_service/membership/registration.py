@@ -2,7 +2,7 @@
 
 A client registers a job at any pod. Pod 0 names its *incarnation*, so that ranks that come at the same time agree; the
 others take it from there. A pod that was restarted takes a job up again when it is asked for it: from its journal, or
-from what others know (:mod:`refill_service.jobs.recovery`).
+from what others know (:mod:`refill_service.membership.recovery`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from urllib.parse import quote
 from refill.errors import JobConflict, JobError, JobLost, JobMoved, PodUnreachable, RefillError, UnknownJob
 from refill.protocol.incarnation import incarnation_of, line_of, moves_of
 from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, is_resumed
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
-from refill_service.jobs.journal import KeptJob
-from refill_service.jobs.recovery import Recovery
-from refill_service.jobs.who_holds import WhoHolds
-from refill_service.serving.access import check_holder
+from refill_service.journal.journal import KeptJob
+from refill_service.membership.recovery import Recovery
+from refill_service.membership.who_holds import WhoHolds
 
 if TYPE_CHECKING:
-    from refill_service.cache_node import CacheNode
+    from refill_service.pod.cache_node import CacheNode
 
 __all__ = ["Registration"]
 
@@ -54,7 +54,7 @@ class Registration:
         """Register a job on every pod; registering it again with the same settings changes nothing.
 
         :param incarnation: of a client that has the job already: this pod was restarted, and takes it up again, if
-            no other pod knows better (:mod:`refill_service.jobs.who_holds`).
+            no other pod knows better (:mod:`refill_service.membership.who_holds`).
         :param num_pods: on which it ran under that name, as far as the client knows.
         """
         known, moves = self._node.jobs.get(spec.name), moves_of(incarnation or "")

@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from refill.errors import InvalidInput, NotAllowed
 from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.object_store.store_url import StoreUrl, parse_url, parse_url_beginning
-from refill_service.serving.certificates import Certificates
+from refill_service.peers.certificates import Certificates
 
 __all__ = ["Settings", "load_settings", "parse_bytes"]
 

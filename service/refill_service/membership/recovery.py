@@ -21,9 +21,9 @@ from refill_service.cache_core.moved_epoch import moved_traces
 from refill_service.cache_core.recollection import Recollection
 from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
-from refill_service.jobs.job_peers import Introduce, JobPeers
-from refill_service.jobs.journal import KeptJob
 from refill_service.jobs.owner import Owner
+from refill_service.journal.journal import KeptJob
+from refill_service.peers.job_peers import Introduce, JobPeers
 
 __all__ = ["Recovery"]
 

@@ -25,14 +25,11 @@ from pyreqwest.response import ResponseBodyReader
 from refill.credentials import ShownToken
 from refill.errors import PodUnreachable, RefillError, error_from_wire
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
-from refill_service.serving.certificates import Certificates
-from refill_service.serving.request_id import REQUEST_ID_HEADER, current_request_id
-from refill_service.tracing import trace_headers
+from refill_service.observing.request_id import REQUEST_ID_HEADER, current_request_id
+from refill_service.observing.tracing import trace_headers
+from refill_service.peers.certificates import Certificates
 
-__all__ = ["PODS_HEADER", "Body", "BodyPieces", "Frame", "FrameReader", "Payload", "Peers"]
-
-Payload = bytes | memoryview
-"""The bytes of a sample: its own, or a view into the buffer that it came with."""
+__all__ = ["PODS_HEADER", "Body", "BodyPieces", "Frame", "FrameReader", "Peers"]
 
 PODS_HEADER = "refill-pods"
 """How many pods there are, as the one that asks was told. While they are replaced by more or by fewer, an old and a new

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from refill.errors import InvalidInput, PodUnreachable, error_from_wire
-from refill_service.service_arguments import add_service_arguments, client_of
+from refill_service.commands.service_arguments import add_service_arguments, client_of
 from refill_service.top.scrape import PodScrape, Scrape
 
 __all__ = ["add_commands"]

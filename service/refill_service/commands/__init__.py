@@ -1,0 +1,1 @@
+"""What `refill` does at the command line, a file for each command."""

@@ -1,0 +1,35 @@
+"""What are the bytes of a sample, and how many of them does somebody hold?"""
+
+from __future__ import annotations
+
+__all__ = ["Payload", "Payloads"]
+
+Payload = bytes | memoryview
+"""The bytes of a sample: its own, or a view into the buffer that it came with, which it keeps whole."""
+
+
+class Payloads:
+    """Bytes by local sample, and how many they are."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._by_sample: dict[int, Payload] = {}
+
+    def put(self, sample: int, payload: Payload) -> None:
+        self._by_sample[sample] = payload
+        self.num_bytes += len(payload)
+
+    def pop(self, sample: int) -> Payload | None:
+        payload = self._by_sample.pop(sample, None)
+        if payload is not None:
+            self.num_bytes -= len(payload)
+        return payload
+
+    def drop_oldest(self, limit_bytes: int) -> None:
+        """Until no more than ``limit_bytes`` are left. Whoever was promised one of them has it read alone."""
+        while self.num_bytes > limit_bytes:
+            self.pop(next(iter(self._by_sample)))
+
+    def clear(self) -> None:
+        self._by_sample.clear()
+        self.num_bytes = 0

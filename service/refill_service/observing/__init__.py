@@ -1,0 +1,1 @@
+"""Logs, traces and the ids that tie a request's lines together."""

@@ -1,0 +1,1 @@
+"""A pod's requests to the other pods."""

@@ -1,0 +1,1 @@
+"""One pod: its settings, its start and end, and what its jobs share."""
