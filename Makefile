@@ -2,6 +2,7 @@
 # make test   all tests, on as many cores as there are; TEST_FLAGS='-n 0 -x -k owner' for some of them, one by one
 # make check  what CI checks besides the tests: style, types, import contracts, known vulnerabilities
 # make test-security  attacks on real pods, the slow ones, too (the quick ones are in make test)
+# make test-trainers  every trainer in 1, 2 and 4 processes (make test has some of them)
 # make test-image    the tests that build the container image and run it, as root, with podman
 # make lock          docker/*.lock and the bill of materials anew, from pyproject.toml
 # make base-image    the digest of the base image, from its registry, into the Dockerfiles
@@ -24,7 +25,7 @@ AUDIT_FLAGS ?=
 BASE_IMAGE_FLAGS ?=
 SOAK_FLAGS ?=
 
-.PHONY: demo test test-security test-image check audit lock base-image chart-files dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-security test-trainers test-image check audit lock base-image chart-files dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -34,6 +35,9 @@ test: $(READY)
 
 test-security: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image' tests/security
+
+test-trainers: $(READY)
+	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image' tests/trainers
 
 test-image: $(READY)
 	$(BIN)/python -m pytest -m image tests/docker

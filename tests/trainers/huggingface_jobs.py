@@ -37,8 +37,8 @@ class Model(torch.nn.Module):
         (trainer,) = self.trainer
         step = trainer.state.global_step
         told = {"epoch": int(trainer.state.epoch), "step": step, "ids": sample_id.tolist()}
-        tell(job=self.job, rank=trainer.args.process_index, **told)
-        if step == self.dies_at and not resumed:
+        tell(job=self.job, rank=trainer.args.process_index, evaluates=not self.training, **told)
+        if self.training and step == self.dies_at and not resumed:
             raise Dies
         return {"loss": self.weight(size).mean()}
 
@@ -75,6 +75,8 @@ def run(job, dies_at=0, iterable=False, own_sampler=False, epochs=3, **settings)
     model.trainer.append(trainer)
     with contextlib.suppress(Dies):
         trainer.train(resume_from_checkpoint=transformers.trainer_utils.get_last_checkpoint(output))
+    if own_sampler:
+        trainer.evaluate(dataset)
     return trainer  # kept, with its workers
 
 

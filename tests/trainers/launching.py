@@ -13,13 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from tests.pod_fixtures import write_files
 from tests.trainers.lines import FOLDER_VARIABLE
 
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 
-__all__ = ["NUM_SAMPLES", "SCRIPTS", "Launched", "Place", "check_exact", "ids_of", "pack_numbered"]
+__all__ = [
+    "NUM_SAMPLES",
+    "SCRIPTS",
+    "Launched",
+    "Place",
+    "check_exact",
+    "ids_of",
+    "in_every_number_of_processes",
+    "pack_numbered",
+]
 
 NUM_SAMPLES = 400
 SCRIPTS = Path(__file__).parent
@@ -106,6 +116,14 @@ class Place:
     def receipt(self, job: str, epoch: int) -> dict[str, Any]:
         found: dict[str, Any] = httpx.get(f"{self.url}/v1/jobs/{job}/epochs/{epoch}/receipt").raise_for_status().json()
         return found
+
+
+def in_every_number_of_processes(usual: int) -> list[Any]:
+    """Parameters 1, 2 and 4; all but the usual one are for ``make test-trainers``."""
+    return [
+        pytest.param(number, id=f"{number} processes", marks=() if number == usual else pytest.mark.every_number)
+        for number in (1, 2, 4)
+    ]
 
 
 def ids_of(lines: Iterable[dict[str, Any]], **wanted: object) -> list[int]:

@@ -21,7 +21,7 @@ import refill
 warnings.filterwarnings("ignore")
 url, dataset_url, job, folder, phase, *cases = sys.argv[1:]
 processes = int(os.environ.get("WORLD_SIZE", "1"))
-STEPS = 400 // 8 // processes
+STEPS = -(-400 // (8 * processes))
 
 
 def saved_at(case: str) -> int:

@@ -8,40 +8,64 @@ from typing import Any
 
 import pytest
 from tests.trainers.digits import EXAMPLES, with_digits
-from tests.trainers.launching import NUM_SAMPLES, SCRIPTS, Place, check_exact, ids_of
+from tests.trainers.launching import (
+    NUM_SAMPLES,
+    SCRIPTS,
+    Place,
+    check_exact,
+    ids_of,
+    in_every_number_of_processes,
+)
 
-DIES_AT = {"dies_at": 23}
-KILLED: list[dict[str, Any]] = [
-    {"dataloader_num_workers": 1} | DIES_AT,
-    {"iterable": True} | DIES_AT,
-    {"gradient_accumulation_steps": 2, "dies_at": 13},
-]
+DIES_AT = {1: (43, 22), 2: (23, 13), 4: (13, 7)}
+"""By processes, the step in the second epoch at which a job dies, without and with gradient accumulation."""
+SAVED_AT = {1: (40, 20), 2: (20, 10), 4: (10, 5)}
+
+
+def killed_cases(processes: int) -> list[dict[str, Any]]:
+    dies_at, accumulated_dies_at = DIES_AT[processes]
+    return [
+        {"dataloader_num_workers": 1, "dies_at": dies_at},
+        {"iterable": True, "dies_at": dies_at},
+        {"gradient_accumulation_steps": 2, "dies_at": accumulated_dies_at},
+    ]
 
 
 @pytest.mark.timeout(600)
-def test_killed_trainings_go_on_with_what_they_have_not_had(place: Place, tmp_path: Path) -> None:
-    """13 batches an epoch on each of two ranks, a checkpoint every five steps of the optimizer."""
-    cases = [{"job": place.new_job()} | case for case in KILLED]
+@pytest.mark.parametrize("processes", in_every_number_of_processes(2))
+def test_killed_trainings_go_on_with_what_they_have_not_had(place: Place, tmp_path: Path, processes: int) -> None:
+    """A checkpoint every five steps of the optimizer."""
+    cases = [{"job": place.new_job()} | case for case in killed_cases(processes)]
     arguments = (SCRIPTS / "huggingface_jobs.py", tmp_path)
-    killed = place.launch(*arguments, json.dumps(cases), processes=2, seconds=280)
+    killed = place.launch(*arguments, json.dumps(cases), processes=processes, seconds=280)
     assert killed.returncode != 0
     saved_at = {case["job"]: last_checkpoint(tmp_path / case["job"]) for case in cases}
-    assert list(saved_at.values()) == [20, 20, 10], "all of the second epoch"
+    plain, accumulated = SAVED_AT[processes]
+    assert list(saved_at.values()) == [plain, plain, accumulated], "all of the second epoch"
     (tmp_path / "resumed").touch()
     own = {"job": place.new_job(), "own_sampler": True, "epochs": 1}
-    resumed = place.launch(*arguments, json.dumps([*cases, own]), processes=2, seconds=280).checked()
+    resumed = place.launch(*arguments, json.dumps([*cases, own]), processes=processes, seconds=280).checked()
     for job, step in saved_at.items():
         kept = [line for line in killed.lines if line["job"] == job and line["step"] < step]
-        after = [line for line in resumed.lines if line["job"] == job]
+        after = [line for line in resumed.lines if line["job"] == job and not line["evaluates"]]
         assert {line["epoch"] for line in after} == {1, 2}
         for epoch in range(3):
             check_exact(place, job, epoch, ids_of(kept, epoch=epoch) + ids_of(after, epoch=epoch))
 
     # Its own sampler: plain integers, each sample a read of its own.
-    ids = ids_of(resumed.lines, job=own["job"])
+    filled_up = -(-NUM_SAMPLES // (16 * processes)) * 16 * processes if processes > 1 else NUM_SAMPLES
+    ids = ids_of(resumed.lines, job=own["job"], evaluates=False)
     assert set(ids) == set(range(NUM_SAMPLES))
-    assert len(ids) == 13 * 16 * 2, "Accelerate fills the last batches up"
+    assert len(ids) == filled_up, "Accelerate fills the last batches up"
     assert "sampler=refill.EpochSampler(dataset)" in resumed.output
+
+    # And so is what it evaluates with: all of it, in order but for what fills the last batches up.
+    batches = [list(range(start, start + 8)) for start in range(0, NUM_SAMPLES, 8)]
+    for rank in range(processes):
+        evaluated = ids_of(resumed.lines, job=own["job"], evaluates=True, rank=rank)
+        in_order = [sample for batch in batches[rank::processes] for sample in batch]
+        assert evaluated[: len(in_order)] == in_order
+    assert set(ids_of(resumed.lines, job=own["job"], evaluates=True)) == set(range(NUM_SAMPLES))
 
 
 def last_checkpoint(folder: Path) -> int:

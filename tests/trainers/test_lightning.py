@@ -11,11 +11,18 @@ SCRIPT = SCRIPTS / "lightning_job.py"
 CASES = {
     1: ["timed-0", "stateful-2", "iterable-2", "timed-2"],
     2: ["validated-1", "last-1", "plain-0", "plain-1", "stateful-1", "timed-1"],
+    4: ["validated-1", "last-1", "plain-0", "plain-1", "stateful-1", "timed-1"],
 }
 """The last one is killed by SIGKILL, and those before in the same process stop."""
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["1 process", "2 processes"])
+FOUR = pytest.param(4, id="4 processes", marks=pytest.mark.every_number)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(1, id="1 process"), pytest.param(2, id="2 processes"), FOUR],
+)
 def trained(place: Place, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
     """``(processes, name of the jobs, the run that was killed, the one that went on)``."""
     processes, job, folder = request.param, place.new_job(), tmp_path_factory.mktemp("lightning")
@@ -30,6 +37,10 @@ def trained(place: Place, tmp_path_factory: pytest.TempPathFactory, request: pyt
 pytestmark = pytest.mark.timeout(1000)
 
 
+def steps_of_epoch(processes: int) -> int:
+    return -(-NUM_SAMPLES // (8 * processes))
+
+
 def trained_with(first: Launched, resumed: Launched, case: str, epoch: int, saved_at: int) -> list[int]:
     """What the model of the second run has seen: of the first run what came before the checkpoint."""
     before = [line for line in first.lines if line.get("step", 0) <= saved_at]
@@ -38,7 +49,7 @@ def trained_with(first: Launched, resumed: Launched, case: str, epoch: int, save
 
 def test_a_run_that_was_killed_in_mid_epoch_goes_on_with_what_it_has_not_had(place: Place, trained: Any) -> None:
     processes, job, first, resumed = trained
-    steps = NUM_SAMPLES // 8 // processes
+    steps = steps_of_epoch(processes)
     for case in CASES[processes]:
         if case.startswith(("timed", "stateful", "iterable")):
             for epoch in range(3):
@@ -47,7 +58,7 @@ def test_a_run_that_was_killed_in_mid_epoch_goes_on_with_what_it_has_not_had(pla
 
 def test_after_a_checkpoint_of_an_epochs_end_the_next_one_is_served_to_any_loader(place: Place, trained: Any) -> None:
     processes, job, first, resumed = trained
-    steps = NUM_SAMPLES // 8 // processes
+    steps = steps_of_epoch(processes)
     for case in CASES[processes]:
         if case.startswith(("validated", "last")):
             for epoch in range(3):
@@ -67,7 +78,7 @@ def test_limited_epochs_begin_anew_and_validation_is_in_order_and_whole(place: P
     processes, job, first, _ = trained
     for epoch in range(3):
         ids = ids_of(first.lines, case="limited", epoch=epoch, kind="train")
-        assert len(ids) == len(set(ids)) == NUM_SAMPLES // 8 // processes // 2 * 8 * processes
+        assert len(ids) == len(set(ids)) == steps_of_epoch(processes) // 2 * 8 * processes
         validated = ids_of(first.lines, case="limited", epoch=epoch, kind="validation")
         check_exact(place, f"{job}-limited-validation", epoch, validated)
         for rank in range(processes):

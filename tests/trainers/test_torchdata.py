@@ -9,12 +9,12 @@ from tests.trainers.launching import SCRIPTS, Place, check_exact, ids_of
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("processes", "workers"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("processes", "workers"), [(1, 2), (2, 1), pytest.param(4, 1, marks=pytest.mark.every_number)])
 def test_a_killed_run_goes_on_with_what_it_has_not_had(
     place: Place, tmp_path: Path, processes: int, workers: int
 ) -> None:
     job, state = place.new_job(), tmp_path / "state.pt"
-    kill_at = 20 if processes == 2 else 40
+    kill_at = 40 // processes
     arguments = (job, state, workers, kill_at)
     killed = place.launch(SCRIPTS / "stateful_job.py", *arguments, processes=processes)
     assert killed.returncode != 0

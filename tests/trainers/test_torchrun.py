@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.trainers.launching import NUM_SAMPLES, SCRIPTS, Place, check_exact, ids_of
+from tests.trainers.launching import NUM_SAMPLES, SCRIPTS, Place, check_exact, ids_of, in_every_number_of_processes
 
 
 @pytest.mark.timeout(600)
-def test_torchrun_starts_ranks_again_and_they_get_what_they_have_not_had(place: Place, tmp_path: Path) -> None:
-    job, processes = place.new_job(), 4
+@pytest.mark.parametrize("processes", in_every_number_of_processes(4))
+def test_torchrun_starts_ranks_again_and_they_get_what_they_have_not_had(
+    place: Place, tmp_path: Path, processes: int
+) -> None:
+    job = place.new_job()
     done = place.launch(
         SCRIPTS / "torchrun_job.py", job, tmp_path, processes=processes, max_restarts=2, seconds=500
     ).checked()
