@@ -6,6 +6,7 @@
 # make test-image    the tests that build the container image and run it, as root, with podman
 # make lock          docker/*.lock and the bill of materials anew, from pyproject.toml
 # make base-image    the digest of the base image, from its registry, into the Dockerfiles
+# make docs          README and docs/ as a site, build/site, every link checked
 # make chart-files   copy dashboards and rules into the Helm chart
 # make dist          the distribution refill-cache, a wheel and its sources, checked, into dist/
 # Each makes its own virtual environment, .venv, the first time.
@@ -25,7 +26,7 @@ AUDIT_FLAGS ?=
 BASE_IMAGE_FLAGS ?=
 SOAK_FLAGS ?=
 
-.PHONY: demo test test-security test-trainers test-image check audit lock base-image chart-files dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-security test-trainers test-image check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -60,6 +61,11 @@ base-image: $(READY)
 
 audit: $(READY)
 	$(BIN)/python docker/audit.py $(AUDIT_FLAGS)
+
+# NO_MKDOCS_2_WARNING: a note of its makers about versions to come.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo build/site/index.html
 
 # Helm packs nothing from outside of a chart.
 chart-files:
