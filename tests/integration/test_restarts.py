@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import shutil
 import threading
 import uuid
@@ -21,6 +22,7 @@ from tests.pod_fixtures import NUM_SAMPLES, rank_of
 import refill
 from refill.errors import JobLost, PodUnreachable, RefillError, error_from_wire
 from refill.pod_connection import PodConnection
+from refill.protocol.records import record_bytes
 from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -216,47 +218,83 @@ def test_a_request_that_a_pod_can_not_finish_before_it_ends_may_be_made_again(pa
         waiting.close()
 
 
-@pytest.mark.parametrize("damage", ["last record cut", "a byte flipped", "header gone", "from another boot"])
-def test_a_journal_that_is_not_whole(packed: Packed, tmp_path: Path, damage: str) -> None:
-    def cut(folder: Path) -> None:
-        for path in folder.glob("epoch-*.records"):
-            path.write_bytes(path.read_bytes()[:-5])
+def harm_cut(journal: Path, earlier: Path) -> None:
+    for path in journal.glob("job-*/epoch-*.records"):
+        path.write_bytes(path.read_bytes()[:-5])
 
-    def flip(folder: Path) -> None:
-        for path in folder.glob("epoch-*.records"):
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
 
-    def forget(folder: Path) -> None:
-        (folder / "job.json").unlink()
+def harm_cut_between_records(journal: Path, earlier: Path) -> None:
+    for path in journal.glob("job-*/epoch-*.records"):
+        data = path.read_bytes()
+        ends = [0]
+        while ends[-1] < len(data):
+            ends.append(ends[-1] + record_bytes(data[ends[-1] :]))
+        path.write_bytes(data[: ends[len(ends) // 2]])
 
-    def reboot(folder: Path) -> None:
-        path = folder / "job.json"
-        path.write_text(path.read_text().replace('"boot": "', '"boot": "another'))
-        cut(folder)
 
-    harm: dict[str, Callable[[Path], None]] = {
-        "last record cut": cut,
-        "a byte flipped": flip,
-        "header gone": forget,
-        "from another boot": reboot,
-    }
+def harm_flip(journal: Path, earlier: Path) -> None:
+    for path in journal.glob("job-*/epoch-*.records"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+
+def harm_records_gone(journal: Path, earlier: Path) -> None:
+    for path in journal.glob("job-*/epoch-*.records"):
+        path.unlink()
+
+
+def harm_header_gone(journal: Path, earlier: Path) -> None:
+    next(journal.glob("job-*/job.json")).unlink()
+
+
+def harm_inventory_gone(journal: Path, earlier: Path) -> None:
+    next(journal.glob("inventory-*")).unlink()
+
+
+def harm_put_back(journal: Path, earlier: Path) -> None:
+    folder = next(journal.glob("job-*"))
+    shutil.rmtree(folder)
+    shutil.copytree(earlier / folder.name, folder)
+
+
+def harm_torn(journal: Path, earlier: Path) -> None:
+    """As if it was killed while it wrote: then no answer had left, and the journal is believed."""
+    with next(journal.glob("job-*/epoch-0.records")).open("ab") as file:
+        file.write(b"\x40\x00\x00")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (harm_torn, ""),
+        (harm_cut, "epoch-0.records has .* bytes: cut, or an earlier copy"),
+        (harm_cut_between_records, "epoch-0.records has .* bytes: cut, or an earlier copy"),
+        (harm_flip, "epoch-0.records is not what was written last"),
+        (harm_records_gone, "epoch-0.records is gone"),
+        (harm_header_gone, ""),
+        (harm_inventory_gone, "its inventory is lost"),
+        (harm_put_back, "epoch-0.records has .* bytes: cut, or an earlier copy"),
+    ],
+)
+def test_a_journal_that_is_not_as_it_was_left(
+    packed: Packed, tmp_path: Path, harm: Callable[[Path, Path], None], said: str
+) -> None:
     with cluster_of(tmp_path, 2, journal=True) as cluster:
         job = settings_of(packed[0], world_size=2)
         ranks = Ranks(cluster, job)
-        ranks.ask(0, 0, 200)
+        ranks.ask(0, 0, 100)
+        shutil.copytree(tmp_path / "journal-0", tmp_path / "earlier")
+        ranks.ask(0, 100, 200)
         cluster.kill(0)
-        if damage == "last record cut":
-            # As if it was killed while it wrote: then no answer had left. Only that makes a cut one harmless.
-            with next((tmp_path / "journal-0").glob("job-*/epoch-0.records")).open("ab") as file:
-                file.write(b"\x40\x00\x00")
-        else:
-            harm[damage](next((tmp_path / "journal-0").glob("job-*")))
+        harm(tmp_path / "journal-0", tmp_path / "earlier")
         cluster.restart(0)
         ranks.ask(0, 100, ranks.length)
         ranks.check(0)
         assert receipt(cluster, job, 0)["exact"]
+        lines = [line for line in (tmp_path / "pod-0.log").read_text().splitlines() if "is not believed" in line]
+        assert len(lines) == bool(said), lines
+        assert all(re.search(said, line) for line in lines), lines
 
 
 def test_a_job_that_was_ended_stays_so(packed: Packed, tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""Which files does the journal of a job have, and how is one of them replaced?
+
+A folder for each job, ``job-NAME``, and beside it what must be in it, ``inventory-NAME`` (:mod:`.inventory`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = [
+    "CLEAN",
+    "DONE",
+    "EPOCHS",
+    "HEADER",
+    "KEPT",
+    "LEFT_WITH",
+    "RECEIPTS",
+    "epoch_file",
+    "inventory_of",
+    "job_folder",
+    "kept_file",
+    "replace",
+    "sync_folder",
+]
+
+HEADER = "job.json"
+"""What the job is. Without it nothing else is looked at."""
+RECEIPTS = "receipts.jsonl"
+"""A line for each epoch that has ended."""
+CLEAN = "clean"
+"""Empty: all that was written is on the disk, whatever becomes of the machine."""
+LEFT_WITH = "left-with"
+"""Numbers of the pods that may have been left a table when the pod ended."""
+DONE = "done.bits"
+"""Of a job that was resumed: a bit for each sample, set for those that were consumed before."""
+EPOCHS = "epoch-*.records"
+KEPT = "kept-*.records"
+
+
+def epoch_file(epoch: int) -> str:
+    """The records of a running epoch."""
+    return f"epoch-{epoch}.records"
+
+
+def kept_file(pod: int) -> str:
+    """What another pod had delivered when it ended."""
+    return f"kept-{pod}.records"
+
+
+def job_folder(journal_dir: Path, job: str) -> Path:
+    return journal_dir / f"job-{job}"
+
+
+def inventory_of(folder: Path) -> Path:
+    """Not in the folder: whoever puts back an earlier copy of that does not put back this as well."""
+    return folder.with_name(f"inventory-{folder.name.removeprefix('job-')}")
+
+
+def replace(path: Path, data: bytes, *, sync: bool = False) -> None:
+    """The file has either its old or its new content, whenever the process stops; with ``sync``, whenever the machine
+    does. Without it nothing waits for a disk, and a journal that a machine took down with it is not taken to be whole.
+    """
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    new.replace(path)
+    if sync:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """The names in it are on the disk, and those that were removed are not."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

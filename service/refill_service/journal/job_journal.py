@@ -1,0 +1,273 @@
+"""What is written of a job while it runs here? Each record before the answer leaves that it is about.
+
+Records are only ever appended. A file that has grown to twice what its epoch needs is written anew, and an epoch that
+is over for good loses its file: a journal is bounded by 32 bytes for each sample of the pod's share and three epochs. A
+journal that can't be written is given up as a whole, not left half: the pod goes on without, and begins a new one with
+the next epoch.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from refill.errors import StoreUnavailable
+from refill.protocol.records import Record, encode_records
+from refill_service.cache_core.resumed_epoch import ResumedEpoch
+from refill_service.journal.inventory import Inventory
+from refill_service.journal.job_files import (
+    CLEAN,
+    DONE,
+    EPOCHS,
+    HEADER,
+    LEFT_WITH,
+    RECEIPTS,
+    epoch_file,
+    inventory_of,
+    kept_file,
+    replace,
+    sync_folder,
+)
+from refill_service.journal.kept_job import boot_id, read_contents
+
+__all__ = ["JobJournal", "Snapshot"]
+
+_LEAST_COMPACTED_BYTES = 1 << 20
+
+Snapshot = Callable[[int], Iterable[Record]]
+"""All that is to be known of an epoch, in as few records as it takes."""
+
+
+class JobJournal:
+    """The journal of one job that runs here."""
+
+    def __init__(
+        self,
+        folder: Path,
+        header: dict[str, Any],
+        snapshot: Snapshot,
+        failed: Callable[[OSError], None],
+        resumed: ResumedEpoch | None,
+    ) -> None:
+        self.unsynced = False
+        self._folder = folder
+        self._inventory = Inventory(inventory_of(folder))
+        self._header = header | {
+            "boot": boot_id(),
+            "resumed": None if resumed is None else _without_done(resumed),
+            "inventory": True,
+        }
+        self._snapshot = snapshot
+        self._failed = failed
+        self._resumed = resumed
+        self._files: dict[int, int] = {}
+        """Descriptors, by epoch."""
+        self._sizes: dict[int, int] = {}
+        self._compact_sizes: dict[int, int] = {}
+        self._given_up = False
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def begin(self, epochs: Iterable[int]) -> None:
+        """Write the journal anew, from what is known of these epochs."""
+        self._given_up = False
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._adopt_what_is_there()
+            self._remove(CLEAN, sync=True)  # before anything is delivered that it does not know of
+            self._remove(LEFT_WITH)
+            wanted = set(epochs)
+            for epoch in wanted:
+                self._compact(epoch)
+            for path in self._folder.glob(EPOCHS):
+                if path.name not in map(epoch_file, wanted):
+                    self._remove(path.name)
+            if self._resumed is not None:
+                bits = np.zeros(self._header["num_samples"], dtype=bool)
+                bits[self._resumed.done] = True
+                self._replace(DONE, np.packbits(bits).tobytes(), sync=True)
+            # Last: without it nothing else is looked at.
+            self._replace(HEADER, json.dumps(self._header).encode())
+        except OSError as error:
+            self._give_up(error)
+
+    def write(self, record: Record) -> None:
+        """Returns when the record would survive the process, or the journal has been given up.
+
+        Raises :class:`StoreUnavailable` when it can't be written and can't be given up either: then nothing may be
+        delivered, since a journal that lacks it would be believed.
+        """
+        if self._given_up:
+            self._header_is_gone()
+            return
+        if record.columns and not len(record.columns[0]):
+            return
+        try:
+            self._append(record.epoch, record.encode())
+        except OSError as error:
+            self._give_up(error)
+            return
+        size = self._sizes[record.epoch]
+        if size > _LEAST_COMPACTED_BYTES and size > 2 * self._compact_sizes[record.epoch]:
+            try:
+                self._compact(record.epoch)
+            except OSError as error:
+                self._give_up(error)
+
+    def epoch_begins(self, live: Iterable[int]) -> None:
+        """Fact: a good time to begin a new journal, should this one have been given up."""
+        if self._given_up:
+            self.begin(live)
+
+    def forget(self, epoch: int) -> None:
+        """Fact: nothing will be asked of this epoch again."""
+        if (file := self._files.pop(epoch, None)) is not None:
+            os.close(file)
+            self._sizes.pop(epoch)
+        try:
+            self._remove(epoch_file(epoch))
+        except OSError as error:
+            self._give_up(error)
+
+    def keep(self, pod: int, records: bytes) -> None:
+        """What another pod had delivered when it ended."""
+        if not self._given_up:
+            try:
+                self._replace(kept_file(pod), records, sync=True)
+            except OSError as error:
+                self._failed(error)
+
+    def keep_receipt(self, receipt: dict[str, Any]) -> None:
+        """The receipt of an ``epoch`` that has ended."""
+        if not self._given_up:
+            try:
+                line = (json.dumps(receipt) + "\n").encode()
+                self._inventory.will_append(RECEIPTS)
+                with (self._folder / RECEIPTS).open("ab", buffering=0) as receipts:
+                    receipts.write(line)
+                self._inventory.appended(RECEIPTS, line)
+            except OSError as error:
+                self._give_up(error)
+
+    def sync(self) -> bool:
+        """To the disk. Called in a thread. False when not all of it is there."""
+        self.unsynced = False
+        try:
+            for file in list(self._files.values()):
+                os.fdatasync(file)
+            self._inventory.sync()
+        except OSError as error:
+            if error.errno != errno.EBADF:  # closed meanwhile: its epoch has ended
+                self._failed(error)
+                return False
+        return True
+
+    def leaves_with(self, pod: int) -> None:
+        """Fact: another pod is about to be left what was delivered. What is delivered after that must not begin before
+        that pod has been asked for it: else it would give an old table to a later run, as if it was whole."""
+        if not self._given_up:
+            note = self._folder / LEFT_WITH
+            before = note.read_text() if note.exists() else ""
+            self._replace(LEFT_WITH, f"{before} {pod}".encode(), sync=True)
+
+    def close(self) -> None:
+        """It is whole, whatever becomes of the machine."""
+        on_disk = self.sync()
+        self._close_files()
+        if on_disk and not self._given_up:
+            try:
+                self._replace(CLEAN, b"", sync=True)
+            except OSError as error:
+                self._failed(error)
+        self._inventory.close()
+
+    def give_up(self) -> None:
+        """Nothing is written any more."""
+        self._given_up = True
+        self._close_files()
+        self._inventory.close()
+
+    def _append(self, epoch: int, data: bytes) -> None:
+        name = epoch_file(epoch)
+        if epoch not in self._files:
+            self._inventory.will_append(name)
+            self._files[epoch] = os.open(
+                self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+            )
+            self._sizes[epoch] = self._compact_sizes[epoch] = 0
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._files[epoch], rest) :]
+        self._sizes[epoch] += len(data)
+        if data:
+            self._inventory.appended(name, data)
+        self.unsynced = True
+
+    def _compact(self, epoch: int) -> None:
+        data = encode_records(self._snapshot(epoch))
+        if (file := self._files.pop(epoch, None)) is not None:
+            os.close(file)
+        self._replace(epoch_file(epoch), data)
+        self._append(epoch, b"")
+        self._sizes[epoch] = self._compact_sizes[epoch] = len(data)
+
+    def _give_up(self, error: OSError) -> None:
+        self._failed(error)
+        self.give_up()
+        self._header_is_gone()
+        with suppress(OSError):
+            self._inventory.remove()
+        shutil.rmtree(self._folder, ignore_errors=True)  # makes room, if that was it
+
+    def _header_is_gone(self) -> None:
+        try:
+            (self._folder / HEADER).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the journal in {self._folder} can be neither written nor removed ({error.strerror}): nothing is "
+                "delivered until it can"
+            ) from error
+
+    def _close_files(self) -> None:
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+        self._sizes.clear()
+
+    def _adopt_what_is_there(self) -> None:
+        """What this journal goes on with: receipts, and what other pods left here."""
+        contents = read_contents(self._folder)
+        if HEADER in contents and self._inventory.contradiction(contents) is not None:
+            # It is being replaced by what others knew: until that is done, nothing of it is to be believed.
+            (self._folder / HEADER).unlink()
+            del contents[HEADER]
+        self._inventory.adopt(contents)
+        receipts, newline, cut = contents.get(RECEIPTS, b"").rpartition(b"\n")
+        if cut:  # its writer was killed; the next line is one of its own
+            self._replace(RECEIPTS, receipts + newline)
+
+    def _replace(self, name: str, data: bytes, *, sync: bool = False) -> None:
+        with self._inventory.replacing(name, data, sync=sync):
+            replace(self._folder / name, data, sync=sync)
+
+    def _remove(self, name: str, *, sync: bool = False) -> None:
+        path = self._folder / name
+        if path.exists() or name in self._inventory:
+            with self._inventory.replacing(name, None):
+                path.unlink(missing_ok=True)
+                if sync:
+                    sync_folder(self._folder)
+
+
+def _without_done(resumed: ResumedEpoch) -> dict[str, Any]:
+    return {name: value for name, value in vars(resumed).items() if name != "done"}

@@ -1,0 +1,105 @@
+"""What does a pod find of a job that an earlier run of it left, and may it be believed?
+
+A journal is *whole* when nothing that was delivered can be missing in it: its files are those of its inventory, and the
+machine has not been restarted since, or the pod ended in order. Of one that is not, the records hold all the same:
+others are asked for the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from refill.protocol.records import Record, RecordReader
+from refill_service.cache_core.resumed_epoch import ResumedEpoch
+from refill_service.journal.inventory import Inventory
+from refill_service.journal.job_files import CLEAN, DONE, EPOCHS, HEADER, KEPT, LEFT_WITH, RECEIPTS, inventory_of
+
+__all__ = ["KeptJob", "boot_id", "header_of", "read_contents", "read_kept_job"]
+
+
+@dataclass(frozen=True)
+class KeptJob:
+    """A job as an earlier run of this pod left it."""
+
+    header: dict[str, Any]
+    records: list[Record]
+    receipts: dict[int, dict[str, Any]]
+    reason: str
+    """Why something that was delivered can be missing; empty: nothing can."""
+    resumed: ResumedEpoch | None = None
+    left_with: tuple[int, ...] = ()
+    """Pods that may have been left a table when that run ended: they must not keep it for later ones."""
+
+    @property
+    def whole(self) -> bool:
+        return not self.reason
+
+
+def read_kept_job(folder: Path) -> KeptJob:
+    """Raises OSError, ValueError, KeyError or TypeError for what can't be read as a journal."""
+    contents = read_contents(folder)
+    header = json.loads(contents[HEADER])
+    records: list[Record] = []
+    reason = ""
+    if CLEAN not in contents and header["boot"] != boot_id():
+        reason = "the machine was restarted since, and what was written last may not have reached its disk"
+    for name in sorted(each for each in contents if fnmatch(each, EPOCHS)):
+        reader = RecordReader(contents[name])
+        records += list(reader)
+        if reader.damaged:
+            reason = f"{name} is damaged after byte {reader.intact_bytes}"
+    for name in contents:
+        if fnmatch(name, KEPT):
+            records += list(RecordReader(contents[name]))
+    if header.get("inventory"):  # those of earlier versions have none
+        reason = Inventory(inventory_of(folder)).contradiction(contents) or reason
+    lines = contents.get(RECEIPTS, b"").decode().splitlines()
+    receipts = {receipt["epoch"]: receipt for receipt in map(_json_or_none, lines) if receipt is not None}
+    left_with = tuple(map(int, contents.get(LEFT_WITH, b"").split()))
+    return KeptJob(header, records, receipts, reason, _resumed(contents, header), left_with)
+
+
+def read_contents(folder: Path) -> dict[str, bytes]:
+    """All files of a job's journal, by name; none if there is no such folder."""
+    return {path.name: path.read_bytes() for path in folder.glob("*") if path.suffix != ".new"}
+
+
+def header_of(folder: Path) -> dict[str, Any] | None:
+    """None where there is no journal that can be used."""
+    try:
+        found: dict[str, Any] = json.loads((folder / HEADER).read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def boot_id() -> str:
+    """Names this run of the machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux: never taken to be whole unless the pod ended in order
+        return str(time.monotonic_ns())
+
+
+def _resumed(contents: dict[str, bytes], header: dict[str, Any]) -> ResumedEpoch | None:
+    if header.get("resumed") is None:
+        return None
+    packed = np.frombuffer(contents[DONE], dtype=np.uint8)
+    if len(packed) != -(-header["num_samples"] // 8):
+        raise ValueError(f"{DONE} is cut short")
+    bits = np.unpackbits(packed, count=header["num_samples"])
+    return ResumedEpoch(done=np.flatnonzero(bits), **header["resumed"])
+
+
+def _json_or_none(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
