@@ -18,11 +18,13 @@ import pytest
 
 from refill_service.demo import local_cluster
 from refill_service.demo.local_cluster import free_ports
+from tests import forked_pods
 
 pytest_plugins = ["tests.pod_fixtures"]
 
 # What a test leaves behind need not end in order, which takes a fifth of the CPU of a pod's whole life here.
 local_cluster._STOP_SIGNAL = signal.SIGKILL
+local_cluster._start_process = forked_pods.start
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Tests run side by side in several processes: a port that one has chosen must not be another's before it is taken.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+from tests import forked_pods
 from tests.conftest import free_port
 from tests.helm.mounted_secrets import Secrets, mount
 from tests.helm.rendering import Release
@@ -34,7 +33,7 @@ class StatefulPods:
         self._folder = folder
         self._ports = [(free_port(), free_port(), free_port()) for _ in range(most_pods)]
         mount(release.pod_template["spec"], folder, secrets or {})
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._running: dict[int, forked_pods.ForkedPod] = {}
 
     @property
     def pod_urls(self) -> list[str]:
@@ -98,9 +97,8 @@ class StatefulPods:
         }
         # Datasets of tests lie in folders, which a release names only if it is asked to.
         environment["REFILL_DATASET_URLS"] = environment.get("REFILL_DATASET_URLS") or "s3://,file:///"
-        command = [Path(sys.executable).with_name("refill"), *self._release.container["command"][1:]]
         with self._log(ordinal).open("ab") as log:
-            self._running[ordinal] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            self._running[ordinal] = forked_pods.start(self._release.container["command"][1:], environment, log)
 
     def _end(self, ordinal: int) -> None:
         process = self._running.pop(ordinal)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import httpx
 
@@ -169,15 +170,7 @@ class LocalCluster:
             "REFILL_PEER_PORT": str(peer_port),
         }
         with (self._log_folder / f"pod-{pod}.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "refill_service.cli", "serve"],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C reaches this process alone, which then stops the pods in order.
-                start_new_session=True,
-            )
+            return _start_process(["serve"], environment, log)
 
     def _wait_until_ready(self, pod: int) -> None:
         trusted: ssl.SSLContext | bool = False  # as costly to make as half a dozen requests
@@ -192,6 +185,18 @@ class LocalCluster:
                     return
             time.sleep(0.05)
         raise PodUnreachable(f"pod {pod} was not ready after {_START_SECONDS} s: {self.log(pod).strip()[-500:]}")
+
+
+def _start_process(arguments: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "refill_service.cli", *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        # Ctrl-C reaches this process alone, which then stops the pods in order.
+        start_new_session=True,
+    )
 
 
 def free_ports(count: int) -> list[int]:
