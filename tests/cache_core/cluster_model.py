@@ -1,7 +1,7 @@
 """A cluster of cores without servers: every owner and home pod of a job, driven in any order by a test.
 
-It does what ``home.py`` and ``owner.py`` do around the core, with messages that a test can lose and reads that it
-can hold back or fail, and checks after each step what must always hold.
+Homes are those of pods (``HomeMachine``). What ``owner.py`` does around the core is done here, with messages that a
+test can lose or hold back and reads that it can hold back or fail. After each step it is checked what must always hold.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces
+from refill_service.cache_core.home_machine import Batch, HomeMachine, OwnerRequest, SentAhead
 from refill_service.cache_core.owner_epoch import OwnerEpoch
 from refill_service.cache_core.policies import new_epoch
 from refill_service.cache_core.redox_epoch import RedoxEpoch
 from refill_service.cache_core.refill import Refill
-from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_groups
 
 
@@ -54,8 +54,11 @@ class ClusterModel:
         )
         self.bounds = layout.owner_bounds(shape.num_pods)
         self.owners = [self._owner(layout, pod) for pod in range(shape.num_pods)]
-        self.homes: list[RemoteMemory[int]] = [RemoteMemory(shape.remote_bytes) for _ in range(shape.num_pods)]
-        self.started = [StartedPositions() for _ in range(shape.num_ranks)]
+        self.homes: list[HomeMachine[int]] = [
+            HomeMachine(pod, self.bounds, shape.remote_bytes) for pod in range(shape.num_pods)
+        ]
+        self.on_the_way: dict[tuple[int, OwnerRequest], list[SentAhead[int]]] = {}
+        """By home and request, what owners have announced and not yet sent ahead."""
         self.reading: list[tuple[OwnerEpoch, Refill]] = []
         self.answers: dict[tuple[int, int], int] = {}
         self.arrived: set[int] = set()
@@ -82,22 +85,52 @@ class ClusterModel:
         """One batch of a rank. Each owner's answer, and what it sends ahead, is lost with probability ``lose``."""
         home = rank % self.shape.num_pods
         asked, repeats = self.traces.asked(rank, positions)
-        owners = np.searchsorted(self.bounds[1:-1], asked, side="right")
-        wanted = ~repeats
-        for place in np.flatnonzero(wanted & (owners != home)).tolist():
-            held = self.homes[home].take((0, rank, int(positions[place])))
-            if held is not None:
-                self._answered(rank, int(positions[place]), held)
-                wanted[place] = False
-        self.started[rank].started(positions)
-        for place in np.flatnonzero(repeats).tolist():
-            self._answered(rank, int(positions[place]), int(asked[place]))
-        for pod in np.unique(owners[wanted]).tolist():
-            places = np.flatnonzero(wanted & (owners == pod))
-            self._ask_owner(pod, home, rank, positions[places], asked[places], lose)
+        batch = self.homes[home].begin(0, rank, positions, asked, repeats)
+        batch.put(batch.repeats, asked[batch.repeats], asked[batch.repeats].tolist())
+        if len(batch.own):
+            samples, _ = self._take(home, asked[batch.own])
+            if self.random.random() >= lose:
+                batch.put(batch.own, samples, samples.tolist())
+        self._ask_owners(home, batch, lose)
+        if batch.awaited:
+            for request in batch.awaited:
+                self._ends_ahead(home, request, lose)
+            self.homes[home].arrived(batch)
+            self._ask_owners(home, batch, lose)
+        for place, sample in enumerate(batch.payloads):
+            if sample is not None:
+                assert sample == batch.sample_ids[place]
+                self._answered(rank, int(positions[place]), sample)
+        if None not in batch.payloads:
+            self.homes[home].complete(batch, int(self.lengths[batch.sample_ids].sum()))
+        self.homes[home].over(batch)
+        while self.on_the_way and self.random.random() < 0.5:
+            self._ends_ahead(*self.random.choice(list(self.on_the_way)), lose)
 
-    def _ask_owner(self, pod: int, home: int, rank: int, positions: np.ndarray, asked: np.ndarray, lose: float) -> None:
-        owner, memory = self.owners[pod], self.homes[home]
+    def _ask_owners(self, home: int, batch: Batch[int], lose: float) -> None:
+        """What owners send ahead stays on the way for a while, so that later batches find it there."""
+        machine = self.homes[home]
+        for i, (pod, places) in enumerate(batch.of_owners.items()):
+            request = machine.ask(batch, pod, places, len(batch.of_owners) - i)
+            wire = request.wire
+            assert machine.remote_memory.used + machine.remote_memory.granted <= self.shape.remote_bytes, "granted more"
+            samples, owner = self._take(pod, batch.asked[places])
+            if self.random.random() >= lose:
+                batch.put(places, samples, samples.tolist())
+            first = owner.mapping.share.first_sample
+            locations = owner.mapping.locations(batch.asked[places] - first)
+            ahead = owner.send_ahead(batch.rank, locations, wire.ahead_from, wire.room_bytes, wire.started_below)
+            for refill in ahead.refills:
+                self._ordered(owner, refill)
+            sizes = self.lengths[ahead.samples + first].tolist()
+            assert set((ahead.samples + first).tolist()) <= self.arrived, "sent ahead what is not in memory yet"
+            assert sum(sizes) <= wire.room_bytes, "sent more ahead than the requester has room for"
+            entries = zip(ahead.positions.tolist(), sizes, (ahead.samples + first).tolist(), strict=True)
+            self.on_the_way[home, request] = [SentAhead(p, s, size, s) for p, size, s in entries]
+            machine.announced(request, ahead.positions)
+
+    def _take(self, pod: int, asked: np.ndarray) -> tuple[np.ndarray, OwnerEpoch]:
+        owner = self.owners[pod]
         first = owner.mapping.share.first_sample
         before = owner.memory.sample_at.copy() if isinstance(owner, RedoxEpoch) else None
         taken = owner.take(asked - first)
@@ -105,26 +138,13 @@ class ClusterModel:
             self._check_never_evicted(before, owner, taken.samples, taken.refills)
         for refill in taken.refills:
             self._ordered(owner, refill)
-        if self.random.random() >= lose:
-            for position, sample in zip(positions.tolist(), taken.samples.tolist(), strict=True):
-                self._answered(rank, position, sample + first)
-        if pod == home:
-            return
-        room = memory.grant(self.random.randint(1, 2))
-        assert memory.used + memory.granted <= memory.capacity, "granted more than the remote memory has"
-        below, end = self.started[rank].below, self.started[rank].end
-        ahead = owner.send_ahead(rank, owner.mapping.locations(asked - first), end, room, below)
-        for refill in ahead.refills:
-            self._ordered(owner, refill)
-        sizes = self.lengths[ahead.samples + first].tolist()
-        assert set((ahead.samples + first).tolist()) <= self.arrived, "sent ahead what is not in memory yet"
-        assert sum(sizes) <= room, "sent more ahead than the requester has room for"
-        received = []
-        if self.random.random() >= lose:
-            entries = zip(ahead.positions.tolist(), sizes, ahead.samples.tolist(), strict=True)
-            received = [((0, rank, p), size, s + first) for p, size, s in entries if p not in self.started[rank]]
-        memory.settle(room, received)
-        assert memory.used <= memory.capacity, "remote memory above its limit"
+        return taken.samples + first, owner
+
+    def _ends_ahead(self, home: int, request: OwnerRequest, lose: float) -> None:
+        sent = self.on_the_way.pop((home, request))
+        self.homes[home].ended(request, sent if self.random.random() >= lose else [])
+        memory = self.homes[home].remote_memory
+        assert memory.used + memory.granted <= memory.capacity, "remote memory above its limit"
 
     def some_reads_end(self, fail: float = 0.0) -> None:
         """Some of the reads under way arrive, in any order; each fails with probability ``fail``."""

@@ -8,7 +8,7 @@ middle of one, does not know what was asked before.
 
 from __future__ import annotations
 
-from refill_service.cache_core.remote_memory import StartedPositions
+from refill_service.cache_core.started_positions import StartedPositions
 
 __all__ = ["JudgedEpochs", "skipped_for_good"]
 

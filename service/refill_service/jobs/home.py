@@ -22,8 +22,9 @@ from refill.errors import InvalidInput, PodUnreachable, RankTaken, RefillError, 
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import MAX_SAMPLES, BatchRequest, Int64Array
 from refill_service.cache_core.epoch_order import IdArray
-from refill_service.cache_core.remote_memory import RemoteMemory, StartedPositions
+from refill_service.cache_core.remote_memory import RemoteMemory
 from refill_service.cache_core.skipped_positions import JudgedEpochs, skipped_for_good
+from refill_service.cache_core.started_positions import StartedPositions
 from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.home_record import HomeRecord
 from refill_service.jobs.job import Job

@@ -1,0 +1,371 @@
+"""What does a home pod ask of whom for a batch, and what does it keep of what owners send ahead?
+
+Facts come in, decisions go out. Whoever drives it (``jobs/home.py``, a simulation, a test) fetches what is decided and
+tells how that went. A batch goes this way::
+
+    batch = home.begin(epoch, rank, positions, asked, repeats)      what was sent ahead is in it already
+    batch.put(batch.own, ...)                                       from this pod's share
+    batch.put(batch.repeats, ...)                                   read by themselves
+    for pod, places in batch.of_owners.items():
+        request = home.ask(batch, pod, places)                      with the room that its owner may send ahead into
+        home.announced(request, positions)                          what its answer will send ahead
+        batch.put(places, ...)                                      what was asked for
+        home.ended(request, sent_ahead)                             whatever became of it
+    home.arrived(batch)                                             when all of batch.awaited have ended
+    home.complete(batch); home.over(batch)
+
+A position is *started* when the rank can't be helped any more by sending it ahead: it was answered, or an owner was
+asked for it. What comes ahead for a started position is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refill.protocol.wire_format import BatchRequest
+from refill_service.cache_core.remote_memory import RemoteMemory
+from refill_service.cache_core.sample_mapping import Int64Array
+from refill_service.cache_core.skipped_positions import JudgedEpochs, skipped_for_good
+from refill_service.cache_core.started_positions import StartedPositions
+
+__all__ = ["Batch", "Entry", "HomeCounts", "HomeMachine", "Kept", "OwnerRequest", "SentAhead"]
+
+Payload = TypeVar("Payload")
+
+
+@dataclass
+class HomeCounts:
+    """Where one epoch's requests of a home pod's ranks were answered."""
+
+    local: int = 0
+    """From the pod's own share."""
+    remote_memory: int = 0
+    """By samples sent ahead."""
+    remote_on_demand: int = 0
+    """By an owner that was asked: the papers' remote requests."""
+    repeats: int = 0
+    """Positions that repeat a sample of the epoch (padding, replacement)."""
+    ahead_received: int = 0
+    ahead_refused: int = 0
+    """Sent ahead and dropped: the rank had been answered otherwise, or the owner had no room for it."""
+    batches: int = 0
+    delivered_bytes: int = 0
+
+
+class Entry(Enum):
+    """Who is to be told before a rank gets samples of an epoch."""
+
+    KNOWN = "nobody: all owners know that the rank is in it, or in a later one"
+    MOVES_ON = "every owner, so that none waits for the rank in an earlier one"
+    COMES = "every owner, once all pods agree that this process is the rank: it comes from elsewhere, or is new"
+
+
+class SentAhead(NamedTuple, Generic[Payload]):
+    """A sample that an owner sent for a later request."""
+
+    position: int
+    sample_id: int
+    num_bytes: int
+    payload: Payload
+
+
+class Kept(NamedTuple):
+    """What became of the samples that an answer sent ahead."""
+
+    kept: int
+    refused: int
+
+
+@dataclass
+class _Asking:
+    """What a rank asks of an epoch here."""
+
+    started: StartedPositions = field(default_factory=StartedPositions)
+    largest_batch: int = 0
+    under_way: int = 0
+    """Batches that are being assembled."""
+    most_under_way: int = 0
+    """As many as the rank has workers that ask."""
+
+
+class Batch(Generic[Payload]):
+    """A batch in the making. All arrays have an entry for each position; *places* are indices into them.
+
+    :param own: places that this pod's share answers.
+    :param repeats: places that repeat a sample of the epoch, and get exactly that.
+    :param of_owners: by pod, places to ask it for.
+    """
+
+    def __init__(self, epoch: int, rank: int, positions: Int64Array, asked: Int64Array, asking: _Asking) -> None:
+        self.epoch = epoch
+        self.rank = rank
+        self.positions = positions
+        self.asked = asked
+        self.asking = asking
+        self.own: Int64Array
+        self.repeats: Int64Array
+        self.of_owners: dict[int, Int64Array] = {}
+        self.awaited: dict[OwnerRequest, None] = {}
+        """Requests under way that bring what the batch asks for, ahead of it."""
+        self.arriving: list[int] = []
+        """The places that they bring."""
+        self.num_sent_ahead = 0
+        """Places that remote memory answered."""
+        self.sample_ids = np.empty(len(positions), dtype=np.int64)
+        self.payloads: list[Payload | None] = [None] * len(positions)
+        self._missing = len(positions)
+
+    def put(self, places: Int64Array, sample_ids: Int64Array, payloads: Sequence[Payload]) -> None:
+        """Fact: these answer the places. Raises RuntimeError for one that has its sample already, and when there are
+        not as many samples as places."""
+        if not len(places) == len(sample_ids) == len(payloads):
+            raise RuntimeError(
+                f"{len(places)} positions of rank {self.rank} were answered by {len(sample_ids)} samples"
+            )
+        self.sample_ids[places] = sample_ids
+        for place, payload in zip(places.tolist(), payloads, strict=True):
+            self._put(place, payload)
+
+    def put_sent_ahead(self, place: int, sample_id: int, payload: Payload) -> None:
+        self.sample_ids[place] = sample_id
+        self._put(place, payload)
+        self.num_sent_ahead += 1
+
+    def _put(self, place: int, payload: Payload) -> None:
+        if self.payloads[place] is not None:
+            raise RuntimeError(f"position {self.positions[place]} of rank {self.rank} was answered twice")
+        self.payloads[place] = payload
+        self._missing -= 1
+
+    def complete(self) -> list[Payload]:
+        """The samples, in the order of the positions."""
+        if self._missing:
+            raise RuntimeError(f"batch of rank {self.rank} was assembled with {self._missing} samples missing")
+        return self.payloads  # type: ignore[return-value]
+
+
+@dataclass(eq=False)
+class OwnerRequest:
+    """One request of a home to an owner."""
+
+    pod: int
+    wire: BatchRequest
+    asking: _Asking
+    announced: list[int] = field(default_factory=list)
+    """Positions that its answer sends ahead."""
+
+
+class HomeMachine(Generic[Payload]):
+    """One pod as the home of some ranks of one job.
+
+    :param owner_bounds: ``(pods + 1,)`` pod ``i`` owns the samples from ``owner_bounds[i]`` to ``owner_bounds[i + 1]``.
+    :param remote_memory_bytes: what it can hold of what owners send ahead.
+    :param knows_all: False: the job was there before this pod, so that a rank may come in the middle of an epoch.
+    """
+
+    def __init__(self, pod: int, owner_bounds: Int64Array, remote_memory_bytes: int, *, knows_all: bool = True) -> None:
+        self.remote_memory: RemoteMemory[tuple[int, Payload]] = RemoteMemory(remote_memory_bytes)
+        self.history: dict[int, HomeCounts] = {}
+        self._pod = pod
+        self._num_pods = len(owner_bounds) - 1
+        self._ends = owner_bounds[1:-1]
+        self._entered: dict[int, int] = {}
+        """By rank, the latest epoch that it entered here and that all owners know of."""
+        self._judged = JudgedEpochs(knows_all=knows_all)
+        self._asking: dict[tuple[int, int], _Asking] = {}
+        self._arriving: dict[tuple[int, int, int], OwnerRequest] = {}
+        """Requests (epoch, rank, position) whose samples an owner has announced and is sending."""
+        self._never_asked: Counter[tuple[int, int]] = Counter()
+        """Samples sent ahead for (epoch, rank) that it left without asking for them."""
+
+    # A rank comes, moves on and goes
+
+    def entry(self, epoch: int, rank: int) -> Entry:
+        """Who is to be told that a rank asks for an epoch."""
+        latest = self._entered.get(rank)
+        if latest is None:
+            return Entry.COMES
+        return Entry.KNOWN if latest >= epoch else Entry.MOVES_ON
+
+    def entered(self, epoch: int, rank: int) -> None:
+        """Fact: all owners know that a rank asks for an epoch here. It has left those before; of the last one it may
+        still repeat a request."""
+        self._judged.comes(rank, epoch)
+        self._entered[rank] = max(epoch, self._entered.get(rank, -1))
+        for old, never_asked in self.remote_memory.forget(rank, before_epoch=epoch).items():
+            self._never_asked[old, rank] += never_asked
+        for key in [known for known in self._asking if known[1] == rank and known[0] < epoch - 1]:
+            del self._asking[key]
+
+    def left(self, epoch: int, rank: int) -> None:
+        """Fact: a rank asks for this epoch by way of another home, which gets from the owners what was sent ahead here.
+        If it comes back, the others have to be told again, so that the same happens to what is at theirs."""
+        self._judged.left(rank, epoch)
+        self._entered.pop(rank, None)
+        self.remote_memory.forget(rank, before_epoch=epoch + 1)
+        for key in [known for known in self._asking if known[1] == rank]:
+            del self._asking[key]  # and what is still on its way is refused
+
+    def skipped(self, rank: int, before_epoch: int) -> tuple[int, int, int] | None:
+        """``(epoch, start, end)`` of positions that a rank which asks for an epoch has left out of one before."""
+        if self._entered.get(rank, -1) >= before_epoch:
+            return None
+        for epoch in sorted(epoch for epoch, of_rank in self._asking if of_rank == rank and epoch < before_epoch):
+            asking = self._asking[epoch, rank]
+            gap = skipped_for_good(asking.started, asking.largest_batch)
+            if gap is not None and self._judged(rank, epoch):
+                return epoch, *gap
+        return None
+
+    # A batch
+
+    def begin(
+        self, epoch: int, rank: int, positions: Int64Array, asked: Int64Array, repeats: NDArray[np.bool_]
+    ) -> Batch[Payload]:
+        """Fact: a rank asks for positions, all different. Decides from where each of them is answered.
+
+        :param asked: the sample that each position asks for.
+        :param repeats: whether it repeats a sample of the epoch.
+        """
+        asking = self._asking.setdefault((epoch, rank), _Asking())
+        asking.largest_batch = max(asking.largest_batch, len(positions))
+        asking.under_way += 1
+        asking.most_under_way = max(asking.most_under_way, asking.under_way)
+        batch: Batch[Payload] = Batch(epoch, rank, positions, asked, asking)
+        wanted = ~repeats
+        batch.repeats = repeats.nonzero()[0]
+        if self._num_pods == 1:
+            batch.own = wanted.nonzero()[0]
+            asking.started.started(positions)
+            return batch
+        owners = self._owners(asked)
+        mine = owners == self._pod
+        batch.own = (wanted & mine).nonzero()[0]
+        wanted &= ~mine
+        if len(self.remote_memory) or self._arriving:
+            for place in wanted.nonzero()[0].tolist():
+                request = (epoch, rank, int(positions[place]))
+                if (held := self.remote_memory.take(request)) is not None:
+                    batch.put_sent_ahead(place, *held)
+                    wanted[place] = False
+                elif (bringer := self._arriving.get(request)) is not None:
+                    batch.awaited[bringer] = None
+                    batch.arriving.append(place)
+                    wanted[place] = False
+        asking.started.started(np.delete(positions, batch.arriving) if batch.arriving else positions)
+        batch.of_owners = _by_owner(wanted.nonzero()[0], owners[wanted])
+        return batch
+
+    def ask(self, batch: Batch[Payload], pod: int, places: Int64Array, owners_left: int = 1) -> OwnerRequest:
+        """The request to an owner for these places; another one each time that it is asked.
+
+        :param owners_left: how many owners are asked together that have yet to be granted room, this one among them.
+        """
+        started = batch.asking.started
+        # While the owner answers, the rank's other workers come with the batches that follow: what they ask for
+        # on demand would cross with what is sent ahead.
+        others = batch.asking.most_under_way - 1
+        ahead_from = started.end + others * len(batch.positions)
+        room = self.remote_memory.grant(owners_left)
+        wire = BatchRequest(batch.epoch, batch.rank, batch.positions[places], room, started.below, ahead_from)
+        return OwnerRequest(pod, wire, batch.asking)
+
+    def announced(self, request: OwnerRequest, positions: Int64Array) -> None:
+        """Fact: an owner will send samples ahead for these positions. Who asks for one of them waits for it."""
+        epoch, rank = request.wire.epoch, request.wire.rank
+        request.announced = positions.tolist()
+        for position in request.announced:
+            self._arriving[epoch, rank, position] = request
+
+    def ended(self, request: OwnerRequest, sent_ahead: Iterable[SentAhead[Payload]] = ()) -> Kept:
+        """Fact: the answer to a request has ended, well or badly, and brought this ahead."""
+        epoch, rank = request.wire.epoch, request.wire.rank
+        for position in request.announced:
+            if self._arriving.get((epoch, rank, position)) is request:
+                del self._arriving[epoch, rank, position]
+        # A position that was asked for on demand meanwhile has been answered, and a rank that has left asks elsewhere:
+        # nobody would come for it.
+        is_here = self._asking.get((epoch, rank)) is request.asking
+        sent, started = list(sent_ahead), request.asking.started
+        kept = self.remote_memory.settle(
+            request.wire.room_bytes,
+            (
+                ((epoch, rank, each.position), each.num_bytes, (each.sample_id, each.payload))
+                for each in sent
+                if is_here and each.position not in started
+            ),
+        )
+        counts = self.counts(epoch)
+        counts.ahead_received += kept
+        counts.ahead_refused += len(sent) - kept
+        return Kept(kept, len(sent) - kept)
+
+    def arrived(self, batch: Batch[Payload]) -> None:
+        """Fact: all that the batch awaited has ended. What was lost on the way is in ``of_owners``, in place of what
+        was there."""
+        lost = []
+        for place in batch.arriving:
+            if (held := self.remote_memory.take((batch.epoch, batch.rank, int(batch.positions[place])))) is not None:
+                batch.put_sent_ahead(place, *held)
+            else:
+                lost.append(place)
+        batch.asking.started.started(batch.positions[batch.arriving])
+        places = np.array(lost, dtype=np.int64)
+        batch.of_owners = _by_owner(places, self._owners(batch.asked[places]))
+
+    def complete(self, batch: Batch[Payload], delivered_bytes: int) -> None:
+        """Fact: the batch is on its way to the rank, with all its samples."""
+        counts = self.counts(batch.epoch)
+        counts.local += len(batch.own)
+        counts.repeats += len(batch.repeats)
+        counts.remote_memory += batch.num_sent_ahead
+        counts.remote_on_demand += len(batch.positions) - len(batch.own) - len(batch.repeats) - batch.num_sent_ahead
+        counts.batches += 1
+        counts.delivered_bytes += delivered_bytes
+
+    def over(self, batch: Batch[Payload]) -> None:
+        """Fact: the batch is complete, or was given up."""
+        batch.asking.under_way -= 1
+
+    def _owners(self, samples: Int64Array) -> Int64Array:
+        return self._ends.searchsorted(samples, side="right")
+
+    # What is known of an epoch
+
+    def counts(self, epoch: int) -> HomeCounts:
+        return self.history.setdefault(epoch, HomeCounts())
+
+    def asked_of(self, epoch: int, rank: int) -> StartedPositions | None:
+        """What a rank has asked of an epoch; None when this pod may not know all of it."""
+        asking = self._asking.get((epoch, rank)) if self._judged(rank, epoch) else None
+        return None if asking is None else asking.started
+
+    def positions_under_way(self, epoch: int, rank: int) -> int:
+        """At most so many are being answered."""
+        asking = self._asking.get((epoch, rank))
+        return 0 if asking is None else asking.under_way * asking.largest_batch
+
+    def unused_ahead(self, epoch: int) -> dict[int, int]:
+        """How many samples of an epoch were sent ahead to each rank that it has not come to, or never came to."""
+        unused = self.remote_memory.held(epoch)
+        for (of_epoch, rank), count in self._never_asked.items():
+            if of_epoch == epoch:
+                unused[rank] += count
+        return dict(unused)
+
+    def books_closed(self, epoch: int) -> None:
+        """Fact: nobody will ask for the receipt's part of an epoch again."""
+        for key in [key for key in self._never_asked if key[0] == epoch]:
+            del self._never_asked[key]
+
+
+def _by_owner(places: Int64Array, owners: Int64Array) -> dict[int, Int64Array]:
+    pods = np.unique(owners).tolist() if len(owners) > 1 else owners.tolist()
+    return {pod: places[owners == pod] for pod in pods}
