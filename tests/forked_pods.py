@@ -134,7 +134,7 @@ def _fork_when_asked(asked: socket.socket) -> list[str]:
 
 if __name__ == "__main__":
     import refill_service.commands.serve
-    import refill_service.pod.serve  # noqa: F401
+    import refill_service.serving.serve  # noqa: F401
     from refill_service.cli import run
 
     sys.argv = ["refill", *_fork_when_asked(socket.socket(fileno=int(sys.argv[1])))]

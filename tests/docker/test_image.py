@@ -110,7 +110,7 @@ def test_the_file_system_is_read_only_for_it(image: str) -> None:
 
 def test_commands_of_the_chart_are_on_the_path(image: str) -> None:
     assert run("refill", "--version").stdout.strip() == f"refill {PROJECT['project']['version']}"
-    assert run("python", "-c", "import refill, refill_service.pod.serve; print('ready')").stdout.strip() == "ready"
+    assert run("python", "-c", "import refill, refill_service.serving.serve; print('ready')").stdout.strip() == "ready"
     bad = podman("run", "--rm", "--no-healthcheck", *RESTRICTED, image, "serve", "--memory-bytes", "much", check=False)
     assert (bad.returncode, bad.stderr.count("\n")) == (2, 1), bad.stderr
 
@@ -120,7 +120,7 @@ def test_nothing_is_compiled_when_a_pod_starts(image: str) -> None:
     without = run(
         "python",
         "-c",
-        "import os, sys, refill_service.cli, refill_service.pod.serve, refill_service.commands.serve\n"
+        "import os, sys, refill_service.cli, refill_service.serving.serve, refill_service.commands.serve\n"
         "for name, module in sorted(sys.modules.items()):\n"
         "    bytecode = getattr(module, '__cached__', None)\n"
         "    if bytecode and name != '__main__' and not os.path.exists(bytecode):\n"

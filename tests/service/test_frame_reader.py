@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from refill.errors import PodUnreachable
+from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.peers.peers import Frame, FrameReader
-from refill_service.serving.frame_response import OutgoingFrame
 
 
 class FakeReader:

@@ -2,7 +2,7 @@
 
 On when OTEL_EXPORTER_OTLP_ENDPOINT names a collector (``pip install 'refill-cache[tracing]'``); OpenTelemetry's other
 variables hold, too (OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER ...). A trace goes from pod to pod, and belongs to that of
-whoever sends a ``traceparent`` header.
+whoever sends a ``traceparent`` header; a pod that collects nothing passes it on.
 """
 
 from __future__ import annotations
@@ -11,20 +11,28 @@ import logging
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING
+
+from opentelemetry.context import attach
+from opentelemetry.propagate import extract, inject
+from opentelemetry.trace import Span, Tracer
 
 from refill.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 __all__ = ["begin_tracing", "continue_trace", "end_tracing", "span", "trace_headers"]
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _CARRIED = (b"traceparent", b"tracestate")
-_tracer: Any = None
-_provider: Any = None
+_tracer: Tracer | None = None
+"""None in place of OpenTelemetry's own that does nothing: a span of that costs 4 us, of which a batch has several."""
+_provider: TracerProvider | None = None
 
 
 def begin_tracing(ordinal: int) -> None:
-    """Raises :class:`InvalidInput` when spans are wanted and OpenTelemetry is not installed."""
+    """Raises :class:`InvalidInput` when spans are wanted and OpenTelemetry's SDK is not installed."""
     global _tracer, _provider
     if not any(os.environ.get(name) for name in _ENDPOINTS):
         return
@@ -51,30 +59,21 @@ def end_tracing() -> None:
         _provider.shutdown()
 
 
-def span(name: str, **attributes: str | int) -> AbstractContextManager[Any]:
+def span(name: str, **attributes: str | int) -> AbstractContextManager[Span | None]:
     """Around what takes time, within the trace of the request that it is done for."""
     if _tracer is None:
         return nullcontext()
-    found: AbstractContextManager[Any] = _tracer.start_as_current_span(
-        name, attributes={f"refill.{key}": value for key, value in attributes.items()}
-    )
-    return found
+    return _tracer.start_as_current_span(name, attributes={f"refill.{key}": value for key, value in attributes.items()})
 
 
 def continue_trace(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """What this task does belongs to the trace that the headers name."""
-    if _tracer is not None:
-        from opentelemetry.context import attach
-        from opentelemetry.propagate import extract
-
-        attach(extract({name.decode(): value.decode("latin-1") for name, value in headers if name in _CARRIED}))
+    """What this task does belongs to the trace that the headers name, if they name one."""
+    if carried := {name.decode(): value.decode("latin-1") for name, value in headers if name in _CARRIED}:
+        attach(extract(carried))
 
 
 def trace_headers() -> dict[str, str]:
     """For a request to another pod."""
     carried: dict[str, str] = {}
-    if _tracer is not None:
-        from opentelemetry.propagate import inject
-
-        inject(carried)
+    inject(carried)
     return carried

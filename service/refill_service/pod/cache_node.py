@@ -44,17 +44,17 @@ from refill_service.journal.journal import Journal, KeptJob
 from refill_service.membership.registration import Registration
 from refill_service.membership.resuming import Resuming
 from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.client_memory import ClientMemory
 from refill_service.memory.pinned_tier import PinnedTier
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.store_url import parse_url
 from refill_service.object_store.warm_stores import WarmStores
+from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.job_peers import JobPeers
 from refill_service.peers.peers import Peers
 from refill_service.pod.pod_phase import PodPhase
 from refill_service.pod.settings import Settings
-from refill_service.serving.client_memory import ClientMemory
-from refill_service.serving.request_guard import RequestCounts
 
 __all__ = ["CacheNode"]
 

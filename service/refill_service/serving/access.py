@@ -17,12 +17,12 @@ from refill.errors import NotAuthenticated, PodBusy, RefillError
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.serving.access_log import HOLDER
+from refill_service.serving.probes import is_health
 from refill_service.serving.request_guard import wire_answer
 from refill_service.serving.tokens import Tokens
 
 __all__ = ["CONNECTION", "Access", "holder_of"]
 
-_OPEN = ("/healthz", "/readyz")
 """For the kubelet, which has no token. They tell nothing but whether the pod works."""
 _JOBS = "/v1/jobs/"
 
@@ -63,7 +63,7 @@ class Access:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        if scope["path"] in _OPEN:
+        if is_health(scope["path"]):
             return
         if self._tokens is None:
             _check_connection(scope, "")

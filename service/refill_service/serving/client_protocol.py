@@ -29,12 +29,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from refill.errors import HeadersTooLarge, InvalidInput, RefillError
 from refill_service.cache_core.team_quotas import TeamQuotas
+from refill_service.memory.memory_door import refuse_descriptors
+from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.certificates import Certificates
 from refill_service.serving.access import CONNECTION
 from refill_service.serving.connection_room import ConnectionRoom
-from refill_service.serving.memory_door import refuse_descriptors
 from refill_service.serving.pace import LEAST_BYTES, Pace
-from refill_service.serving.request_guard import ANSWER, OVER_LIMIT, RequestCounts, wire_answer
+from refill_service.serving.request_guard import ANSWER, OVER_LIMIT, wire_answer
 from refill_service.serving.tls_listener import TlsListener
 
 __all__ = ["ClientLimits", "ClientServer"]

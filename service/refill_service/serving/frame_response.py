@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
-import numpy as np
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from refill.protocol.wire_format import Int64Array, encode_frame_head
+from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.memory.payload import Payload
 
-__all__ = ["FrameResponse", "OutgoingFrame"]
+__all__ = ["FrameResponse"]
 
 PIECE_BYTES = 1 << 20
 """Small samples are joined up to this size: fewer, larger writes. Samples of this size and more go as they are."""
-
-
-class OutgoingFrame:
-    """A frame to be sent: ``head`` holds header and arrays, ``payloads`` the samples."""
-
-    def __init__(self, positions: Int64Array, sample_ids: Int64Array, payloads: Sequence[Payload]) -> None:
-        lengths = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
-        self.head = encode_frame_head(positions, sample_ids, lengths)
-        self.payloads = payloads
-        self.total_bytes = len(self.head) + int(lengths.sum())
-
-    def parts(self) -> Iterator[Payload]:
-        yield self.head
-        yield from self.payloads
 
 
 class FrameResponse(Response):

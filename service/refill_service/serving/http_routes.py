@@ -28,13 +28,15 @@ from refill.protocol.wire_format import (
 )
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.membership.resuming import Checkpoint
+from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
 from refill_service.serving.access import holder_of
 from refill_service.serving.access_log import HOLDER, was_done
 from refill_service.serving.answer_room import AnswerRoom
-from refill_service.serving.frame_response import FrameResponse, OutgoingFrame
+from refill_service.serving.frame_response import FrameResponse
 from refill_service.serving.metrics import node_registry
+from refill_service.serving.probes import HEALTH, METRICS, READY
 from refill_service.serving.record_stream import coming_records, most_records_bytes
 from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import PeerGone, held
@@ -123,16 +125,16 @@ def health_routes(node: CacheNode) -> APIRouter:
     routes = APIRouter(responses=_ERROR_ANSWERS)
     registry = node_registry(node)
 
-    @routes.get("/healthz", tags=["health"], summary="The process answers.")
+    @routes.get(HEALTH, tags=["health"], summary="The process answers.")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @routes.get("/readyz", tags=["health"], summary="The pod takes requests.", responses=_NOT_READY)
+    @routes.get(READY, tags=["health"], summary="The pod takes requests.", responses=_NOT_READY)
     async def readyz() -> JSONResponse:
         told = {"status": node.phase.value, "ordinal": node.settings.ordinal, "pods": node.settings.num_pods}
         return JSONResponse(told, status_code=200 if node.phase is PodPhase.READY else 503)
 
-    @routes.get("/metrics", tags=["health"], summary="Metrics in Prometheus' format.", response_class=PlainTextResponse)
+    @routes.get(METRICS, tags=["health"], summary="Metrics in Prometheus' format.", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         if node.quotas.there_are_several and (team := request.scope.get(HOLDER)) is not None:
             return Response(generate_latest(node_registry(node, team)), media_type=CONTENT_TYPE_LATEST)

@@ -12,18 +12,13 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from refill_service.jobs.job_at_pod import MOST_CLIENTS, RECEIPT_OUTCOMES
+from refill_service.observing.metric_labels import JOB, OTHER_RANKS
 
 if TYPE_CHECKING:
     from refill_service.jobs.job_at_pod import JobAtPod
     from refill_service.pod.cache_node import CacheNode
 
-__all__ = ["JOB", "OTHER_RANKS", "node_registry"]
-
-JOB = "training_job"
-"""The label that names a job: Prometheus puts a label ``job`` of its own on what it scrapes, and would rename ours."""
-
-OTHER_RANKS = "other"
-"""In place of a rank's number: all that have no series of their own."""
+__all__ = ["node_registry"]
 
 
 def node_registry(node: CacheNode, team: str | None = None) -> CollectorRegistry:

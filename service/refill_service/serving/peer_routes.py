@@ -14,10 +14,11 @@ from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
 from refill_service.jobs.job_at_pod import JobAtPod, LeftByPod
 from refill_service.membership.resuming import Checkpoint
+from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.peers.peers import PODS_HEADER
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.answer_room import AnswerRoom
-from refill_service.serving.frame_response import FrameResponse, OutgoingFrame
+from refill_service.serving.frame_response import FrameResponse
 from refill_service.serving.http_routes import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, CheckpointBody, checked_ids
 from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import held

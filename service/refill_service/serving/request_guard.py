@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -20,10 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refill.errors import PodBusy, PodStopping, RefillError
 from refill_service.cache_core.shared_room import SharedRoom
+from refill_service.observing.request_counts import RequestCounts
 from refill_service.observing.request_id import REQUEST_ID_HEADER, take_request_id
 from refill_service.observing.tracing import continue_trace
 from refill_service.serving.access_log import log_request
 from refill_service.serving.pace import LEAST_BYTES_PER_SECOND
+from refill_service.serving.probes import looks_after_the_pod
 from refill_service.serving.request_body import RequestBody
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "OVER_LIMIT",
     "Answer",
     "PeerGone",
-    "RequestCounts",
     "RequestGuard",
     "held",
     "wire_answer",
@@ -45,26 +44,12 @@ ANSWER = "refill.answer"
 
 _HELD = "refill.held"
 _PIECE_BYTES = 1 << 20
-_ALWAYS = ("/healthz", "/readyz", "/metrics")
-"""Whoever looks after the pod must see it when it is busy, or would restart it for that."""
 
 
 def held(request: Request) -> AsyncExitStack:
     """What is let go of at the end of this request's answer."""
     stack: AsyncExitStack = request.scope[_HELD]
     return stack
-
-
-@dataclass
-class RequestCounts:
-    """What became of requests, on all ports."""
-
-    under_way: Counter[str] = field(default_factory=Counter)
-    """Of ``client``s and of other ``pod``s, without probes."""
-    by_status: Counter[int] = field(default_factory=Counter)
-    """Answers from 400 on; those to probes are none."""
-    connections_cut: int = 0
-    """Of clients that sent or read too slowly."""
 
 
 class PeerGone(Exception):
@@ -111,7 +96,7 @@ class RequestGuard:
         if scope["type"] != "http":
             return
         started = time.monotonic()
-        always = scope["path"] in _ALWAYS
+        always = looks_after_the_pod(scope["path"])
         request_id = take_request_id(scope["headers"])
         continue_trace(scope["headers"])
         answer = Answer(send, request_id, None if always else self._counts, self._timeout_seconds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refill_service.serving.metrics import OTHER_RANKS
+from refill_service.observing.metric_labels import OTHER_RANKS
 from refill_service.top.scrape import Scrape
 
 __all__ = ["Figures", "JobFigures", "PodFigures", "RankFigures", "figures_between"]

@@ -17,12 +17,12 @@ from refill.errors import InvalidInput
 from refill_service.observing.logs import begin_logging
 from refill_service.observing.tracing import begin_tracing, end_tracing
 from refill_service.pod.cache_node import CacheNode
-from refill_service.pod.ending import Ending, ends_by_signal
 from refill_service.pod.pod_phase import PodPhase
 from refill_service.pod.settings import Settings
 from refill_service.serving.access import Access
 from refill_service.serving.app import client_app, metrics_app, peer_app
 from refill_service.serving.client_protocol import ClientLimits, ClientServer
+from refill_service.serving.ending import Ending, ends_by_signal
 from refill_service.serving.peer_server import PeerServer
 from refill_service.serving.request_guard import RequestGuard
 from refill_service.serving.tokens import Tokens
