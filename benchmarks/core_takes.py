@@ -16,10 +16,10 @@ from collections.abc import Callable
 import numpy as np
 from machine import machine
 
-from refill_service.cache_core.drain_epoch import DrainEpoch
 from refill_service.cache_core.epoch_order import KeyedTraces
-from refill_service.cache_core.owner_epoch import OwnerEpoch
-from refill_service.cache_core.redox_epoch import RedoxEpoch
+from refill_service.cache_core.policies.drain import DrainPolicy
+from refill_service.cache_core.policies.interface import EpochBegan, Orders, Policy
+from refill_service.cache_core.policies.redox import RedoxPolicy
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_groups
 
 NUM_SAMPLES = 1_000_000
@@ -43,41 +43,48 @@ def main() -> None:
         print(f"{what:32} {NUM_SAMPLES / statistics.median(work() for _ in range(ROUNDS)):12,.0f}")
 
 
-def _core(group_size: int) -> RedoxEpoch:
+def _core(group_size: int) -> RedoxPolicy:
     layout = ChunkLayout(np.array([0, NUM_SAMPLES]), CHUNK_SIZE)
     mapping = AbstractMapping(layout.share(0, 1), abstract_chunks_for_groups(layout.num_chunks, group_size))
-    return RedoxEpoch(mapping, KeyedTraces(NUM_SAMPLES, seed=1), np.full(NUM_SAMPLES, 100_000), key="benchmark")
+    return RedoxPolicy(_began(mapping))
 
 
-def _drain_core(chunk_size: int) -> DrainEpoch:
+def _drain_core(chunk_size: int) -> DrainPolicy:
     """Memory for a tenth of the samples."""
     layout = ChunkLayout(np.array([0, NUM_SAMPLES]), chunk_size)
     mapping = AbstractMapping(layout.share(0, 1), abstract_chunks_for_groups(layout.num_chunks, 10))
-    traces, lengths = KeyedTraces(NUM_SAMPLES, seed=1), np.full(NUM_SAMPLES, 100_000)
-    core = DrainEpoch(mapping, traces, lengths, capacity_bytes=NUM_SAMPLES * 10_000, key="benchmark")
-    for refill in core.start():
-        core.refill_arrived(refill)
+    core = DrainPolicy(_began(mapping))
+    _all_arrive(core, core.memory_changed(NUM_SAMPLES * 10_000))
     return core
 
 
-def _full_core() -> RedoxEpoch:
+def _began(mapping: AbstractMapping) -> EpochBegan:
+    traces, lengths = KeyedTraces(NUM_SAMPLES, seed=1), np.full(NUM_SAMPLES, 100_000)
+    return EpochBegan(mapping, traces, lengths, key="benchmark", settings={"refill": "best"})
+
+
+def _full_core() -> RedoxPolicy:
     core = _core(group_size=1)
     for chunk in range(core.mapping.num_abstract_chunks):
         first = chunk * CHUNK_SIZE
-        _, refill = core.memory.take_one(first)
-        assert refill is not None
-        core.refill_arrived(refill)
+        _, read = core.memory.take_one(first)
+        assert read is not None
+        core.arrived(read)
         core.memory.sample_at[first] = first  # put back what was taken to fill the chunk
     return core
 
 
-def _epoch(core: OwnerEpoch, order: np.ndarray) -> float:
+def _epoch(core: Policy, order: np.ndarray) -> float:
     return _timed(lambda: [_take(core, order[i : i + BATCH]) for i in range(0, NUM_SAMPLES, BATCH)])
 
 
-def _take(core: OwnerEpoch, asked: np.ndarray) -> None:
-    for refill in core.take(asked).refills:
-        core.refill_arrived(refill)
+def _take(core: Policy, asked: np.ndarray) -> None:
+    _all_arrive(core, core.requested(0, asked).orders)
+
+
+def _all_arrive(core: Policy, orders: Orders) -> None:
+    for read in orders.reads:
+        _all_arrive(core, core.arrived(read))
 
 
 def _floor(order: np.ndarray) -> float:

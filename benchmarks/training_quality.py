@@ -30,8 +30,10 @@ from machine import machine
 from scipy import stats
 from torch import nn
 
+from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import KeyedTraces
-from refill_service.cache_core.policies import new_epoch
+from refill_service.cache_core.policies.interface import EpochBegan, Orders, Policy
+from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 
 MEMORY_PART = 0.1
@@ -167,25 +169,26 @@ def delivered(order: Order, num_samples: int, seed: int, epoch: int) -> np.ndarr
     memory = int(num_samples * MEMORY_PART)
     share = ChunkLayout(np.array([0, num_samples]), order.chunk_size).share(0, 1)
     num_abstract_chunks = abstract_chunks_for_budget(share.num_chunks, order.chunk_size, memory)
-    core = new_epoch(
-        order.policy,
+    began = EpochBegan(
         AbstractMapping(share, num_abstract_chunks, order.groups),
         traces,
         np.ones(num_samples, dtype=np.int64),
-        capacity_bytes=memory,
-        refill="best",
-        prefetch_window=0,
         key=f"{seed} {epoch} 0",
+        settings=terms_of(order.policy).settings_with(order.policy, {}),
     )
-    for refill in core.start():
-        core.refill_arrived(refill)
+    core = new_policy(order.policy, began)
+    _all_arrive(core, core.memory_changed(memory))
     answers = []
     for first in range(0, num_samples, BATCH):
-        taken = core.take(asked[first : first + BATCH])
+        taken = core.requested(0, asked[first : first + BATCH])
         answers.append(taken.samples)
-        for refill in taken.refills:
-            core.refill_arrived(refill)
+        _all_arrive(core, taken.orders)
     return np.concatenate(answers)
+
+
+def _all_arrive(core: Policy, orders: Orders) -> None:
+    for read in orders.reads:
+        _all_arrive(core, core.arrived(read))
 
 
 def _print_table(setting: Setting, accuracies: np.ndarray) -> None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces
 from refill_service.cache_core.home_machine import Batch, HomeMachine, OwnerRequest, SentAhead
-from refill_service.cache_core.owner_epoch import OwnerEpoch
-from refill_service.cache_core.policies import new_epoch
-from refill_service.cache_core.redox_epoch import RedoxEpoch
-from refill_service.cache_core.refill import Refill
+from refill_service.cache_core.policies.interface import EpochBegan, Orders, Policy, Read
+from refill_service.cache_core.policies.redox import RedoxPolicy
+from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_groups
 
 
@@ -59,27 +60,26 @@ class ClusterModel:
         ]
         self.on_the_way: dict[tuple[int, OwnerRequest], list[SentAhead[int]]] = {}
         """By home and request, what owners have announced and not yet sent ahead."""
-        self.reading: list[tuple[OwnerEpoch, Refill]] = []
+        self.reading: list[tuple[Policy, Read]] = []
         self.answers: dict[tuple[int, int], int] = {}
         self.arrived: set[int] = set()
         self.read_bytes = 0
         for owner in self.owners:
-            for refill in owner.start():
-                self._ordered(owner, refill)
+            self._ordered(owner, owner.memory_changed(shape.capacity_bytes))
 
-    def _owner(self, layout: ChunkLayout, pod: int) -> OwnerEpoch:
+    def _owner(self, layout: ChunkLayout, pod: int) -> Policy:
         share = layout.share(pod, self.shape.num_pods)
         num_abstract_chunks = abstract_chunks_for_groups(share.num_chunks, self.shape.group_size)
-        return new_epoch(
-            self.shape.policy,
+        own = {"refill": self.shape.refill} if self.shape.policy == "redox" else {}
+        began = EpochBegan(
             AbstractMapping(share, num_abstract_chunks, self.shape.group_order),
             self.traces,
             self.lengths[share.first_sample : share.end_sample],
-            capacity_bytes=self.shape.capacity_bytes,
-            refill=self.shape.refill,
             prefetch_window=self.shape.window,
             key=f"{self.shape.seed} {pod}",
+            settings=terms_of(self.shape.policy).settings_with(self.shape.policy, own),
         )
+        return new_policy(self.shape.policy, began)
 
     def ask(self, rank: int, positions: np.ndarray, lose: float = 0.0) -> None:
         """One batch of a rank. Each owner's answer, and what it sends ahead, is lost with probability ``lose``."""
@@ -88,7 +88,7 @@ class ClusterModel:
         batch = self.homes[home].begin(0, rank, positions, asked, repeats)
         batch.put(batch.repeats, asked[batch.repeats], asked[batch.repeats].tolist())
         if len(batch.own):
-            samples, _ = self._take(home, asked[batch.own])
+            samples, _ = self._take(home, rank, asked[batch.own])
             if self.random.random() >= lose:
                 batch.put(batch.own, samples, samples.tolist())
         self._ask_owners(home, batch, lose)
@@ -114,14 +114,13 @@ class ClusterModel:
             request = machine.ask(batch, pod, places, len(batch.of_owners) - i)
             wire = request.wire
             assert machine.remote_memory.used + machine.remote_memory.granted <= self.shape.remote_bytes, "granted more"
-            samples, owner = self._take(pod, batch.asked[places])
+            samples, owner = self._take(pod, batch.rank, batch.asked[places])
             if self.random.random() >= lose:
                 batch.put(places, samples, samples.tolist())
             first = owner.mapping.share.first_sample
-            locations = owner.mapping.locations(batch.asked[places] - first)
-            ahead = owner.send_ahead(batch.rank, locations, wire.ahead_from, wire.room_bytes, wire.started_below)
-            for refill in ahead.refills:
-                self._ordered(owner, refill)
+            answered = batch.asked[places] - first
+            ahead = owner.send_ahead(batch.rank, answered, wire.ahead_from, wire.room_bytes, wire.started_below)
+            self._ordered(owner, ahead.orders)
             sizes = self.lengths[ahead.samples + first].tolist()
             assert set((ahead.samples + first).tolist()) <= self.arrived, "sent ahead what is not in memory yet"
             assert sum(sizes) <= wire.room_bytes, "sent more ahead than the requester has room for"
@@ -129,15 +128,14 @@ class ClusterModel:
             self.on_the_way[home, request] = [SentAhead(p, s, size, s) for p, size, s in entries]
             machine.announced(request, ahead.positions)
 
-    def _take(self, pod: int, asked: np.ndarray) -> tuple[np.ndarray, OwnerEpoch]:
+    def _take(self, pod: int, rank: int, asked: np.ndarray) -> tuple[np.ndarray, Policy]:
         owner = self.owners[pod]
         first = owner.mapping.share.first_sample
-        before = owner.memory.sample_at.copy() if isinstance(owner, RedoxEpoch) else None
-        taken = owner.take(asked - first)
-        if isinstance(owner, RedoxEpoch):
-            self._check_never_evicted(before, owner, taken.samples, taken.refills)
-        for refill in taken.refills:
-            self._ordered(owner, refill)
+        before = owner.memory.sample_at.copy() if isinstance(owner, RedoxPolicy) else None
+        taken = owner.requested(rank, asked - first)
+        if isinstance(owner, RedoxPolicy):
+            self._check_never_evicted(before, owner, taken.samples, taken.orders.reads)
+        self._ordered(owner, taken.orders)
         return taken.samples + first, owner
 
     def _ends_ahead(self, home: int, request: OwnerRequest, lose: float) -> None:
@@ -156,25 +154,25 @@ class ClusterModel:
         while self.reading:
             self._ends(*self.reading.pop(), fail=0.0)
 
-    def _ends(self, owner: OwnerEpoch, refill: Refill, fail: float) -> None:
+    def _ends(self, owner: Policy, read: Read, fail: float) -> None:
         if self.random.random() < fail:
-            owner.refill_failed(refill)
+            self._ordered(owner, owner.failed(read))
             return
-        owner.refill_arrived(refill)
-        self.arrived.update((refill.samples + owner.mapping.share.first_sample).tolist())
-        starts = owner.mapping.share.starts
-        self.read_bytes += int(self.lengths[starts[refill.chunk] : starts[refill.chunk + 1]].sum())
+        self._ordered(owner, owner.arrived(read))
+        first = owner.mapping.share.first_sample
+        self.arrived.update((read.samples + first).tolist())
+        self.read_bytes += int(self.lengths[read.first + first : read.end + first].sum())
 
-    def _ordered(self, owner: OwnerEpoch, refill: Refill) -> None:
-        self.reading.append((owner, refill))
+    def _ordered(self, owner: Policy, orders: Orders) -> None:
+        self.reading += [(owner, read) for read in orders.reads]
 
     def _answered(self, rank: int, position: int, sample: int) -> None:
         before = self.answers.setdefault((rank, position), sample)
         assert before == sample, f"rank {rank} position {position} got sample {before}, asked again {sample}"
 
     @staticmethod
-    def _check_never_evicted(before: np.ndarray, owner: RedoxEpoch, taken: np.ndarray, refills: list[Refill]) -> None:
-        filled = np.concatenate([refill.samples for refill in refills] or [taken[:0]])
+    def _check_never_evicted(before: np.ndarray, owner: RedoxPolicy, taken: np.ndarray, reads: Sequence[Read]) -> None:
+        filled = np.concatenate([read.samples for read in reads] or [taken[:0]])
         here = set(before[before >= 0].tolist()) | set(filled.tolist())
         gone = here - set(owner.memory.sample_at[owner.memory.sample_at >= 0].tolist())
         assert gone <= set(taken.tolist()), f"samples {sorted(gone - set(taken.tolist()))} left memory undelivered"

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from refill_service.cache_core.coalesce import coalesced
-from refill_service.cache_core.refill import Refill
+from refill_service.cache_core.policies.interface import NO_SAMPLES, Read
 
 BLOB = 10
 """Chunks of a blob."""
 
 
 def together(chunks: list[int], size: int = 1, limit: int = 4) -> list[list[int]]:
-    none = np.empty(0, dtype=np.int64)
     groups = coalesced(
-        [Refill(chunk, none, none) for chunk in chunks],
-        lambda chunk, following: following == chunk + 1 and following % BLOB != 0,
-        lambda first, last: size * (last - first + 1),
+        [Read(chunk, chunk + 1, NO_SAMPLES) for chunk in chunks],
+        lambda read, following: following.first == read.end and following.first % BLOB != 0,
+        lambda first, end: size * (end - first),
         limit,
     )
-    return [[refill.chunk for refill in group] for group in groups]
+    return [[read.first for read in group] for group in groups]
 
 
 def test_neighbours_are_read_together() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from refill_service.cache_core.drain_epoch import DrainEpoch
 from refill_service.cache_core.epoch_order import KeyedTraces
-from refill_service.cache_core.refill import Refill
+from refill_service.cache_core.policies.drain import DrainPolicy
+from refill_service.cache_core.policies.interface import EpochBegan, Read
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 from refill_service.planning.shuffle_measures import spread
 
@@ -22,24 +22,22 @@ class SlowStore:
         self.capacity = int(NUM_SAMPLES * memory_share)
         mapping = AbstractMapping(share, abstract_chunks_for_budget(share.num_chunks, CHUNK_SIZE, self.capacity))
         lengths = np.ones(NUM_SAMPLES, dtype=np.int64)
-        self.core = DrainEpoch(
-            mapping, KeyedTraces(NUM_SAMPLES, seed=3), lengths, capacity_bytes=self.capacity, prefetch_window=0, key="1"
-        )
-        self.ordered: list[Refill] = self.core.start()
+        self.core = DrainPolicy(EpochBegan(mapping, KeyedTraces(NUM_SAMPLES, seed=3), lengths, key="1"))
+        self.ordered: list[Read] = [*self.core.memory_changed(self.capacity).reads]
         self.arrived: set[int] = set()
 
     def take(self, asked: np.ndarray) -> tuple[np.ndarray, int]:
         """``(samples, samples that arrived while the answer waited)``"""
-        taken = self.core.take(asked)
-        self.ordered += taken.refills
+        taken = self.core.requested(0, asked)
+        self.ordered += taken.orders.reads
         before = len(self.arrived)
         while not set(taken.samples.tolist()) <= self.arrived or (
-            self.ordered and self.core.came_bytes < taken.answer_after
+            self.ordered and self.core.came_bytes < taken.wait_until_bytes
         ):
             assert self.ordered, "an answer waits for what nobody has ordered"
-            refill = self.ordered.pop(0)
-            self.core.refill_arrived(refill)
-            self.arrived |= set(refill.samples.tolist())
+            read = self.ordered.pop(0)
+            self.core.arrived(read)
+            self.arrived |= set(read.samples.tolist())
         return taken.samples, len(self.arrived) - before
 
     def epoch(self) -> tuple[np.ndarray, list[int]]:
@@ -77,8 +75,8 @@ def test_a_fast_store_is_never_waited_for() -> None:
     asked = KeyedTraces(NUM_SAMPLES, seed=3).asked(0, np.arange(NUM_SAMPLES))[0]
     for start in range(0, NUM_SAMPLES, BATCH):
         while store.ordered:
-            store.core.refill_arrived(store.ordered.pop())
-        taken = store.core.take(asked[start : start + BATCH])
-        store.ordered += taken.refills
-        assert taken.answer_after == 0
+            store.core.arrived(store.ordered.pop())
+        taken = store.core.requested(0, asked[start : start + BATCH])
+        store.ordered += taken.orders.reads
+        assert taken.wait_until_bytes == 0
     assert store.core.counts.misses == 0

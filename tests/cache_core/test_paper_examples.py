@@ -12,7 +12,8 @@ import numpy as np
 
 from refill_service.cache_core.abstract_memory import AbstractMemory
 from refill_service.cache_core.epoch_order import ExplicitTraces
-from refill_service.cache_core.redox_epoch import RedoxEpoch
+from refill_service.cache_core.policies.interface import EpochBegan
+from refill_service.cache_core.policies.redox import RedoxPolicy
 from refill_service.cache_core.refill_policies import choose_best, choose_random
 from refill_service.cache_core.remote_memory import RemoteMemory
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout
@@ -42,7 +43,7 @@ class FigureTraces(ExplicitTraces):
 class Requester:
     """A rank that asks the owner for one position at a time, when it does not hold the answer already."""
 
-    def __init__(self, owner: RedoxEpoch, trace: np.ndarray, room: int = 100) -> None:
+    def __init__(self, owner: RedoxPolicy, trace: np.ndarray, room: int = 100) -> None:
         self.owner, self.trace = owner, trace
         self.memory: RemoteMemory[int] = RemoteMemory(room)
         self.got: list[int] = []
@@ -54,21 +55,21 @@ class Requester:
             self.got.append(held)
             return None
         asked = self.trace[position : position + 1]
-        taken = self.owner.take(asked)
-        for refill in taken.refills:
-            self.owner.refill_arrived(refill)
+        taken = self.owner.requested(0, asked)
+        for read in taken.orders.reads:
+            self.owner.arrived(read)
         self.got.append(int(taken.samples[0]))
         room = self.memory.grant()
-        locations = self.owner.mapping.locations(asked)
-        ahead = self.owner.send_ahead(0, locations, position + 1, room, started_below=position + 1)
+        ahead = self.owner.send_ahead(0, asked, position + 1, room, started_below=position + 1)
         entries = zip(ahead.positions.tolist(), ahead.samples.tolist(), strict=True)
         self.memory.settle(room, [((0, 0, p), 1, s) for p, s in entries])
         return ahead.positions.tolist()
 
 
-def owner_of(mapping: AbstractMapping, trace: np.ndarray, window: int) -> RedoxEpoch:
+def owner_of(mapping: AbstractMapping, trace: np.ndarray, window: int) -> RedoxPolicy:
     traces = FigureTraces(mapping.share.num_samples, {0: trace})
-    return RedoxEpoch(mapping, traces, np.ones(mapping.share.num_samples, dtype=np.int64), prefetch_window=window)
+    lengths, settings = np.ones(mapping.share.num_samples, dtype=np.int64), {"refill": "best"}
+    return RedoxPolicy(EpochBegan(mapping, traces, lengths, prefetch_window=window, settings=settings))
 
 
 def test_redox_3_7_overlapping_windows() -> None:
@@ -99,7 +100,7 @@ def test_redox_3_6_second_window_remembers_the_first() -> None:
     # b's slot is empty when a is asked for, as the example has it: another rank has taken what was there.
     refill = owner.memory.take_one(b)[1]
     assert refill is not None
-    owner.refill_arrived(refill)
+    owner.arrived(refill)
     node = Requester(owner, trace)
 
     assert node.ask(0) == [2, 4]
@@ -148,7 +149,7 @@ def test_brand_figure_6_prefetch_check() -> None:
     owner = owner_of(one_abstract_chunk(3, 3), trace, window=4)
     refill = owner.memory.take_one(m4)[1]  # leaves M3 and M5 valid, M4 empty
     assert refill is not None
-    owner.refill_arrived(refill)
+    owner.arrived(refill)
     node0 = Requester(owner, trace)
 
     assert node0.ask(0) == [2]
@@ -168,7 +169,7 @@ def test_brand_figure_7_prefetch_raises_the_fill_rate() -> None:
         owner = owner_of(one_abstract_chunk(2, 3), trace, window)
         refill = owner.memory.take_one(2)[1]  # leaves slots 0 and 1
         assert refill is not None
-        owner.refill_arrived(refill)
+        owner.arrived(refill)
         Requester(owner, trace).ask(0)
         next_refill = owner.memory.take_one(0)[1]
         assert next_refill is not None

@@ -10,8 +10,8 @@ from cluster_model import ClusterModel, Shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces
-from refill_service.cache_core.redox_epoch import RedoxEpoch
+from refill_service.cache_core.epoch_order import ExplicitTraces
+from refill_service.cache_core.policies.redox import RedoxPolicy
 
 
 @st.composite
@@ -72,7 +72,7 @@ def test_every_sample_once(shape: Shape) -> None:
         assert sum(count.bytes_wasted for count in counts) == model.read_bytes - model.lengths.sum()
         assert all(owner.finished for owner in model.owners)
         for owner in model.owners:
-            if isinstance(owner, RedoxEpoch):
+            if isinstance(owner, RedoxPolicy):
                 assert (owner.memory.sample_at < 0).all(), "samples left in memory"
             else:
                 assert owner.held_bytes == 0, "samples left in memory"
@@ -129,15 +129,3 @@ def test_same_seed_same_calls_same_decisions(batch: int, policy: str) -> None:
     run_epoch(second)
     assert first.answers == second.answers
     assert [o.counts for o in first.owners] == [o.counts for o in second.owners]
-
-
-@pytest.mark.parametrize("policy", ["redox", "drain"])
-def test_one_by_one_is_the_same_as_take_one(policy: str) -> None:
-    """The simulation's path and the pods' path are one protocol."""
-    shape = Shape((64, 64, 40), 8, 5, 1, 1, 1, 0, 0, policy, 20_000, seed=3)
-    by_take, by_take_one = ClusterModel(shape).owners[0], ClusterModel(shape).owners[0]
-    order = KeyedTraces(shape.num_samples, seed=9).asked(0, np.arange(shape.num_samples))[0]
-    for asked in order:
-        location = int(by_take_one.mapping.locations(np.array([asked]))[0])
-        assert by_take.take(np.array([asked])).samples[0] == by_take_one.take_one(int(asked), location)[0]
-    assert by_take.counts == by_take_one.counts

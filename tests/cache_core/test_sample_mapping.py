@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refill.errors import InvalidInput
+from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.sample_mapping import (
     AbstractMapping,
     ChunkLayout,
     abstract_chunks_for_budget,
     abstract_chunks_for_groups,
-    default_chunk_size,
 )
 
 blobs = st.lists(st.integers(1, 50), min_size=1, max_size=8)
@@ -88,4 +88,4 @@ def test_abstract_chunks_follow_from_the_budget(budget: int, num: int) -> None:
 def test_default_chunk_size(
     policy: str, num_samples: int, sample_bytes: float, largest_blob: int, expected: int
 ) -> None:
-    assert default_chunk_size(policy, num_samples, sample_bytes, largest_blob) == expected
+    assert kind_of(policy).default_chunk_size(num_samples, sample_bytes, largest_blob) == expected

@@ -1,7 +1,7 @@
 """Owners, homes and ranks that lose answers and memory in any order: never two samples for one request, never one
 sample for two, and in the end every sample.
 
-Everything that decides is the pods' own: ``OwnerEpoch``, records as bytes, ``Recollection``, ``ReceivedSamples``. What
+Everything that decides is the pods' own: ``Policy``, records as bytes, ``Recollection``, ``ReceivedSamples``. What
 is modelled is what carries it: who asks whom, what is on its way when somebody is killed.
 """
 
@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.policies import terms_of
 from refill.protocol.records import Kind, Record, RecordReader, encode_records
 from refill_service.cache_core.epoch_order import KeyedTraces, Traces
-from refill_service.cache_core.owner_epoch import OwnerEpoch
-from refill_service.cache_core.policies import new_epoch
+from refill_service.cache_core.policies.interface import EpochBegan, Policy, Read
+from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.receipt import receipt_of, sum_of_receipts
 from refill_service.cache_core.received_samples import ReceivedSamples
 from refill_service.cache_core.recollection import Recollection
-from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, consumed_before, keyed_traces
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_groups
 
@@ -33,11 +33,11 @@ EPOCH = 0
 
 @dataclass
 class Pod:
-    owner: OwnerEpoch
+    owner: Policy
     journal: bytearray | None
     received: ReceivedSamples = field(default_factory=ReceivedSamples)
     """As a home, of other owners."""
-    reading: list[Refill] = field(default_factory=list)
+    reading: list[Read] = field(default_factory=list)
     restarts: list[int] = field(default_factory=list)
     """How often each owner has asked what it had answered."""
 
@@ -94,19 +94,19 @@ class Machine(RuleBasedStateMachine):
         """What each rank has: its own record."""
         self.on_the_way: list[Answer] = []
 
-    def new_owner(self, pod: int, answered: tuple[Int64s, Int64s] | None) -> OwnerEpoch:
+    def new_owner(self, pod: int, answered: tuple[Int64s, Int64s] | None) -> Policy:
         share = self.layout.share(pod, self.num_pods)
-        owner = new_epoch(
-            self.policy,
+        began = EpochBegan(
             AbstractMapping(share, abstract_chunks_for_groups(share.num_chunks, 3), "consecutive"),
             self.traces,
             self.lengths[share.first_sample : share.end_sample],
-            capacity_bytes=1000,
-            refill="best",
             prefetch_window=self.window,
             key=f"{self.seed} {pod}",
+            settings=terms_of(self.policy).settings_with(self.policy, {}),
             answered=answered,
         )
+        owner = new_policy(self.policy, began)
+        owner.memory_changed(1000)  # nobody reads what it begins with: a slow store
         return owner
 
     def home_of(self, rank: int) -> int:
@@ -130,16 +130,14 @@ class Machine(RuleBasedStateMachine):
             here = np.flatnonzero((owners == pod) & ~repeats)
             share = self.pods[pod].owner.mapping.share
             local = asked[here] - share.first_sample
-            taken = self.pods[pod].owner.take(local)
-            self.pods[pod].reading += taken.refills
+            taken = self.pods[pod].owner.requested(rank, local)
+            self.pods[pod].reading += taken.orders.reads
             self.write(pod, asked[here], taken.samples + share.first_sample)
             answer = Answer(pod, home.restarts[pod], rank, positions[here], taken.samples + share.first_sample)
             if not lost:
                 self.on_the_way.append(answer)
-            ahead = self.pods[pod].owner.send_ahead(
-                rank, self.pods[pod].owner.mapping.locations(local), int(positions[-1]) + 1, 200, 0
-            )
-            self.pods[pod].reading += ahead.refills
+            ahead = self.pods[pod].owner.send_ahead(rank, local, int(positions[-1]) + 1, 200, 0)
+            self.pods[pod].reading += ahead.orders.reads
             if len(ahead.samples):
                 self.write(pod, self.traces.asked(rank, ahead.positions)[0], ahead.samples + share.first_sample)
                 self.on_the_way.append(

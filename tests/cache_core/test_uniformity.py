@@ -17,7 +17,8 @@ from cluster_model import ClusterModel, Shape
 from scipy import stats
 
 from refill_service.cache_core.epoch_order import KeyedTraces
-from refill_service.cache_core.policies import new_epoch
+from refill_service.cache_core.policies.interface import EpochBegan, Orders, Policy
+from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 
 REJECTED_BELOW = 1e-3
@@ -126,26 +127,21 @@ def places_of_epochs(case: Case) -> np.ndarray:
     places = np.full((NUM_EPOCHS, case.num_samples), -1)
     for epoch in range(NUM_EPOCHS):
         traces = KeyedTraces(case.num_samples, seed=7, epoch=epoch)
-        core = new_epoch(
-            case.policy,
-            mapping,
-            traces,
-            np.ones(case.num_samples, dtype=np.int64),
-            capacity_bytes=memory,
-            refill=case.refill,
-            prefetch_window=0,
-            key=f"7 {epoch} 0",
-        )
-        for refill in core.start():
-            core.refill_arrived(refill)
+        lengths, own = np.ones(case.num_samples, dtype=np.int64), {"refill": case.refill}
+        core = new_policy(case.policy, EpochBegan(mapping, traces, lengths, key=f"7 {epoch} 0", settings=own))
+        all_arrive(core, core.memory_changed(memory))
         asked = traces.asked(0, np.arange(case.num_samples))[0]
         for first in range(0, case.num_samples, BATCH):
-            taken = core.take(asked[first : first + BATCH])
+            taken = core.requested(0, asked[first : first + BATCH])
             places[epoch, taken.samples] = np.arange(first, first + len(taken.samples))
-            for refill in taken.refills:
-                core.refill_arrived(refill)
+            all_arrive(core, taken.orders)
     assert places.min() == 0, "a sample was not delivered"
     return places
+
+
+def all_arrive(core: Policy, orders: Orders) -> None:
+    for read in orders.reads:
+        all_arrive(core, core.arrived(read))
 
 
 def ranks_of_samples(policy: str, seed: int) -> np.ndarray:

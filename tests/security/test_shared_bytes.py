@@ -19,7 +19,7 @@ from tests.security.hostile_datasets import Claim, index_of, write_index
 from refill.errors import SampleDamaged
 from refill.pod_connection import ReceivedBatch
 from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
-from refill_service.cache_core.refill import Refill
+from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.demo.local_cluster import LocalCluster
@@ -204,12 +204,12 @@ def test_what_another_job_put_there_is_verified_on_the_way_out(packed: Packed) -
         pinned = PinnedTier(2 * dataset.index.sample_bytes).lease("proof", records)
         (part,) = pinned.parts
         assert isinstance(part, PinnedMemory)
-        refill = Refill(2, np.arange(16, 24), np.arange(8))
+        wanted = Read(16, 24, np.arange(16, 24))
 
         async def reads(job: str) -> tuple[ChunkReader, list[bytes | None]]:
             reader, came = ChunkReader(dataset, records, share, ByteGate(10**6), pinned, job), []
-            if (chunk := reader.pinned(refill)) is None:
-                (group,) = reader.together([refill])
+            if (chunk := reader.pinned(wanted)) is None:
+                (group,) = reader.together([wanted])
                 await reader.read(group, came.append)
                 group.ended()
                 chunk = came[0]
@@ -223,7 +223,7 @@ def test_what_another_job_put_there_is_verified_on_the_way_out(packed: Packed) -
         assert again == expected, "read from the store again"
         assert part.damaged_samples == 1
         for reader in (first, second, third):
-            chunk = reader.pinned(refill)
+            chunk = reader.pinned(wanted)
             assert chunk is not None, "it is kept again"
             assert [bytes(payload) for payload in chunk.payloads if payload is not None] == expected
         await dataset.close()

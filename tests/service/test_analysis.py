@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from refill.errors import InvalidInput, MemoryTooSmall
+from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cli import main
 from refill_service.planning.analysis import (
     Analysis,
@@ -20,7 +21,6 @@ from refill_service.planning.analysis import (
     Row,
     StoreTerms,
     analyze,
-    first_batch_gets,
     read_seconds,
     recommend,
     sample_by_sample,
@@ -156,11 +156,12 @@ class TestStoreTerms:
         assert read_seconds(8, 1e3, terms) == pytest.approx(2 * 0.101)
 
     def test_first_batch(self) -> None:
-        assert first_batch_gets("drain", 256, 8, 100) == 32
-        assert first_batch_gets("drain", 250, 64, 100) == 4
-        assert first_batch_gets("redox", 256, 64, 1) == 1
-        assert first_batch_gets("redox", 256, 64, 1e9) == 256
-        assert first_batch_gets("redox", 2, 64, 2) == 2  # 1.5 expected
+        drain, redox = kind_of("drain"), kind_of("redox")
+        assert drain.first_batch_gets(256, 8, 100) == 32
+        assert drain.first_batch_gets(250, 64, 100) == 4
+        assert redox.first_batch_gets(256, 64, 1) == 1
+        assert redox.first_batch_gets(256, 64, 1e9) == 256
+        assert redox.first_batch_gets(2, 64, 2) == 2  # 1.5 expected
 
     def test_epoch(self) -> None:
         terms = StoreTerms(latency_seconds=0.01, bytes_per_second=1e6, concurrency=1000)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from refill.errors import InvalidInput
+from refill.protocol.policies import terms_of
 
 __all__ = ["JobSpec", "is_job_name"]
 
@@ -51,7 +52,9 @@ class JobSpec:
     policy: str = "drain"
     """``drain``: a request is bound to an abstract chunk, each byte is read once. ``redox``: to a slot (the papers)."""
     refill: str = "best"
-    """Chunk choice of a refill: ``best`` (most slots filled, ties at random) or ``random`` (Brand 3.3)."""
+    """Of ``redox``, which chunk refills: ``best`` (most slots filled, ties at random) or ``random`` (Brand 3.3)."""
+    policy_settings: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Settings of the policy's own that have no field here, by name: ``refill.protocol.policies`` lists them."""
     prefetch_window: int = 10_000
     """P, how many of a rank's next requests to one owner are considered to be sent ahead; 0 sends nothing ahead."""
     memory_bytes: int = 0
@@ -60,11 +63,11 @@ class JobSpec:
     """Whose token the job was registered with. Pods fill it in, whatever a client says."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            wanted = {"str": str, "int": int, "bool": bool}[str(field.type)]
+        for setting in dataclasses.fields(self):
+            value = getattr(self, setting.name)
+            wanted = {"str": str, "int": int, "bool": bool, "dict[str, Any]": dict}[str(setting.type)]
             if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-                raise InvalidInput(f"job setting {field.name} must be {wanted.__name__}, got {value!r}")
+                raise InvalidInput(f"job setting {setting.name} must be {wanted.__name__}, got {value!r}")
         if not is_job_name(self.name):
             raise InvalidInput(
                 f"job name {self.name!r}: use 1 to 128 letters, digits, '.', '_' or '-', first a letter or digit"
@@ -84,18 +87,27 @@ class JobSpec:
         for name, choices in (
             ("order", ("keyed", "explicit")),
             ("group_order", ("consecutive", "interleaved")),
-            ("policy", ("drain", "redox")),
             ("refill", ("best", "random")),
         ):
             if getattr(self, name) not in choices:
                 raise InvalidInput(f"job setting {name} must be {' or '.join(choices)}, got {getattr(self, name)!r}")
+        self.settings_of_policy()
+
+    def settings_of_policy(self) -> dict[str, Any]:
+        """All settings of the policy's own; those that have a field here are taken from there. Raises
+        :class:`InvalidInput`."""
+        terms, fields = terms_of(self.policy), {setting.name for setting in dataclasses.fields(self)}
+        if both := sorted(fields & set(self.policy_settings)):
+            raise InvalidInput(f"{both[0]} is a job setting, not one of policy_settings")
+        given = {setting.name: getattr(self, setting.name) for setting in terms.settings if setting.name in fields}
+        return terms.settings_with(self.policy, given | self.policy_settings)
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> JobSpec:
         """Build from decoded JSON; unknown names are refused, so that a typo is not silently a default."""
         if not isinstance(given, dict):
             raise InvalidInput(f"job settings must be an object of names and values, got {str(given)[:100]!r}")
-        known = {field.name for field in dataclasses.fields(cls)}
+        known = {setting.name for setting in dataclasses.fields(cls)}
         if unknown := sorted(set(given) - known):
             raise InvalidInput(f"unknown job setting {unknown[0]!r}; there are: {', '.join(sorted(known))}")
         if missing := [name for name in ("name", "dataset") if name not in given]:
@@ -103,12 +115,17 @@ class JobSpec:
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """For JSON. Settings that only some policies have are left out where there are none: pods of an earlier version
+        refuse what they do not know."""
+        found = dataclasses.asdict(self)
+        if not self.policy_settings:
+            del found["policy_settings"]
+        return found
 
     def differences(self, other: JobSpec) -> list[str]:
         """The settings of a client that differ, as ``name: mine, theirs`` texts."""
         return [
-            f"{field.name}: {getattr(self, field.name)!r}, {getattr(other, field.name)!r}"
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != getattr(other, field.name) and field.name not in ("num_epochs", "holder")
+            f"{name}: {getattr(self, name)!r}, {getattr(other, name)!r}"
+            for name in (setting.name for setting in dataclasses.fields(self))
+            if getattr(self, name) != getattr(other, name) and name not in ("num_epochs", "holder")
         ]

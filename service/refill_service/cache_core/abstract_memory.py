@@ -11,7 +11,7 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
-from refill_service.cache_core.refill import Refill
+from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.refill_policies import RefillChoice
 from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
 
@@ -41,6 +41,7 @@ class AbstractMemory:
         self._choose = choose
         self._generator = generator
         self._starts = share.starts - (share.starts[0] if len(share.starts) else 0)
+        self._starts_view = np.ascontiguousarray(self._starts).data
         lengths = np.diff(self._starts)
         # Slots past the end of a short chunk hold nothing, ever: consumed from the start.
         self._consumed = np.arange(size)[None, :] >= lengths[:, None]
@@ -53,8 +54,8 @@ class AbstractMemory:
         # Indexing a memoryview costs a third of indexing an array; both see the same memory.
         self._sample_at = self.sample_at.data
 
-    def take_one(self, location: int) -> tuple[int, Refill | None]:
-        """The sample that answers a request for ``location``, and the refill that this needs, if any."""
+    def take_one(self, location: int) -> tuple[int, Read | None]:
+        """The sample that answers a request for ``location``, and the read of the refill that this needs, if any."""
         sample = self._sample_at[location]
         refill = None
         if sample < 0:
@@ -72,7 +73,7 @@ class AbstractMemory:
         self.sample_at[locations] = _EMPTY
         return np.where(first, samples, _EMPTY)
 
-    def _refill(self, location: int) -> Refill:
+    def _refill(self, location: int) -> Read:
         size = self.mapping.chunk_size
         abstract_chunk, slot = divmod(location, size)
         group = self.mapping.group(abstract_chunk)
@@ -91,20 +92,28 @@ class AbstractMemory:
         consumed[row, filled] = True
         self.sample_at[locations] = samples
         self.resident[locations] = False
-        return Refill(chunk, samples, locations)
+        first, end = self._starts_view[chunk], self._starts_view[chunk + 1]
+        return Read(first, end, samples, chunk)
 
-    def refill_arrived(self, refill: Refill) -> None:
-        """Fact: the bytes of a refill are in memory."""
+    def arrived(self, read: Read, kept: Int64Array) -> None:
+        """Fact: the bytes of a refill are in memory; those of ``kept`` are right."""
+        locations = self._locations(read.chunk, kept)
         # A slot may have been taken meanwhile, and filled again by a refill that is still under way.
-        still_there = self.sample_at[refill.locations] == refill.samples
-        self.resident[refill.locations[still_there]] = True
+        still_there = self.sample_at[locations] == kept
+        self.resident[locations[still_there]] = True
 
-    def refill_failed(self, refill: Refill) -> None:
+    def failed(self, read: Read) -> None:
         """Fact: the bytes will not come. Samples still in their slots are unconsumed again.
 
         The others are assigned to requests already and stay so: who asks again gets the same sample.
         """
-        waiting = self.sample_at[refill.locations] == refill.samples
-        self.sample_at[refill.locations[waiting]] = _EMPTY
-        row = self._consumed[refill.chunk]
-        row[(refill.samples - self._starts[refill.chunk])[waiting]] = False
+        locations = self._locations(read.chunk, read.samples)
+        waiting = self.sample_at[locations] == read.samples
+        self.sample_at[locations[waiting]] = _EMPTY
+        row = self._consumed[read.chunk]
+        row[(read.samples - self._starts_view[read.chunk])[waiting]] = False
+
+    def _locations(self, chunk: int, samples: Int64Array) -> Int64Array:
+        """Of samples of one chunk."""
+        start = self.mapping.abstract_chunk_of(chunk) * self.mapping.chunk_size
+        return samples + (start - self._starts_view[chunk])

@@ -23,20 +23,9 @@ __all__ = [
     "OwnerShare",
     "abstract_chunks_for_budget",
     "abstract_chunks_for_groups",
-    "default_chunk_size",
 ]
 
 Int64Array = NDArray[np.int64]
-
-_SMALLEST_DEFAULT, _LARGEST_DEFAULT = 8, 64
-_WORTH_A_REQUEST_BYTES = 512 << 10
-"""At 100 MB/s a transfer of 5 ms: a request's latency of some 25 ms is hidden by a handful of them in flight."""
-
-_ENOUGH_CHUNKS = 2048
-"""Of a dataset: a tenth of them in memory shuffles well, see docs/TRAINING_QUALITY.md."""
-
-_LARGE_CHUNK_BYTES = 16 << 20
-"""More than this takes memory and gains nothing."""
 
 
 class ChunkLayout:
@@ -147,6 +136,19 @@ class AbstractMapping:
         chunks, slots = self.share.layout.locate(local_samples + self.share.first_sample)
         return self.abstract_chunks_of(chunks - self.share.first_chunk) * self.chunk_size + slots
 
+    def location(self, local_sample: int) -> int:
+        """Of a single local sample: the same as ``locations``, which takes ten times as long for one."""
+        layout, sample = self.share.layout, local_sample + self.share.first_sample
+        if len(layout.first_sample) > 2:
+            return int(self.locations(np.array([local_sample]))[0])
+        chunk, slot = divmod(sample, self.chunk_size)
+        return self.abstract_chunk_of(chunk - self.share.first_chunk) * self.chunk_size + slot
+
+    def abstract_chunk_of(self, chunk: int) -> int:
+        if self.interleaved:
+            return chunk % self.num_abstract_chunks
+        return chunk * self.num_abstract_chunks // max(1, self.share.num_chunks)
+
     def abstract_chunks_of(self, chunks: Int64Array) -> Int64Array:
         """The abstract chunk of each chunk, counted from the start of the share."""
         if self.interleaved:
@@ -174,24 +176,3 @@ def abstract_chunks_for_budget(num_chunks: int, chunk_bytes: float, budget_bytes
     :param chunk_bytes: mean bytes of a chunk. Returns 0 when the budget does not hold one.
     """
     return min(num_chunks, int(budget_bytes // max(chunk_bytes, 1.0)))
-
-
-def default_chunk_size(policy: str, num_samples: int, sample_bytes: float, largest_blob: int) -> int:
-    """K for a job that asks for none; follows from the dataset alone, so that all pods agree.
-
-    ``redox`` spreads chunk-mates by its re-reads and takes the papers' 64. ``drain`` spreads them by small chunks: the
-    smallest power of two from 8 to 64 whose chunks are worth a request of their own; fewer than that where chunks would
-    be very large, or so few that memory holds only a handful.
-
-    :param sample_bytes: mean bytes of a sample.
-    :param largest_blob: samples of the largest blob, which no chunk exceeds.
-    """
-    chunk_size = _LARGEST_DEFAULT
-    if policy == "drain":
-        while chunk_size > _SMALLEST_DEFAULT and (
-            chunk_size // 2 * sample_bytes >= _WORTH_A_REQUEST_BYTES or num_samples // chunk_size < _ENOUGH_CHUNKS
-        ):
-            chunk_size //= 2
-        while chunk_size > 1 and chunk_size * sample_bytes > _LARGE_CHUNK_BYTES:
-            chunk_size //= 2
-    return min(chunk_size, largest_blob)

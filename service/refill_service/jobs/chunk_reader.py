@@ -1,6 +1,6 @@
 """Where do the bytes of a chunk come from? From the pinned tier, or from the store by as few ranged GETs as can be.
 
-The path of a refill: ``pinned`` finds it in memory at once, or ``together`` joins it with its neighbours and
+The path of a read: ``pinned`` finds it in memory at once, or ``together`` joins it with its neighbours and
 ``read`` fetches them, verifies each sample, and keeps what belongs to the pinned tier.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from refill.errors import SampleDamaged
 from refill_service.cache_core.coalesce import coalesced
 from refill_service.cache_core.dataset_index import SampleRecords
-from refill_service.cache_core.refill import Refill
+from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import OwnerShare
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.memory.byte_gate import ByteGate
@@ -35,18 +35,18 @@ COALESCED_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class ReadChunk:
-    refill: Refill
+    read: Read
     payloads: Sequence[Payload | None]
-    """Of the refill's samples, in their order; None for one that is damaged."""
+    """Of the samples that are wanted, in their order; None for one that is damaged."""
     pinned: bool = False
     """Whether they came from the pinned tier."""
 
 
 @dataclass(frozen=True)
 class ReadGroup:
-    """Refills that are read together."""
+    """What is read together."""
 
-    refills: list[Refill]
+    reads: list[Read]
     waits_for: set[asyncio.Future[None]]
     """Other jobs' reads of the same samples."""
     ended: Callable[[], None]
@@ -87,32 +87,32 @@ class ChunkReader:
         """Samples in the pinned tier's memory that this job has put there or verified. They never change there."""
         self._limit_bytes = min(COALESCED_BYTES, gate.limit_bytes // 4)
 
-    def pinned(self, refill: Refill) -> ReadChunk | None:
+    def pinned(self, read: Read) -> ReadChunk | None:
         """A chunk that lies in the pinned tier's memory."""
-        first, end = self._bounds(refill.chunk)
+        first, end = self._bounds(read)
         part = self._in_memory(first, end)
         found = None if part is None else self._proven_views(part, first, end)
-        return None if found is None else self._of_refill(refill, found, pinned=True)
+        return None if found is None else self._wanted(read, found, pinned=True)
 
-    def is_at_hand(self, chunk: int) -> bool:
-        """Whether a chunk lies in the pinned tier's memory."""
-        return self._in_memory(*self._bounds(chunk)) is not None
+    def is_at_hand(self, first: int, end: int) -> bool:
+        """Whether local samples ``first <= sample < end`` lie in the pinned tier's memory."""
+        return self._in_memory(first + self._share.first_sample, end + self._share.first_sample) is not None
 
-    def together(self, refills: list[Refill]) -> list[ReadGroup]:
+    def together(self, reads: Sequence[Read]) -> list[ReadGroup]:
         """What one ranged GET reads each; alone what the pinned tier has on disk, or is about to get. Who reads a group
         calls its ``ended`` afterwards."""
         groups, rest = [], []
-        for refill in refills:
-            first, end = self._bounds(refill.chunk)
+        for read in reads:
+            first, end = self._bounds(read)
             part = self._pinned.part_for(first, end)
             coming = set() if part is None else self._pinned.coming(first, end)
             if coming or (part is not None and part.holds(first, end)):
-                groups.append(ReadGroup([refill], coming, lambda: None))
+                groups.append(ReadGroup([read], coming, lambda: None))
             else:
-                rest.append(refill)
+                rest.append(read)
         for group in coalesced(rest, self._neighbours, self._reach_bytes, self._limit_bytes):
             # Other jobs learn at once that it will be in the pinned tier soon.
-            chunks = [self._bounds(refill.chunk) for refill in group]
+            chunks = [self._bounds(read) for read in group]
             ended = self._pinned.announce([bounds for bounds in chunks if self._pinned.part_for(*bounds) is not None])
             groups.append(ReadGroup(group, set(), ended))
         return groups
@@ -124,32 +124,32 @@ class ChunkReader:
         """
         if group.waits_for:
             await asyncio.wait(group.waits_for)
-        if len(group.refills) == 1 and (found := await self._from_pinned_tier(group.refills[0])) is not None:
+        if len(group.reads) == 1 and (found := await self._from_pinned_tier(group.reads[0])) is not None:
             arrived(found)
             return
-        with span("read chunks", job=self._job, chunks=len(group.refills)):
-            to_keep = await self._from_store(group.refills, arrived)
+        with span("read chunks", job=self._job, chunks=len(group.reads)):
+            to_keep = await self._from_store(group.reads, arrived)
         for part, first, payloads in to_keep:
             await part.keep(first, payloads)
 
-    async def _from_pinned_tier(self, refill: Refill) -> ReadChunk | None:
-        first, end = self._bounds(refill.chunk)
+    async def _from_pinned_tier(self, read: Read) -> ReadChunk | None:
+        first, end = self._bounds(read)
         part = self._pinned.part_for(first, end)
         if part is None or not part.holds(first, end):
             return None
-        async with self._gate.passage(self._reach_bytes(refill.chunk, refill.chunk), self._job):
+        async with self._gate.passage(self._reach_bytes(read.first, read.end), self._job):
             found: Sequence[Payload] | None = await part.load(first, end)
             if found is not None and isinstance(part, PinnedMemory):
                 found = self._proven_views(part, first, end)
         if found is None:
             log.warning("%s: samples %d-%d in the pinned tier are damaged; read again", self._dataset.url, first, end)
             return None
-        return self._of_refill(refill, found, pinned=True)
+        return self._wanted(read, found, pinned=True)
 
-    async def _from_store(self, group: list[Refill], arrived: Callable[[ReadChunk], None]) -> list[_ToKeep]:
+    async def _from_store(self, group: list[Read], arrived: Callable[[ReadChunk], None]) -> list[_ToKeep]:
         """Returns what is left to be kept, when nobody waits for it any more."""
-        first, end = self._bounds(group[0].chunk)[0], self._bounds(group[-1].chunk)[1]
-        async with self._gate.passage(self._reach_bytes(group[0].chunk, group[-1].chunk), self._job):
+        first, end = self._bounds(group[0])[0], self._bounds(group[-1])[1]
+        async with self._gate.passage(self._reach_bytes(group[0].first, group[-1].end), self._job):
             try:
                 buffer = await self._dataset.read_samples(self._records, first, end)
             except SampleDamaged as error:  # the blob ends too early, or is gone
@@ -159,28 +159,28 @@ class ChunkReader:
                     return []
             else:
                 start = int(self._records.part(first, end).offset[0])
-                return [kept for refill in group for kept in self._hand_over(refill, buffer, start, arrived)]
+                return [kept for read in group for kept in self._hand_over(read, buffer, start, arrived)]
         # One of them may be intact all the same.
-        return [kept for refill in group for kept in await self._from_store([refill], arrived)]
+        return [kept for read in group for kept in await self._from_store([read], arrived)]
 
     def _hand_over(
-        self, refill: Refill, buffer: memoryview, start: int, arrived: Callable[[ReadChunk], None]
+        self, read: Read, buffer: memoryview, start: int, arrived: Callable[[ReadChunk], None]
     ) -> list[_ToKeep]:
         """Verify a chunk's samples out of a buffer that begins at byte ``start`` of the blob."""
-        first, end = self._bounds(refill.chunk)
+        first, end = self._bounds(read)
         part = self._pinned.part_for(first, end)
         # What is not wanted is verified only to be pinned.
-        samples = (refill.samples + self._share.first_sample).tolist() if part is None else list(range(first, end))
+        samples = (read.samples + self._share.first_sample).tolist() if part is None else list(range(first, end))
         views = [self._intact(buffer, start, sample) for sample in samples]
         damaged = any(view is None for view in views)
         if isinstance(part, PinnedMemory) and not damaged:
             self._proven[self._places(first, end)] |= part.put(first, [view for view in views if view is not None])
             if (kept := self._proven_views(part, first, end)) is not None:
-                arrived(self._of_refill(refill, kept))
+                arrived(self._wanted(read, kept))
                 return []
         # Copies, so that the wasted rest of the buffer is freed with it.
         payloads: list[bytes | None] = [None if view is None else bytes(view) for view in views]
-        arrived(ReadChunk(refill, payloads) if part is None else self._of_refill(refill, payloads))
+        arrived(ReadChunk(read, payloads) if part is None else self._wanted(read, payloads))
         if not isinstance(part, PinnedFile) or damaged:
             return []
         return [_ToKeep(part, first, [payload for payload in payloads if payload is not None])]
@@ -210,29 +210,30 @@ class ChunkReader:
             return None
         return payload
 
-    def _of_refill(self, refill: Refill, payloads: Sequence[Payload | None], *, pinned: bool = False) -> ReadChunk:
+    def _wanted(self, read: Read, payloads: Sequence[Payload | None], *, pinned: bool = False) -> ReadChunk:
         """Of a chunk's payloads those of the samples that are wanted."""
-        first = self._bounds(refill.chunk)[0] - self._share.first_sample
-        return ReadChunk(refill, [payloads[sample - first] for sample in refill.samples.tolist()], pinned)
+        return ReadChunk(read, [payloads[sample - read.first] for sample in read.samples.tolist()], pinned)
 
     def _in_memory(self, first: int, end: int) -> PinnedMemory | None:
         part = self._pinned.part_for(first, end)
         return part if isinstance(part, PinnedMemory) and part.holds(first, end) else None
 
-    def _bounds(self, chunk: int) -> tuple[int, int]:
-        """The samples ``[first, end)`` of a chunk."""
-        return int(self._share.starts[chunk]), int(self._share.starts[chunk + 1])
+    def _bounds(self, read: Read) -> tuple[int, int]:
+        """The samples ``[first, end)`` of the dataset."""
+        return read.first + self._share.first_sample, read.end + self._share.first_sample
 
     def _places(self, first: int, end: int) -> slice:
         return slice(first - self._records.first_sample, end - self._records.first_sample)
 
-    def _reach_bytes(self, chunk: int, last_chunk: int) -> int:
-        """What one ranged GET of these chunks, and of those between them, reads."""
-        records = self._records.part(self._bounds(chunk)[0], self._bounds(last_chunk)[1])
+    def _reach_bytes(self, first: int, end: int) -> int:
+        """What one ranged GET of these local samples reads."""
+        records = self._records.part(first + self._share.first_sample, end + self._share.first_sample)
         return int(records.offset[-1] + records.length[-1] - records.offset[0])
 
-    def _neighbours(self, chunk: int, next_chunk: int) -> bool:
-        layout, first = self._share.layout, self._share.first_chunk
-        return next_chunk == chunk + 1 and layout.blob_of_chunk(first + chunk) == layout.blob_of_chunk(
-            first + next_chunk
-        )
+    def _neighbours(self, read: Read, next_read: Read) -> bool:
+        """Whether the second begins where the first ends, in the same blob."""
+        if next_read.first != read.end:
+            return False
+        blobs = self._share.layout.first_sample
+        begins = next_read.first + self._share.first_sample
+        return int(blobs[np.searchsorted(blobs, begins)]) != begins

@@ -13,10 +13,12 @@ import numpy as np
 from refill.errors import EpochEnded, EpochNotReady, InvalidInput, MemoryTooSmall
 from refill.protocol.incarnation import moves_of
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.policies import terms_of
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, KeyedTraces, Traces, check_ids
+from refill_service.cache_core.policies.registry import policy_that_runs
 from refill_service.cache_core.posted_traces import PostedTraces
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, keyed_traces
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
@@ -69,6 +71,13 @@ class Job:
         self.owner_bounds = layout.owner_bounds(num_pods)
         self.share = layout.share(ordinal, num_pods)
         self.abstract_bytes = abstract_bytes
+        self.policy = policy_that_runs(spec.policy, shuffle=spec.shuffle)
+        """The name of what runs, which in the order of the dataset is not what was asked for."""
+        self.policy_settings = (
+            spec.settings_of_policy()
+            if self.policy == spec.policy
+            else terms_of(self.policy).settings_with(self.policy, {})
+        )
         self.mapping = AbstractMapping(self.share, self._abstract_chunks(abstract_bytes), spec.group_order)
         self.last_used = time.monotonic()
         self._traces: dict[int, Traces] = {}
@@ -115,6 +124,7 @@ class Job:
             "metadata": self.dataset.index.metadata,
             "ordinal": self.ordinal,
             "memory_bytes": self.memory_bytes,
+            "policy": self.policy,
             "chunk_size": self.layout.chunk_size,
             "group_size": self.mapping.group_size,
             "abstract_chunks": self.mapping.num_abstract_chunks,

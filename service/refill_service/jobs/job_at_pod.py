@@ -14,7 +14,7 @@ from refill.errors import InvalidInput
 from refill.protocol.rank_life import RankLife
 from refill.protocol.records import Kind, Record, encode_records
 from refill.protocol.wire_format import BatchRequest, Int64Array
-from refill_service.cache_core.owner_epoch import EpochCounts
+from refill_service.cache_core.policies.interface import EpochCounts
 from refill_service.cache_core.receipt import EpochReceipt, sum_of_receipts
 from refill_service.jobs.home import Home, HomeCounts
 from refill_service.jobs.job import Job
@@ -157,7 +157,7 @@ class JobAtPod:
         spec, resumed = self.job.spec, self.job.resumed
         if resumed is not None and resumed.epoch == epoch:
             total = replace(total.with_done(resumed.done), unknown=total.unknown + resumed.unknown)
-        of_what = {"job": spec.name, "epoch": epoch, "seed": spec.seed, "policy": spec.policy}
+        of_what = {"job": spec.name, "epoch": epoch, "seed": spec.seed, "policy": self.job.policy}
         running = epoch >= self.owner.epoch and not total.exact
         return of_what | {"running": running, "repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
 

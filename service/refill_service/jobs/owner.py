@@ -1,4 +1,4 @@
-"""How does a pod serve its share of a job? Carries out what ``OwnerEpoch`` decides, epoch after epoch.
+"""How does a pod serve its share of a job? Carries out what its policy decides, epoch after epoch.
 
 The path of a request: ``take`` -> the core assigns samples and orders refills -> the journal has it -> the running
 epoch fetches chunks and keeps what fills a slot -> the bytes leave with the answer and are forgotten. ``ahead`` follows
@@ -27,8 +27,8 @@ from refill.errors import (
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.epoch_order import IdArray, Traces
-from refill_service.cache_core.owner_epoch import EpochCounts
-from refill_service.cache_core.policies import new_epoch
+from refill_service.cache_core.policies.interface import EpochBegan, EpochCounts
+from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.receipt import EpochReceipt, receipt_of
 from refill_service.cache_core.recollection import Recollection
 from refill_service.jobs.answer_size import AnswerSize
@@ -183,22 +183,23 @@ class Owner:
             raise EpochEnded(
                 f"job {self.job.spec.name} has left epoch {epoch} before its end; it can't be taken up again"
             )
-        taken = state.core.take(asked - first)
-        state.order(taken.refills)
+        taken = state.core.requested(rank, asked - first)
+        samples = taken.samples.tolist()
+        # Before the orders are carried out: what they drop may be what is asked for.
+        payloads = state.leave(taken.samples)
+        state.carry_out(taken.orders)
         # Before anything leaves: what is not written down may be given to somebody else after a restart.
         new = slice(None) if taken.repeated is None else ~taken.repeated
         self._write(Record(Kind.ANSWERED, epoch, 0, (asked[new], taken.samples[new] + first)))
-        samples = taken.samples.tolist()
-        payloads = [state.payloads.pop(sample) for sample in samples]
         missing = [i for i, payload in enumerate(payloads) if payload is None]
         self._preload()
         if state.core.finished:
             self._wake()
         try:
             with span("wait for chunks", missing=len(missing)):
-                await state.wait_for([samples[i] for i in missing], taken.answer_after)
-            for i in missing:
-                payloads[i] = state.payloads.pop(samples[i])
+                await state.wait_for([samples[i] for i in missing], taken.wait_until_bytes)
+            for i, payload in zip(missing, state.leave(taken.samples[missing]), strict=True):
+                payloads[i] = payload
             await self._replay(state, samples, payloads)
         except BaseException:
             # Who asks again finds what is here already, within the limit of what is kept of answers that left.
@@ -233,13 +234,12 @@ class Owner:
             empty = np.empty(0, dtype=np.int64)
             return empty, empty, []
         first = self.job.share.first_sample
-        locations = self.job.mapping.locations(answered - first)
-        ahead = state.core.send_ahead(rank, locations, ahead_from, room, started_below)
-        state.order(ahead.refills)
+        ahead = state.core.send_ahead(rank, answered - first, ahead_from, room, started_below)
+        found = state.leave(ahead.samples)
+        state.carry_out(ahead.orders)
         if len(ahead.samples):
             asked, _ = state.traces.asked(rank, ahead.positions)
             self._write(Record(Kind.ANSWERED, epoch, 0, (asked, ahead.samples + first)))
-        found = [state.payloads.pop(sample) for sample in ahead.samples.tolist()]
         here = [i for i, payload in enumerate(found) if payload is not None]
         samples = ahead.samples[here].tolist()
         payloads = [payload for payload in found if payload is not None]
@@ -426,19 +426,17 @@ class Owner:
         rebuilt: bool = False,
     ) -> None:
         spec = self.job.spec
-        core = new_epoch(
-            # In the order of the dataset each chunk is used up before the next: nothing to redirect, nothing wasted.
-            spec.policy if spec.shuffle else "redox",
+        began = EpochBegan(
             self.job.mapping,
             traces,
             self.job.records.length,
-            capacity_bytes=0,  # until _use_freed_memory says how much there is
-            refill=spec.refill,
             prefetch_window=spec.prefetch_window,
             key=f"{spec.seed} {epoch} {self.job.ordinal}",
+            settings=self.job.policy_settings,
+            at_hand=self._chunks.is_at_hand,
             answered=answered,
         )
-        core.at_hand = self._chunks.is_at_hand
+        core = new_policy(self.job.policy, began)
         for over in self._epochs[:-2]:
             self._close_books(over)
         state = RunningEpoch(self.job, epoch, core, traces, self._chunks, self._reads, rebuilt=rebuilt)
@@ -505,7 +503,7 @@ class Owner:
         """The newest epoch gets what those before it do not hold any more."""
         *before, newest = self._epochs
         held_bytes = sum(known.core.held_bytes for known in before if not known.is_over)
-        newest.order(newest.core.capacity_changed(self.job.abstract_bytes - held_bytes))
+        newest.carry_out(newest.core.memory_changed(self.job.abstract_bytes - held_bytes))
 
     async def _exact(self, counts: OwnerCounts, samples: list[int]) -> list[Payload | BaseException]:
         """Read single samples; what went wrong stands in the place of each that failed."""

@@ -11,13 +11,14 @@ import logging
 import time
 from dataclasses import dataclass
 
+import numpy as np
+
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.epoch_order import Traces
-from refill_service.cache_core.owner_epoch import EpochCounts, OwnerEpoch
-from refill_service.cache_core.refill import Refill
+from refill_service.cache_core.policies.interface import EpochCounts, Orders, Policy, Read
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
 from refill_service.jobs.job import Job
-from refill_service.memory.payload import Payloads
+from refill_service.memory.payload import Payload, Payloads
 
 __all__ = ["OwnerCounts", "RunningEpoch"]
 
@@ -51,7 +52,7 @@ class RunningEpoch:
         self,
         job: Job,
         number: int,
-        core: OwnerEpoch,
+        core: Policy,
         traces: Traces,
         chunks: ChunkReader,
         reads: set[asyncio.Task[None]],
@@ -91,20 +92,31 @@ class RunningEpoch:
         self.abandoned = True
         self.payloads.clear()
 
-    def order(self, refills: list[Refill]) -> None:
-        """Have chunks fetched, unless the pinned tier has them."""
+    def leave(self, samples: Int64Array) -> list[Payload | None]:
+        """The bytes of these samples for an answer; None for one that is not here. They leave memory, unless the policy
+        wants them to stay."""
+        stays = self.core.stays(samples)
+        if stays is None:
+            return [self.payloads.pop(sample) for sample in samples.tolist()]
+        pairs = zip(samples.tolist(), stays.tolist(), strict=True)
+        return [self.payloads.get(sample) if stay else self.payloads.pop(sample) for sample, stay in pairs]
+
+    def carry_out(self, orders: Orders) -> None:
+        """Forget what is to be dropped, and have chunks fetched, unless the pinned tier has them."""
+        for sample in orders.drops.tolist():
+            self.payloads.pop(sample)
         to_read = []
-        for refill in refills:
-            if (chunk := self._chunks.pinned(refill)) is not None:
+        for read in orders.reads:
+            if (chunk := self._chunks.pinned(read)) is not None:
                 self._arrived(chunk)
             else:
-                to_read.append(refill)
+                to_read.append(read)
         for group in self._chunks.together(to_read):
-            here: dict[int, asyncio.Future[None]] = {}
-            for refill in group.refills:
-                here[refill.chunk] = asyncio.get_running_loop().create_future()
-                self._arriving.update(dict.fromkeys(refill.samples.tolist(), here[refill.chunk]))
-                self._coming.add(here[refill.chunk])
+            here: dict[Read, asyncio.Future[None]] = {}
+            for read in group.reads:
+                here[read] = asyncio.get_running_loop().create_future()
+                self._arriving.update(dict.fromkeys(read.samples.tolist(), here[read]))
+                self._coming.add(here[read])
             task = asyncio.create_task(self._read(group, here))
             self._reads.add(task)
             task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, group, here))  # type: ignore[misc]
@@ -129,13 +141,13 @@ class RunningEpoch:
             if not each.cancelled() and (error := each.exception()) is not None:
                 raise error
 
-    async def _read(self, group: ReadGroup, here: dict[int, asyncio.Future[None]]) -> None:
+    async def _read(self, group: ReadGroup, here: dict[Read, asyncio.Future[None]]) -> None:
         """Fetch the chunks of some refills and keep the samples that fill a slot. Tells who waits how it went."""
 
         def arrived(chunk: ReadChunk) -> None:
             self._arrived(chunk)
-            here[chunk.refill.chunk].set_result(None)
-            self._done(here[chunk.refill.chunk])
+            here[chunk.read].set_result(None)
+            self._done(here[chunk.read])
 
         error: BaseException | None = None
         try:
@@ -145,42 +157,45 @@ class RunningEpoch:
             if not isinstance(raised, Exception):
                 raise
         finally:
-            for refill in group.refills:
-                if not here[refill.chunk].done():
-                    self._failed(refill, here[refill.chunk], error)
+            for read in group.reads:
+                if not here[read].done():
+                    self._failed(read, here[read], error)
 
     def _arrived(self, chunk: ReadChunk) -> None:
         """A damaged sample keeps its slot without bytes: the request that it falls to reads it alone and gets the
         error."""
-        refill = chunk.refill
+        read = chunk.read
         self._chunks.outage_is_known = self._chunks.outage_is_known and chunk.pinned
         if not self.abandoned:
-            intact = [i for i, payload in enumerate(chunk.payloads) if payload is not None]
-            for sample, payload in zip(refill.samples.tolist(), chunk.payloads, strict=True):
-                if payload is not None:
+            damaged = []
+            for sample, payload in zip(read.samples.tolist(), chunk.payloads, strict=True):
+                if payload is None:
+                    damaged.append(sample)
+                else:
                     self.payloads.put(sample, payload)
-            arrived = Refill(refill.chunk, refill.samples[intact], refill.locations[intact])
-            self.core.refill_arrived(arrived, pinned=chunk.pinned)
+            orders = self.core.arrived(read, np.array(damaged, dtype=np.int64), pinned=chunk.pinned)
+            self.carry_out(orders)
             if not self.job.spec.shuffle:
                 # Chunks are used up one after another, unless one rank falls far behind the others.
                 self.payloads.drop_oldest(self.job.abstract_bytes)
-        self._forget_arriving(refill)
+        self._forget_arriving(read)
 
-    def _failed(self, refill: Refill, here: asyncio.Future[None], error: BaseException | None) -> None:
+    def _failed(self, read: Read, here: asyncio.Future[None], error: BaseException | None) -> None:
         if isinstance(error, Exception) and not self._chunks.outage_is_known:
             log.warning("job %s: a refill failed, and is ordered again when needed: %s", self.job.spec.name, error)
         self._chunks.outage_is_known = True
         self.counts.refills_failed += 1
-        self.core.refill_failed(refill)
-        self._forget_arriving(refill)
+        orders = self.core.failed(read)
+        self._forget_arriving(read)
         if not isinstance(error, Exception):
             here.cancel()
         elif not here.cancelled():
             here.set_exception(error)
             here.exception()  # known: a read ahead of need has nobody who waits for it
         self._done(here)
+        self.carry_out(orders)
 
-    def _read_ended(self, task: asyncio.Task[None], group: ReadGroup, here: dict[int, asyncio.Future[None]]) -> None:
+    def _read_ended(self, task: asyncio.Task[None], group: ReadGroup, here: dict[Read, asyncio.Future[None]]) -> None:
         """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
         self._reads.discard(task)
         group.ended()
@@ -194,6 +209,6 @@ class RunningEpoch:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _forget_arriving(self, refill: Refill) -> None:
-        for sample in refill.samples.tolist():
+    def _forget_arriving(self, read: Read) -> None:
+        for sample in read.samples.tolist():
             self._arriving.pop(sample, None)

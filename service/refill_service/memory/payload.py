@@ -19,6 +19,9 @@ class Payloads:
         self._by_sample[sample] = payload
         self.num_bytes += len(payload)
 
+    def get(self, sample: int) -> Payload | None:
+        return self._by_sample.get(sample)
+
     def pop(self, sample: int) -> Payload | None:
         payload = self._by_sample.pop(sample, None)
         if payload is not None:

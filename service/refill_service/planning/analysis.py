@@ -16,9 +16,10 @@ import numpy as np
 
 from refill.errors import InvalidInput, MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import KeyedTraces
-from refill_service.cache_core.owner_epoch import OwnerEpoch
-from refill_service.cache_core.policies import new_epoch
+from refill_service.cache_core.policies.interface import EpochBegan, Policy
+from refill_service.cache_core.policies.registry import kind_of, new_policy
 from refill_service.cache_core.sample_mapping import (
     AbstractMapping,
     ChunkLayout,
@@ -26,7 +27,7 @@ from refill_service.cache_core.sample_mapping import (
     abstract_chunks_for_budget,
 )
 from refill_service.planning.shuffle_measures import randomization_level, spread
-from refill_service.planning.simulation import Rank, lockstep, refills_arrived
+from refill_service.planning.simulation import Rank, all_arrived, lockstep
 
 __all__ = [
     "LEAST_DISTANCE",
@@ -36,7 +37,6 @@ __all__ = [
     "Row",
     "StoreTerms",
     "analyze",
-    "first_batch_gets",
     "read_seconds",
     "recommend",
     "sample_by_sample",
@@ -179,8 +179,6 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
         _owner(policy, layout, traces, pod, analysis, int(analysis.memory_bytes / scale) // num_pods)
         for pod in range(num_pods)
     ]
-    for owner in owners:
-        refills_arrived(owner, owner.start())
     ranks = [Rank(traces, rank, owners, int(analysis.remote_bytes / scale)) for rank in range(num_pods)]
 
     place_of = np.empty(shape.simulated, dtype=np.int64)
@@ -211,7 +209,7 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
         co_batch=co_batch,
         randomization_level=randomization_level(shape.num_samples, analysis.memory_fraction),
         first_batch_seconds=read_seconds(
-            first_batch_gets(policy, asked_first, chunk_size, abstract_chunks), chunk_bytes, analysis.store
+            kind_of(policy).first_batch_gets(asked_first, chunk_size, abstract_chunks), chunk_bytes, analysis.store
         ),
     )
 
@@ -259,7 +257,7 @@ def _row(analysis: Analysis, *, gets: float, bytes_read: float, first_batch_seco
 
 def _owner(
     policy: str, layout: ChunkLayout, traces: KeyedTraces, pod: int, analysis: Analysis, abstract_bytes: int
-) -> OwnerEpoch:
+) -> Policy:
     """As a pod makes it for a job with so many bytes for chunks."""
     share = layout.share(pod, analysis.num_pods)
     lengths = analysis.shape.lengths[share.first_sample : share.end_sample]
@@ -273,27 +271,17 @@ def _owner(
                 f" its largest chunk of {layout.chunk_size}, {int(chunk_bytes.max()):,} bytes: raise the memory or"
                 " lower the chunk size"
             )
-    return new_epoch(
-        policy,
+    began = EpochBegan(
         AbstractMapping(share, num_abstract_chunks, analysis.group_order),
         traces,
         lengths,
-        capacity_bytes=abstract_bytes,
-        refill="best",
         prefetch_window=analysis.simulated_window,
         key=f"analysis {analysis.seed} {pod}",
+        settings=terms_of(policy).settings_with(policy, {}),
     )
-
-
-def first_batch_gets(policy: str, asked: int, chunk_size: int, abstract_chunks: float) -> int:
-    """GETs of one pod before it can answer the first ``asked`` requests of a job, with nothing in memory.
-
-    ``drain`` answers from whatever comes first. ``redox`` answers from the slot that is asked for, so that it reads a
-    chunk for every abstract chunk that the requests touch: of M, 1 - (1 - 1/M)**asked are expected to be.
-    """
-    if policy == "drain":
-        return -(-asked // chunk_size)
-    return max(1, round(abstract_chunks * -math.expm1(asked * math.log1p(-1 / max(abstract_chunks, 1 + 1e-9)))))
+    owner = new_policy(policy, began)
+    all_arrived(owner, owner.memory_changed(abstract_bytes))
+    return owner
 
 
 def read_seconds(gets: float, chunk_bytes: float, store: StoreTerms) -> float:

@@ -1,6 +1,6 @@
 """What would an epoch cost? The protocol core with ranks in lockstep and no I/O.
 
-``simulate`` drives the classes that serve requests in a pod: ``OwnerEpoch`` at every pod, ``RemoteMemory`` at
+``simulate`` drives the classes that serve requests in a pod: ``Policy`` at every pod, ``RemoteMemory`` at
 every home pod, ``KeyedTraces`` for the order. A sample counts as one byte, so room and
 memory are in samples. ``PAPER_VARIANTS`` are the rows of Redox Table 6.
 """
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from refill.errors import InvalidInput
+from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import KeyedTraces
-from refill_service.cache_core.owner_epoch import OwnerEpoch
-from refill_service.cache_core.policies import new_epoch
-from refill_service.cache_core.refill import Refill
+from refill_service.cache_core.policies.interface import EpochBegan, Orders, Policy
+from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.remote_memory import RemoteMemory
 from refill_service.cache_core.sample_mapping import (
     AbstractMapping,
@@ -32,8 +32,8 @@ __all__ = [
     "Rank",
     "SimulationResult",
     "SimulationSettings",
+    "all_arrived",
     "lockstep",
-    "refills_arrived",
     "simulate",
 ]
 
@@ -139,8 +139,6 @@ def simulate(settings: SimulationSettings, progress: Progress | None = None) -> 
     layout = ChunkLayout(np.array([0, settings.num_samples], dtype=np.int64), settings.chunk_size)
     traces = KeyedTraces(settings.num_samples, settings.num_pods, seed=settings.seed)
     owners = [_owner(layout, traces, pod, settings) for pod in range(settings.num_pods)]
-    for owner in owners:
-        refills_arrived(owner, owner.start())
     ranks = [Rank(traces, rank, owners, settings.remote_memory_samples) for rank in range(settings.num_pods)]
     delivered = np.zeros(settings.num_samples, dtype=np.int64)
     one_byte_each = np.ones(settings.num_samples, dtype=np.int64)
@@ -165,20 +163,22 @@ def simulate(settings: SimulationSettings, progress: Progress | None = None) -> 
     )
 
 
-def _owner(layout: ChunkLayout, traces: KeyedTraces, pod: int, settings: SimulationSettings) -> OwnerEpoch:
+def _owner(layout: ChunkLayout, traces: KeyedTraces, pod: int, settings: SimulationSettings) -> Policy:
     share = layout.share(pod, settings.num_pods)
     num_abstract_chunks = abstract_chunks_for_groups(share.num_chunks, settings.group_size)
     mapping = AbstractMapping(share, num_abstract_chunks, settings.group_order)
-    return new_epoch(
-        settings.policy,
+    own = {"refill": settings.refill} if settings.policy == "redox" else {}
+    began = EpochBegan(
         mapping,
         traces,
         np.ones(share.num_samples, dtype=np.int64),
-        capacity_bytes=mapping.num_abstract_chunks * settings.chunk_size,
-        refill=settings.refill,
         prefetch_window=settings.window,
         key=f"simulation {settings.seed} {pod}",
+        settings=terms_of(settings.policy).settings_with(settings.policy, own),
     )
+    owner = new_policy(settings.policy, began)
+    all_arrived(owner, owner.memory_changed(mapping.num_abstract_chunks * settings.chunk_size))
+    return owner
 
 
 class Rank:
@@ -187,16 +187,14 @@ class Rank:
     :param remote_memory_bytes: what the home pod can hold of what owners send ahead.
     """
 
-    def __init__(self, traces: KeyedTraces, rank: int, owners: list[OwnerEpoch], remote_memory_bytes: int) -> None:
+    def __init__(self, traces: KeyedTraces, rank: int, owners: list[Policy], remote_memory_bytes: int) -> None:
         self.num_positions = traces.length(rank)
         self.requests = _requests(traces, rank, owners)
         self.remote_memory: RemoteMemory[int] = RemoteMemory(remote_memory_bytes)
         self.remote_requests = 0
 
 
-def lockstep(
-    owners: list[OwnerEpoch], ranks: list[Rank], lengths: Int64Array, window: int
-) -> Iterator[tuple[int, int]]:
+def lockstep(owners: list[Policy], ranks: list[Rank], lengths: Int64Array, window: int) -> Iterator[tuple[int, int]]:
     """``(place, sample)`` of every request of an epoch: the ranks ask in turn, and what is ordered is here at once.
 
     A place counts the requests of all ranks: position * number of ranks + rank.
@@ -212,7 +210,7 @@ def lockstep(
             if request is None:
                 continue
             place = position * len(ranks) + rank
-            pod, asked, location = request
+            pod, asked = request
             owner = owners[pod]
             if pod != rank:
                 ahead = state.remote_memory.take((0, rank, position))
@@ -220,14 +218,14 @@ def lockstep(
                     yield place, ahead
                     continue
                 state.remote_requests += 1
-            sample, refills = owner.take_one(asked, location)
-            if refills:
-                refills_arrived(owner, refills)
-            yield place, first_samples[pod] + sample
+            answers = owner.requested(rank, asked)
+            if answers.orders.reads:
+                all_arrived(owner, answers.orders)
+            yield place, first_samples[pod] + answers.samples.item()
             if pod != rank and window:
                 room = state.remote_memory.grant()
-                sent = owner.send_ahead(rank, np.array([location]), position + 1, room, started_below=position + 1)
-                refills_arrived(owner, sent.refills)
+                sent = owner.send_ahead(rank, asked, position + 1, room, started_below=position + 1)
+                all_arrived(owner, sent.orders)
                 samples = sent.samples + first_samples[pod]
                 sizes = lengths[samples].tolist()
                 state.remote_memory.settle(
@@ -239,27 +237,22 @@ def lockstep(
                 )
 
 
-def refills_arrived(owner: OwnerEpoch, refills: list[Refill]) -> None:
+def all_arrived(owner: Policy, orders: Orders) -> None:
     """There is no I/O: what is ordered is here."""
-    for refill in refills:
-        owner.refill_arrived(refill)
+    for read in orders.reads:
+        all_arrived(owner, owner.arrived(read))
 
 
 def _requests(
-    traces: KeyedTraces, rank: int, owners: list[OwnerEpoch], block: int = 1 << 16
-) -> Iterator[tuple[int, int, int] | None]:
-    """``(owner, asked, location)`` of each position of a rank; None for a repeat, which redirection leaves out."""
+    traces: KeyedTraces, rank: int, owners: list[Policy], block: int = 1 << 16
+) -> Iterator[tuple[int, Int64Array] | None]:
+    """``(owner, [asked])`` of each position of a rank; None for a repeat, which redirection leaves out."""
     ends = np.array([owner.mapping.share.end_sample for owner in owners])
+    firsts = np.array([owner.mapping.share.first_sample for owner in owners])
     for start in range(0, traces.length(rank), block):
         positions = np.arange(start, min(start + block, traces.length(rank)), dtype=np.int64)
         samples, repeats = traces.asked(rank, positions)
         pods = np.searchsorted(ends, samples, side="right")
-        asked, locations = np.empty_like(samples), np.empty_like(samples)
-        for pod, owner in enumerate(owners):
-            here = pods == pod
-            asked[here] = samples[here] - owner.mapping.share.first_sample
-            locations[here] = owner.mapping.locations(asked[here])
-        for request, repeat in zip(
-            zip(pods.tolist(), asked.tolist(), locations.tolist(), strict=True), repeats.tolist(), strict=True
-        ):
-            yield None if repeat else request
+        asked = samples - firsts[pods]
+        for i, (pod, repeat) in enumerate(zip(pods.tolist(), repeats.tolist(), strict=True)):
+            yield None if repeat else (pod, asked[i : i + 1])

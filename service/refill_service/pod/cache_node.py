@@ -29,9 +29,10 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import encode_records
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_memory import JobMemory
+from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.posted_traces import trace_memory
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
-from refill_service.cache_core.sample_mapping import ChunkLayout, default_chunk_size
+from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.cache_core.shared_room import SharedRoom
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.early_opening import EarlyOpening
@@ -367,6 +368,5 @@ class CacheNode:
 
 def _chunk_size(spec: JobSpec, dataset: Dataset) -> int:
     sample_bytes = dataset.index.sample_bytes / max(1, dataset.num_samples)
-    return default_chunk_size(
-        spec.policy, dataset.num_samples, sample_bytes, int(np.diff(dataset.blobs.first_sample).max(initial=1))
-    )
+    largest_blob = int(np.diff(dataset.blobs.first_sample).max(initial=1))
+    return kind_of(spec.policy).default_chunk_size(dataset.num_samples, sample_bytes, largest_blob)

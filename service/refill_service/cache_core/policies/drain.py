@@ -18,48 +18,55 @@ import random
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from refill_service.cache_core.epoch_order import Traces
-from refill_service.cache_core.owner_epoch import NONE_AHEAD, Ahead, OwnerEpoch, pieces
+from refill_service.cache_core.policies.interface import (
+    NO_ORDERS,
+    NONE_AHEAD,
+    Ahead,
+    EpochBegan,
+    Orders,
+    Policy,
+    PolicyKind,
+    Read,
+    pieces,
+)
 from refill_service.cache_core.prefetch_check import UpcomingRequests
-from refill_service.cache_core.refill import Refill
-from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
+from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["DrainEpoch"]
+__all__ = ["KIND", "DrainPolicy"]
 
 _SPREAD_SAMPLES = 64
 """With nothing in memory, requests are promised samples of so many that come next and are not promised yet."""
 
+_SMALLEST_DEFAULT, _LARGEST_DEFAULT = 8, 64
+_WORTH_A_REQUEST_BYTES = 512 << 10
+"""At 100 MB/s a transfer of 5 ms: a request's latency of some 25 ms is hidden by a handful of them in flight."""
 
-class DrainEpoch(OwnerEpoch):
+_ENOUGH_CHUNKS = 2048
+"""Of a dataset: a tenth of them in memory shuffles well, see docs/TRAINING_QUALITY.md."""
+
+_LARGE_CHUNK_BYTES = 16 << 20
+"""More than this takes memory and gains nothing."""
+
+
+class DrainPolicy(Policy):
     """One owner's share of one epoch, without waste.
 
-    :param capacity_bytes: what samples in memory and on their way may take together. Only when nothing at all is in
-        memory or on its way is a chunk read that does not fit.
+    Samples in memory and on their way stay within the memory that there is. Only when nothing at all is in memory or on
+    its way is a chunk read that does not fit.
+
     :param refill_below: an abstract chunk is refilled when it holds at most this part of K samples.
-    :param key: seeds every choice; the same key and the same calls give the same decisions.
     """
 
-    def __init__(
-        self,
-        mapping: AbstractMapping,
-        traces: Traces,
-        lengths: NDArray[np.int64],
-        *,
-        capacity_bytes: int,
-        refill_below: float = 0.5,
-        prefetch_window: int = 0,
-        key: str = "",
-        answered: tuple[Int64Array, Int64Array] | None = None,
-    ) -> None:
-        super().__init__(mapping, traces, lengths, prefetch_window=prefetch_window, answered=answered)
-        self._capacity_bytes = capacity_bytes
+    def __init__(self, began: EpochBegan, *, refill_below: float = 0.5) -> None:
+        super().__init__(began)
+        mapping = began.mapping
+        self._capacity_bytes = 0
         self._to_start = list(range(mapping.num_abstract_chunks))
         """Abstract chunks that there was no room for yet to begin the epoch with; the next one last."""
-        self._lengths_view = np.ascontiguousarray(lengths, dtype=np.int64).data
-        self._key = key
-        self._random = random.Random(key)
+        self._lengths_view = np.ascontiguousarray(began.lengths, dtype=np.int64).data
+        self._key = began.key
+        self._random = random.Random(began.key)
         self._random.shuffle(self._to_start)
         self._low = int(mapping.chunk_size * refill_below)
         self._ready: list[list[int]] = [[] for _ in range(mapping.num_abstract_chunks)]
@@ -87,21 +94,20 @@ class DrainEpoch(OwnerEpoch):
         self._left_of: dict[int, Int64Array] = {}
         """Samples that no request was promised of chunks whose read failed; counted as held."""
 
-    def start(self) -> list[Refill]:
-        """Fill every abstract chunk, as far as there is room."""
-        refills: list[Refill] = []
+    def memory_changed(self, capacity_bytes: int) -> Orders:
+        """What is in memory stays, should it be less. Else fill every abstract chunk that never was, as far as there is
+        room."""
+        self._capacity_bytes = capacity_bytes
+        if not self._to_start:
+            return NO_ORDERS
+        reads: list[Read] = []
         while self._to_start:
             ordered = self._refill_if_low(self._to_start[-1])
             if not ordered and self._needs_refill(self._to_start[-1]):
                 break  # no room
             self._to_start.pop()
-            refills += ordered
-        return refills
-
-    def capacity_changed(self, capacity_bytes: int) -> list[Refill]:
-        """Fact: samples may take so much memory from now on. What is in memory stays, should it be less."""
-        self._capacity_bytes = capacity_bytes
-        return self.start()
+            reads += ordered
+        return Orders(reads)
 
     @property
     def nothing_left_to_read(self) -> bool:
@@ -115,40 +121,41 @@ class DrainEpoch(OwnerEpoch):
         """
         return 0 if self.nothing_left_to_read else min(self._capacity_bytes, self._given_bytes) // 2
 
-    def _answer_after(self) -> int:
+    def _wait_until_bytes(self) -> int:
         """When what the reserve lacks has come, in whichever chunks: one slow read must not hold up what follows it."""
         missing = self._reserve_bytes - self._ready_bytes
         return self.came_bytes + missing if missing > 0 and self._coming else 0
 
-    def _take_new(self, locations: Int64Array) -> tuple[Int64Array, list[Refill]]:
-        samples, refills = [], []
-        for abstract_chunk in (locations // self.mapping.chunk_size).tolist():
+    def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
+        samples, reads = [], []
+        for abstract_chunk in (self.mapping.locations(asked) // self.mapping.chunk_size).tolist():
             sample, ordered = self._take_of(abstract_chunk)
             samples.append(sample)
-            refills += ordered
-        return np.array(samples, dtype=np.int64), refills
+            reads += ordered
+        return np.array(samples, dtype=np.int64), Orders(reads)
 
-    def _take_new_one(self, location: int) -> tuple[int, list[Refill]]:
-        return self._take_of(location // self.mapping.chunk_size)
+    def _answer_one(self, rank: int, asked: int) -> tuple[int, Orders]:
+        sample, reads = self._take_of(self.mapping.location(asked) // self.mapping.chunk_size)
+        return sample, Orders(reads) if reads else NO_ORDERS
 
-    def _take_of(self, abstract_chunk: int) -> tuple[int, list[Refill]]:
+    def _take_of(self, abstract_chunk: int) -> tuple[int, list[Read]]:
         if self._damaged:
             return self._pop(self._damaged), []
         if self._ready[abstract_chunk]:
             return self._give(abstract_chunk), self._refill_if_low(abstract_chunk)
-        refills = self._refill_if_low(abstract_chunk)
+        reads = self._refill_if_low(abstract_chunk)
         if self._filled:
             other = self._filled.pick(self._random)
-            return self._give(other), refills + self._refill_if_low(other)
+            return self._give(other), reads + self._refill_if_low(other)
         coming = self._pick_coming()
         if coming is None:
             # Nothing is in memory or to come, so nothing can make room: read on, whether or not it fits.
             needed = abstract_chunk if abstract_chunk in self._with_unread else self._with_unread.pick(self._random)
-            refill = self._refill(needed)
-            refills.append(refill)
-            coming = refill.chunk
-        self.counts.misses += not self.at_hand(coming)
-        return self._pop(self._coming[coming]), refills
+            read = self._refill(needed)
+            reads.append(read)
+            coming = read.chunk
+        self.counts.misses += not self._at_hand(self._starts_view[coming], self._starts_view[coming + 1])
+        return self._pop(self._coming[coming]), reads
 
     def _pick_coming(self) -> int | None:
         """One of the chunks on their way: not the next one alone, so that it is not handed out whole; but the first
@@ -189,7 +196,7 @@ class DrainEpoch(OwnerEpoch):
             and abstract_chunk in self._with_unread
         )
 
-    def _refill_if_low(self, abstract_chunk: int) -> list[Refill]:
+    def _refill_if_low(self, abstract_chunk: int) -> list[Read]:
         if not self._needs_refill(abstract_chunk):
             return []
         chunk = self._unread_of(abstract_chunk)[-1]
@@ -199,7 +206,7 @@ class DrainEpoch(OwnerEpoch):
                 return []
         return [self._refill(abstract_chunk)]
 
-    def _refill(self, abstract_chunk: int) -> Refill:
+    def _refill(self, abstract_chunk: int) -> Read:
         """Order the next chunk of a group."""
         unread = self._unread_of(abstract_chunk)
         chunk = unread.pop()
@@ -210,11 +217,11 @@ class DrainEpoch(OwnerEpoch):
         else:
             samples = self._wanted_of(chunk)
             self.held_bytes += int(self._lengths[samples].sum())
-        refill = Refill(chunk, samples, self.mapping.locations(samples))
+        read = Read(self._starts_view[chunk], self._starts_view[chunk + 1], samples, chunk)
         self._coming[chunk] = samples.tolist()
         self._refilling[abstract_chunk] += 1
         self.counts.refills += 1
-        return refill
+        return read
 
     def _unread_of(self, abstract_chunk: int) -> list[int]:
         unread = self._unread[abstract_chunk]
@@ -237,11 +244,13 @@ class DrainEpoch(OwnerEpoch):
         samples = np.arange(self._starts[chunk], self._starts[chunk + 1], dtype=np.int64)
         return samples if self._left is None else samples[self._left[samples]]
 
-    def _arrived(self, refill: Refill) -> None:
-        abstract_chunk = self._abstract_chunk_of(refill)
-        here = set(refill.samples.tolist())
-        samples = [sample for sample in self._coming[refill.chunk] if sample in here]
-        self._damaged += [sample for sample in self._coming.pop(refill.chunk) if sample not in here]
+    def _arrived(self, read: Read, kept: Int64Array) -> Orders:
+        abstract_chunk = self.mapping.abstract_chunk_of(read.chunk)
+        samples = self._coming.pop(read.chunk)
+        if len(kept) < len(read.samples):
+            here = set(kept.tolist())
+            self._damaged += [sample for sample in samples if sample not in here]
+            samples = [sample for sample in samples if sample in here]
         self._refilling[abstract_chunk] -= 1
         if samples:
             if not self._ready[abstract_chunk]:
@@ -251,40 +260,33 @@ class DrainEpoch(OwnerEpoch):
             self._ready_bytes += num_bytes
             self.came_bytes += num_bytes
             self._num_ready[abstract_chunk] += len(samples)
+        return NO_ORDERS
 
-    def refill_failed(self, refill: Refill) -> None:
-        abstract_chunk = self._abstract_chunk_of(refill)
-        samples = np.array(sorted(self._coming.pop(refill.chunk)), dtype=np.int64)
+    def failed(self, read: Read) -> Orders:
+        abstract_chunk = self.mapping.abstract_chunk_of(read.chunk)
+        samples = np.array(sorted(self._coming.pop(read.chunk)), dtype=np.int64)
         self._refilling[abstract_chunk] -= 1
         self.came_bytes += int(self._lengths[samples].sum())  # nobody waits for what will not come
         if len(samples):  # they keep their place in memory: another epoch may have been given all that is free
-            self._left_of[refill.chunk] = samples
-            self._unread_of(abstract_chunk).append(refill.chunk)
+            self._left_of[read.chunk] = samples
+            self._unread_of(abstract_chunk).append(read.chunk)
             if abstract_chunk not in self._with_unread:
                 self._with_unread.add(abstract_chunk)
-
-    def _abstract_chunk_of(self, refill: Refill) -> int:
-        return int(self.mapping.abstract_chunks_of(np.array([refill.chunk]))[0])
+        return NO_ORDERS
 
     def _choose_ahead(
-        self,
-        rank: int,
-        upcoming: UpcomingRequests,
-        answered: Int64Array,
-        ahead_from: int,
-        room: int,
-        started_below: int,
+        self, rank: int, upcoming: UpcomingRequests, asked: Int64Array, ahead_from: int, room: int, started_below: int
     ) -> Ahead:
         """No conflicts: a rank can hold any number of samples of an abstract chunk. Opportunistic all the same."""
         room = min(room, self._ready_bytes - self._reserve_bytes)
         if room <= 0:
             return NONE_AHEAD
-        positions, asked, locations = upcoming.after(ahead_from - 1, self._window)
+        positions, wanted, locations = upcoming.after(ahead_from - 1, self._window)
         sent: list[tuple[int, int]] = []
-        refills: list[Refill] = []
+        reads: list[Read] = []
         for piece in pieces(len(positions)):
             abstract_chunks = locations[piece] // self.mapping.chunk_size
-            able = np.flatnonzero((self._num_ready[abstract_chunks] > 0) & (self._assigned[asked[piece]] < 0))
+            able = np.flatnonzero((self._num_ready[abstract_chunks] > 0) & (self._assigned[wanted[piece]] < 0))
             for place in able.tolist():
                 abstract_chunk = int(abstract_chunks[place])
                 if not self._ready[abstract_chunk]:
@@ -295,14 +297,14 @@ class DrainEpoch(OwnerEpoch):
                     self._take_back(abstract_chunk, sample)
                     break
                 sent.append((int(positions[piece][place]), sample))
-                self._assigned_view[int(asked[piece][place])] = sample
-                refills += self._refill_if_low(abstract_chunk)
+                self._assigned_view[int(wanted[piece][place])] = sample
+                reads += self._refill_if_low(abstract_chunk)
             if room <= 0:
                 break
         if not sent:
             return NONE_AHEAD
         columns = np.array(sent, dtype=np.int64)
-        return Ahead(columns[:, 0], columns[:, 1], refills)
+        return Ahead(columns[:, 0], columns[:, 1], Orders(reads))
 
     def _take_back(self, abstract_chunk: int, sample: int) -> None:
         if not self._ready[abstract_chunk]:
@@ -342,3 +344,26 @@ class _RandomSet:
         if not self._values:
             raise RuntimeError("an owner was asked for more samples than its share has")
         return self._values[int(generator.random() * len(self._values))]
+
+
+def _chunk_size(num_samples: int, sample_bytes: float, largest_blob: int) -> int:
+    """Small chunks spread samples: the smallest power of two from 8 to 64 whose chunks are worth a request of their
+    own; fewer than that where chunks would be very large, or so few that memory holds only a handful."""
+    chunk_size = _LARGEST_DEFAULT
+    while chunk_size > _SMALLEST_DEFAULT and (
+        chunk_size // 2 * sample_bytes >= _WORTH_A_REQUEST_BYTES or num_samples // chunk_size < _ENOUGH_CHUNKS
+    ):
+        chunk_size //= 2
+    while chunk_size > 1 and chunk_size * sample_bytes > _LARGE_CHUNK_BYTES:
+        chunk_size //= 2
+    return min(chunk_size, largest_blob)
+
+
+KIND = PolicyKind(
+    "drain",
+    DrainPolicy,
+    default_chunk_size=_chunk_size,
+    # Whatever comes first answers.
+    first_batch_gets=lambda asked, chunk_size, abstract_chunks: -(-asked // chunk_size),
+    analysed_chunk_sizes=(4, 8, 16, 32, 64, 128),
+)

@@ -2,72 +2,72 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refill_service.cache_core.abstract_memory import AbstractMemory
-from refill_service.cache_core.epoch_order import Traces
-from refill_service.cache_core.owner_epoch import NONE_AHEAD, Ahead, OwnerEpoch, pieces
+from refill_service.cache_core.policies.interface import (
+    NO_ORDERS,
+    NONE_AHEAD,
+    Ahead,
+    EpochBegan,
+    Orders,
+    Policy,
+    PolicyKind,
+    Read,
+    pieces,
+)
 from refill_service.cache_core.prefetch_check import HeldByRank, UpcomingRequests, first_of_each
-from refill_service.cache_core.refill import Refill
 from refill_service.cache_core.refill_policies import REFILL_CHOICES
-from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
+from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["RedoxEpoch"]
+__all__ = ["KIND", "RedoxPolicy"]
 
 
-class RedoxEpoch(OwnerEpoch):
-    """One owner's share of one epoch, by the papers' slot rule.
+class RedoxPolicy(Policy):
+    """One owner's share of one epoch, by the papers' slot rule. Its slots are its limit, whatever memory there is.
 
-    :param refill: ``best`` or ``random``.
-    :param key: seeds every choice; the same key and the same calls give the same decisions.
+    Its setting ``refill`` is ``best`` or ``random``: which chunk of a group refills.
     """
 
-    def __init__(
-        self,
-        mapping: AbstractMapping,
-        traces: Traces,
-        lengths: NDArray[np.int64],
-        *,
-        refill: str = "best",
-        prefetch_window: int = 0,
-        key: str = "",
-        answered: tuple[Int64Array, Int64Array] | None = None,
-    ) -> None:
-        super().__init__(mapping, traces, lengths, prefetch_window=prefetch_window, answered=answered)
+    def __init__(self, began: EpochBegan) -> None:
+        super().__init__(began)
+        mapping, answered = began.mapping, began.answered
         if answered is not None and (mapping.locations(answered[0]) != mapping.locations(answered[1])).any():
             raise ValueError("requests were answered from other slots than theirs: memory was divided otherwise")
-        self.memory = AbstractMemory(mapping, REFILL_CHOICES[refill], random.Random(key), self._left)
+        choose = REFILL_CHOICES[began.settings["refill"]]
+        self.memory = AbstractMemory(mapping, choose, random.Random(began.key), self._left)
         self._held: dict[int, HeldByRank] = {}
 
-    def _take_new(self, locations: Int64Array) -> tuple[Int64Array, list[Refill]]:
+    def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
         """What memory can answer is answered first, then the others in their order, each with its refill: so the
         refills of a batch find as many vacant slots as they can."""
+        locations = self.mapping.locations(asked)
         samples = self.memory.take_valid(locations)
-        refills = []
+        reads: list[Read] = []
         for i in np.flatnonzero(samples < 0).tolist():
-            samples[i], ordered = self._take_new_one(int(locations[i]))
-            refills += ordered
-        return samples, refills
+            samples[i], read = self.memory.take_one(int(locations[i]))
+            if read is not None:
+                self._ordered(read)
+                reads.append(read)
+        return samples, Orders(reads)
 
-    def _take_new_one(self, location: int) -> tuple[int, list[Refill]]:
-        sample, refill = self.memory.take_one(location)
-        if refill is None:
-            return sample, []
-        self.counts.misses += not self.at_hand(refill.chunk)
+    def _answer_one(self, rank: int, asked: int) -> tuple[int, Orders]:
+        sample, read = self.memory.take_one(self.mapping.location(asked))
+        if read is None:
+            return sample, NO_ORDERS
+        self._ordered(read)
+        return sample, Orders([read])
+
+    def _ordered(self, read: Read) -> None:
+        self.counts.misses += not self._at_hand(read.first, read.end)
         self.counts.refills += 1
-        return sample, [refill]
 
     def _choose_ahead(
-        self,
-        rank: int,
-        upcoming: UpcomingRequests,
-        answered: Int64Array,
-        ahead_from: int,
-        room: int,
-        started_below: int,
+        self, rank: int, upcoming: UpcomingRequests, asked: Int64Array, ahead_from: int, room: int, started_below: int
     ) -> Ahead:
         held = self._held.get(rank)
         if held is None:
@@ -75,12 +75,13 @@ class RedoxEpoch(OwnerEpoch):
         held.started_below(started_below)
         if room <= 0:
             return NONE_AHEAD
-        positions, asked, locations = upcoming.after(ahead_from - 1, self._window)
+        answered = self.mapping.locations(asked)
+        positions, wanted, locations = upcoming.after(ahead_from - 1, self._window)
         sent_positions, sent_samples = [NONE_AHEAD.positions], [NONE_AHEAD.samples]
         with held.also(answered):
             # Room is mostly short, so look at the window piece by piece and stop when it is used up.
             for piece in pieces(len(positions)):
-                chosen, samples, room = self._choose_of_piece(held, asked[piece], locations[piece], room)
+                chosen, samples, room = self._choose_of_piece(held, wanted[piece], locations[piece], room)
                 held.sent(positions[piece][chosen], locations[piece][chosen])
                 sent_positions.append(positions[piece][chosen])
                 sent_samples.append(samples)
@@ -107,8 +108,26 @@ class RedoxEpoch(OwnerEpoch):
         self._assigned[asked[chosen]] = samples
         return chosen, samples, room
 
-    def _arrived(self, refill: Refill) -> None:
-        self.memory.refill_arrived(refill)
+    def _arrived(self, read: Read, kept: Int64Array) -> Orders:
+        self.memory.arrived(read, kept)
+        return NO_ORDERS
 
-    def refill_failed(self, refill: Refill) -> None:
-        self.memory.refill_failed(refill)
+    def failed(self, read: Read) -> Orders:
+        self.memory.failed(read)
+        return NO_ORDERS
+
+
+def _first_batch_gets(asked: int, chunk_size: int, abstract_chunks: float) -> int:
+    """A slot answers only what is bound to it, so that a chunk is read for every abstract chunk that the requests
+    touch: of M, 1 - (1 - 1/M)**asked are expected to be."""
+    return max(1, round(abstract_chunks * -math.expm1(asked * math.log1p(-1 / max(abstract_chunks, 1 + 1e-9)))))
+
+
+KIND = PolicyKind(
+    "redox",
+    RedoxPolicy,
+    # Re-reads spread samples, so that chunks can be as large as the papers'.
+    default_chunk_size=lambda num_samples, sample_bytes, largest_blob: min(64, largest_blob),
+    first_batch_gets=_first_batch_gets,
+    analysed_chunk_sizes=(64,),
+)

@@ -1,0 +1,84 @@
+"""Which policies may a job name, and which settings does each have of its own?
+
+Both sides check a job's settings with this table, so that a wrong name ends in one line where it was written. What the
+policies do is in ``refill_service/cache_core/policies/``, a file for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from refill.errors import InvalidInput
+
+__all__ = ["POLICIES", "PolicySetting", "PolicyTerms", "terms_of"]
+
+
+@dataclass(frozen=True)
+class PolicySetting:
+    """A setting that only some policies have."""
+
+    name: str
+    default: str | int | float | bool
+    about: str
+    choices: tuple[str, ...] = ()
+    """Of a text: all that it may be."""
+    least: float | None = None
+    most: float | None = None
+
+    def check(self, policy: str, value: object) -> None:
+        """Raises :class:`InvalidInput`."""
+        which = f"setting {self.name} of policy {policy}"
+        wanted = type(self.default)
+        if wanted is float and type(value) is int:
+            value = float(value)
+        if type(value) is not wanted:
+            raise InvalidInput(f"{which} must be {wanted.__name__}, got {value!r}")
+        if self.choices and value not in self.choices:
+            raise InvalidInput(f"{which} must be {' or '.join(self.choices)}, got {value!r}")
+        if isinstance(value, int | float):
+            if self.least is not None and not value >= self.least:
+                raise InvalidInput(f"{which} must be at least {self.least}, got {value}")
+            if self.most is not None and not value <= self.most:
+                raise InvalidInput(f"{which} must be at most {self.most}, got {value}")
+
+
+@dataclass(frozen=True)
+class PolicyTerms:
+    label: str
+    """For people, in a few words."""
+    settings: tuple[PolicySetting, ...] = ()
+
+    def settings_with(self, policy: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All settings of the policy: those given, and the defaults of the others. Raises :class:`InvalidInput`."""
+        known = {setting.name: setting for setting in self.settings}
+        if unknown := sorted(set(given) - set(known)):
+            there_are = f"there are: {', '.join(sorted(known))}" if known else "it has none of its own"
+            raise InvalidInput(f"policy {policy} has no setting {unknown[0]!r}; {there_are}")
+        for name, value in given.items():
+            known[name].check(policy, value)
+        return {name: given.get(name, setting.default) for name, setting in known.items()}
+
+
+POLICIES: dict[str, PolicyTerms] = {
+    "drain": PolicyTerms("reads the dataset once"),
+    "redox": PolicyTerms(
+        "the papers' protocol: re-reads chunks",
+        (
+            PolicySetting(
+                "refill",
+                "best",
+                "which chunk refills: the one that fills most slots, ties at random, or any (Brand 3.3)",
+                choices=("best", "random"),
+            ),
+        ),
+    ),
+}
+
+
+def terms_of(policy: str) -> PolicyTerms:
+    """Raises :class:`InvalidInput` that lists the policies."""
+    if policy not in POLICIES:
+        raise InvalidInput(f"job setting policy must be {' or '.join(POLICIES)}, got {policy!r}")
+    return POLICIES[policy]

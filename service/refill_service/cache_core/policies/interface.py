@@ -1,0 +1,371 @@
+"""What is a policy told, and what does it decide, for one owner's share of one epoch?
+
+Facts come in as calls: the epoch begins (the constructor, with :class:`EpochBegan`), memory changed, requests came,
+bytes arrived or will not, losses were scored, the next epoch opens (``close``). Decisions go out as what these return:
+:class:`Answers` and :class:`Ahead` say which samples leave, :class:`Orders` what to read, what to keep of it and what
+to drop. The shell (``owner_machine.py``, ``jobs/``) carries them out; it knows no policy by name.
+
+Requests are named by the sample that they *ask* for: within an epoch each is asked for once, so the table asked ->
+assigned is the whole memory of who got what, and asking again gives the same answer. :class:`Policy` keeps that table
+and the counts; which sample answers, what is read and what stays is in a file for each policy, and ``registry.py``
+lists them. All sample ids here are *local*: they count from the start of the share.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refill_service.cache_core.epoch_order import Traces
+from refill_service.cache_core.prefetch_check import UpcomingRequests
+from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
+
+__all__ = [
+    "NONE_AHEAD",
+    "NOTHING_CARRIED",
+    "NO_ORDERS",
+    "NO_SAMPLES",
+    "Ahead",
+    "Answers",
+    "Carried",
+    "EpochBegan",
+    "EpochCounts",
+    "Orders",
+    "Policy",
+    "PolicyKind",
+    "Read",
+    "pieces",
+]
+
+_FIRST_PIECE = 256
+
+NO_SAMPLES: Int64Array = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Read:
+    """An order: read the samples ``first <= sample < end``, which lie side by side in one blob, and keep ``samples``.
+
+    The very same object comes back with the fact of what became of it.
+    """
+
+    first: int
+    end: int
+    samples: Int64Array
+    """Those to be kept, ascending."""
+    chunk: int = -1
+    """Of a policy that reads whole chunks, which one, counted from the start of the share. For the policy alone."""
+
+
+class Orders(NamedTuple):
+    """What the shell has to do. Drops first: they make room for the reads."""
+
+    reads: Sequence[Read] = ()
+    drops: Int64Array = NO_SAMPLES
+    """Samples whose bytes are to be forgotten. Who was promised one all the same has it read alone."""
+
+
+NO_ORDERS = Orders()
+
+
+class Answers(NamedTuple):
+    """The answers to some requests of one rank, in their order."""
+
+    samples: Int64Array
+    """``(n,)``."""
+    orders: Orders
+    """The samples of a read may serve several of the requests."""
+    repeated: NDArray[np.bool_] | None = None
+    """``(n,)`` which requests had been answered before; None: none of them."""
+    wait_until_bytes: int = 0
+    """The answer waits until ``came_bytes`` is so much, or no read is under way."""
+
+
+class Ahead(NamedTuple):
+    """What to send ahead: for each ``position`` of the rank, the ``sample`` that answers it. They leave memory."""
+
+    positions: Int64Array
+    samples: Int64Array
+    orders: Orders = NO_ORDERS
+    """What follows from what left memory."""
+
+
+NONE_AHEAD = Ahead(NO_SAMPLES, NO_SAMPLES)
+
+
+class Carried(NamedTuple):
+    """What an epoch leaves to the next one of the same owner."""
+
+    samples: Int64Array = NO_SAMPLES
+    """Whose bytes are in memory and are the next epoch's from now on."""
+    state: Any = None
+    """What the policy wants to go on with: scores, prices, plans. The shell hands it on and does not look at it."""
+
+
+NOTHING_CARRIED = Carried()
+
+
+@dataclass(frozen=True, eq=False)
+class EpochBegan:
+    """Fact: an owner begins an epoch, or goes on with it after a restart. There is no memory for it yet."""
+
+    mapping: AbstractMapping
+    traces: Traces
+    lengths: NDArray[np.int64]
+    """``(num_samples,)`` bytes of each sample of the share."""
+    prefetch_window: int = 0
+    """P, how many of a rank's next requests are considered to be sent ahead."""
+    key: str = ""
+    """Seeds every choice; the same key and the same calls give the same decisions."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The policy's own, all of them."""
+    at_hand: Callable[[int, int], bool] = lambda first, end: False
+    """Whether samples ``first <= sample < end`` need no store: nobody waits for their read, and that is no miss."""
+    answered: tuple[Int64Array, Int64Array] | None = None
+    """After a restart, ``(asked, samples)``: requests, by the samples that they asked for, and those that answered."""
+    carried: Carried = NOTHING_CARRIED
+    """What the epoch before left."""
+
+
+@dataclass
+class EpochCounts:
+    """What happened at one owner in one epoch. Bytes are of whole samples. No count ever falls."""
+
+    takes: int = 0
+    """Requests answered, each counted once, sent ahead or not."""
+    misses: int = 0
+    """Takes that had to wait for the store: none of their policy's choices was in memory."""
+    refills: int = 0
+    """Reads ordered, whether the store or the pinned tier has them."""
+    sent_ahead: int = 0
+    """Takes that were sent ahead of their request."""
+    samples_read: int = 0
+    samples_filled: int = 0
+    bytes_read: int = 0
+    bytes_filled: int = 0
+    refills_pinned: int = 0
+    """Reads that the pinned tier served. What it serves is not read from the store, and not counted as read."""
+    bytes_pinned: int = 0
+
+    @property
+    def bytes_wasted(self) -> int:
+        return self.bytes_read - self.bytes_filled
+
+
+class Policy(ABC):
+    """One owner's share of one epoch.
+
+    Raises ValueError when what was answered before a restart can't be of this epoch.
+    """
+
+    def __init__(self, began: EpochBegan) -> None:
+        share = began.mapping.share
+        self.mapping = began.mapping
+        self.counts = EpochCounts()
+        self.came_bytes = 0
+        """Bytes of samples that arrived with no request waiting for them, or whose read failed."""
+        self.held_bytes = 0
+        """Bytes of samples in memory or on their way that no request was promised, of policies that count them."""
+        self._traces = began.traces
+        self._lengths = began.lengths
+        self._window = began.prefetch_window
+        self._at_hand = began.at_hand
+        self._left = began.traces.members(share.first_sample, share.end_sample)
+        """Which samples are left to be answered with when the epoch begins, or goes on; None: all."""
+        self.num_requests = share.num_samples if self._left is None else int(np.count_nonzero(self._left))
+        self._num_answered_before = 0
+        self._starts = np.ascontiguousarray(share.starts - share.first_sample)
+        self._starts_view = self._starts.data
+        narrow = np.int32 if share.num_samples < 2**31 else np.int64
+        self._assigned: NDArray[np.signedinteger[Any]] = np.full(share.num_samples, -1, dtype=narrow)
+        self._assigned_view = self._assigned.data
+        self._upcoming: dict[int, UpcomingRequests] = {}
+        if began.answered is not None:
+            self._go_on_after(*began.answered)
+
+    def _go_on_after(self, asked: Int64Array, samples: Int64Array) -> None:
+        asked, first = np.unique(asked, return_index=True)
+        samples = samples[first]
+        members = np.ones(self.mapping.share.num_samples, dtype=bool) if self._left is None else self._left
+        for ids in (asked, samples):
+            if len(ids) and not (0 <= int(ids.min()) <= int(ids.max()) < len(members) and members[ids].all()):
+                raise ValueError("requests were answered that this epoch does not have")
+        self._assigned[asked] = samples
+        self._num_answered_before = len(asked)
+        self._left = members.copy()
+        self._left[samples] = False
+
+    # Facts.
+
+    def memory_changed(self, capacity_bytes: int) -> Orders:
+        """Fact: samples may take so much memory from now on; told once before the first request, too."""
+        return NO_ORDERS
+
+    def requested(self, rank: int, asked: Int64Array) -> Answers:
+        """Fact: a rank asks for ``asked``, ``(n,)``, all different."""
+        if len(asked) == 1:
+            return self._requested_one(rank, asked)
+        samples = self._assigned[asked].astype(np.int64)
+        repeated = samples >= 0
+        any_repeated = bool(repeated.any())
+        if any_repeated:
+            new = np.flatnonzero(~repeated)
+            samples[new], orders = self._answer(rank, asked[new]) if len(new) else (NO_SAMPLES, NO_ORDERS)
+            num_new = len(new)
+        else:
+            samples, orders = self._answer(rank, asked)
+            num_new = len(asked)
+        self._assigned[asked] = samples
+        self.counts.takes += num_new
+        wait_until_bytes = self._wait_until_bytes() if num_new else 0
+        return Answers(samples, orders, repeated if any_repeated else None, wait_until_bytes)
+
+    def _requested_one(self, rank: int, asked: Int64Array) -> Answers:
+        """The same for a single request, which simulations make by the million: numpy is slow with one value."""
+        asks = asked.item()
+        samples = asked.copy()
+        assigned = self._assigned_view[asks]
+        if assigned >= 0:
+            samples[0] = assigned
+            return Answers(samples, NO_ORDERS, np.ones(1, dtype=bool), 0)
+        samples[0], orders = self._answer_one(rank, asks)
+        self._assigned_view[asks] = samples.item()
+        self.counts.takes += 1
+        return Answers(samples, orders, None, self._wait_until_bytes())
+
+    def send_ahead(self, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int) -> Ahead:
+        """Choose what to send with an answer, and answer with it.
+
+        :param asked: of the requests just answered.
+        :param ahead_from: the window starts at this position of the rank.
+        :param room: bytes that the rank's home pod has reserved for this answer; never exceeded.
+        :param started_below: the rank has asked for every position below this one.
+        """
+        if not self._window:
+            return NONE_AHEAD
+        upcoming = self._upcoming.get(rank)
+        if upcoming is None:
+            upcoming = self._upcoming[rank] = UpcomingRequests(self._traces, rank, self.mapping)
+        ahead = self._choose_ahead(rank, upcoming, asked, ahead_from, room, started_below)
+        self.counts.takes += len(ahead.samples)
+        self.counts.sent_ahead += len(ahead.samples)
+        return ahead
+
+    def arrived(self, read: Read, damaged: Int64Array = NO_SAMPLES, *, pinned: bool = False) -> Orders:
+        """Fact: the bytes of a read are in memory; they may be sent ahead from now on.
+
+        :param damaged: of its ``samples`` those whose bytes are not right: they are never sent ahead, and who they are
+            promised to is told why.
+        :param pinned: they came from the pinned tier, not from the store.
+        """
+        # Counted here and not when it was ordered, so that no count ever has to be taken back.
+        counts = self.counts
+        kept = read.samples if not len(damaged) else np.setdiff1d(read.samples, damaged, assume_unique=True)
+        kept_bytes = int(self._lengths[kept].sum())
+        if pinned:
+            counts.refills_pinned += 1
+            counts.bytes_pinned += kept_bytes
+        else:
+            counts.samples_read += read.end - read.first
+            counts.samples_filled += len(kept)
+            counts.bytes_read += int(self._lengths[read.first : read.end].sum())
+            counts.bytes_filled += kept_bytes
+        return self._arrived(read, kept)
+
+    @abstractmethod
+    def failed(self, read: Read) -> Orders:
+        """Fact: the bytes of a read will not come. What no request was promised yet is unconsumed again."""
+
+    def scored(self, samples: Int64Array, scores: NDArray[np.float64]) -> Orders:
+        """Fact: the training gave these samples these scores, ``(n,)``: the higher, the more worth keeping."""
+        return NO_ORDERS
+
+    def close(self) -> Carried:
+        """Fact: the next epoch opens. What is handed on is this one's no more; it may be asked all the same, by ranks
+        that are behind."""
+        return NOTHING_CARRIED
+
+    # What a policy decides.
+
+    @abstractmethod
+    def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
+        """Samples for requests that were never answered before, each once an epoch, and the orders that this needs."""
+
+    def _answer_one(self, rank: int, asked: int) -> tuple[int, Orders]:
+        """``_answer`` for one request; a policy may know a faster way, that decides the same."""
+        samples, orders = self._answer(rank, np.array([asked], dtype=np.int64))
+        return samples.item(), orders
+
+    def _wait_until_bytes(self) -> int:
+        """See :class:`Answers`."""
+        return 0
+
+    def _choose_ahead(
+        self, rank: int, upcoming: UpcomingRequests, asked: Int64Array, ahead_from: int, room: int, started_below: int
+    ) -> Ahead:
+        """See ``send_ahead``. Enters into the table what it sends."""
+        return NONE_AHEAD
+
+    @abstractmethod
+    def _arrived(self, read: Read, kept: Int64Array) -> Orders:
+        """See ``arrived``; ``kept`` are those of the read's samples whose bytes are right."""
+
+    # What the shell wants to know.
+
+    @property
+    def nothing_left_to_read(self) -> bool:
+        """Whether everything was ordered, so that the memory that is freed from now on is for the next epoch."""
+        return False
+
+    @property
+    def num_answered(self) -> int:
+        """Requests that were answered or sent ahead, before a restart or since."""
+        return self.counts.takes + self._num_answered_before
+
+    @property
+    def finished(self) -> bool:
+        """Whether every request that this owner can get in the epoch was answered or sent ahead."""
+        return self.num_answered >= self.num_requests
+
+    def stays(self, samples: Int64Array) -> NDArray[np.bool_] | None:
+        """Which of these samples, ``(n,)``, stay in memory when their bytes leave with an answer now; None: none of
+        them."""
+        return None
+
+    def answered(self) -> tuple[Int64Array, Int64Array]:
+        """``(asked, samples)`` of all requests that were answered."""
+        asked = np.flatnonzero(self._assigned >= 0)
+        return asked, self._assigned[asked].astype(np.int64)
+
+    def has_answered(self, asked: Int64Array) -> bool:
+        """Whether all of these requests were answered before."""
+        return bool((self._assigned[asked] >= 0).all())
+
+
+@dataclass(frozen=True)
+class PolicyKind:
+    """What else is to be known of a policy: an entry of the registry. Its label and its own settings, which clients
+    check, too, are in ``refill.protocol.policies``."""
+
+    name: str
+    new: Callable[[EpochBegan], Policy]
+    default_chunk_size: Callable[[int, float, int], int]
+    """``(samples of the dataset, mean bytes of a sample, samples of the largest blob) -> K`` for a job that names none.
+    Follows from the dataset alone, so that all pods agree; no chunk is larger than the largest blob."""
+    first_batch_gets: Callable[[int, int, float], int]
+    """``(requests, K, abstract chunks) -> GETs`` of one pod before it can answer the first requests of a job."""
+    analysed_chunk_sizes: tuple[int, ...]
+    """K that ``refill analyze`` tries."""
+
+
+def pieces(length: int) -> Iterator[slice]:
+    """Slices that cover ``range(length)``, each twice as long as the one before."""
+    start, size = 0, _FIRST_PIECE
+    while start < length:
+        yield slice(start, start + size)
+        start, size = start + size, 2 * size

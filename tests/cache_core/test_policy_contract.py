@@ -1,0 +1,385 @@
+"""What every registered policy keeps to, whatever the order of facts: reads that come late, fail or bring damaged
+bytes, memory that shrinks, requests that are asked again, restarts, and epochs one after another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refill.errors import InvalidInput
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.policies import POLICIES, PolicySetting, PolicyTerms, terms_of
+from refill_service.cache_core.epoch_order import KeyedTraces
+from refill_service.cache_core.policies.interface import (
+    NO_ORDERS,
+    NOTHING_CARRIED,
+    Answers,
+    Carried,
+    EpochBegan,
+    Orders,
+    Policy,
+    PolicyKind,
+    Read,
+)
+from refill_service.cache_core.policies.registry import KINDS, new_policy
+from refill_service.cache_core.sample_mapping import (
+    AbstractMapping,
+    ChunkLayout,
+    Int64Array,
+    abstract_chunks_for_groups,
+)
+
+NUM_EPOCHS = 2
+NUM_RANKS = 2
+FACTS = ("ask", "ask", "ask one", "ask again", "arrives", "arrives", "pinned", "fails", "damaged", "memory", "restart")
+
+
+class OneByOne(Policy):
+    """A whole policy: each request gets the very sample that it asks for, read alone; the last few stay for who comes
+    next, over the end of the epoch, too."""
+
+    def __init__(self, began: EpochBegan) -> None:
+        super().__init__(began)
+        self._kept: dict[int, None] = dict.fromkeys(began.carried.samples.tolist())
+        self._most_kept = int(began.settings["most_kept"])
+
+    def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
+        missing = [sample for sample in asked.tolist() if sample not in self._kept]
+        self.counts.misses += len(missing)
+        self.counts.refills += len(missing)
+        kept = [*self._kept, *missing]
+        drops, kept = kept[: -self._most_kept], kept[-self._most_kept :]
+        self._kept = dict.fromkeys(kept)
+        reads = [Read(sample, sample + 1, np.array([sample])) for sample in missing]
+        return asked.copy(), Orders(reads, np.array(drops, dtype=np.int64))
+
+    def stays(self, samples: Int64Array) -> np.ndarray | None:
+        return np.array([sample in self._kept for sample in samples.tolist()], dtype=bool)
+
+    def _arrived(self, read: Read, kept: Int64Array) -> Orders:
+        if not len(kept):
+            self._kept.pop(read.first, None)
+        return NO_ORDERS
+
+    def failed(self, read: Read) -> Orders:
+        self._kept.pop(read.first, None)
+        return NO_ORDERS
+
+    def close(self) -> Carried:
+        kept, self._kept = np.array([*self._kept], dtype=np.int64), {}
+        return Carried(kept)
+
+
+ONE_BY_ONE = PolicyKind(
+    "one-by-one",
+    OneByOne,
+    default_chunk_size=lambda num_samples, sample_bytes, largest_blob: 1,
+    first_batch_gets=lambda asked, chunk_size, abstract_chunks: asked,
+    analysed_chunk_sizes=(1,),
+)
+ONE_BY_ONE_TERMS = PolicyTerms("for tests", (PolicySetting("most_kept", 5, "samples that stay", least=1, most=100),))
+
+
+@contextmanager
+def registered(kind: PolicyKind, terms: PolicyTerms) -> Iterator[None]:
+    """A policy more, for a while: all that a new one has to be entered in."""
+    KINDS[kind.name], POLICIES[kind.name] = kind, terms
+    try:
+        yield
+    finally:
+        del KINDS[kind.name], POLICIES[kind.name]
+
+
+@pytest.fixture(params=[*KINDS, ONE_BY_ONE.name])
+def policy(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == ONE_BY_ONE.name:
+        with registered(ONE_BY_ONE, ONE_BY_ONE_TERMS):
+            yield request.param
+    else:
+        yield request.param
+
+
+@dataclass
+class Shell:
+    """Carries out what a policy decides for one owner, with bytes that are counted and not kept."""
+
+    seed: int
+    policy: str
+    blobs: list[int]
+    chunk_size: int
+    window: int = 0
+    calls: list[object] = field(default_factory=list)
+    """What came of each fact."""
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        layout = ChunkLayout(np.concatenate([[0], np.cumsum(self.blobs)]), min(self.chunk_size, max(self.blobs)))
+        share = layout.share(0, 1)
+        self.mapping = AbstractMapping(share, abstract_chunks_for_groups(share.num_chunks, 3))
+        self.lengths = np.random.default_rng(self.seed).integers(1, 100, layout.num_samples)
+        self.bytes_here: set[int] = set()
+        self.carried = NOTHING_CARRIED
+        self.epoch = -1
+        self.begins()
+
+    def begins(self) -> None:
+        """The next epoch."""
+        self.epoch += 1
+        self.given: dict[int, int] = {}
+        """asked -> sample"""
+        self.core = self.new_core()
+        self.bytes_here &= set(self.carried.samples.tolist())
+        self.under_way: list[Read] = []
+        self.waiting: set[int] = set()
+        """Samples that answers wait for."""
+        self.damaged: set[int] = set()
+        self.carry_out(self.core.memory_changed(1500))
+
+    def new_core(self, answered: tuple[Int64Array, Int64Array] | None = None) -> Policy:
+        self.traces = KeyedTraces(sum(self.blobs), NUM_RANKS, seed=self.seed, epoch=self.epoch)
+        carried = NOTHING_CARRIED if answered is not None else self.carried
+        return new_policy(
+            self.policy,
+            EpochBegan(
+                self.mapping,
+                self.traces,
+                self.lengths,
+                prefetch_window=self.window,
+                key=f"{self.seed} {self.epoch}",
+                settings=terms_of(self.policy).settings_with(self.policy, {}),
+                answered=answered,
+                carried=carried,
+            ),
+        )
+
+    def carry_out(self, orders: Orders) -> None:
+        self.calls.append(([(r.first, r.end, r.samples.tolist()) for r in orders.reads], orders.drops.tolist()))
+        for sample in orders.drops.tolist():
+            self.bytes_here.discard(sample)
+        starts = self.mapping.share.layout.first_sample
+        for read in orders.reads:
+            assert 0 <= read.first < read.end <= len(self.lengths), "a read of what the share does not have"
+            assert ((read.samples >= read.first) & (read.samples < read.end)).all(), "keeps what it does not read"
+            assert (np.diff(read.samples) > 0).all(), "samples of a read are not ascending"
+            blobs = np.searchsorted(starts, [read.first, read.end - 1], side="right")
+            assert blobs[0] == blobs[1], "a read that reaches over the end of a blob"
+            self.under_way.append(read)
+
+    def a_read_ends(self, how: str) -> None:
+        if not self.under_way:
+            return
+        read = self.under_way.pop(self.random.randrange(len(self.under_way)))
+        if how == "fails":
+            self.carry_out(self.core.failed(read))
+            return
+        damaged = read.samples[:1] if how == "damaged" else read.samples[:0]
+        self.damaged |= set(damaged.tolist())
+        self.bytes_here |= set(read.samples.tolist()) - set(damaged.tolist())
+        orders = self.core.arrived(read, damaged, pinned=how == "pinned")
+        self.deliver()
+        self.carry_out(orders)
+
+    def ask(self, rank: int, positions: Int64Array) -> None:
+        asked, repeats = self.traces.asked(rank, positions)
+        asked = asked[~repeats]
+        if not len(asked):
+            return
+        before = dict(self.given)
+        answers: Answers = self.core.requested(rank, asked)
+        self.calls.append(answers.samples.tolist())
+        repeated = np.zeros(len(asked), dtype=bool) if answers.repeated is None else answers.repeated
+        assert repeated.tolist() == [sample in before for sample in asked.tolist()], "repeats are not told as such"
+        self.enter(asked, answers.samples)
+        self.waiting |= set(answers.samples.tolist())
+        self.deliver()
+        self.carry_out(answers.orders)
+        if self.window:
+            below, end = 0, int(positions.max()) + 1
+            room = self.random.randrange(400)
+            ahead = self.core.send_ahead(rank, asked, end, room, below)
+            assert int(self.lengths[ahead.samples].sum()) <= room, "more is sent ahead than there is room for"
+            assert set(ahead.samples.tolist()) <= self.bytes_here - self.damaged, "sent ahead what is not here"
+            self.enter(self.traces.asked(rank, ahead.positions)[0], ahead.samples)
+            self.bytes_here -= set(ahead.samples.tolist())
+            self.carry_out(ahead.orders)
+
+    def enter(self, asked: Int64Array, samples: Int64Array) -> None:
+        for request, sample in zip(asked.tolist(), samples.tolist(), strict=True):
+            known = self.given.setdefault(request, sample)
+            assert known == sample, f"the request for {request} got sample {known}, asked again {sample}"
+        assert len(set(self.given.values())) == len(self.given), "a sample was given to two requests"
+
+    def deliver(self) -> None:
+        """What is here leaves with the answers that wait for it."""
+        here = np.array(sorted(self.waiting & self.bytes_here), dtype=np.int64)
+        self.waiting -= self.bytes_here
+        stays = self.core.stays(here)
+        self.bytes_here -= set((here if stays is None else here[~stays]).tolist())
+
+    def restarts(self) -> None:
+        """All memory is lost; what was answered is known."""
+        asked = np.array(sorted(self.given), dtype=np.int64)
+        samples = np.array([self.given[request] for request in asked.tolist()], dtype=np.int64)
+        self.core = self.new_core((asked, samples))
+        self.bytes_here, self.under_way, self.waiting, self.damaged = set(), [], set(), set()
+        found = dict(zip(*(ids.tolist() for ids in self.core.answered()), strict=True))
+        assert found == self.given, "what was answered before a restart is not what was told"
+        assert self.core.num_answered == len(self.given)
+        self.carry_out(self.core.memory_changed(1500))
+
+    def ends(self) -> None:
+        """Every rank asks for all; every read ends."""
+        for rank in range(NUM_RANKS):
+            self.ask(rank, np.arange(self.traces.length(rank)))
+        while self.under_way:
+            self.a_read_ends("arrives")
+        assert sorted(self.given) == sorted(self.given.values()) == list(range(sum(self.blobs))), "not each sample once"
+        assert self.core.finished
+        assert self.core.num_answered == self.core.num_requests == len(self.given)
+        self.carried = self.core.close()
+        assert set(self.carried.samples.tolist()) <= self.bytes_here, "hands on bytes that are not here"
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 2**16),
+    blobs=st.lists(st.integers(1, 25), min_size=1, max_size=3),
+    chunk_size=st.integers(1, 8),
+    window=st.sampled_from([0, 20]),
+    facts=st.lists(
+        st.sampled_from(FACTS),
+        max_size=40,
+    ),
+)
+def exactly_once(policy: str, seed: int, blobs: list[int], chunk_size: int, window: int, facts: list[str]) -> None:
+    first, second = (drive(Shell(seed, policy, blobs, chunk_size, window), facts) for _ in range(2))
+    assert first.calls == second.calls, "the same seed and the same facts gave other decisions"
+
+
+def test_exactly_once_whatever_happens(policy: str) -> None:
+    exactly_once(policy)
+
+
+def drive(shell: Shell, facts: list[str]) -> Shell:
+    for epoch in range(NUM_EPOCHS):
+        if epoch:
+            shell.begins()
+        counts = shell.core.counts
+        before = astuple(counts)
+        for fact in facts:
+            rank = shell.random.randrange(NUM_RANKS)
+            length = shell.traces.length(rank)
+            start = shell.random.randrange(length)
+            if fact == "ask":
+                shell.ask(rank, np.arange(start, min(length, start + shell.random.randint(1, 9))))
+            elif fact == "ask one":
+                shell.ask(rank, np.array([start]))
+            elif fact == "ask again" and shell.given:
+                request = shell.random.choice(sorted(shell.given))
+                ranks, positions = shell.traces.position_of(np.array([request]))
+                shell.ask(int(ranks[0]), positions)
+            elif fact == "memory":
+                shell.carry_out(shell.core.memory_changed(shell.random.randrange(2000)))
+            elif fact == "restart":
+                shell.restarts()
+                counts = shell.core.counts
+                before = astuple(counts)
+            elif fact != "ask again":
+                shell.a_read_ends(fact)
+            after = astuple(counts)
+            assert all(now >= then for then, now in zip(before, after, strict=True)), f"a count fell after {fact!r}"
+            before = after
+        if policy_scores(shell):
+            shell.carry_out(shell.core.scored(np.array([0]), np.array([1.0])))
+        shell.ends()
+    return shell
+
+
+def policy_scores(shell: Shell) -> bool:
+    """Scores of samples are a fact like others."""
+    return len(shell.blobs) % 2 == 0
+
+
+def test_batches_of_one_decide_as_single_requests(policy: str) -> None:
+    """The faster way for one request is the same way."""
+    by_one, by_array = (Shell(3, policy, [64, 64, 40], 8) for _ in range(2))
+    for position in range(by_one.traces.length(0)):
+        asked = by_one.traces.asked(0, np.array([position]))[0]
+        answers = by_one.core.requested(0, asked)
+        samples, orders = by_array.core._answer(0, asked)
+        assert answers.samples.tolist() == samples.tolist()
+        assert [read.first for read in answers.orders.reads] == [read.first for read in orders.reads]
+        for read, same in zip(answers.orders.reads, orders.reads, strict=True):
+            by_one.core.arrived(read)
+            by_array.core.arrived(same)
+
+
+def test_what_was_answered_otherwise_is_refused(policy: str) -> None:
+    shell = Shell(1, policy, [16], 4)
+    beyond = np.array([16])
+    with pytest.raises(ValueError, match="does not have"):
+        shell.new_core((beyond, beyond))
+
+
+def test_drops_and_what_stays_are_carried_over(policy: str) -> None:
+    """Of a policy whose memory outlives epochs, the next epoch begins with what the one before left."""
+    if policy != ONE_BY_ONE.name:
+        return
+    shell = Shell(1, policy, [40], 4)
+    shell.ends()
+    assert len(shell.carried.samples) == 5
+    assert shell.bytes_here == set(shell.carried.samples.tolist()), "drops were not ordered for all else"
+    shell.begins()
+    position = next(p for p in range(20) if shell.traces.asked(0, np.array([p]))[0][0] in shell.carried.samples)
+    shell.ask(0, np.array([position]))
+    assert shell.core.counts.misses == 0, "read again what was in memory"
+
+
+def test_client_and_service_know_the_same_policies() -> None:
+    assert sorted(POLICIES) == sorted(KINDS)
+    for name, kind in KINDS.items():
+        assert kind.name == name
+        assert kind.analysed_chunk_sizes
+        assert 1 <= kind.default_chunk_size(10**6, 3_000, 5) <= 5
+        assert kind.first_batch_gets(256, 8, 100) >= 1
+
+
+def test_an_unknown_policy_ends_in_one_line_that_lists_those_known() -> None:
+    with pytest.raises(InvalidInput, match=r"^job setting policy must be drain or redox, got 'magic'$"):
+        JobSpec("job", "file:///x", policy="magic")
+    with pytest.raises(InvalidInput, match="got 'one-by-one'"):
+        JobSpec("job", "file:///x", policy="one-by-one")
+
+
+def test_settings_of_a_policy_are_checked() -> None:
+    with registered(ONE_BY_ONE, ONE_BY_ONE_TERMS):
+        spec = JobSpec("job", "file:///x", policy="one-by-one", policy_settings={"most_kept": 7})
+        assert spec.settings_of_policy() == {"most_kept": 7}
+        assert JobSpec.from_dict(spec.to_dict()) == spec
+        assert JobSpec("job", "file:///x", policy="one-by-one").settings_of_policy() == {"most_kept": 5}
+        for wrong, says in (
+            ({"most_kept": 0}, "setting most_kept of policy one-by-one must be at least 1, got 0"),
+            ({"most_kept": "7"}, "must be int, got '7'"),
+            ({"least_kept": 1}, "policy one-by-one has no setting 'least_kept'; there are: most_kept"),
+        ):
+            with pytest.raises(InvalidInput, match=says):
+                JobSpec("job", "file:///x", policy="one-by-one", policy_settings=wrong)
+    with pytest.raises(InvalidInput, match="policy drain has no setting 'most_kept'; it has none of its own"):
+        JobSpec("job", "file:///x", policy_settings={"most_kept": 1})
+    with pytest.raises(InvalidInput, match="refill is a job setting"):
+        JobSpec("job", "file:///x", policy="redox", policy_settings={"refill": "best"})
+    assert JobSpec("job", "file:///x", policy="redox", refill="random").settings_of_policy() == {"refill": "random"}
+
+
+def test_docs_list_every_policy() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "PROTOCOL.md").read_text()
+    for name in KINDS:
+        assert f"Policy `{name}`" in text, f"docs/PROTOCOL.md says nothing of policy {name}"
