@@ -163,7 +163,9 @@ def _jobs(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
         "refill_fill_ratio", "Samples put into slots / samples read, this epoch.", labels=[JOB]
     )
     epoch = GaugeMetricFamily("refill_epoch", "The epoch that the job is in.", labels=[JOB])
+    policy = GaugeMetricFamily("refill_job_policy", "1 for the policy that the job runs.", labels=[JOB, "policy"])
     for name, at_pod in jobs.items():
+        policy.add_metric([name, at_pod.job.policy], 1)
         homes, owners = list(at_pod.home.history.values()), at_pod.owner.history
         for kind in ("local", "remote_memory", "remote_on_demand", "repeats"):
             answered.add_metric([name, kind], sum(getattr(counts, kind) for counts in homes))
@@ -175,7 +177,7 @@ def _jobs(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
             if current.samples_read:
                 fill_ratio.add_metric([name], current.samples_filled / current.samples_read)
             epoch.add_metric([name], at_pod.owner.epoch)
-    yield from (answered, prefetched, fill_ratio, epoch)
+    yield from (answered, prefetched, fill_ratio, epoch, policy)
     yield from _progress(jobs)
     yield from _owner_counters(jobs)
     yield from _client_counters(jobs)
