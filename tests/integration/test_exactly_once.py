@@ -72,8 +72,13 @@ def test_every_sample_once_by_concurrent_ranks(
 
 
 def test_unshuffled_comes_in_the_order_of_the_dataset(three_pods: LocalCluster, job: dict[str, Any]) -> None:
-    batches = whole_epoch(rank_of(three_pods, job | {"shuffle": False}), 0)
+    rank = rank_of(three_pods, job | {"shuffle": False})
+    batches = whole_epoch(rank, 0)
     assert np.concatenate([batch.sample_ids for batch in batches]).tolist() == list(range(NUM_SAMPLES))
+    receipt = httpx.get(f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}/epochs/0/receipt").json()
+    assert (receipt["policy"], rank.info()["policy"]) == ("redox", "redox"), "another policy is named than runs"
+    metrics = httpx.get(f"{three_pods.pod_urls[0]}/metrics").text
+    assert f'refill_job_policy{{policy="redox",training_job="{job["name"]}"}} 1.0' in metrics
 
 
 def test_drop_last_leaves_the_tail_out(three_pods: LocalCluster, job: dict[str, Any]) -> None:
