@@ -37,7 +37,7 @@ from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.object_store.store_settings import StoreSettings
-from refill_service.pod.settings import Settings
+from refill_service.settings import Settings
 
 SAMPLE_BYTES = 100_000
 SAMPLES = 3072

@@ -11,8 +11,8 @@ from typing import Any
 import refill
 from refill import errors
 from refill_service.pod.cache_node import CacheNode
-from refill_service.pod.settings import Settings
 from refill_service.serving.app import client_app
+from refill_service.settings import Settings
 
 PAGE = Path(__file__).with_name("API.md")
 _HEAD = """# API reference

@@ -15,7 +15,7 @@ import pytest
 from refill.protocol.job_spec import JobSpec
 from refill_service.cli import _COMMANDS, _parser
 from refill_service.demo.local_cluster import LocalCluster
-from refill_service.pod.settings import Settings
+from refill_service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -19,8 +19,8 @@ from tests.helm.rendering import CHART, release_as_given, values_in
 from refill_service.cli import _COMMANDS, _parser
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.pod.cache_node import CacheNode
-from refill_service.pod.settings import Settings
 from refill_service.serving.app import client_app
+from refill_service.settings import Settings
 
 FOREIGN = {
     "SQLITE_TMPDIR",

@@ -22,7 +22,7 @@ from tests.helm.mounted_secrets import mount, secrets_of
 from tests.helm.rendering import CHART, VALUES_FILES, Release, release, values_in
 
 from refill_service.object_store.store_settings import StoreSettings
-from refill_service.pod.settings import Settings, load_settings
+from refill_service.settings import Settings, load_settings
 
 STORE = "REFILL_STORE_"
 BY_THE_CHART = {

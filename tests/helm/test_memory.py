@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.helm.rendering import release
 
-from refill_service.pod.settings import parse_bytes
+from refill_service.settings import parse_bytes
 
 MI = 2**20
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tests.helm.rendering import CHART, VALUES_FILES, release, values_in
 
-from refill_service.pod.settings import Settings
+from refill_service.settings import Settings
 
 TEXT = (CHART / "values.yaml").read_text()
 VALUES = yaml.safe_load(TEXT)

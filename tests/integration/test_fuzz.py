@@ -29,8 +29,8 @@ from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch
 from refill.protocol.wire_format import BatchRequest, FrameHeader
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.pod.cache_node import CacheNode
-from refill_service.pod.settings import load_settings
 from refill_service.serving.app import client_app
+from refill_service.settings import load_settings
 
 Packed = tuple[str, dict[str, bytes]]
 

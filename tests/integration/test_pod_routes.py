@@ -282,9 +282,9 @@ def test_bad_reports(running: str, three_pods: LocalCluster, report: dict[str, A
 
 def test_openapi_lists_every_client_route(three_pods: LocalCluster) -> None:
     from refill_service.pod.cache_node import CacheNode
-    from refill_service.pod.settings import load_settings
     from refill_service.serving.app import client_app
     from refill_service.serving.http_routes import client_routes, health_routes
+    from refill_service.settings import load_settings
 
     url = three_pods.pod_urls[0]
     paths = httpx.get(f"{url}/openapi.json").json()["paths"]

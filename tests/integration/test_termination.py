@@ -23,8 +23,8 @@ from refill.errors import PodStopping
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
-from refill_service.pod.settings import load_settings
 from refill_service.serving.app import client_app
+from refill_service.settings import load_settings
 
 Packed = tuple[str, dict[str, bytes]]
 __all__ = ["in_s3"]  # a fixture

@@ -15,7 +15,7 @@ from tests.pod_fixtures import rank_of, whole_epoch
 from refill.errors import DatasetNotFound, InvalidInput, NotAllowed, RefillError
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.object_store.store_url import parse_url
-from refill_service.pod.settings import load_settings
+from refill_service.settings import load_settings
 
 Packed = tuple[str, dict[str, bytes]]
 

@@ -23,7 +23,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import MAX_BATCH, MAX_SAMPLES, BatchRequest
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
-from refill_service.pod.settings import load_settings
+from refill_service.settings import load_settings
 
 TOKENS = {"vision": "vision-0123456789abcdef", "speech": "speech-0123456789abcdef"}
 MEMORY_BYTES = 256 << 20

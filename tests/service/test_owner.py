@@ -406,7 +406,7 @@ def test_a_rank_that_only_told_counts_as_begun(packed: tuple[str, Any]) -> None:
         async with owner_of(packed[0], 500_000, world_size=3) as owner:
             told = Recollection()
             told.add([Record(Kind.WHOLE, 0, rank) for rank in range(2)], source=1)
-            owner.go_on(told, rebuilt=True)
+            owner.restore(told, rebuilt=True)
             begun = {record.rank: record.columns[0].tolist() for record in owner.opened() if record.kind is Kind.OPENED}
             assert begun == {0: [1], 1: [1]}
             assert any(record.kind is Kind.ALL_RANKS for record in owner.opened())
@@ -429,6 +429,8 @@ def test_homes_that_a_rank_left_long_ago_are_forgotten(packed: tuple[str, Any]) 
             owner.rank_opens(1, 0, home=2)
             assert homes(owner)[0] == [0, 2], "what came in epoch 0 can still be asked for"
             owner.rank_opens(2, 0, home=2)
+            assert homes(owner)[0] == [0, 2], "rank 1 is in epoch 0, and must not be given what rank 0 had of it"
+            owner.rank_opens(2, 1, home=1)
             assert homes(owner) == {0: [2], 1: [1]}
             owner.rank_opens(1, 0, home=1)  # by a worker that is behind
             assert homes(owner)[0] == [1, 2]
@@ -436,7 +438,7 @@ def test_homes_that_a_rank_left_long_ago_are_forgotten(packed: tuple[str, Any]) 
         async with owner_of(packed[0], 500_000, world_size=1) as owner:
             told = Recollection()
             told.add([Record(Kind.WHOLE, 0, 0)], source=1)
-            owner.go_on(told, rebuilt=True)
+            owner.restore(told, rebuilt=True)
             for epoch in (5, 6, 7):
                 owner.rank_opens(epoch, 0, home=2)
                 assert homes(owner)[0] == [1, 2], "what came by way of pod 1 may be of epoch 6"
@@ -451,7 +453,7 @@ def test_an_owner_that_went_on_without_a_rank_does_not_say_that_it_has_not_begun
         async with owner_of(packed[0], 500_000, world_size=2) as owner:
             told = Recollection()
             told.add([Record(Kind.WHOLE, 0, 0)], source=0)
-            owner.go_on(told, rebuilt=True, complete=False)
+            owner.restore(told, rebuilt=True, complete=False)
             assert not any(record.kind is Kind.ALL_RANKS for record in owner.opened())
 
     asyncio.run(run())

@@ -16,7 +16,7 @@ from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.warm_stores import WarmStores
 from refill_service.pod.cache_node import CacheNode
-from refill_service.pod.settings import load_settings
+from refill_service.settings import load_settings
 
 
 def test_jobs_on_one_dataset_share_its_store(
@@ -36,7 +36,7 @@ def test_jobs_on_one_dataset_share_its_store(
             await node.registration.register(JobSpec(name, url))
         first, second = (node.jobs[name].job.dataset for name in ("first", "second"))
         assert first.store is second.store
-        await node.remove("first")
+        await node.table.remove("first")
         traces = await node.jobs["second"].job.traces(0, 1)
         asked, _ = traces.asked(0, np.arange(1))
         assert len((await node.jobs["second"].owner.take(0, 0, asked))[1]) == 1, "the first job's end closed the store"

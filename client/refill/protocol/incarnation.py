@@ -5,7 +5,7 @@ Positions keep their meaning along a line: what a rank has received stays receiv
 
 from __future__ import annotations
 
-__all__ = ["incarnation_of", "line_of", "moves_of"]
+__all__ = ["incarnation_of", "is_later", "line_of", "moves_of", "same_line"]
 
 
 def incarnation_of(line: str, moves: int) -> str:
@@ -20,3 +20,12 @@ def moves_of(incarnation: str) -> int:
     """How often the job had moved to other pods."""
     moves = incarnation.partition(".")[2]
     return int(moves) if moves.isdecimal() else 0
+
+
+def same_line(incarnation: str, other: str) -> bool:
+    return line_of(incarnation) == line_of(other)
+
+
+def is_later(incarnation: str, than: str) -> bool:
+    """Whether a job is called so since it has moved from the pods on which it had the other name."""
+    return same_line(incarnation, than) and moves_of(incarnation) > moves_of(than)

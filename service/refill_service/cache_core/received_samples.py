@@ -33,8 +33,8 @@ class ReceivedSamples:
     def epochs(self, rank: int) -> set[int]:
         return {epoch for epoch, of_rank in self._received if of_rank == rank}
 
-    def forget(self, rank: int, before_epoch: int) -> None:
-        for key in [key for key in self._received if key[1] == rank and key[0] < before_epoch]:
+    def forget(self, before_epoch: int) -> None:
+        for key in [key for key in self._received if key[0] < before_epoch]:
             del self._received[key]
 
     def of_samples(self, first: int, end: int) -> Iterator[tuple[int, int, Int64Array, Int64Array]]:

@@ -176,7 +176,7 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
     """What to analyse, and the ``memory_bytes`` that a job needs on a pod to have that memory for chunks."""
     from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
     from refill_service.planning.analysis import Analysis, StoreTerms
-    from refill_service.pod.settings import Settings
+    from refill_service.settings import Settings
 
     shape = _shape(args)
     memory_bytes = _memory(args.memory, shape.total_bytes)
@@ -359,7 +359,7 @@ def _memory(given: str, total_bytes: int) -> int:
 
 
 def _size(option: str, given: str) -> int:
-    from refill_service.pod.settings import parse_bytes
+    from refill_service.settings import parse_bytes
 
     try:
         size = int(parse_bytes(given))

@@ -9,7 +9,7 @@ __all__ = ["add_commands"]
 
 
 def add_commands(commands: Any) -> None:
-    from refill_service.pod.settings import Settings
+    from refill_service.settings import Settings
 
     parser = commands.add_parser(
         "serve",
@@ -29,8 +29,8 @@ def add_commands(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from refill_service.pod.settings import Settings, load_settings
     from refill_service.serving.serve import serve
+    from refill_service.settings import Settings, load_settings
 
     serve(load_settings(**{name: getattr(args, name) for name in Settings.model_fields}))
     return 0

@@ -104,10 +104,7 @@ class _Assembly:
 
 
 class Home:
-    """One pod as the home of some ranks of one job.
-
-    :param lost: the pod itself was restarted while the job ran: its ranks are to tell what they have received.
-    """
+    """One pod as the home of some ranks of one job."""
 
     def __init__(
         self,
@@ -116,8 +113,6 @@ class Home:
         peers: JobPeers,
         remote_memory_bytes: int,
         wait_seconds: float,
-        *,
-        lost: bool = False,
     ) -> None:
         self.job = job
         self.remote_memory: RemoteMemory[tuple[int, Payload]] = RemoteMemory(remote_memory_bytes)
@@ -132,7 +127,7 @@ class Home:
         """Batches of each (epoch, rank) that are being assembled."""
         self._most_under_way: Counter[tuple[int, int]] = Counter()
         """As many as the rank has workers that ask."""
-        self._judged = JudgedEpochs(knows_all=not lost and not job.moves and job.resumed is None)
+        self._judged = JudgedEpochs(knows_all=not job.life.taken_up and not job.life.moves and job.resumed is None)
         self._largest: Counter[tuple[int, int]] = Counter()
         """Positions of the largest batch of each (epoch, rank)."""
         self._opened: dict[int, int] = {}
@@ -140,7 +135,7 @@ class Home:
         self._arriving: dict[tuple[int, int, int], asyncio.Future[None]] = {}
         """Requests (epoch, rank, position) whose samples an owner has announced and is sending."""
         self._why_closed: RefillError = PodUnreachable(f"pod {job.ordinal} stops", pod=job.ordinal)
-        self.record = HomeRecord(job, lost=lost)
+        self.record = HomeRecord(job)
         self.leases = LeasedRanks(job.spec.name)
         self._never_asked: Counter[tuple[int, int]] = Counter()
         """Samples sent ahead for (epoch, rank) that it left without asking for them."""
@@ -167,7 +162,7 @@ class Home:
         """
         job, epoch, rank = self.job, request.epoch, request.rank
         job.check_rank(rank)
-        self.record.until_told(rank)
+        self.record.check_reported(rank)
         await self._owner.wait_for_traces()
         traces = await job.traces(epoch, self._wait_seconds)
         positions = request.positions
@@ -298,7 +293,7 @@ class Home:
 
     async def post_trace(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
         """A rank's own trace: kept here and by every owner. Errors as :meth:`Job.post_trace`."""
-        self.record.until_told(rank)
+        self.record.check_reported(rank)
         await self._owner.wait_for_traces()
         await self.job.post_trace(epoch, rank, sample_ids)
         self._owner.trace_posted(epoch, rank, sample_ids)
@@ -329,7 +324,7 @@ class Home:
         self._opened[rank] = max(epoch, self._opened.get(rank, -1))
         for old, never_asked in self.remote_memory.forget(rank, before_epoch=epoch).items():
             self._never_asked[old, rank] += never_asked
-        self.record.rank_opened(rank, epoch)
+        self.record.rank_opened(rank)
         for key in [known for known in self._started if known[1] == rank and known[0] < epoch - 1]:
             del self._started[key]
             self._under_way.pop(key, None)
@@ -389,7 +384,7 @@ class Home:
         self._judged.left(rank, epoch)
         self._opened.pop(rank, None)
         self.remote_memory.forget(rank, before_epoch=epoch + 1)
-        self.record.rank_left(rank, epoch)
+        self.record.forget_ended()
         for key in [known for known in self._started if known[1] == rank]:
             del self._started[key]  # and what is still on its way is refused
 

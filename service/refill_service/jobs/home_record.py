@@ -22,14 +22,10 @@ _MOST_EPOCHS = 4
 
 
 class HomeRecord:
-    """Of one job.
+    """Of one job."""
 
-    :param lost: the pod was restarted while the job ran: its ranks are to tell what they have received.
-    """
-
-    def __init__(self, job: Job, *, lost: bool) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
-        self._lost = lost
         self._ranks: set[int] = set()
         """Ranks that have come here."""
         self._told: dict[int, int] = {}
@@ -40,14 +36,15 @@ class HomeRecord:
         self._restarts = [0] * job.num_pods
         """How often each pod has asked what it had sent, since it had lost its memory."""
 
-    def rank_opened(self, rank: int, epoch: int) -> None:
-        """Fact: a rank of this home asks for an epoch; that before the last can't be asked for any more."""
+    def rank_opened(self, rank: int) -> None:
+        """Fact: a rank of this home asks for an epoch."""
         self._ranks.add(rank)
-        self._received.forget(rank, before_epoch=epoch - 1)
+        self.forget_ended()
 
-    def rank_left(self, rank: int, epoch: int) -> None:
-        """Fact: a rank asks for an epoch by way of another home."""
-        self._received.forget(rank, before_epoch=epoch - 1)
+    def forget_ended(self) -> None:
+        """Whatever this rank asks for: another one may be in an epoch before, and must not be given what this one had
+        of it."""
+        self._received.forget(before_epoch=self._job.life.ranks.oldest_needed)
 
     def restarts_of(self, pod: int) -> int:
         """To be given to :meth:`came` with the answer to what is asked of the pod now."""
@@ -109,12 +106,12 @@ class HomeRecord:
         first, end = (0, self._job.layout.num_samples) if everything else self._job.owner_bounds[pod : pod + 2].tolist()
         for epoch, rank, positions, samples in self._received.of_samples(first, end):
             yield Record(Kind.RECEIVED, epoch, rank, (positions, samples))
-        for rank, since in self._told.items() if self._lost else dict.fromkeys(self._ranks, 0).items():
+        for rank, since in self._told.items() if self._job.life.taken_up else dict.fromkeys(self._ranks, 0).items():
             yield Record(Kind.WHOLE, since, rank)
 
-    def until_told(self, rank: int) -> None:
+    def check_reported(self, rank: int) -> None:
         """Raises :class:`RecordsWanted` when the rank has to tell something before it is answered."""
-        if self._lost and rank not in self._heard:
+        if self._job.life.taken_up and rank not in self._heard:
             raise RecordsWanted(
                 f"pod {self._job.ordinal} was restarted and has yet to be told what rank {rank} of job "
                 f"{self._job.spec.name} has received",

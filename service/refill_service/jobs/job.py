@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 
 from refill.errors import EpochEnded, EpochNotReady, InvalidInput, MemoryTooSmall
-from refill.protocol.incarnation import moves_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import terms_of
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, KeyedTraces, Traces, check_ids
+from refill_service.cache_core.job_lifecycle import Begin, JobLife
 from refill_service.cache_core.policies.registry import policy_that_runs
 from refill_service.cache_core.posted_traces import PostedTraces
+from refill_service.cache_core.rank_places import RankPlaces
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, keyed_traces
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 from refill_service.datasets.dataset_reader import Dataset
@@ -41,6 +42,8 @@ class Job:
     :param trace_bytes: what is set aside for posted traces.
     :param incarnation: tells this registration from an earlier one of the same name; equal on all pods.
     :param resumed: how the job was resumed from a checkpoint with other ranks or pods, if it was.
+    :param begin: how the job came to this pod; None: as a new one.
+    :param journal_is_whole: whether the pod's journal says all that it had answered before.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class Job:
         incarnation: str,
         trace_bytes: int = 0,
         resumed: ResumedEpoch | None = None,
+        begin: Begin | None = None,
+        journal_is_whole: bool = False,
     ) -> None:
         self.spec = spec
         self.dataset = dataset
@@ -66,7 +71,8 @@ class Job:
         self.num_pods = num_pods
         self.memory_bytes = memory_bytes
         self.incarnation = incarnation
-        self.moves = moves_of(incarnation)
+        ranks = RankPlaces(spec.world_size, self.asks_nothing)
+        self.life = JobLife(spec.name, incarnation, ranks, begin, journal_is_whole=journal_is_whole)
         self.resumed = resumed
         self.owner_bounds = layout.owner_bounds(num_pods)
         self.share = layout.share(ordinal, num_pods)

@@ -61,10 +61,6 @@ class JobAtPod:
     pinned: PinnedShare
     recovery: asyncio.Task[None] | None = None
     """After a restart of the pod, while it learns from others what it had delivered."""
-    moving: bool = False
-    """Whether the job came here from other pods, and this one asks its ranks what they have received."""
-    has_whole_table: bool = False
-    """Whether this pod's journal says all that it had answered before a restart, so that it will go on."""
     kept: dict[int, LeftByPod] = field(default_factory=dict)
     """By the ordinals of pods that ended in order."""
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -103,7 +99,7 @@ class JobAtPod:
         it is home to another process that is this rank."""
         self.job.check_rank(rank)
         self.home.leases.asks(rank, life, takes=False)  # its home keeps the lease
-        if self.job.moves and self.owner.lost:
+        if not self.job.life.traces_are_final:
             raise self.owner.recovering()
         self.owner.rank_opens(epoch, rank, home)
         self.home.rank_left(epoch, rank)
@@ -115,11 +111,11 @@ class JobAtPod:
         :param everything: what ranks have received of all pods' shares, not of that pod's alone.
         """
         records = [*self.home.record.told(pod, everything=everything), *self.owner.opened()]
-        if not self.owner.lost:
+        if not self.job.life.recovering:
             records.append(Record(Kind.GOES_ON, 0))
-        elif self.moving or self.has_whole_table:
+        elif self.job.life.will_know:
             records.append(Record(Kind.WILL_GO_ON, 0))
-        if everything or not (self.job.moves and self.owner.lost):  # else they may be from before it moved
+        if everything or self.job.life.traces_are_final:  # else they may be from before it moved
             for epoch in self.job.traced_epochs:
                 records += self.job.trace_records(epoch)
         if (left := self.kept.get(pod)) is None:

@@ -58,7 +58,6 @@ class Owner:
     :param pinned: what the pod keeps of this share, for all jobs.
     :param recent_bytes: how much of what was sent is kept for those who ask again.
     :param answer_bytes: most bytes of samples in one answer.
-    :param lost: the pod was restarted while the job ran, and has yet to be told what it had answered (``go_on``).
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class Owner:
         wait_seconds: float,
         *,
         answer_bytes: int = 1 << 62,
-        lost: bool = False,
     ) -> None:
         self.job = job
         self.answer_bytes = answer_bytes
@@ -78,8 +76,6 @@ class Owner:
         self.journal: JobJournal | None = None
         self.epoch_ended: Callable[[int], Awaitable[None]] | None = None
         """Told when an epoch will not be asked for again, and its receipt is final."""
-        self.waits_for = ""
-        """What it lacks to go on after a restart, for those who wait."""
         self._gate = gate
         self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned, job.spec.name)
         self._recent = RecentlySent(recent_bytes)
@@ -87,18 +83,15 @@ class Owner:
         self._epochs: list[RunningEpoch] = []
         """The newest last. While it loads, the one before it can still be in use, and what the one before that gave
         can still be asked for again."""
-        self._rank_epochs = [-1] * job.spec.world_size
-        self._rank_homes: dict[int, dict[int, int]] = {}
-        """The pods that each rank that has begun has come by, and the latest epoch that it asked for there. Those of
-        epochs that can't be asked for any more are forgotten."""
-        self._knows_all_ranks = True
+        self._life = job.life
+        self._ranks = job.life.ranks
         self._over: list[RunningEpoch] = []
         """Those that have ended for good, while their receipts are written."""
         self._moved_on = asyncio.Event()
         """Set, and replaced by a new one, when a rank has moved on or an epoch was opened."""
-        self._goes_on = asyncio.Event()
-        if not lost:
-            self._goes_on.set()
+        self._restored = asyncio.Event()
+        if not job.life.recovering:
+            self._restored.set()
         self._reads: set[asyncio.Task[None]] = set()
         self._closing_books: set[asyncio.Task[None]] = set()
         self._why_closed: RefillError | None = None
@@ -111,12 +104,7 @@ class Owner:
     @property
     def epoch(self) -> int:
         """The latest epoch that a rank has entered; -1 when none has."""
-        return max(self._rank_epochs)
-
-    @property
-    def begun(self) -> bool:
-        """Whether a rank has entered an epoch, here or at another pod: all owners are told before any is asked."""
-        return self.epoch >= 0
+        return self._ranks.newest
 
     def progress(self) -> tuple[int, int] | None:
         """``(answered, all)`` requests of the epoch that the job is in, or was in last as far as is known here."""
@@ -127,18 +115,14 @@ class Owner:
         return core.num_answered, core.num_requests
 
     @property
-    def lost(self) -> bool:
-        """Whether it waits to be told what it had answered before a restart."""
-        return not self._goes_on.is_set()
-
-    @property
     def recent_bytes(self) -> int:
         return self._recent.used_bytes
 
     async def close(self, why: RefillError) -> None:
         """Stop all reads. Requests under way, and later ones, end with ``why``."""
         self._why_closed = why
-        self._goes_on.set()
+        self._life.closed()
+        self._restored.set()
         self._wake()
         for task in self._reads:
             task.cancel()
@@ -150,23 +134,21 @@ class Owner:
     def rank_opens(self, epoch: int, rank: int, home: int) -> None:
         """Fact: a rank asks for this epoch now, by way of a home pod."""
         self.job.check_rank(rank)
-        homes = self._rank_homes.setdefault(rank, {})
-        # Told after a restart by who did not know in which epoch: in this one, or the next, which another worker is in.
-        homes.update({each: epoch + 1 for each, at in homes.items() if at < 0 and each != home})
-        if homes.get(home, -1) < epoch:
-            homes[home] = epoch
+        before = self._ranks.epoch(rank)
+        if self._ranks.comes_by(rank, epoch, home):
             self._write(Record(Kind.OPENED, epoch, rank, (np.array([home]),)))
-        self._rank_enters(epoch, rank)
-        for left in [each for each, at in homes.items() if at < self._rank_epochs[rank] - 1]:
-            del homes[left]
+        if before < epoch:
+            self._rank_moved_on()
 
     def _rank_enters(self, epoch: int, rank: int) -> None:
-        """The rank has left all epochs before."""
         self.job.check_rank(rank)
-        if self._rank_epochs[rank] < epoch:
-            self._rank_epochs[rank] = epoch
-            self._leave_behind()
-            self._wake()
+        if self._ranks.enters(rank, epoch):
+            self._rank_moved_on()
+
+    def _rank_moved_on(self) -> None:
+        """It has left all epochs before."""
+        self._leave_behind()
+        self._wake()
 
     async def wait_until_open(self, epoch: int, rank: int) -> None:
         """Until requests of the rank are answered here; errors as of :meth:`take`, which would wait as long."""
@@ -269,7 +251,7 @@ class Owner:
         """
         state = next((known for known in (*self._epochs, *self._over) if known.number == epoch), None)
         if state is None:
-            if self.lost:
+            if self._life.recovering:
                 raise self.recovering()
             raise InvalidInput(f"epoch {epoch} of job {self.job.spec.name} has not begun, or is long over")
         return await self._receipt_of(state)
@@ -289,10 +271,9 @@ class Owner:
 
     def snapshot(self, epoch: int) -> Iterator[Record]:
         """All that is to be known of an epoch to go on with it, without its bytes."""
-        for rank, at in enumerate(self._rank_epochs):
+        for rank, at in self._ranks:
             if at == epoch:
-                homes = np.array(sorted(self._rank_homes.get(rank, ())), dtype=np.int64)
-                yield Record(Kind.OPENED, epoch, rank, (homes,))
+                yield Record(Kind.OPENED, epoch, rank, (np.array(self._ranks.homes(rank), dtype=np.int64),))
         yield from self.job.trace_records(epoch)
         if (state := self._known(epoch)) is not None:
             yield Record(Kind.ANSWERED, epoch, 0, state.answered())
@@ -300,17 +281,17 @@ class Owner:
     @property
     def live_epochs(self) -> list[int]:
         """Those that can still be asked for."""
-        return sorted({at for at in self._rank_epochs if at >= 0} | {known.number for known in self._epochs})
+        return sorted({at for _, at in self._ranks} | {known.number for known in self._epochs})
 
     def opened(self) -> Iterator[Record]:
         """Where each rank is that has begun, and whether these are all."""
-        for rank, homes in self._rank_homes.items():
-            at = max(0, self._rank_epochs[rank])
-            yield Record(Kind.OPENED, at, rank, (np.array(sorted(homes), dtype=np.int64),))
-        if self._knows_all_ranks and not self.lost:
+        for rank, homes in self._ranks.with_homes():
+            at = max(0, self._ranks.epoch(rank))
+            yield Record(Kind.OPENED, at, rank, (np.array(homes, dtype=np.int64),))
+        if self._life.knows_all_ranks and not self._life.recovering:
             yield Record(Kind.ALL_RANKS, 0)
 
-    def go_on(self, told: Recollection, *, rebuilt: bool, complete: bool = True) -> None:
+    def restore(self, told: Recollection, *, rebuilt: bool, complete: bool = True) -> None:
         """Fact: this is what was answered before a restart.
 
         :param rebuilt: it is what others remember, not what this pod wrote down.
@@ -318,10 +299,8 @@ class Owner:
 
         Raises :class:`JobLost` when it can't be of this job as it is now.
         """
-        self._knows_all_ranks = complete
         for rank, (epoch, homes) in told.ranks.items():
-            self._rank_epochs[rank] = max(epoch, self._rank_epochs[rank])
-            self._rank_homes.setdefault(rank, {}).update(dict.fromkeys(homes, self._rank_epochs[rank]))
+            self._ranks.restored(rank, epoch, homes)
         for epoch in told.epochs()[-3:]:
             if (traces := self.job.known_traces(epoch)) is None:
                 continue  # nobody could have asked
@@ -334,13 +313,14 @@ class Owner:
                     f"job {self.job.spec.name} can't go on after the restart of pod {self.job.ordinal}: {error}",
                     job=self.job.spec.name,
                 ) from error
-        self._goes_on.set()
+        self._life.restored(complete=complete)
+        self._restored.set()
         self._wake()
 
     async def _epoch(self, epoch: int, rank: int) -> RunningEpoch:
         self._refuse_when_closed()
         self._rank_enters(epoch, rank)
-        await self._until_it_goes_on()
+        await self._until_restored()
         if (known := self._known(epoch)) is not None:
             return known
         if self._epochs and epoch < self._epochs[-1].number:
@@ -355,10 +335,10 @@ class Owner:
                     await self._moved_on.wait()
                     self._refuse_when_closed()
         except TimeoutError as error:
-            behind = [rank for rank, at in enumerate(self._rank_epochs) if at < epoch]
+            behind = self._ranks.behind(epoch)
             raise EpochNotReady(
                 f"epoch {epoch} of job {self.job.spec.name} waits for rank {behind[0] if behind else '?'} "
-                f"to finish epoch {max(0, min(self._rank_epochs))}",
+                f"to finish epoch {max(0, self._ranks.oldest)}",
                 ranks=behind,
             ) from error
         self._refuse_when_closed()
@@ -368,13 +348,13 @@ class Owner:
 
     async def wait_for_traces(self) -> None:
         """After a move, what positions ask for is known when nothing is lost any more."""
-        if self.job.moves:
-            await self._until_it_goes_on()
+        if self._life.moves:
+            await self._until_restored()
 
-    async def _until_it_goes_on(self) -> None:
+    async def _until_restored(self) -> None:
         try:
             async with asyncio.timeout(min(self.wait_seconds, PATIENCE_SECONDS)):
-                await self._goes_on.wait()
+                await self._restored.wait()
         except TimeoutError as error:
             raise self.recovering() from error
         self._refuse_when_closed()
@@ -383,7 +363,7 @@ class Owner:
         """For who must come again when nothing is lost any more."""
         return PodRecovering(
             f"pod {self.job.ordinal} was restarted while job {self.job.spec.name} ran, and waits to be told what "
-            f"it had delivered: {self.waits_for or 'other pods are asked'}",
+            f"it had delivered: {self._life.waits_for or 'other pods are asked'}",
             pod=self.job.ordinal,
         )
 
@@ -408,14 +388,11 @@ class Owner:
         return next((known for known in self._epochs if known.number == epoch), None)
 
     def _may_open(self, epoch: int) -> bool:
-        """Those before need no more memory: they are used up, or every rank has left them."""
-        if not self._epochs or self._epochs[-1].number >= epoch or self._all_reached(epoch):
+        """No rank may be two epochs ahead of another, which homes and ranks then forget. And those before need no more
+        memory: they are used up, or every rank has left them."""
+        if not self._epochs or self._epochs[-1].number >= epoch or self._ranks.all_entered(epoch):
             return True
-        return all(known.is_over for known in self._epochs)
-
-    def _all_reached(self, epoch: int) -> bool:
-        """Whether every rank that asks for anything in this epoch has entered it."""
-        return all(at >= epoch or self.job.asks_nothing(epoch, rank) for rank, at in enumerate(self._rank_epochs))
+        return self._ranks.all_entered(epoch - 1) and all(known.is_over for known in self._epochs)
 
     def _open(
         self,
@@ -470,13 +447,13 @@ class Owner:
     def _leave_behind(self) -> None:
         """An epoch that all ranks have left, with samples that nobody asked for, gives its memory to the next."""
         for before, after in pairwise(self._epochs):
-            if not before.is_over and self._all_reached(after.number):
+            if not before.is_over and self._ranks.all_entered(after.number):
                 before.abandon()
                 self._use_freed_memory()
 
     def _forget_ended(self) -> None:
         """A rank can ask for its epoch and the one before: what all ranks have left behind gives room to new traces."""
-        oldest = min(self._rank_epochs) - 1
+        oldest = self._ranks.oldest_needed
         ended = [known for known in self._epochs[:-1] if known.number < oldest]
         self._epochs = [known for known in self._epochs if known not in ended]
         for over in ended:
@@ -493,7 +470,7 @@ class Owner:
         if (
             newest.core.nothing_left_to_read
             and all(known.is_over for known in before)
-            and self._all_reached(newest.number)
+            and self._ranks.all_entered(newest.number)
             and self.job.has_epoch(following)
             and (traces := self.job.known_traces(following)) is not None
         ):

@@ -1,8 +1,9 @@
 """How does a pod that was restarted in the middle of a job come to know what it had delivered?
 
 From its own journal, if that is whole. Else it asks the other pods, what they know as homes of their ranks and what
-they kept for it when it ended in order, and waits until its own ranks have told what they have received. Until then
-it answers nothing from its share: a sample that somebody has already must not be given to another.
+they kept for it when it ended in order, and waits until its own ranks have reported what they have received. Until then
+it answers nothing from its share: a sample that somebody has already must not be given to another. When it has learned
+enough is decided in :meth:`JobLife.next_step`.
 
 A job that moves to more or to fewer pods goes on in the same way, but that pod 0 asks for what ranks have received of
 all shares, and deals the rest of their epochs anew (:mod:`refill_service.cache_core.moved_epoch`).
@@ -17,13 +18,12 @@ from collections.abc import Callable
 
 from refill.errors import JobLost, PodUnreachable, RefillError, UnknownJob
 from refill.protocol.records import RecordReader
+from refill_service.cache_core.job_lifecycle import Learned, Restore
 from refill_service.cache_core.moved_epoch import moved_traces
 from refill_service.cache_core.recollection import Recollection
-from refill_service.jobs.home import Home
-from refill_service.jobs.job import Job
-from refill_service.jobs.owner import Owner
+from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.journal.journal import KeptJob
-from refill_service.peers.job_peers import Introduce, JobPeers
+from refill_service.peers.job_peers import Introduce
 
 __all__ = ["Recovery"]
 
@@ -41,32 +41,20 @@ class Recovery:
     """One job at one pod, after a restart.
 
     :param kept: what the pod's own journal has of the job.
-    :param seconds: how long ranks are waited for that do not tell; without them the epoch goes on, and what they may
+    :param seconds: how long ranks are waited for that do not report; without them the epoch goes on, and what they may
         have received is *unknown* in its receipt.
     :param introduce: tells a pod of the job that does not know it.
-    :param moving: the job ran on other pods before, and this one decides how it goes on.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        owner: Owner,
-        home: Home,
-        peers: JobPeers,
-        kept: KeptJob | None,
-        seconds: float,
-        introduce: Introduce,
-        *,
-        moving: bool = False,
-    ) -> None:
-        self._job = job
-        self._owner = owner
-        self._home = home
-        self._peers = peers
+    def __init__(self, at_pod: JobAtPod, kept: KeptJob | None, seconds: float, introduce: Introduce) -> None:
+        self._job = at_pod.job
+        self._life = at_pod.job.life
+        self._owner = at_pod.owner
+        self._home = at_pod.home
+        self._peers = at_pod.peers
         self._kept = kept
         self._seconds = seconds
         self._introduce = introduce
-        self._moving = moving
         self._introduced: dict[int, float] = {}
         """When each pod that did not know the job was told of it last."""
 
@@ -76,56 +64,61 @@ class Recovery:
             return False
         told = self._told_by_the_journal()
         self._restore_traces(told)
-        self._owner.go_on(told, rebuilt=False)
+        self._owner.restore(told, rebuilt=False)
         return True
 
     async def from_others(self, done: Callable[[], None]) -> None:
         """Ask until nothing more can be learned, then go on; ``done`` is called right after, before any answer.
 
-        Raises :class:`JobLost` when another pod says that the job has ended or is another one by now, and when a job
-        that moves can't, since a rank does not tell what it has; :class:`PodUnreachable` when nobody is left who could
-        tell, and the job is to move once more.
+        Raises :class:`JobLost` when another pod says that the job has ended or is another one by now, and when it can't
+        go on with what is known; :class:`PodUnreachable` when nobody is left who could tell, and the job is to move
+        once more.
         """
         name, started = self._job.spec.name, time.monotonic()
         all_answered, said = None, started
         while True:
             told = self._told_by_the_journal()
-            told.add(self._home.record.told(self._job.ordinal, everything=self._moving), self._job.ordinal)
+            told.add(self._home.record.told(self._job.ordinal, everything=self._life.moving), self._job.ordinal)
             silent = await self._ask_others(told)
             self._restore_traces(told)
             now = time.monotonic()
             if not silent and all_answered is None:
                 all_answered = now
-            waits_for = silent or self._missing(told)
-            self._owner.waits_for = ", ".join(waits_for)
-            if not waits_for:
+            try:
+                step = self._life.next_step(self._learned(told, silent, all_answered, now), self._seconds)
+            except JobLost as error:
+                raise self._can_not_move(error.message) from None if self._life.moving else error
+            if isinstance(step, Restore):
                 break
-            if self._waits_for_traces(told):
-                if not silent and not told.will_go_on:
-                    raise PodUnreachable(f"no pod knows any more how epochs of job {name} were dealt when it moved")
-                all_answered = None  # who deals them anew says so when it gives up
-            elif all_answered is not None and not silent and now - all_answered > self._seconds:
-                if self._moving:
-                    raise self._can_not_move(f"{', '.join(waits_for)} did not tell what had been received")
-                log.warning("job %s goes on without %s: what it received is unknown", name, ", ".join(waits_for))
-                break
+            if step.patience_begins:
+                all_answered = None
             if now - said > _SAY_EVERY_SECONDS:
                 said = now
-                log.warning("job %s was lost in a restart, and waits for %s", name, ", ".join(waits_for))
+                log.warning("job %s was lost in a restart, and waits for %s", name, ", ".join(step.for_what))
             await asyncio.sleep(_PAUSE_SECONDS)
-        if unposted := self._unposted(told):
-            raise JobLost(f"job {name} can't go on after a restart: {unposted[0]} is known to nobody", job=name)
-        if self._job.moves:
+        if step.without:
+            log.warning(
+                "job %s goes on without %s: what they received is unknown",
+                name,
+                ", ".join(f"rank {rank}" for rank in step.without),
+            )
+        if self._life.moves:
             told.forget_partly_known()
-        if self._moving:
+        if self._life.moving:
             await self._deal_anew(told)
-        self._owner.go_on(told, rebuilt=not told.table_is_whole, complete=not waits_for)
+        self._owner.restore(told, rebuilt=not told.table_is_whole, complete=not step.without)
         done()
         log.info("job %s goes on after %.1f s, from what others knew", name, time.monotonic() - started)
 
-    def _waits_for_traces(self, told: Recollection) -> bool:
-        """Whether this pod has yet to learn how epochs were dealt when the job moved."""
-        return self._job.moves > 0 and not (self._moving or told.goes_on or told.table_is_whole)
+    def _learned(self, told: Recollection, silent: list[str], all_answered: float | None, now: float) -> Learned:
+        return Learned(
+            silent=tuple(silent),
+            unreported=tuple(told.untold(self._job.spec.world_size)),
+            missing_traces=tuple(self._unposted(told)),
+            knows_deal=not self._life.lacks_deal(told=told.goes_on, table_is_whole=told.table_is_whole),
+            others_will_know=told.will_go_on,
+            waited_seconds=None if all_answered is None else now - all_answered,
+        )
 
     async def _deal_anew(self, told: Recollection) -> None:
         job = self._job
@@ -137,7 +130,7 @@ class Recovery:
             if (before := job.known_traces(epoch)) is None:
                 continue  # nobody could have asked
             received = told.received(epoch)
-            size, key = job.layout.num_samples, f"refill move {job.spec.seed} {epoch} {job.moves}"
+            size, key = job.layout.num_samples, f"refill move {job.spec.seed} {epoch} {job.life.moves}"
             try:
                 traces = await asyncio.to_thread(moved_traces, before, job.spec.world_size, size, received, key)
             except ValueError as error:
@@ -172,11 +165,11 @@ class Recovery:
 
         async def ask(pod: int) -> str | None:
             try:
-                reader = RecordReader(await self._peers.told(pod, everything=self._moving))
+                reader = RecordReader(await self._peers.told(pod, everything=self._life.moving))
                 told.add(list(reader), pod)
             except UnknownJob:
                 introduced, now = self._introduced.get(pod, -_FORGETS_WITHIN_SECONDS), time.monotonic()
-                if self._job.moves and not self._moving and now - introduced < _FORGETS_WITHIN_SECONDS:
+                if self._life.moves and not self._life.moving and now - introduced < _FORGETS_WITHIN_SECONDS:
                     return None  # it was told, and has given up
                 self._introduced[pod] = now
                 await self._introduce(pod)  # it was restarted, too, and will ask in its turn
@@ -203,16 +196,10 @@ class Recovery:
 
     def _restore_traces(self, told: Recollection) -> None:
         for (epoch, rank), sample_ids in told.traces.items():
-            if self._job.moves and not self._moving:  # as they were dealt anew, whatever the rank has posted
+            if self._life.moves and not self._life.moving:  # as they were dealt anew, whatever the rank has posted
                 self._job.replace_trace(epoch, rank, sample_ids)
             else:
                 self._job.restore_trace(epoch, rank, sample_ids)
-
-    def _missing(self, told: Recollection) -> list[str]:
-        found = [f"rank {rank}" for rank in told.untold(self._job.spec.world_size)]
-        if self._waits_for_traces(told):
-            found.append("a pod that knows how the epoch was dealt when the job moved")
-        return found + self._unposted(told)
 
     def _unposted(self, told: Recollection) -> list[str]:
         """Traces without which what was received can't be understood."""

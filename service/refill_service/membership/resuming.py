@@ -11,17 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from refill.errors import EpochEnded, InvalidInput, JobConflict, JobLost, UnknownJob
-from refill.protocol.incarnation import line_of, moves_of
+from refill.protocol.incarnation import line_of, moves_of, same_line
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
 from refill_service.cache_core.job_holder import check_holder
+from refill_service.cache_core.job_lifecycle import KnownJob
 from refill_service.cache_core.resumed_epoch import (
     ResumedEpoch,
     consumed_before,
@@ -29,17 +30,19 @@ from refill_service.cache_core.resumed_epoch import (
     keyed_traces,
     resumed_incarnation,
 )
+from refill_service.jobs.job_table import JobTable
 from refill_service.journal.journal import KeptJob
-
-if TYPE_CHECKING:
-    from refill_service.pod.cache_node import CacheNode
+from refill_service.membership.jobs_here import LEADER, JobsHere
+from refill_service.membership.registration import Registration
+from refill_service.membership.who_holds import WhoHolds
+from refill_service.peers.peers import Peers
 
 __all__ = ["Checkpoint", "Resuming"]
 
 log = logging.getLogger(__name__)
 
-_NEWEST = 2**31
-"""Knows better than whoever has moved, however often."""
+_IS_RESUMED = 2**31
+"""In place of how often the job had moved: who was resumed knows better than whoever has moved, however often."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,15 @@ class Checkpoint:
 class Resuming:
     """Resumes jobs at this pod, or has pod 0 do so."""
 
-    def __init__(self, node: CacheNode) -> None:
-        self._node = node
+    def __init__(
+        self, table: JobTable, peers: Peers, who_holds: WhoHolds, here: JobsHere, registration: Registration
+    ) -> None:
+        self._table = table
+        self._settings = table.settings
+        self._peers = peers
+        self._who_holds = who_holds
+        self._here = here
+        self._registration = registration
         self._one_at_a_time = asyncio.Lock()
         self._worked_out: tuple[str, ResumedEpoch] | None = None
         """For a job, until it is registered: pods forget what was delivered before they know that they can go on."""
@@ -68,32 +78,32 @@ class Resuming:
         Raises :class:`JobConflict` when another rank has resumed it from another step, :class:`JobLost` when nobody
         knows any more what was delivered.
         """
-        if self._node.settings.ordinal != 0:
+        if self._settings.ordinal != LEADER:
             body = {"spec": spec.to_dict(), "checkpoint": vars(checkpoint)}
             path = f"/peer/v1/jobs/{spec.name}/resume"
-            return dict(await self._node.peers.call(0, "POST", path, body))
+            return dict(await self._peers.call(LEADER, "POST", path, body))
         async with self._one_at_a_time:
             # A state may be from before the job moved to other pods: its position means the same after it.
             line = line_of(checkpoint.incarnation)
             return await self._resume(spec, Checkpoint(line, checkpoint.epoch, checkpoint.position))
 
     async def _resume(self, spec: JobSpec, checkpoint: Checkpoint) -> dict[str, Any]:
-        node = self._node
         known = await self._known(spec)
-        current = line_of(known.get("incarnation", ""))
-        if (moving := node.jobs.get(spec.name)) is not None and moving.job.moves and moving.owner.lost:
-            raise moving.owner.recovering()  # with who ran before, or not at all
+        current = "" if known is None else line_of(known.incarnation)
+        if (here := self._table.jobs.get(spec.name)) is not None and not here.job.life.traces_are_final:
+            raise here.owner.recovering()  # it moves with who ran before, or not at all
         incarnation = resumed_incarnation(
-            checkpoint.incarnation, checkpoint.epoch, checkpoint.position, spec.world_size, node.settings.num_pods
+            checkpoint.incarnation, checkpoint.epoch, checkpoint.position, spec.world_size, self._settings.num_pods
         )
         if current in (incarnation, checkpoint.incarnation) and (info := await self._unchanged(spec)) is not None:
             return info
         resumed = await self._resumed(spec.name, current)
         again = resumed is not None and Checkpoint(resumed.incarnation, resumed.epoch, resumed.position) == checkpoint
-        if again and known["world_size"] == spec.world_size and (info := await self._unchanged(spec)) is not None:
+        same_ranks = known is not None and known.world_size == spec.world_size
+        if again and same_ranks and (info := await self._unchanged(spec)) is not None:
             return info  # it has moved to other pods since
         of_this = resumed is not None and resumed.incarnation == checkpoint.incarnation
-        if resumed is not None and of_this and known["running"] and current != incarnation:
+        if resumed is not None and of_this and known is not None and known.running and current != incarnation:
             raise JobConflict(
                 f"job {spec.name} was resumed from epoch {resumed.epoch}, position {resumed.position} by another rank, "
                 f"and this rank's state says epoch {checkpoint.epoch}, position {checkpoint.position}, world_size "
@@ -105,7 +115,7 @@ class Resuming:
             )
         rest = resumed if again and resumed is not None else await self._rest(spec, checkpoint, incarnation)
         self._worked_out = spec.name, rest
-        info = await node.registration.register_resumed(spec, incarnation, rest)
+        info = await self._registration.register_resumed(spec, incarnation, rest)
         self._worked_out = None
         return info
 
@@ -119,13 +129,13 @@ class Resuming:
             log.warning("job %s is resumed, and of %d samples nobody knows who had them", spec.name, unknown)
         return ResumedEpoch(checkpoint.incarnation, checkpoint.epoch, checkpoint.position, done, unknown)
 
-    async def _known(self, spec: JobSpec) -> dict[str, Any]:
-        """What pods know of the job, as :meth:`Registration.known` tells it; nothing when none does."""
+    async def _known(self, spec: JobSpec) -> KnownJob | None:
+        """What pods know of the job; None when none does."""
         try:
-            known = self._node.registration.known(spec.name)
+            known = self._here.known(spec.name)
         except UnknownJob:
-            return await self._node.registration.who_holds.known_to_others(spec.name, spec.holder)
-        check_holder(spec.name, known["holder"], spec.holder)
+            return await self._who_holds.known_to_others(spec.name, spec.holder)
+        check_holder(spec.name, known.holder, spec.holder)
         return known
 
     async def _resumed(self, name: str, line: str) -> ResumedEpoch | None:
@@ -133,17 +143,17 @@ class Resuming:
         if not is_resumed(line):
             return None
         try:
-            return self._node.registration.resumed(name, line)
+            return self._here.resumed(name, line)
         except UnknownJob:
             try:
-                return await self._node.registration.resumed_at_others(name, line)
+                return await self._here.resumed_at_others(name, line)
             except JobLost:
                 return None
 
     async def _unchanged(self, spec: JobSpec) -> dict[str, Any] | None:
         """The job as the pods have it, if it can simply be registered again."""
         try:
-            return await self._node.registration.register(spec)
+            return await self._registration.register(spec)
         except (JobConflict, JobLost):
             return None
 
@@ -151,10 +161,10 @@ class Resuming:
         """The samples that were consumed, and how many more nobody knows."""
         if checkpoint.position == 0:
             return np.empty(0, dtype=np.int64), 0
-        node, what = self._node, f"/peer/v1/jobs/{spec.name}/consumed"
+        what = f"/peer/v1/jobs/{spec.name}/consumed"
         query = f"?incarnation={checkpoint.incarnation}&epoch={checkpoint.epoch}&position={checkpoint.position}"
-        others = [pod for pod in range(node.settings.num_pods) if pod != node.settings.ordinal]
-        asked = (node.peers.get_bytes(pod, f"{what}{query}&resumed={incarnation}") for pod in others)
+        others = self._settings.other_pods
+        asked = (self._peers.get_bytes(pod, f"{what}{query}&resumed={incarnation}") for pod in others)
         here = self.consumed(spec.name, checkpoint, incarnation)
         answers = [here, *(np.frombuffer(answer, dtype="<i8") for answer in await asyncio.gather(*asked))]
         # What was assigned before the job moved last, and not received, was dealt to others then.
@@ -178,22 +188,22 @@ class Resuming:
     def consumed(self, name: str, checkpoint: Checkpoint, resumed: str) -> Int64Array:
         """What this pod knows of the samples that were consumed: first how many there must be over all pods, how many
         the epoch has, both 0 when it knows nothing of the job, and how often the job had moved; then their ids."""
-        at_pod = self._node.jobs.get(name)
-        if at_pod is not None and line_of(at_pod.job.incarnation) == resumed and at_pod.job.resumed is not None:
+        at_pod = self._table.jobs.get(name)
+        if at_pod is not None and same_line(at_pod.job.incarnation, resumed) and at_pod.job.resumed is not None:
             # An earlier attempt came as far as this pod; it has all of them.
             before = at_pod.job.resumed
             num_samples = at_pod.job.layout.num_samples
-            return np.concatenate([[len(before.done) + before.unknown, num_samples, _NEWEST], before.done])
-        if at_pod is not None and line_of(at_pod.job.incarnation) == checkpoint.incarnation:
+            return np.concatenate([[len(before.done) + before.unknown, num_samples, _IS_RESUMED], before.done])
+        if at_pod is not None and same_line(at_pod.job.incarnation, checkpoint.incarnation):
             job = at_pod.job
-            if at_pod.owner.lost:
+            if job.life.recovering:
                 raise at_pod.owner.recovering()
             traces = job.known_traces(checkpoint.epoch)
             answered = at_pod.owner.answered(checkpoint.epoch)
             if traces is None or answered is None:
                 raise self._too_old(name, checkpoint)
-            return _consumed(checkpoint, [answered], traces, job.spec.world_size, job.resumed, job.moves)
-        kept = self._node.journal.find(name)
+            return _consumed(checkpoint, [answered], traces, job.spec.world_size, job.resumed, job.life.moves)
+        kept = self._table.journal.find(name)
         if kept is None or line_of(kept.header["incarnation"]) != checkpoint.incarnation:
             return np.array([0, 0, -1])
         return self._consumed_of_journal(name, kept, checkpoint)

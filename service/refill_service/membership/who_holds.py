@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
 
 from refill.errors import PodUnreachable, UnknownJob
-from refill.protocol.incarnation import line_of
+from refill.protocol.incarnation import same_line
 from refill_service.cache_core.job_holder import check_holder
+from refill_service.cache_core.job_lifecycle import KnownJob, is_another
+from refill_service.jobs.job_table import JobTable
 from refill_service.peers.job_peers import PATIENCE_SECONDS
-
-if TYPE_CHECKING:
-    from refill_service.pod.cache_node import CacheNode
+from refill_service.peers.peers import Peers
 
 __all__ = ["WhoHolds"]
-
-Known = dict[str, Any]
-"""What a pod knows of a job, as :meth:`Registration.known` tells it."""
 
 
 class WhoHolds:
     """What other pods know of jobs."""
 
-    def __init__(self, node: CacheNode) -> None:
-        self._node = node
+    def __init__(self, table: JobTable, peers: Peers) -> None:
+        self._table = table
+        self._peers = peers
 
     async def check_brought(self, name: str, holder: str, incarnation: str) -> None:
         """Whether to believe who brings a job, by a name that it has had: ask until a pod knows it, or all have said
@@ -37,11 +34,11 @@ class WhoHolds:
         Raises :class:`NotAllowed` for a job of another token, :class:`JobLost` for an earlier job of that name, and
         :class:`PodUnreachable` when a pod that may know better does not answer yet.
         """
-        kept = self._node.journal.find(name)
-        if kept is not None and line_of(kept.header["incarnation"]) == line_of(incarnation):
+        kept = self._table.journal.find(name)
+        if kept is not None and same_line(kept.header["incarnation"], incarnation):
             check_holder(name, kept.header["spec"].get("holder", ""), holder)
             return
-        asking = {asyncio.create_task(self._ask(pod, name)): pod for pod in self._node.others}
+        asking = {asyncio.create_task(self._ask(pod, name)): pod for pod in self._table.settings.other_pods}
         try:
             await self._check_answers(name, holder, incarnation, asking)
         finally:
@@ -50,7 +47,7 @@ class WhoHolds:
             await asyncio.gather(*asking, return_exceptions=True)
 
     async def _check_answers(
-        self, name: str, holder: str, incarnation: str, asking: dict[asyncio.Task[Known], int]
+        self, name: str, holder: str, incarnation: str, asking: dict[asyncio.Task[KnownJob], int]
     ) -> None:
         """As they come: one that has the job is enough."""
         until, waiting = time.monotonic() + PATIENCE_SECONDS, set(asking)
@@ -63,37 +60,36 @@ class WhoHolds:
                     silent += [] if isinstance(error, UnknownJob) else [error]
                     continue
                 known = task.result()
-                check_holder(name, known["holder"], holder)
-                if line_of(known["incarnation"]) == line_of(incarnation):
+                check_holder(name, known.holder, holder)
+                if same_line(known.incarnation, incarnation):
                     return
-                another |= known["running"] and known["knows"]
+                another |= known.running and known.knows
         if another:
-            raise self._node.is_another(name)
+            raise is_another(name)
         if silent:
             raise silent[0]
         if waiting:
-            pods = ", ".join(self._node.peers.name(pod) for pod in sorted(asking[task] for task in waiting))
+            pods = ", ".join(self._peers.name(pod) for pod in sorted(asking[task] for task in waiting))
             raise PodUnreachable(f"{pods} can't be asked who holds job {name}: no answer in {PATIENCE_SECONDS:.0f} s")
 
-    async def known_to_others(self, name: str, holder: str) -> Known:
-        """What another pod knows of a job; nothing when none does.
+    async def known_to_others(self, name: str, holder: str) -> KnownJob | None:
+        """What another pod knows of a job; None when none does.
 
         :param holder: whose token asks. Raises :class:`NotAllowed` when the job is not theirs.
         """
         found, silent = await self.known_elsewhere(name, holder)
         if not found and silent:
             raise silent[0]  # it may know the job
-        return found[0] if found else {}
+        return found[0] if found else None
 
-    async def known_elsewhere(self, name: str, holder: str) -> tuple[list[Known], list[BaseException]]:
+    async def known_elsewhere(self, name: str, holder: str) -> tuple[list[KnownJob], list[BaseException]]:
         """What other pods know of a job, and the errors of those that did not answer."""
-        asked = (self._ask(pod, name) for pod in self._node.others)
+        asked = (self._ask(pod, name) for pod in self._table.settings.other_pods)
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        found = [answer for answer in answers if isinstance(answer, dict)]
+        found = [answer for answer in answers if isinstance(answer, KnownJob)]
         for each in found:
-            check_holder(name, each["holder"], holder)
+            check_holder(name, each.holder, holder)
         return found, [each for each in answers if isinstance(each, BaseException) and not isinstance(each, UnknownJob)]
 
-    async def _ask(self, pod: int, name: str) -> Known:
-        known: Known = await self._node.peers.call(pod, "GET", f"/peer/v1/jobs/{name}")
-        return known
+    async def _ask(self, pod: int, name: str) -> KnownJob:
+        return KnownJob.from_dict(await self._peers.call(pod, "GET", f"/peer/v1/jobs/{name}"))

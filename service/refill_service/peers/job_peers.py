@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 import time
-import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -27,8 +26,6 @@ Answer = TypeVar("Answer")
 Introduce = Callable[[int], Awaitable[None]]
 """Registers the job at a pod that was restarted."""
 
-_LIFE = uuid.uuid4().hex
-"""Tells this run of the pod from an earlier or later one."""
 PATIENCE_SECONDS = 4.0
 """At most, whatever ``wait_seconds`` is: clients wait 5 s or more for an answer, and are to be told what is missing."""
 _FIRST_PAUSE_SECONDS = 0.05
@@ -105,7 +102,9 @@ class JobPeers:
 
     async def told(self, pod: int, *, everything: bool) -> bytes:
         """What another pod knows of this one's answers, or of all, as records; asked once."""
-        return await self._peers.get_bytes(pod, f"{self.path('told')}&life={_LIFE}&everything={int(everything)}")
+        return await self._peers.get_bytes(
+            pod, f"{self.path('told')}&life={self._peers.life}&everything={int(everything)}"
+        )
 
     def path(self, what: str) -> str:
         return f"/peer/v1/jobs/{self._name}/{what}?{self._asker}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -140,6 +141,8 @@ class Peers:
         certificates: Certificates | None = None,
     ) -> None:
         self.urls = peer_urls
+        self.life = uuid.uuid4().hex
+        """Tells this run of the pod from an earlier or later one."""
         self._timeout_seconds = timeout_seconds
         self._token = token
         self._certificates = certificates

@@ -80,7 +80,7 @@ class Ending:
         for server in self._clients:
             server.should_exit = True
         await asyncio.wait(self._serving[: len(self._clients)])
-        self._for_peers.stopping = self._node.stopping()
+        self._for_peers.stopping = self._node.table.stopping()
         await self._for_peers.wait_until_idle()
 
     async def _unless_a_server_ends(self, waiting: Awaitable[None]) -> None:

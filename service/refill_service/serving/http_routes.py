@@ -166,7 +166,7 @@ def client_routes(node: CacheNode) -> APIRouter:
 
     @routes.get("/v1/jobs", tags=["jobs"], summary="The jobs of this pod.")
     async def jobs(request: Request) -> list[dict[str, Any]]:
-        return [at_pod.job.info() for at_pod in node.jobs_of(holder_of(request)).values()]
+        return [at_pod.job.info() for at_pod in node.table.of_team(holder_of(request)).values()]
 
     @routes.put("/v1/jobs/{job}", tags=["jobs"], summary="Register a job on all pods; again changes nothing.")
     async def register(
@@ -192,11 +192,11 @@ def client_routes(node: CacheNode) -> APIRouter:
 
     @routes.get("/v1/jobs/{job}", tags=["jobs"], summary="What a job is.")
     async def describe(job: JobName) -> dict[str, Any]:
-        return node.job(job, looked_at=True).job.info()
+        return node.table.find(job, looked_at=True).job.info()
 
     @routes.delete("/v1/jobs/{job}", tags=["jobs"], summary="End a job on all pods and free its memory.")
     async def end(job: JobName, request: Request) -> dict[str, bool]:
-        if not await node.remove_everywhere(job, holder_of(request)):
+        if not await node.registration.end_everywhere(job, holder_of(request)):
             raise UnknownJob(f"no pod knows a job {job}", job=job)
         was_done(request, "ended")
         return {"removed": True}
@@ -223,7 +223,7 @@ def client_routes(node: CacheNode) -> APIRouter:
             bool, Query(description="Whether positions of epochs before may be left out.")
         ] = False,
     ) -> Response:
-        at_pod = node.job(job, incarnation)
+        at_pod = node.table.find(job, incarnation)
         held(request).enter_context(at_pod.in_use())
         asked = BatchRequest.decode(await request.body())
         at_pod.client(asked.rank).request_wait_seconds += asked.waited_seconds
@@ -245,7 +245,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     )
     @takes_body(SAMPLES_BODY_BYTES)
     async def samples(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
-        at_pod = node.job(job, incarnation)
+        at_pod = node.table.find(job, incarnation)
         held(request).enter_context(at_pod.in_use())
         ids = checked_ids(at_pod, await request.body())
         room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
@@ -261,11 +261,11 @@ def client_routes(node: CacheNode) -> APIRouter:
         summary="Post a rank's trace (int64 sample ids) of an epoch, for a job with order 'explicit'.",
         openapi_extra=_BINARY_BODY,
     )
-    @takes_body(lambda job: most_trace_bytes(node.job(job).job), in_pieces=True)
+    @takes_body(lambda job: most_trace_bytes(node.table.find(job).job), in_pieces=True)
     async def trace(
         job: JobName, epoch: Number, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
     ) -> dict[str, int]:
-        at_pod = node.job(job, incarnation)
+        at_pod = node.table.find(job, incarnation)
         held(request).enter_context(at_pod.in_use())
         at_pod.job.check_rank(rank)
         at_pod.home.leases.asks(rank, life_of(life))
@@ -286,17 +286,17 @@ def client_routes(node: CacheNode) -> APIRouter:
         end: Annotated[int, Query(ge=0, lt=2**62)],
         incarnation: Incarnation = None,
     ) -> dict[str, Any]:
-        found = await node.job(job, incarnation).skipped(epoch, rank, start, end)
+        found = await node.table.find(job, incarnation).skipped(epoch, rank, start, end)
         return {"rank": rank, "epoch": epoch, "skipped": found}
 
     @routes.get("/v1/jobs/{job}/ranks/{rank}", tags=["data"], summary="Whether this pod knows what a rank received.")
     async def rank_known(
         job: JobName, rank: Number, incarnation: Incarnation = None, life: Life = None
     ) -> dict[str, Any]:
-        at_pod = node.job(job, incarnation)
+        at_pod = node.table.find(job, incarnation)
         at_pod.job.check_rank(rank)
         at_pod.home.leases.heard(rank, life_of(life))
-        at_pod.home.record.until_told(rank)
+        at_pod.home.record.check_reported(rank)
         return {"rank": rank, "epoch": at_pod.owner.epoch}
 
     @routes.put(
@@ -305,11 +305,11 @@ def client_routes(node: CacheNode) -> APIRouter:
         summary="What a rank has received (refill.protocol.records), for a pod that was restarted.",
         openapi_extra=_BINARY_BODY,
     )
-    @takes_body(lambda job: most_records_bytes(node.job(job).job), in_pieces=True)
+    @takes_body(lambda job: most_records_bytes(node.table.find(job).job), in_pieces=True)
     async def records(
         job: JobName, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
     ) -> dict[str, int]:
-        at_pod = node.job(job, incarnation)
+        at_pod = node.table.find(job, incarnation)
         at_pod.job.check_rank(rank)
         at_pod.home.leases.asks(rank, life_of(life), takes=False)
         held(request).enter_context(at_pod.in_use())
@@ -319,14 +319,14 @@ def client_routes(node: CacheNode) -> APIRouter:
     async def take_over(
         job: JobName, rank: Number, life: RequiredLife, ended: RequiredLife, incarnation: Incarnation = None
     ) -> dict[str, int]:
-        at_pod = node.job(job, incarnation)
+        at_pod = node.table.find(job, incarnation)
         at_pod.job.check_rank(rank)
         await at_pod.home.take_over(rank, RankLife.decode(ended), RankLife.decode(life))
         return {"rank": rank}
 
     @routes.post("/v1/jobs/{job}/report", tags=["data"], status_code=204, summary="What a client measured.")
     async def report(job: JobName, seen: Report, incarnation: Incarnation = None) -> Response:
-        client = node.job(job, incarnation).client(seen.rank)
+        client = node.table.find(job, incarnation).client(seen.rank)
         client.data_wait_seconds += seen.data_wait_seconds
         client.samples += seen.samples
         client.bytes += seen.bytes
@@ -334,12 +334,12 @@ def client_routes(node: CacheNode) -> APIRouter:
 
     @routes.get("/v1/jobs/{job}/epochs/{epoch}", tags=["jobs"], summary="Counts of an epoch, each pod and their sum.")
     async def epoch_counts(job: JobName, epoch: Number) -> dict[str, Any]:
-        at_pod = node.job(job, looked_at=True)
+        at_pod = node.table.find(job, looked_at=True)
         return await at_pod.home.epoch_counts(epoch, at_pod.epoch_counts(epoch))
 
     @routes.get("/v1/jobs/{job}/epochs/{epoch}/receipt", tags=["jobs"], summary="What an epoch delivered to whom.")
     async def receipt(job: JobName, epoch: Number) -> dict[str, Any]:
-        return await node.job(job, looked_at=True).receipt(epoch)
+        return await node.table.find(job, looked_at=True).receipt(epoch)
 
     return routes
 

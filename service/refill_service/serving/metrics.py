@@ -42,7 +42,7 @@ class _NodeCollector(Collector):
         yield from self._memory()
         yield from self._requests()
         yield from self._correctness()
-        yield from _jobs(self._node.jobs if self._team is None else self._node.jobs_of(self._team))
+        yield from _jobs(self._node.jobs if self._team is None else self._node.table.of_team(self._team))
         yield from self._peers()
         yield from self._store()
 
@@ -104,7 +104,7 @@ class _NodeCollector(Collector):
         recovering = GaugeMetricFamily(
             "refill_recovering_jobs", "Jobs that wait after a restart to be told what was delivered."
         )
-        recovering.add_metric([], sum(at_pod.owner.lost for at_pod in node.jobs.values()))
+        recovering.add_metric([], sum(at_pod.job.life.recovering for at_pod in node.jobs.values()))
         yield recovering
         waiting = GaugeMetricFamily(
             "refill_waiting_requests",

@@ -34,7 +34,7 @@ Number = Annotated[int, Path(ge=0, lt=2**31)]
 
 
 class Registration(BaseModel):
-    """A job as another pod knows it; see :meth:`CacheNode.register_here`."""
+    """A job as another pod knows it; see :meth:`JobsHere.register`."""
 
     spec: dict[str, Any]
     incarnation: str = ""
@@ -90,7 +90,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
 
     @routes.put("")
     async def register(job: str, body: Registration) -> dict[str, Any]:
-        return await node.registration.register_here(
+        return await node.jobs_here.register(
             known_spec(body.spec), body.incarnation, body.fingerprint, begun=body.begun
         )
 
@@ -103,17 +103,17 @@ def peer_routes(node: CacheNode) -> APIRouter:
 
     @routes.get("")
     async def known(job: str) -> dict[str, Any]:
-        return node.registration.known(job)
+        return node.jobs_here.known(job).to_dict()
 
     @routes.delete("")
     async def remove(job: str, holder: Holder = "") -> dict[str, bool]:
-        return {"removed": await node.remove(job, holder)}
+        return {"removed": await node.table.remove(job, holder)}
 
     @routes.post("/take")
     @takes_body(BATCH_BODY_BYTES)
     async def take(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> Response:
         """Three frames: what will be sent ahead (no payload), what was asked for, what is sent ahead."""
-        at_pod = node.job(job, incarnation)
+        at_pod = node.table.find(job, incarnation)
         held(request).enter_context(at_pod.in_use())
         wanted = BatchRequest.decode(await request.body())
         asked = await at_pod.asked_of_this_pod(wanted)
@@ -142,7 +142,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
     @routes.post("/samples")
     @takes_body(SAMPLES_BODY_BYTES)
     async def samples(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> Response:
-        at_pod = node.job(job, incarnation)
+        at_pod = node.table.find(job, incarnation)
         held(request).enter_context(at_pod.in_use())
         ids = checked_ids(at_pod, await request.body())
         room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
@@ -156,30 +156,30 @@ def peer_routes(node: CacheNode) -> APIRouter:
         job: str, epoch: Number, rank: Number, incarnation: Incarnation, pod: Pod, body: Opens | None = None
     ) -> dict[str, bool]:
         life = None if body is None else RankLife.decode(body.life)
-        node.job(job, incarnation).rank_opens(epoch, rank, pod, life)
+        node.table.find(job, incarnation).rank_opens(epoch, rank, pod, life)
         return {"opened": True}
 
     @routes.post("/ranks/{rank}/asks")
     async def rank_asks(job: str, rank: Number, incarnation: Incarnation, body: Opens) -> dict[str, bool]:
         """Whether a process may ask as a rank by way of another pod. Changes nothing."""
-        at_pod = node.job(job, incarnation)
+        at_pod = node.table.find(job, incarnation)
         at_pod.job.check_rank(rank)
         at_pod.home.leases.asks(rank, RankLife.decode(body.life), takes=False)
         return {"asks": True}
 
     @routes.post("/ranks/{rank}/ended")
     async def rank_ended(job: str, rank: Number, incarnation: Incarnation, body: Ended) -> dict[str, bool]:
-        at_pod = node.job(job, incarnation)
+        at_pod = node.table.find(job, incarnation)
         at_pod.job.check_rank(rank)
         at_pod.home.leases.ended(rank, RankLife.decode(body.life), RankLife.decode(body.by))
         return {"ended": True}
 
     @routes.put("/epochs/{epoch}/ranks/{rank}/trace")
-    @takes_body(lambda job: most_trace_bytes(node.job(job).job), in_pieces=True)
+    @takes_body(lambda job: most_trace_bytes(node.table.find(job).job), in_pieces=True)
     async def trace(
         job: str, epoch: Number, rank: Number, incarnation: Incarnation, request: Request
     ) -> dict[str, int]:
-        at_pod = node.job(job, incarnation)
+        at_pod = node.table.find(job, incarnation)
         async with coming_trace(request, at_pod.job, epoch, rank) as ids:
             await at_pod.owner.wait_for_traces()
             await at_pod.job.post_trace(epoch, rank, ids)
@@ -195,17 +195,17 @@ def peer_routes(node: CacheNode) -> APIRouter:
         everything: bool = False,
     ) -> Response:
         """For a pod that was restarted: records of what it had answered (refill.protocol.records)."""
-        at_pod = node.job(job, incarnation)
+        at_pod = node.table.find(job, incarnation)
         if not 0 <= pod < at_pod.job.num_pods:
             raise InvalidInput(f"there is no pod {pod}; job {job} runs on {at_pod.job.num_pods}")
         return Response(at_pod.told(pod, life, everything=everything), media_type="application/octet-stream")
 
     @routes.put("/kept")
-    @takes_body(lambda job: _most_kept_bytes(node.job(job)))
+    @takes_body(lambda job: _most_kept_bytes(node.table.find(job)))
     async def keep(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> dict[str, bool]:
         """From a pod that ends: records of what it has answered, for its successor."""
         records = await request.body()
-        node.job(job, incarnation).kept[pod] = LeftByPod(records)
+        node.table.find(job, incarnation).kept[pod] = LeftByPod(records)
         node.journal.keep(job, pod, records)
         return {"kept": True}
 
@@ -215,7 +215,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
 
     @routes.post("/move")
     async def move(job: str, body: Registration) -> dict[str, Any]:
-        return await node.registration.move(known_spec(body.spec), body.incarnation)
+        return await node.moving.move(known_spec(body.spec), body.incarnation)
 
     @routes.get("/consumed")
     async def consumed(job: str, incarnation: Incarnation, epoch: Count, position: Count, resumed: str) -> Response:
@@ -225,21 +225,21 @@ def peer_routes(node: CacheNode) -> APIRouter:
 
     @routes.put("/resumed")
     async def replace(job: str, body: Registration) -> dict[str, bool]:
-        await node.registration.replace_here(known_spec(body.spec), body.incarnation)
+        await node.jobs_here.replace(known_spec(body.spec), body.incarnation)
         return {"resumed": True}
 
     @routes.get("/resumed")
     async def resumed(job: str, incarnation: Incarnation) -> Response:
         """Of what is left of the epoch (:class:`ResumedEpoch`)."""
-        return Response(node.registration.resumed(job, incarnation).encode(), media_type="application/octet-stream")
+        return Response(node.jobs_here.resumed(job, incarnation).encode(), media_type="application/octet-stream")
 
     @routes.get("/epochs/{epoch}/receipt")
     async def receipt(job: str, epoch: Number, incarnation: Incarnation) -> dict[str, Any]:
-        return await node.job(job, incarnation, looked_at=True).receipt_here(epoch)
+        return await node.table.find(job, incarnation, looked_at=True).receipt_here(epoch)
 
     @routes.get("/epochs/{epoch}")
     async def epoch_counts(job: str, epoch: Number, incarnation: Incarnation) -> dict[str, Any]:
-        return node.job(job, incarnation, looked_at=True).epoch_counts(epoch)
+        return node.table.find(job, incarnation, looked_at=True).epoch_counts(epoch)
 
     return routes
 

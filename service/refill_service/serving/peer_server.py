@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 from refill.errors import InvalidInput
 from refill_service.peers.certificates import Certificates
 from refill_service.peers.peers import CONNECTION_WINDOW_BYTES, MAX_FRAME_BYTES, STREAM_WINDOW_BYTES
-from refill_service.pod.settings import Settings
 from refill_service.serving.client_protocol import HEADERS_BYTES
+from refill_service.settings import Settings
 
 __all__ = ["PeerServer"]
 

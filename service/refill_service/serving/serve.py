@@ -18,7 +18,6 @@ from refill_service.observing.logs import begin_logging
 from refill_service.observing.tracing import begin_tracing, end_tracing
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
-from refill_service.pod.settings import Settings
 from refill_service.serving.access import Access
 from refill_service.serving.app import client_app, metrics_app, peer_app
 from refill_service.serving.client_protocol import ClientLimits, ClientServer
@@ -27,6 +26,7 @@ from refill_service.serving.peer_server import PeerServer
 from refill_service.serving.request_guard import RequestGuard
 from refill_service.serving.tokens import Tokens
 from refill_service.serving.what_is_open import what_is_open
+from refill_service.settings import Settings
 
 __all__ = ["serve"]
 
@@ -74,7 +74,7 @@ async def _serve(settings: Settings) -> None:
     node = CacheNode(settings, teams=lambda: client_tokens.holders if client_tokens else ())
     limits = ClientLimits(settings.client_timeout_seconds, settings.max_connections, node.requests, node.quotas)
     for_clients = RequestGuard(
-        Access(client_app(node), client_tokens, node.job_holder, node.quotas),
+        Access(client_app(node), client_tokens, node.table.holder, node.quotas),
         "client",
         node.bodies,
         node.requests,
@@ -82,7 +82,7 @@ async def _serve(settings: Settings) -> None:
         access_log=settings.access_log,
     )
     for_peers = RequestGuard(
-        Access(peer_app(node), peer_tokens, node.job_holder),
+        Access(peer_app(node), peer_tokens, node.table.holder),
         "pod",
         node.bodies_of_pods,
         node.requests,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refill_service.pod.settings import Settings
+from refill_service.settings import Settings
 
 __all__ = ["what_is_open"]
 

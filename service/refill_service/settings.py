@@ -384,6 +384,10 @@ class Settings(BaseSettings):
         return int(self.memory_bytes * 1.15) + 200_000_000
 
     @property
+    def other_pods(self) -> list[int]:
+        return [pod for pod in range(self.num_pods) if pod != self.ordinal]
+
+    @property
     def num_pods(self) -> int:
         return max(1, len(self.peer_urls))
 

@@ -1,0 +1,384 @@
+"""What becomes of a job at one pod: a new one, one to restore, one to be moved, or none? Facts come in, orders go out.
+
+    NEW          registered; no rank has asked for anything
+    RUNNING      requests are answered
+    RECOVERING   the pod was restarted while the job ran, and has yet to learn what it had answered
+    MOVING       as that, of a job that ran on another number of pods: this one learns it for all
+    CLOSED       ended, or let go of
+
+``how_to_register``, ``how_to_begin`` and ``how_to_move`` decide for a job that the pod does not have: from what its
+journal says, the name (:mod:`refill.protocol.incarnation`) that a client or a pod brings, and what other pods know.
+``JobLife`` is the state of a job that it has. :mod:`refill_service.membership` carries it out; so a bug in a move or a
+recovery is a list of facts that a test replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from refill.errors import JobConflict, JobLost, PodUnreachable, RefillError
+from refill.protocol.incarnation import incarnation_of, is_later, line_of, moves_of, same_line
+from refill_service.cache_core.rank_places import RankPlaces
+
+__all__ = [
+    "AskPeers",
+    "Begin",
+    "JobLife",
+    "JournalFound",
+    "KnownJob",
+    "Learned",
+    "Phase",
+    "Register",
+    "Restore",
+    "Wait",
+    "how_to_begin",
+    "how_to_move",
+    "how_to_register",
+]
+
+
+class Phase(Enum):
+    NEW = "new"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    MOVING = "moving"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True)
+class JournalFound:
+    """What the pod's own journal says of a job."""
+
+    incarnation: str
+    num_pods: int
+    whole: bool = True
+    """Whether nothing that was delivered can be missing."""
+
+
+@dataclass(frozen=True)
+class KnownJob:
+    """What a pod knows of a job, be it from before a restart. Pods ask each other for it."""
+
+    incarnation: str
+    holder: str = ""
+    begun: bool = True
+    idle: bool = True
+    running: bool = True
+    """It is more than a journal."""
+    world_size: int = 1
+    knows: bool = True
+    """What the job's ranks have received can be learned there, now or soon."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self).copy()
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> KnownJob:
+        return cls(**{name: value for name, value in given.items() if name in cls.__dataclass_fields__})
+
+
+class Register(Enum):
+    """How to go about a registration that a client asks for."""
+
+    EVERYWHERE = "at pod 0, here, and at the others"
+    HERE = "here: other pods have it"
+    IF_NOBODY_KNOWS_BETTER = "here, when others have been asked who holds it"
+    MOVE = "as one that ran on other pods"
+
+
+def how_to_register(
+    here: JobLife | None,
+    journal: JournalFound | None,
+    num_pods: int,
+    brought: str | None,
+    brought_num_pods: int | None,
+) -> Register:
+    """A client registers a job.
+
+    :param here: the job as it is at this pod.
+    :param num_pods: there are now.
+    :param brought: the incarnation by which the client has it already; None: it has not.
+    :param brought_num_pods: on which it ran then, as far as the client knows.
+    """
+    if here is not None and not (brought is not None and is_later(brought, here.incarnation)):
+        if brought is None or not here.moves:
+            return Register.EVERYWHERE
+        return Register.MOVE if here.recovering else Register.HERE  # perhaps pod 0 has forgotten about it, too
+    if brought is None:
+        return Register.EVERYWHERE
+    enough = journal is not None and journal == JournalFound(brought, num_pods, whole=True)
+    if brought_num_pods not in (None, num_pods) or (moves_of(brought) and not enough):
+        return Register.MOVE
+    return Register.IF_NOBODY_KNOWS_BETTER
+
+
+class AskPeers(Enum):
+    """Order: ask the others what they know of the job, and decide again."""
+
+    WHO_HAS_IT = 1
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Order: make the job here.
+
+    :param incarnation: empty: a new one.
+    :param from_journal: whether the pod's journal is of this job.
+    :param taken_up: whether it has run before, so that what was answered has to be restored first.
+    :param moving: whether this pod learns for all of them what ranks have received.
+    """
+
+    incarnation: str
+    from_journal: bool
+    taken_up: bool
+    moving: bool = False
+
+
+def how_to_begin(
+    name: str,
+    journal: JournalFound | None,
+    num_pods: int,
+    named: str,
+    *,
+    begun: bool,
+    names_jobs: bool,
+    elsewhere: KnownJob | AskPeers | None = AskPeers.WHO_HAS_IT,
+) -> Begin | AskPeers:
+    """A pod is asked for a job that it does not have.
+
+    :param named: the incarnation, as another pod or a client says it; empty: nobody said.
+    :param begun: ranks were seen to ask for samples: then a pod that does not know the job has lost it.
+    :param names_jobs: whether this is the pod that names new jobs.
+    :param elsewhere: what another pod knows of the job; None: no other does.
+
+    Raises :class:`JobLost` when the job ran on another number of pods, and nobody knows how it went on.
+    """
+    if journal is not None and named not in ("", journal.incarnation):
+        journal = None  # of an earlier job of that name
+    unclear = names_jobs if journal is None else journal.num_pods != num_pods
+    if not named and unclear:
+        if isinstance(elsewhere, AskPeers):
+            return elsewhere
+        if elsewhere is not None and (journal is None or is_later(elsewhere.incarnation, journal.incarnation)):
+            named, begun, journal = elsewhere.incarnation, elsewhere.begun or journal is not None, None
+    if journal is None:
+        return Begin(named, from_journal=False, taken_up=begun)
+    if journal.num_pods != num_pods:
+        raise JobLost(
+            f"job {name} ran on {journal.num_pods} pods, and there are {num_pods} now: resume it from a checkpoint "
+            f"(CacheDataset(..., resume=state)), or end it (DELETE /v1/jobs/{name}) and start it anew",
+            job=name,
+        )
+    return Begin(journal.incarnation, from_journal=True, taken_up=True)
+
+
+def how_to_move(
+    name: str, journal: JournalFound | None, brought: str, elsewhere: Sequence[KnownJob], journal_knows: bool
+) -> Begin:
+    """Pod 0 is to go on with a job that ran on another number of pods, or that moved and was forgotten by all.
+
+    :param elsewhere: what the others know; all have answered.
+    :param journal_knows: whether what ranks received can be learned from the journal, on the pods that there are now.
+
+    Raises :class:`JobLost` when another job of that name runs.
+    """
+    known = list(elsewhere)
+    if journal is not None:
+        known.append(KnownJob(journal.incarnation, running=False, knows=journal_knows))
+    of_line = [each for each in known if same_line(each.incarnation, brought)]
+    if any(each.running for each in known if each not in of_line):
+        raise is_another(name)
+    moves = max([moves_of(each.incarnation) for each in of_line] + [moves_of(brought)])
+    newest = incarnation_of(line_of(brought), moves)
+    from_journal = journal is not None and same_line(journal.incarnation, brought)
+    if any(each.knows and each.incarnation == newest for each in of_line):
+        return Begin(newest, from_journal, taken_up=True)
+    return Begin(incarnation_of(line_of(brought), moves + 1), from_journal, taken_up=True, moving=True)
+
+
+def is_another(name: str) -> JobLost:
+    """For who means an earlier job of that name."""
+    return JobLost(
+        f"job {name} was ended or lost by the pods and was registered again since: its epoch can't go on with "
+        f"every sample exactly once; end the job and start it anew (DELETE /v1/jobs/{name}), or use another name",
+        job=name,
+    )
+
+
+def check_same_settings(name: str, differences: list[str], *, here: bool) -> None:
+    """Raises :class:`JobConflict` when a job is to be registered with other settings than it has.
+
+    :param here: it runs, and is no journal of before a restart.
+    """
+    if differences:
+        was = "was registered" if here else "ran"
+        raise JobConflict(
+            f"job {name} {was} before with other settings ({'; '.join(differences)}): use another name, or end that "
+            "job first",
+            differences=differences,
+        )
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a pod that recovers knows after it has asked everybody once more.
+
+    :param silent: other pods that may know something and did not answer, in words.
+    :param unreported: ranks of which something may be unknown.
+    :param missing_traces: without which what was received can't be understood, in words.
+    :param knows_deal: whether somebody told how epochs were dealt when the job moved.
+    :param others_will_know: whether a pod that does not know it will learn it.
+    :param waited_seconds: since all other pods had answered; None: some have yet to.
+    """
+
+    silent: tuple[str, ...] = ()
+    unreported: tuple[int, ...] = ()
+    missing_traces: tuple[str, ...] = ()
+    knows_deal: bool = True
+    others_will_know: bool = False
+    waited_seconds: float | None = 0.0
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Order: ask again after a while.
+
+    :param for_what: in words.
+    :param patience_begins: whether the time that ranks have starts anew.
+    """
+
+    for_what: tuple[str, ...]
+    patience_begins: bool = False
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Order: restore what was answered, and go on.
+
+    :param without: ranks that have not reported all that they received: it is unknown.
+    """
+
+    without: tuple[int, ...] = ()
+
+
+class JobLife:
+    """The state of a job that a pod has.
+
+    :param begin: how it came here.
+    :param journal_is_whole: whether the pod's journal says all that it had answered before a restart.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: str,
+        ranks: RankPlaces,
+        begin: Begin | None = None,
+        *,
+        journal_is_whole: bool = False,
+    ) -> None:
+        begin = begin or Begin(incarnation, from_journal=False, taken_up=False)
+        self.name = name
+        self.incarnation = incarnation
+        self.moves = moves_of(incarnation)
+        self.ranks = ranks
+        self.taken_up = begin.taken_up
+        """Whether the pod was restarted while the job ran, so that its ranks have to report what they received."""
+        self.journal_is_whole = journal_is_whole
+        self.knows_all_ranks = not begin.taken_up
+        """Whether a rank that is not known here has not begun."""
+        self.waits_for = ""
+        """What it lacks to go on, for those who wait."""
+        self._phase = Phase.MOVING if begin.moving else Phase.RECOVERING if begin.taken_up else Phase.RUNNING
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.NEW if self._phase is Phase.RUNNING and not self.ranks.begun else self._phase
+
+    @property
+    def recovering(self) -> bool:
+        """Whether it has yet to learn what was answered."""
+        return self._phase in (Phase.RECOVERING, Phase.MOVING)
+
+    @property
+    def moving(self) -> bool:
+        return self._phase is Phase.MOVING
+
+    @property
+    def begun(self) -> bool:
+        """Whether a rank has asked for samples, here or at another pod: then who does not know the job has lost it."""
+        return self.ranks.begun or self.recovering
+
+    @property
+    def will_know(self) -> bool:
+        """Whether it recovers by itself, however little other pods know."""
+        return self.moving or (self.recovering and self.journal_is_whole)
+
+    @property
+    def knows_received(self) -> bool:
+        """Whether what ranks have received can be learned here."""
+        return not self.recovering or self.journal_is_whole
+
+    @property
+    def traces_are_final(self) -> bool:
+        """Whether what positions ask for is known: after a move, when nothing is to be learned any more."""
+        return not (self.moves and self.recovering)
+
+    def lacks_deal(self, *, told: bool, table_is_whole: bool) -> bool:
+        """Whether this pod has yet to learn how epochs were dealt when the job moved.
+
+        :param told: somebody told who knows.
+        """
+        return self.moves > 0 and not (self.moving or told or table_is_whole)
+
+    def next_step(self, learned: Learned, patience_seconds: float) -> Wait | Restore:
+        """Whether to go on, after everybody was asked.
+
+        :param patience_seconds: how long ranks are waited for that do not report.
+
+        Raises :class:`JobLost` when the job can't go on, and :class:`PodUnreachable` when nobody is left who could
+        tell how it was dealt: then it is to move once more.
+        """
+        waits_for = learned.silent or (
+            *(f"rank {rank}" for rank in learned.unreported),
+            *(() if learned.knows_deal else ("a pod that knows how the epoch was dealt when the job moved",)),
+            *learned.missing_traces,
+        )
+        self.waits_for = ", ".join(waits_for)
+        if not waits_for:
+            return Restore()
+        if not learned.knows_deal:
+            if not learned.silent and not learned.others_will_know:
+                raise PodUnreachable(f"no pod knows any more how epochs of job {self.name} were dealt when it moved")
+            return Wait(waits_for, patience_begins=True)  # who deals them anew says so when it gives up
+        if learned.silent or learned.waited_seconds is None or learned.waited_seconds <= patience_seconds:
+            return Wait(waits_for)
+        if self.moving:
+            raise JobLost(f"{', '.join(waits_for)} did not tell what had been received", job=self.name)
+        if learned.missing_traces:
+            raise JobLost(
+                f"job {self.name} can't go on after a restart: {learned.missing_traces[0]} is known to nobody",
+                job=self.name,
+            )
+        return Restore(without=learned.unreported)
+
+    def restored(self, *, complete: bool) -> None:
+        """Fact: what was answered is known again.
+
+        :param complete: whether nobody was gone on without.
+        """
+        if self._phase is Phase.CLOSED:
+            return
+        self._phase = Phase.RUNNING
+        self.knows_all_ranks = complete
+
+    def closed(self) -> None:
+        self._phase = Phase.CLOSED
+
+
+def expected(error: Exception) -> bool:
+    """Whether an error says all that is to be said."""
+    return isinstance(error, RefillError) and error.status < 500

@@ -1,0 +1,103 @@
+"""Where is each rank of a job, and what can still be asked for? The one place that keeps the epoch of a rank.
+
+A rank is in the epoch that it asked for last, and has left those before. It may ask for the epoch before once more,
+when an answer was lost. No rank is served an epoch before every rank has entered the one before it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["NOT_BEGUN", "RankPlaces"]
+
+NOT_BEGUN = -1
+
+
+class RankPlaces:
+    """Of all ranks of a job, as one pod knows it.
+
+    :param asks_nothing: whether a rank has no request in an epoch, so that nobody waits for it there.
+    """
+
+    def __init__(self, world_size: int, asks_nothing: Callable[[int, int], bool] = lambda epoch, rank: False) -> None:
+        self._asks_nothing = asks_nothing
+        self._epochs = [NOT_BEGUN] * world_size
+        self._in_epoch = Counter({NOT_BEGUN: world_size})
+        self._homes: dict[int, dict[int, int]] = {}
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """``(rank, epoch)`` of those that have begun."""
+        return ((rank, epoch) for rank, epoch in enumerate(self._epochs) if epoch > NOT_BEGUN)
+
+    def epoch(self, rank: int) -> int:
+        return self._epochs[rank]
+
+    @property
+    def newest(self) -> int:
+        """The latest epoch that a rank has asked for; ``NOT_BEGUN`` when none has."""
+        return max(self._in_epoch)
+
+    @property
+    def oldest(self) -> int:
+        """The earliest epoch that a rank is in; ``NOT_BEGUN`` while one has not begun."""
+        return min(self._in_epoch)
+
+    @property
+    def oldest_needed(self) -> int:
+        """The first epoch that a rank can still ask for."""
+        return self.oldest - 1
+
+    @property
+    def begun(self) -> bool:
+        return self.newest > NOT_BEGUN
+
+    def homes(self, rank: int) -> list[int]:
+        """The pods that a rank has come by in epochs that can still be asked for."""
+        return sorted(home for home, at in self._homes.get(rank, {}).items() if at >= self.oldest_needed)
+
+    def with_homes(self) -> Iterator[tuple[int, list[int]]]:
+        """``(rank, its homes)`` of those that have begun, also where it is not known in which epoch they are."""
+        return ((rank, self.homes(rank)) for rank in self._homes)
+
+    def enters(self, rank: int, epoch: int) -> bool:
+        """Fact: a rank asks for this epoch. Returns whether it has left those before only now."""
+        before = self._epochs[rank]
+        if epoch <= before:
+            return False
+        self._epochs[rank] = epoch
+        self._in_epoch[epoch] += 1
+        self._in_epoch[before] -= 1
+        if not self._in_epoch[before]:
+            del self._in_epoch[before]
+        return True
+
+    def comes_by(self, rank: int, epoch: int, home: int) -> bool:
+        """Fact: a rank asks for this epoch by way of a home pod. Returns whether that was not known."""
+        homes = self._homes.setdefault(rank, {})
+        # Reported after a restart by who did not know in which epoch: in this one, or the next, which another worker
+        # is in.
+        homes.update({each: epoch + 1 for each, at in homes.items() if at < 0 and each != home})
+        is_new = homes.get(home, NOT_BEGUN) < epoch
+        if is_new:
+            homes[home] = epoch
+        self.enters(rank, epoch)
+        for left in [each for each, at in homes.items() if at < self.oldest_needed]:
+            del homes[left]
+        return is_new
+
+    def restored(self, rank: int, epoch: int, homes: Iterable[int]) -> None:
+        """Fact, after a restart: the rank was in this epoch, ``NOT_BEGUN`` if nobody knows in which, and had come by
+        these pods."""
+        self.enters(rank, epoch)
+        self._homes.setdefault(rank, {}).update(dict.fromkeys(homes, self._epochs[rank]))
+
+    def all_entered(self, epoch: int) -> bool:
+        """Whether every rank that asks for anything in this epoch has entered it."""
+        return not self.behind(epoch)
+
+    def behind(self, epoch: int) -> list[int]:
+        """The ranks that have yet to enter an epoch, and that have something to ask there."""
+        if self.oldest >= epoch:
+            return []
+        return [rank for rank, at in enumerate(self._epochs) if at < epoch and not self._asks_nothing(epoch, rank)]

@@ -1,0 +1,269 @@
+"""Which jobs does this pod have, and with how much memory? Finds, makes and closes them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import numpy as np
+
+from refill.errors import JobError, JobLost, JobMoved, MemoryTooSmall, PodStopping, RefillError, UnknownJob
+from refill.protocol.incarnation import is_later, same_line
+from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.job_holder import check_holder
+from refill_service.cache_core.job_lifecycle import Begin, is_another
+from refill_service.cache_core.job_memory import JobMemory
+from refill_service.cache_core.policies.registry import kind_of
+from refill_service.cache_core.posted_traces import trace_memory
+from refill_service.cache_core.resumed_epoch import ResumedEpoch
+from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.cache_core.team_quotas import TeamQuotas
+from refill_service.datasets.dataset_reader import Dataset
+from refill_service.datasets.early_opening import EarlyOpening
+from refill_service.jobs.home import Home
+from refill_service.jobs.job import Job
+from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.owner import Owner
+from refill_service.journal.journal import Journal, KeptJob
+from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.pinned_tier import PinnedTier
+from refill_service.object_store.store_url import parse_url
+from refill_service.peers.job_peers import Introduce, JobPeers
+from refill_service.peers.peers import Peers
+from refill_service.settings import Settings
+
+__all__ = ["JobTable"]
+
+
+class JobTable:
+    """The jobs of one pod.
+
+    :param gate: bounds the bytes of reads in flight, over all jobs.
+    :param opening: opens datasets.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        quotas: TeamQuotas,
+        peers: Peers,
+        journal: Journal,
+        gate: ByteGate,
+        pinned: PinnedTier,
+        opening: EarlyOpening,
+    ) -> None:
+        self.settings = settings
+        self.journal = journal
+        self.opening = opening
+        self.jobs: dict[str, JobAtPod] = {}
+        self.takes_jobs = True
+        """False when the pod ends."""
+        self._quotas = quotas
+        self._peers = peers
+        self._gate = gate
+        self._pinned = pinned
+
+    def find(self, name: str, incarnation: str | None = None, *, looked_at: bool = False) -> JobAtPod:
+        """Raises :class:`UnknownJob`, or :class:`JobLost` when the asker means an earlier registration.
+
+        :param looked_at: by somebody who watches, which does not keep an idle job alive.
+        """
+        at_pod = self.jobs.get(name)
+        if at_pod is None:
+            raise UnknownJob(f"pod {self.settings.ordinal} knows no job {name}: register it first", job=name)
+        if incarnation is not None and incarnation != at_pod.job.incarnation:
+            if same_line(incarnation, at_pod.job.incarnation):
+                raise self._moved(name, is_later(at_pod.job.incarnation, incarnation))
+            raise at_pod.owner.recovering() if at_pod.job.life.recovering else is_another(name)
+        if not looked_at:
+            at_pod.job.last_used = time.monotonic()
+        return at_pod
+
+    def _moved(self, name: str, here: bool) -> JobError:
+        if here:
+            return JobMoved(f"job {name} has moved to {self.settings.num_pods} pods: register it again", job=name)
+        return UnknownJob(f"pod {self.settings.ordinal} does not know that job {name} has moved", job=name)
+
+    def of_team(self, team: str) -> dict[str, JobAtPod]:
+        """Those that a team may hear of: its own, and what nobody registered with a token."""
+        return {name: at_pod for name, at_pod in self.jobs.items() if at_pod.job.spec.holder in ("", team)}
+
+    def holder(self, name: str) -> str | None:
+        """Whose token a job was registered with; None when this pod has no such job, not even of before a restart."""
+        if (at_pod := self.jobs.get(name)) is not None:
+            return at_pod.job.spec.holder
+        return self.journal.holder_of(name)
+
+    def stopping(self) -> PodStopping:
+        return PodStopping(f"pod {self.settings.ordinal} stops", pod=self.settings.ordinal)
+
+    def check_taking_jobs(self) -> None:
+        """Raises :class:`PodStopping` when the pod ends."""
+        if not self.takes_jobs:
+            raise self.stopping()
+
+    async def make(
+        self,
+        spec: JobSpec,
+        begin: Begin,
+        introduce: Introduce,
+        kept: KeptJob | None = None,
+        resumed: ResumedEpoch | None = None,
+    ) -> JobAtPod:
+        """A job that is not in the table yet.
+
+        :param begin: how it came here; its incarnation is not empty.
+        :param introduce: registers it at a pod that was restarted.
+        :param kept: what the pod's journal has of it.
+        """
+        settings = self.settings
+        self.check_taking_jobs()
+        if kept is None:
+            team = spec.holder
+            self._quotas.check_jobs(team, sum(at_pod.job.spec.holder == team for at_pod in self.jobs.values()))
+        dataset = await self.opening.take(spec.dataset)
+        try:
+            memory_bytes = self._memory_for(spec, 0 if kept is None else kept.header["memory_bytes"])
+            # Before anything is made in its size; shares are about equal.
+            dataset.check_room(-(-dataset.num_samples // settings.num_pods))
+            layout = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size or _chunk_size(spec, dataset))
+            share = layout.share(settings.ordinal, settings.num_pods)
+            records = await dataset.load_records(share.first_sample, share.end_sample)
+            for_traces = trace_memory(memory_bytes, dataset.num_samples) if spec.order == "explicit" else 0
+            memory = JobMemory(
+                memory_bytes - for_traces,
+                settings.remote_memory_fraction if settings.num_pods > 1 else 0.0,
+                settings.recent_fraction,
+                settings.in_flight_fraction,
+                dataset.index.sample_bytes / max(1, dataset.num_samples),
+            )
+            job = Job(
+                spec,
+                dataset,
+                records,
+                layout,
+                ordinal=settings.ordinal,
+                num_pods=settings.num_pods,
+                memory_bytes=memory_bytes,
+                abstract_bytes=memory.abstract_bytes,
+                incarnation=begin.incarnation,
+                trace_bytes=for_traces,
+                resumed=resumed,
+                begin=begin,
+                journal_is_whole=kept is not None and kept.whole,
+            )
+            pinned = self._pinned.lease(str(parse_url(spec.dataset)), records)
+        except BaseException:
+            await dataset.close()
+            raise
+        owner = Owner(
+            job,
+            self._gate,
+            pinned,
+            memory.recent_bytes,
+            settings.wait_seconds,
+            answer_bytes=settings.answer_limit_bytes,
+        )
+        peers = JobPeers(
+            spec.name,
+            begin.incarnation,
+            settings.ordinal,
+            settings.num_pods,
+            self._peers,
+            settings.wait_seconds,
+            introduce,
+        )
+        home = Home(job, owner, peers, memory.remote_bytes, settings.wait_seconds)
+        at_pod = JobAtPod(job, owner, home, peers, pinned)
+        owner.epoch_ended = at_pod.epoch_ended
+        if kept is not None:
+            at_pod.ended |= kept.receipts
+        return at_pod
+
+    def put(self, at_pod: JobAtPod) -> None:
+        self.jobs[at_pod.job.spec.name] = at_pod
+
+    def begin_journal(self, at_pod: JobAtPod) -> None:
+        """Not before all is known that is to be in it: what a journal lacks was never delivered."""
+        job = at_pod.job
+        header = {
+            "spec": job.spec.to_dict(),
+            "incarnation": job.incarnation,
+            "fingerprint": job.info()["fingerprint"],
+            "memory_bytes": job.memory_bytes,
+            "num_pods": job.num_pods,
+            "num_samples": job.layout.num_samples,
+        }
+        at_pod.owner.journal = self.journal.begin(
+            job.spec.name, header, at_pod.owner.snapshot, at_pod.owner.live_epochs, job.resumed
+        )
+
+    async def remove(self, name: str, holder: str | None = None) -> bool:
+        """End a job on this pod, free its memory and forget what it delivered; False when there is none.
+
+        :param holder: whose token asks for it; None: a pod for reasons of its own. Raises :class:`NotAllowed` when the
+            job belongs to another one.
+        """
+        if holder is not None and (held_by := self.holder(name)) is not None:
+            check_holder(name, held_by, holder)
+        at_pod = self.jobs.pop(name, None)
+        if at_pod is None:
+            kept = self.journal.find(name)
+            if kept is not None:
+                self.journal.end(name, kept.header["incarnation"])
+            return kept is not None
+        self.journal.end(name, at_pod.job.incarnation)
+        await self.close_job(at_pod, self.was_ended(name))
+        return True
+
+    async def forget(self, name: str) -> None:
+        """Let go of a job that could not be taken up, as if this pod had never heard of it; journals stay."""
+        if (at_pod := self.jobs.pop(name, None)) is not None:
+            await self.close_job(at_pod, at_pod.owner.recovering())
+            self.journal.let_go(name, at_pod.owner.journal)
+
+    async def close_job(self, at_pod: JobAtPod, why: RefillError) -> None:
+        """Requests under way end with ``why``."""
+        if at_pod.recovery is not None:
+            at_pod.recovery.cancel()
+            await asyncio.gather(at_pod.recovery, return_exceptions=True)
+        await at_pod.home.close(why)
+        await at_pod.owner.close(why)
+        await at_pod.job.dataset.close()
+        self._pinned.release(at_pod.pinned)
+
+    def was_ended(self, name: str) -> JobLost:
+        return JobLost(f"job {name} was ended while it was asked for samples", job=name)
+
+    def _memory_for(self, spec: JobSpec, kept_bytes: int) -> int:
+        """:param kept_bytes: what the job has had before a restart, whatever its team has now; 0: it is a new one."""
+        used: Counter[str] = Counter()
+        for at_pod in self.jobs.values():
+            used[at_pod.job.spec.holder] += at_pod.job.memory_bytes
+        for_jobs_bytes = self.settings.memory_bytes - self._pinned.memory_bytes
+        free = for_jobs_bytes - used.total()
+        may_have = free if kept_bytes else self._quotas.left_for(spec.holder, for_jobs_bytes, used)
+        wanted = kept_bytes or spec.memory_bytes or int(may_have * self.settings.job_memory_fraction)
+        if wanted > may_have or wanted == 0:
+            raise MemoryTooSmall(
+                f"memory too small: job {spec.name} wants {wanted:,} bytes and pod {self.settings.ordinal} has "
+                f"{may_have:,} of {self.settings.memory_bytes:,} free (pinned: {self._pinned.memory_bytes:,}; "
+                f"taken: {self._taken(spec.holder)}{f'; kept for others: {free - may_have:,}' * (free > may_have)})",
+                pod=self.settings.ordinal,
+            )
+        return wanted
+
+    def _taken(self, team: str) -> str:
+        """By whom memory is taken; of other teams in sum, since nobody is told which jobs they run."""
+        mine = self.of_team(team)
+        taken = [f"{name} {at_pod.job.memory_bytes:,}" for name, at_pod in mine.items()]
+        if others := sum(at_pod.job.memory_bytes for name, at_pod in self.jobs.items() if name not in mine):
+            taken.append(f"other teams {others:,}")
+        return ", ".join(taken) or "none"
+
+
+def _chunk_size(spec: JobSpec, dataset: Dataset) -> int:
+    sample_bytes = dataset.index.sample_bytes / max(1, dataset.num_samples)
+    largest_blob = int(np.diff(dataset.blobs.first_sample).max(initial=1))
+    return kind_of(spec.policy).default_chunk_size(dataset.num_samples, sample_bytes, largest_blob)

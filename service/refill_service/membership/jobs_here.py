@@ -1,0 +1,292 @@
+"""How does a job come into this pod's table: as a new one, or taken up where it was before a restart?
+
+Carries out what :func:`how_to_begin` decides: asks the other pods, makes the job, restores what it had answered from
+the pod's journal, or has it learn that from others (:mod:`refill_service.membership.recovery`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+from refill.errors import JobConflict, JobError, JobLost, JobMoved, PodUnreachable, UnknownJob
+from refill.protocol.incarnation import is_later, same_line
+from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.job_holder import check_holder
+from refill_service.cache_core.job_lifecycle import (
+    AskPeers,
+    Begin,
+    JournalFound,
+    KnownJob,
+    check_same_settings,
+    expected,
+    how_to_begin,
+    is_another,
+)
+from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, is_resumed
+from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.job_table import JobTable
+from refill_service.journal.journal import KeptJob
+from refill_service.membership.recovery import Recovery
+from refill_service.membership.who_holds import WhoHolds
+from refill_service.peers.peers import Peers
+
+__all__ = ["LEADER", "JobsHere", "journal_found"]
+
+log = logging.getLogger(__name__)
+
+_KEPT_FAILURES = 100
+LEADER = 0
+"""The pod that names jobs, and that decides how they move and go on from checkpoints."""
+
+
+def journal_found(kept: KeptJob | None) -> JournalFound | None:
+    return None if kept is None else JournalFound(kept.header["incarnation"], kept.header["num_pods"], kept.whole)
+
+
+class JobsHere:
+    """Registers jobs at this pod alone."""
+
+    def __init__(self, table: JobTable, peers: Peers, who_holds: WhoHolds) -> None:
+        self.registering = asyncio.Lock()
+        """Held by who is about to put a job into the table, or to replace it there."""
+        self._table = table
+        self._peers = peers
+        self._who_holds = who_holds
+        self._failed_moves: dict[str, str] = {}
+        """By incarnation, why a job could not move."""
+
+    async def register(
+        self, spec: JobSpec, incarnation: str, fingerprint: str, *, begun: bool = False
+    ) -> dict[str, Any]:
+        """Register a job on this pod only.
+
+        :param incarnation: as another pod or a client names it; empty: whatever it is here, a new one if need be.
+        :param fingerprint: of the dataset as another pod read it; empty: any.
+        :param begun: whether ranks were seen to ask for samples: then a pod that does not know the job has lost it.
+        """
+        table = self._table
+        async with self.registering:
+            known = table.jobs.get(spec.name)
+            if known is not None and is_later(incarnation, known.job.incarnation):
+                check_holder(spec.name, known.job.spec.holder, spec.holder)
+                await table.forget(spec.name)  # who was told of the later name takes nothing from this one
+                known = None
+            created = known is None
+            if known is None:
+                known = await self.begin(spec, incarnation, begun=begun)
+        check_holder(spec.name, known.job.spec.holder, spec.holder)
+        life = known.job.life
+        if incarnation and known.job.incarnation != incarnation and life.recovering:
+            raise known.owner.recovering()  # a rank left over from before brought it, and no other pod has confirmed it
+        check_same_settings(spec.name, known.job.spec.differences(spec), here=True)
+        if incarnation and known.job.incarnation != incarnation:
+            raise is_another(spec.name)
+        info = known.job.info() | {"begun": life.begun, "created": created}
+        if fingerprint and info["fingerprint"] != fingerprint:
+            raise _replaced(spec)
+        known.job.last_used = time.monotonic()
+        return info
+
+    async def begin(self, spec: JobSpec, incarnation: str, *, begun: bool) -> JobAtPod:
+        """A job that this pod does not have: a new one, or one that it lost in a restart. Parameters as
+        :meth:`register`; who calls it holds ``registering``."""
+        table, settings = self._table, self._table.settings
+        kept = table.journal.find(spec.name)
+        if kept is not None and incarnation in ("", kept.header["incarnation"]):
+            check_holder(spec.name, kept.header["spec"].get("holder", ""), spec.holder)
+        elsewhere: KnownJob | AskPeers | None = AskPeers.WHO_HAS_IT
+        while True:
+            order = how_to_begin(
+                spec.name,
+                journal_found(kept),
+                settings.num_pods,
+                incarnation,
+                begun=begun,
+                names_jobs=settings.ordinal == LEADER,
+                elsewhere=elsewhere,
+            )
+            if isinstance(order, Begin):
+                break
+            elsewhere = await self._who_holds.known_to_others(spec.name, spec.holder)
+        self.check_may_go_on(spec.name, order.incarnation)
+        return await self.make(spec, order, kept if order.from_journal else None)
+
+    async def make(self, spec: JobSpec, order: Begin, kept: KeptJob | None) -> JobAtPod:
+        """Carry out an order to begin a job; it is in the table then.
+
+        :param kept: what the journal has of it, or of what it was before it moved.
+        """
+        table, name = self._table, spec.name
+        self.check_was_the_same(spec, kept)
+        resumed = None if kept is None else kept.resumed
+        if resumed is None and is_resumed(order.incarnation):
+            resumed = await self.resumed_at_others(name, order.incarnation)
+        order = replace(order, incarnation=order.incarnation or uuid.uuid4().hex)
+        of_now = None if order.moving else kept  # a journal of other pods says nothing of this one's share
+        at_pod = await table.make(spec, order, lambda pod: self.introduce(pod, at_pod), of_now, resumed)
+        try:
+            if kept is not None and kept.header["fingerprint"] != at_pod.job.info()["fingerprint"]:
+                raise _replaced(spec)
+            if order.taken_up:
+                self._take_up(at_pod, of_now)
+            else:
+                table.begin_journal(at_pod)
+        except BaseException:
+            await table.close_job(at_pod, table.was_ended(name))
+            raise
+        table.put(at_pod)
+        job = at_pod.job
+        log.info(
+            "job %s: %s, %d abstract chunks of %d samples, group size %d%s",
+            name,
+            spec.dataset,
+            job.mapping.num_abstract_chunks,
+            job.layout.chunk_size,
+            job.mapping.group_size,
+            ", taken up after a restart" if order.taken_up and not order.moving else "",
+        )
+        return at_pod
+
+    def check_was_the_same(self, spec: JobSpec, kept: KeptJob | None) -> None:
+        """Raises :class:`NotAllowed` and :class:`JobConflict` when a journal is of a job of another kind."""
+        if kept is not None:
+            before = JobSpec.from_dict(kept.header["spec"])
+            check_holder(spec.name, before.holder, spec.holder)
+            check_same_settings(spec.name, before.differences(spec), here=False)
+
+    def check_may_go_on(self, name: str, incarnation: str) -> None:
+        """Raises :class:`JobLost` for a job that has ended, or that could not move."""
+        if self._table.journal.has_ended(incarnation):
+            raise JobLost(f"job {name} was ended: end what is left of it, or use another name", job=name)
+        if (why := self._failed_moves.get(incarnation)) is not None:
+            raise JobLost(why, job=name)
+
+    async def replace(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch | None = None) -> None:
+        """A job as it goes on from a checkpoint, in place of what it was before, at this pod.
+
+        :param resumed: None: pod 0 has it.
+        """
+        table = self._table
+        async with self.registering:
+            known = table.jobs.get(spec.name)
+            if (held_by := table.holder(spec.name)) is not None:
+                check_holder(spec.name, held_by, spec.holder)
+            if known is not None and known.job.incarnation == incarnation:
+                return
+            if resumed is None:
+                resumed = await self._resumed_at(LEADER, spec.name, incarnation)
+            await table.remove(spec.name)
+            order = Begin(incarnation, from_journal=False, taken_up=False)
+            at_pod = await table.make(spec, order, lambda pod: self.introduce(pod, at_pod), None, resumed)
+            table.begin_journal(at_pod)
+            table.put(at_pod)
+            log.info("job %s goes on in epoch %d with %d ranks", spec.name, resumed.epoch, spec.world_size)
+
+    async def resumed_at_others(self, name: str, incarnation: str) -> ResumedEpoch:
+        for pod in self._table.settings.other_pods:
+            with contextlib.suppress(JobError):
+                return await self._resumed_at(pod, name, incarnation)
+        raise JobLost(
+            f"job {name} had been resumed from a checkpoint, and no pod knows any more from which: resume it again",
+            job=name,
+        )
+
+    async def _resumed_at(self, pod: int, name: str, incarnation: str) -> ResumedEpoch:
+        path = f"/peer/v1/jobs/{name}/resumed"
+        return decode_resumed(await self._peers.get_bytes(pod, f"{path}?incarnation={quote(incarnation, safe='')}"))
+
+    def resumed(self, name: str, incarnation: str) -> ResumedEpoch:
+        """What was left of the epoch when a job was resumed. Raises :class:`UnknownJob` when this pod can't tell."""
+        at_pod = self._table.jobs.get(name)
+        kept = self._table.journal.find(name) if at_pod is None else None
+        if at_pod is not None and same_line(at_pod.job.incarnation, incarnation):
+            found = at_pod.job.resumed
+        elif kept is not None and same_line(kept.header["incarnation"], incarnation):
+            found = kept.resumed
+        else:
+            found = None
+        if found is None:
+            raise UnknownJob(f"job {name} was not resumed, as far as is known here", job=name)
+        return found
+
+    def known(self, name: str) -> KnownJob:
+        """What this pod knows of a job, be it from before a restart. Raises :class:`UnknownJob`."""
+        if name not in self._table.jobs and (kept := self._table.journal.find(name)) is not None:
+            return KnownJob(
+                kept.header["incarnation"],
+                kept.header["spec"].get("holder", ""),
+                running=False,
+                world_size=kept.header["spec"]["world_size"],
+                knows=kept.whole and kept.header["num_pods"] == self._table.settings.num_pods,
+            )
+        at_pod = self._table.find(name, looked_at=True)
+        life, spec = at_pod.job.life, at_pod.job.spec
+        return KnownJob(
+            at_pod.job.incarnation,
+            spec.holder,
+            begun=life.begun,
+            idle=self.is_idle(at_pod),
+            world_size=spec.world_size,
+            knows=life.knows_received,
+        )
+
+    def is_idle(self, at_pod: JobAtPod) -> bool:
+        return at_pod.idle_seconds > self._table.settings.job_idle_seconds
+
+    def _take_up(self, at_pod: JobAtPod, kept: KeptJob | None) -> None:
+        recovery = Recovery(
+            at_pod, kept, self._table.settings.recovery_seconds, lambda pod: self.introduce(pod, at_pod)
+        )
+        if recovery.from_journal():
+            self._table.begin_journal(at_pod)
+        else:
+            at_pod.recovery = asyncio.create_task(self._recover(at_pod, recovery))
+
+    async def _recover(self, at_pod: JobAtPod, recovery: Recovery) -> None:
+        table, name, life = self._table, at_pod.job.spec.name, at_pod.job.life
+        moving = life.moving
+        try:
+            await recovery.from_others(lambda: table.begin_journal(at_pod))
+        except (PodUnreachable, JobMoved) as error:  # whoever asks for it will bring it by its latest name
+            log.warning("%s: it is asked for anew", error)
+            at_pod.recovery = None
+            if table.jobs.get(name) is at_pod:
+                await table.forget(name)
+        except Exception as error:
+            log.error("job %s can't go on after a restart of this pod: %s", name, error, exc_info=not expected(error))
+            at_pod.recovery = None
+            if table.jobs.get(name) is not at_pod:
+                return
+            if not life.moves:
+                await table.remove(name)
+                return
+            if isinstance(error, JobLost) and moving:  # told to whoever comes with it; a resumed one is another
+                self._failed_moves[at_pod.job.incarnation] = error.message
+                while len(self._failed_moves) > _KEPT_FAILURES:
+                    self._failed_moves.pop(next(iter(self._failed_moves)))
+            await table.forget(name)
+
+    async def introduce(self, pod: int, at_pod: JobAtPod) -> None:
+        """Tell a pod of a job that it lost in a restart."""
+        job = at_pod.job
+        body = {
+            "spec": job.spec.to_dict(),
+            "incarnation": job.incarnation,
+            "fingerprint": job.info()["fingerprint"],
+            "begun": True,
+        }
+        await self._peers.call(pod, "PUT", f"/peer/v1/jobs/{job.spec.name}", body)
+
+
+def _replaced(spec: JobSpec) -> JobConflict:
+    return JobConflict(
+        f"dataset {spec.dataset} was replaced while job {spec.name} ran: pods read different versions; "
+        f"end the job on all pods (DELETE /v1/jobs/{spec.name}), then start it anew"
+    )

@@ -1,0 +1,58 @@
+"""Where ranks are: what can still be asked for, by whom, and who is behind."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refill_service.cache_core.rank_places import NOT_BEGUN, RankPlaces
+
+
+def test_what_another_rank_may_be_in_is_needed_whatever_one_asks_for() -> None:
+    ranks = RankPlaces(2)
+    ranks.comes_by(0, 0, home=0)
+    ranks.comes_by(1, 0, home=1)
+    ranks.comes_by(0, 1, home=0)
+    ranks.comes_by(0, 2, home=0)
+    assert ranks.oldest_needed <= 0, "rank 1 is in epoch 0"
+    assert ranks.behind(1) == [1]
+    ranks.comes_by(1, 2, home=1)
+    assert ranks.oldest_needed == 1
+
+
+def test_who_has_nothing_to_ask_is_not_waited_for() -> None:
+    ranks = RankPlaces(2, asks_nothing=lambda epoch, rank: rank == 1 and epoch < 2)
+    ranks.enters(0, 1)
+    assert ranks.all_entered(1)
+    ranks.enters(0, 2)
+    assert ranks.behind(2) == [1]
+
+
+def test_one_that_nobody_has_seen_in_an_epoch_has_begun_all_the_same() -> None:
+    ranks = RankPlaces(2)
+    ranks.restored(1, NOT_BEGUN, [2])
+    assert list(ranks.with_homes()) == [(1, [2])]
+    assert not ranks.begun
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda size: st.lists(
+            st.tuples(st.integers(0, size - 1), st.integers(0, 6), st.integers(0, 2)), max_size=40
+        ).map(lambda asks: (size, asks))
+    )
+)
+def test_as_a_list_of_epochs_would_say(asked: tuple[int, list[tuple[int, int, int]]]) -> None:
+    size, asks = asked
+    ranks, epochs = RankPlaces(size), [NOT_BEGUN] * size
+    came: set[tuple[int, int, int]] = set()
+    for rank, epoch, home in asks:
+        ranks.comes_by(rank, epoch, home)
+        epochs[rank] = max(epochs[rank], epoch)
+        came.add((rank, epoch, home))
+        assert (ranks.newest, ranks.oldest) == (max(epochs), min(epochs))
+        assert list(ranks) == [(each, at) for each, at in enumerate(epochs) if at > NOT_BEGUN]
+        assert all(ranks.all_entered(each) == (min(epochs) >= each) for each in range(8))
+        for each in range(size):
+            needed = {by for of, at, by in came if of == each and at >= min(epochs) - 1}
+            assert needed <= set(ranks.homes(each)), "a home that may have to report is forgotten"

@@ -1,0 +1,358 @@
+"""Pods without processes: N real nodes in one event loop, whose requests to each other are calls that a test can lose.
+
+All that decides is the pods' own and the client's own: tables, owners, homes, journals, routes, connections of ranks.
+What is left out is the network and the process: a pod that is killed loses its memory, and its journal is as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+
+from refill.delivery_record import DeliveryRecord
+from refill.errors import PodStopping, PodUnreachable, error_from_wire
+from refill.pod_connection import PodConnection, ReceivedBatch
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.rank_life import RankLife
+from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
+from refill_service.peers.peers import PODS_HEADER, Body, BodyPieces, FrameReader, Peers
+from refill_service.pod.cache_node import CacheNode
+from refill_service.pod.pod_phase import PodPhase
+from refill_service.serving.app import client_app, peer_app
+from refill_service.serving.request_guard import RequestGuard
+from refill_service.settings import load_settings
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class Rule:
+    """What becomes of requests whose path holds ``what``, to pod ``to`` (None: any).
+
+    :param answer: whether they are carried out, and only the answer does not come.
+    :param times: of so many; -1: of all.
+    """
+
+    what: str
+    to: int | None = None
+    answer: bool = False
+    times: int = 1
+    held: asyncio.Event | None = None
+    """They wait for it; None: they are lost."""
+    seen: int = field(default=0)
+
+    def applies(self, path: str, to: int) -> bool:
+        if self.times == 0 or self.what not in path or self.to not in (None, to):
+            return False
+        self.times -= 1
+        self.seen += 1
+        return True
+
+
+class PodsInProcess:
+    """``num_pods`` pods, as ``LocalCluster`` has them in processes. Its methods are called from the test's thread."""
+
+    def __init__(self, num_pods: int, folder: Path, *, journal: bool, **settings: Any) -> None:
+        self.num_pods = num_pods
+        self.nodes: list[CacheNode | None] = []
+        self.rules: list[Rule] = []
+        self._folder = folder
+        self._journal = journal
+        self._settings = {
+            "memory_bytes": "4MiB",
+            "pinned_fraction": 0,
+            "wait_seconds": 1,
+            "dataset_urls": "file:///",
+        } | settings
+        self._apps: dict[tuple[str, int], httpx.AsyncClient] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> PodsInProcess:
+        self._thread.start()
+        self._start_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pod in range(self.num_pods):
+            self.kill(pod)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def pod_urls(self) -> list[str]:
+        return [f"http://pod-{pod}" for pod in range(self.num_pods)]
+
+    def node(self, pod: int) -> CacheNode:
+        found = self.nodes[pod]
+        assert found is not None, f"pod {pod} is down"
+        return found
+
+    def do(self, work: Coroutine[Any, Any, Result], seconds: float = 60) -> Result:
+        """In the loop of the pods."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+
+    def kill(self, *pods: int) -> None:
+        for pod in pods:
+            self.do(self._kill(pod))
+
+    def end(self, pod: int) -> None:
+        """In order, as at SIGTERM."""
+        self.do(self._end(pod))
+
+    def start(self, *pods: int) -> None:
+        for pod in pods:
+            self.do(self._start(pod))
+
+    def scale(self, num_pods: int) -> None:
+        """End all in order, and start another number."""
+        for pod in range(self.num_pods):
+            self.end(pod)
+        self.num_pods = num_pods
+        self._start_all()
+
+    def rule(self, what: str, **how: Any) -> Rule:
+        self.rules.append(Rule(what, **how))
+        return self.rules[-1]
+
+    def get(self, pod: int, path: str) -> dict[str, Any]:
+        status, _, body = self.do(self.request("client", pod, "GET", path))
+        if status != 200:
+            raise error_from_wire(httpx.Response(status, content=body).json(), status=status, source=f"pod {pod}")
+        found: dict[str, Any] = httpx.Response(status, content=body).json()
+        return found
+
+    def _start_all(self) -> None:
+        self.nodes = [None] * self.num_pods
+        for pod in range(self.num_pods):
+            self.start(pod)
+
+    async def _start(self, pod: int) -> None:
+        journal = {"journal_dir": str(self._folder / f"journal-{pod}")} if self._journal else {}
+        settings = load_settings(
+            ordinal=pod,
+            pod_urls=",".join(self.pod_urls),
+            peer_urls=",".join(self.pod_urls),
+            **(self._settings | journal),
+        )
+        node = CacheNode(settings, peers=CalledPeers(settings.peer_urls, self))
+        apps = {"client": client_app(node), "peer": peer_app(node)}
+        for asker, app in apps.items():
+            guard = RequestGuard(app, asker, node.bodies_of_pods, node.requests, 10_000)
+            transport = httpx.ASGITransport(app=guard, raise_app_exceptions=False)
+            self._apps[asker, pod] = httpx.AsyncClient(transport=transport, base_url="http://pod")
+        node.start()
+        node.phase = PodPhase.READY
+        self.nodes[pod] = node
+
+    async def _kill(self, pod: int) -> None:
+        node, self.nodes[pod] = self.nodes[pod], None
+        if node is None:
+            return
+        for at_pod in list(node.jobs.values()):
+            at_pod.owner.journal = None
+            await node.table.close_job(at_pod, PodStopping("killed"))
+        node.jobs.clear()
+        for journal in node.journal._open.values():
+            journal.give_up()
+        node.journal._open.clear()
+        node.opening._begun.clear()
+        await node.close()
+        for path in (self._folder / f"journal-{pod}").glob("*/clean"):
+            path.unlink()
+
+    async def _end(self, pod: int) -> None:
+        node = self.node(pod)
+        node.phase = PodPhase.STOPPING
+        self.nodes[pod] = None
+        await node.close()
+
+    async def request(
+        self, asker: str, pod: int, method: str, path: str, content: bytes | None = None, headers: Any = None
+    ) -> tuple[int, httpx.Headers, bytes]:
+        """Raises :class:`PodUnreachable` when the pod is down, or the request or its answer is lost."""
+        gone = PodUnreachable(f"pod {pod} does not answer", pod=pod)
+        for rule in [rule for rule in self.rules if not rule.answer and rule.applies(path, pod)]:
+            if rule.held is None:
+                raise gone
+            await rule.held.wait()
+        node = self.nodes[pod] if pod < self.num_pods else None
+        if node is None:
+            raise gone
+        response = await self._apps[asker, pod].request(method, path, content=content, headers=headers, timeout=60)
+        if self.nodes[pod] is not node and not (asker == "peer" and node.phase is PodPhase.STOPPING):
+            raise gone
+        for rule in [rule for rule in self.rules if rule.answer and rule.applies(path, pod)]:
+            if rule.held is None:
+                raise gone
+            await rule.held.wait()
+        return response.status_code, response.headers, response.content
+
+
+class CalledPeers(Peers):
+    """The other pods, called in their own event loop."""
+
+    def __init__(self, urls: tuple[str, ...], pods: PodsInProcess) -> None:
+        super().__init__(urls, 60)
+        self._pods = pods
+
+    async def _answer(self, pod: int, method: str, path: str, content: bytes | None, headers: Any = None) -> bytes:
+        told = {PODS_HEADER: str(len(self.urls))} | (headers or {})
+        status, _, body = await self._pods.request("peer", pod, method, path, content, told)
+        if status >= 400:
+            raise error_from_wire(httpx.Response(status, content=body).json(), status=status, source=self.name(pod))
+        return body
+
+    async def call(self, pod: int, method: str, path: str, body: Body = None) -> Any:
+        headers = {"content-type": "application/json"} if isinstance(body, dict) else {}
+        if isinstance(body, dict):
+            body = httpx.Request("POST", "http://x", json=body).content
+        elif isinstance(body, BodyPieces):
+            body = body.numbers.astype("<i8").tobytes()
+        answer = await self._answer(pod, method, path, body, headers)
+        return httpx.Response(200, content=answer).json() if answer else None
+
+    async def get_bytes(self, pod: int, path: str) -> bytes:
+        return await self._answer(pod, "GET", path, None)
+
+    @asynccontextmanager
+    async def frames(self, pod: int, path: str, body: bytes) -> AsyncIterator[FrameReader]:
+        pieces = [await self._answer(pod, "POST", path, body)]
+
+        class Reader:
+            async def read_chunk(self) -> bytes | None:
+                return pieces.pop() if pieces else None
+
+        yield FrameReader(Reader(), self.name(pod))  # type: ignore[arg-type]
+
+
+class Rank(PodConnection):
+    """A rank's connection as it is, but that pods are called.
+
+    :param process: tells training processes apart.
+    """
+
+    def __init__(
+        self,
+        pods: PodsInProcess,
+        spec: JobSpec,
+        rank: int,
+        *,
+        process: int = 1,
+        timeout_seconds: float = 30,
+        record: DeliveryRecord | None = None,
+    ) -> None:
+        self._pods = pods
+        self._number = process
+        self.looks = True
+        super().__init__(pods.pod_urls[0], spec, rank, None, timeout_seconds, record)
+
+    def _life(self) -> RankLife:
+        return RankLife("test", 10 * self._number + self.rank + 1_000_000, 1, "")
+
+    def _watch_home(self) -> None:
+        self._watched = True
+
+    def _request(self, method: str, url: str, path: str, content: bytes | None, headers: Any = None) -> Any:
+        pod = int(url.rpartition("-")[2])
+        return self._pods.do(self._pods.request("client", pod, method, path, content, headers))
+
+    def _call(self, method: str, pod: str, path: str, seconds: float, **content: Any) -> dict[str, Any]:
+        request = httpx.Request(method, f"http://x{path}", **content)
+        status, _, body = self._request(method, pod, request.url.raw_path.decode(), request.content, request.headers)
+        if status >= 300:
+            raise error_from_wire(httpx.Response(status, content=body).json(), status=status, source=pod)
+        found: dict[str, Any] = httpx.Response(200, content=body).json() if body else {}
+        return found
+
+    def _fetch(
+        self,
+        home: str,
+        what: str,
+        body: bytes,
+        positions: Int64Array | None,
+        sample_ids: Int64Array | None,
+        seconds: float,
+    ) -> ReceivedBatch:
+        status, _, answer = self._request("POST", home, self._data_path(what), body)
+        if status != 200:
+            raise error_from_wire(httpx.Response(status, content=answer).json(), status=status, source=home)
+        frame = memoryview(answer)
+        header = FrameHeader.decode(frame[:FRAME_HEADER_BYTES])
+        found_positions, found_ids, lengths = decode_frame_arrays(header, frame[FRAME_HEADER_BYTES:])
+        assert positions is None or np.array_equal(positions, found_positions)
+        return ReceivedBatch(found_ids.copy(), [memoryview(b"")] * len(lengths))
+
+
+class Training:
+    """Ranks of a job that ask for batches, and what came of it: the truth that receipts are held against."""
+
+    def __init__(self, pods: PodsInProcess, spec: JobSpec, num_samples: int, batch: int = 20, **how: Any) -> None:
+        self.pods = pods
+        self.spec = spec
+        self.num_samples = num_samples
+        self.batch = batch
+        self.ranks = [Rank(pods, spec, rank, **how) for rank in range(spec.world_size)]
+        self.samples: dict[tuple[int, int, int], int] = {}
+        self.length = int(self.ranks[0].info()["samples_per_rank"])
+
+    def ask(self, rank: int, epoch: int, first: int = 0, end: int | None = None) -> None:
+        end = self.length if end is None else min(end, self.length)
+        for start in range(first, end, self.batch):
+            positions = np.arange(start, min(start + self.batch, end))
+            found = self.ranks[rank].batch(epoch, positions).sample_ids.tolist()
+            for position, sample in zip(positions.tolist(), found, strict=True):
+                before = self.samples.setdefault((epoch, rank, position), sample)
+                assert before == sample, (
+                    f"rank {rank} epoch {epoch} position {position}: {before}, asked again {sample}"
+                )
+
+    def all_ask(self, epoch: int, first: int = 0, end: int | None = None) -> None:
+        """At the same time, as ranks do: an epoch begins when all of them have come."""
+        self.together(*((lambda rank=rank: self.ask(rank, epoch, first, end)) for rank in range(self.spec.world_size)))  # type: ignore[misc]
+
+    def together(self, *work: Callable[[], object]) -> None:
+        errors: list[BaseException] = []
+
+        def carry_out(each: Callable[[], object]) -> None:
+            try:
+                each()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=carry_out, args=(each,)) for each in work]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive(), "a rank hangs"
+        if errors:
+            raise errors[0]
+
+    def look(self) -> None:
+        """As a thread of each rank does every few seconds."""
+        self.together(*(rank.look_after_home for rank in self.ranks))
+
+    def receipt(self, epoch: int, pod: int = 0) -> dict[str, Any]:
+        return self.pods.get(pod, f"/v1/jobs/{self.spec.name}/epochs/{epoch}/receipt")
+
+    def truth(self, epoch: int) -> tuple[int, int]:
+        """``(missing, twice)``: samples of an epoch that nobody has had, and deliveries beyond the first, of jobs whose
+        ranks divide the dataset."""
+        had = [sample for (of_epoch, _, _), sample in self.samples.items() if of_epoch == epoch]
+        return self.num_samples - len(set(had)), len(had) - len(set(had))
+
+    def check(self, epoch: int) -> None:
+        assert self.truth(epoch) == (0, 0), f"epoch {epoch}: (missing, twice) {self.truth(epoch)}"
+        found = self.receipt(epoch)
+        counts = {name: found[name] for name in ("delivered", "duplicates", "missing", "unknown")}
+        assert counts == {"delivered": self.num_samples, "duplicates": 0, "missing": 0, "unknown": 0}
