@@ -214,10 +214,9 @@ def check_same_settings(name: str, differences: list[str], *, here: bool) -> Non
     :param here: it runs, and is no journal of before a restart.
     """
     if differences:
-        was = "was registered" if here else "ran"
+        was = "was registered before with other settings" if here else "ran before with other settings"
         raise JobConflict(
-            f"job {name} {was} before with other settings ({'; '.join(differences)}): use another name, or end that "
-            "job first",
+            f"job {name} {was} ({'; '.join(differences)}): use another name, or end that job first",
             differences=differences,
         )
 
