@@ -91,27 +91,26 @@ class ClusterModel:
             samples, _ = self._take(home, rank, asked[batch.own])
             if self.random.random() >= lose:
                 batch.put(batch.own, samples, samples.tolist())
-        self._ask_owners(home, batch, lose)
+        self._ask_owners(home, batch, batch.of_owners, lose)
         if batch.awaited:
             for request in batch.awaited:
                 self._ends_ahead(home, request, lose)
-            self.homes[home].arrived(batch)
-            self._ask_owners(home, batch, lose)
-        for place, sample in enumerate(batch.payloads):
+            self._ask_owners(home, batch, self.homes[home].arrived(batch), lose)
+        for place, sample in enumerate(batch.found):
             if sample is not None:
                 assert sample == batch.sample_ids[place]
                 self._answered(rank, int(positions[place]), sample)
-        if None not in batch.payloads:
+        if None not in batch.found:
             self.homes[home].complete(batch, int(self.lengths[batch.sample_ids].sum()))
         self.homes[home].over(batch)
         while self.on_the_way and self.random.random() < 0.5:
             self._ends_ahead(*self.random.choice(list(self.on_the_way)), lose)
 
-    def _ask_owners(self, home: int, batch: Batch[int], lose: float) -> None:
+    def _ask_owners(self, home: int, batch: Batch[int], of_owners: dict[int, np.ndarray], lose: float) -> None:
         """What owners send ahead stays on the way for a while, so that later batches find it there."""
         machine = self.homes[home]
-        for i, (pod, places) in enumerate(batch.of_owners.items()):
-            request = machine.ask(batch, pod, places, len(batch.of_owners) - i)
+        for i, (pod, places) in enumerate(of_owners.items()):
+            request = machine.ask(batch, pod, places, len(of_owners) - i)
             wire = request.wire
             assert machine.remote_memory.used + machine.remote_memory.granted <= self.shape.remote_bytes, "granted more"
             samples, owner = self._take(pod, batch.rank, batch.asked[places])

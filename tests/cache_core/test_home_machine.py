@@ -62,7 +62,7 @@ class TestPlan:
         machine = home()
         machine.ended(the_request(machine, ask(machine, 45)), [sent(1), sent(2)])
         batch = ask(machine, 46, 47, 48, first=1)
-        assert [batch.payloads[0], batch.payloads[1]] == [b"x" * 10, b"x" * 10]
+        assert [batch.found[0], batch.found[1]] == [b"x" * 10, b"x" * 10]
         assert batch.sample_ids[:2].tolist() == [1001, 1002]
         assert batch.of_owners[1].tolist() == [2]
         assert machine.remote_memory.used == 0
@@ -71,13 +71,13 @@ class TestPlan:
         batch = ask(home(), 1, 2)
         batch.put(np.array([1]), np.array([7]), [b"b"])
         with pytest.raises(RuntimeError, match="1 samples missing"):
-            batch.complete()
+            batch.payloads  # noqa: B018
         with pytest.raises(RuntimeError, match="position 1 of rank 0 was answered twice"):
             batch.put(np.array([1]), np.array([8]), [b"c"])
         with pytest.raises(RuntimeError, match="1 positions of rank 0 were answered by 2 samples"):
             batch.put(np.array([0]), np.array([8, 9]), [b"c", b"d"])
         batch.put(np.array([0]), np.array([6]), [b"a"])
-        assert batch.complete() == [b"a", b"b"]
+        assert batch.payloads == [b"a", b"b"]
 
 
 class TestRoom:
@@ -126,8 +126,8 @@ class TestOnTheWay:
         assert list(batch.awaited) == [request]
         assert batch.of_owners[1].tolist() == [2]
         assert machine.ended(request, [sent(1), sent(2)]) == (2, 0)
-        machine.arrived(batch)
-        assert (batch.sample_ids[:2].tolist(), batch.of_owners) == ([1001, 1002], {})
+        assert machine.arrived(batch) == {}
+        assert batch.sample_ids[:2].tolist() == [1001, 1002]
 
     def test_what_was_lost_on_the_way_is_asked_for(self) -> None:
         machine = home()
@@ -136,8 +136,8 @@ class TestOnTheWay:
         batch = ask(machine, 46, 85, first=1)
         assert batch.of_owners == {}
         machine.ended(request)
-        machine.arrived(batch)
-        assert {pod: places.tolist() for pod, places in batch.of_owners.items()} == {1: [0], 2: [1]}
+        lost = machine.arrived(batch)
+        assert {pod: places.tolist() for pod, places in lost.items()} == {1: [0], 2: [1]}
 
     def test_what_was_asked_for_meanwhile_is_refused(self) -> None:
         machine = home()
@@ -200,8 +200,8 @@ class TestRanksThatComeAndGo:
         machine.left(0, 0)
         machine.ended(second, [sent(5)])
         machine.ended(first, [sent(7)])
-        machine.arrived(late)
-        third = the_request(machine, late)
+        ((pod, places),) = machine.arrived(late).items()
+        third = machine.ask(late, pod, places)
         ask(machine, 46, first=9)
         assert machine.ended(third, [sent(8)]) == (0, 1)
         assert machine.unused_ahead(0) == {}
@@ -342,8 +342,7 @@ class Home(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from([worker for worker in self.workers if self.may_end(worker)]))
         if worker.waits:
             worker.waits = False
-            self.machine.arrived(worker.batch)
-            worker.unasked = dict(worker.batch.of_owners)
+            worker.unasked = self.machine.arrived(worker.batch)
         elif not worker.unasked:
             self.workers.remove(worker)
             if not given_up:
@@ -356,7 +355,7 @@ class Home(RuleBasedStateMachine):
         return not worker.open and not worker.unasked and not (worker.waits and waits_for)
 
     def check(self, batch: Batch[bytes]) -> None:
-        payloads = batch.complete()
+        payloads = batch.payloads
         for place, position in enumerate(batch.positions.tolist()):
             if payloads[place] == b"repeat":
                 assert batch.sample_ids[place] == batch.asked[place]

@@ -11,7 +11,7 @@ tells how that went. A batch goes this way::
         home.announced(request, positions)                          what its answer will send ahead
         batch.put(places, ...)                                      what was asked for
         home.ended(request, sent_ahead)                             whatever became of it
-    home.arrived(batch)                                             when all of batch.awaited have ended
+    for pod, places in home.arrived(batch).items(): ...             when all of batch.awaited have ended
     home.complete(batch); home.over(batch)
 
 A position is *started* when the rank can't be helped any more by sending it ahead: it was answered, or an owner was
@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,7 +119,8 @@ class Batch(Generic[Payload]):
         self.num_sent_ahead = 0
         """Places that remote memory answered."""
         self.sample_ids = np.empty(len(positions), dtype=np.int64)
-        self.payloads: list[Payload | None] = [None] * len(positions)
+        self.found: list[Payload | None] = [None] * len(positions)
+        """The samples so far."""
         self._missing = len(positions)
 
     def put(self, places: Int64Array, sample_ids: Int64Array, payloads: Sequence[Payload]) -> None:
@@ -139,16 +140,17 @@ class Batch(Generic[Payload]):
         self.num_sent_ahead += 1
 
     def _put(self, place: int, payload: Payload) -> None:
-        if self.payloads[place] is not None:
+        if self.found[place] is not None:
             raise RuntimeError(f"position {self.positions[place]} of rank {self.rank} was answered twice")
-        self.payloads[place] = payload
+        self.found[place] = payload
         self._missing -= 1
 
-    def complete(self) -> list[Payload]:
-        """The samples, in the order of the positions."""
+    @property
+    def payloads(self) -> list[Payload]:
+        """The samples, in the order of the positions. Raises RuntimeError when some are missing."""
         if self._missing:
             raise RuntimeError(f"batch of rank {self.rank} was assembled with {self._missing} samples missing")
-        return self.payloads  # type: ignore[return-value]
+        return cast(list[Payload], self.found)
 
 
 @dataclass(eq=False)
@@ -307,9 +309,8 @@ class HomeMachine(Generic[Payload]):
         counts.ahead_refused += len(sent) - kept
         return Kept(kept, len(sent) - kept)
 
-    def arrived(self, batch: Batch[Payload]) -> None:
-        """Fact: all that the batch awaited has ended. What was lost on the way is in ``of_owners``, in place of what
-        was there."""
+    def arrived(self, batch: Batch[Payload]) -> dict[int, Int64Array]:
+        """Fact: all that the batch awaited has ended. By pod, the places to ask it for: what was lost on the way."""
         lost = []
         for place in batch.arriving:
             if (held := self.remote_memory.take((batch.epoch, batch.rank, int(batch.positions[place])))) is not None:
@@ -318,7 +319,7 @@ class HomeMachine(Generic[Payload]):
                 lost.append(place)
         batch.asking.started.started(batch.positions[batch.arriving])
         places = np.array(lost, dtype=np.int64)
-        batch.of_owners = _by_owner(places, self._owners(batch.asked[places]))
+        return _by_owner(places, self._owners(batch.asked[places]))
 
     def complete(self, batch: Batch[Payload], delivered_bytes: int) -> None:
         """Fact: the batch is on its way to the rank, with all its samples."""

@@ -7,19 +7,18 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from refill.errors import InvalidInput
 from refill.protocol.rank_life import RankLife
 from refill.protocol.records import Kind, Record, encode_records
-from refill.protocol.wire_format import BatchRequest, Int64Array
-from refill_service.cache_core.policies.interface import EpochCounts
+from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.receipt import EpochReceipt, sum_of_receipts
-from refill_service.jobs.home import Home, HomeCounts
+from refill_service.jobs.asked_positions import AskedPositions, asked_positions
+from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
 from refill_service.jobs.owner import Owner
-from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.peers.job_peers import JobPeers
 
@@ -102,7 +101,7 @@ class JobAtPod:
         if not self.job.life.traces_are_final:
             raise self.owner.recovering()
         self.owner.rank_opens(epoch, rank, home)
-        self.home.rank_left(epoch, rank)
+        self.home.entry.left(epoch, rank)
 
     def told(self, pod: int, life: str, *, everything: bool = False) -> bytes:
         """Records for a pod that was restarted: what it left here, and what this one knows as a home and as an owner.
@@ -125,19 +124,14 @@ class JobAtPod:
             records.append(Record(Kind.WHOLE_TABLE, 0))
         return left.records + encode_records(records)
 
-    async def asked_of_this_pod(self, request: BatchRequest) -> Int64Array:
-        """The samples that a home pod's request asks of this pod's share."""
-        job = self.job
-        job.check_rank(request.rank)
-        await self.owner.wait_for_traces()
-        traces = await job.traces(request.epoch, self.owner.wait_seconds)
-        if int(request.positions.max()) >= traces.length(request.rank):
-            raise InvalidInput(f"rank {request.rank} has no position {int(request.positions.max())}")
-        asked, repeats = traces.asked(request.rank, request.positions)
-        if repeats.any() or not job.share.holds(asked).all():
+    async def asked_of_this_pod(self, request: BatchRequest) -> AskedPositions:
+        """What a home pod asks of this pod's share, when its epoch is open."""
+        asked = await asked_positions(request, self.job, self.owner)
+        if asked.repeats.any() or not self.job.share.holds(asked.samples).all():
             raise InvalidInput(
-                f"pod {job.ordinal} was asked for positions that it does not answer: other job settings?"
+                f"pod {self.job.ordinal} was asked for positions that it does not answer: other job settings?"
             )
+        await self.owner.wait_until_open(asked.epoch, asked.rank)
         return asked
 
     async def receipt(self, epoch: int) -> dict[str, Any]:
@@ -161,12 +155,13 @@ class JobAtPod:
         """The first part of the positions ``[start, end)`` that a rank has not asked for; None: it has, or it can't be
         told. What is still to come is among them."""
         self.job.check_rank(rank)
-        asked = self.home.asked(epoch, rank)
+        asked = self.home.machine.asked_of(epoch, rank)
         found = None if asked is None else asked.missing(start, end)
         if asked is None or found is None or found[0] >= asked.first:
             return found
         receipt = await self.receipt(epoch)
-        had = receipt["ranks"].get(str(rank), 0) + receipt["repeats"] + self.home.positions_under_way(epoch, rank)
+        had = receipt["ranks"].get(str(rank), 0) + receipt["repeats"]
+        had += self.home.machine.positions_under_way(epoch, rank)
         # Else it was served by another home; owners know how much.
         return None if receipt["unknown"] or had >= asked.first + asked.count else found
 
@@ -174,11 +169,12 @@ class JobAtPod:
         """This pod's part of it: of its share, and of what other pods sent it ahead."""
         if epoch in self.ended:
             return self.ended[epoch]
+        home = self.home.machine
         return {
             "epoch": epoch,
             "receipt": (await self.owner.receipt(epoch)).to_dict(),
-            "unused_ahead": {str(rank): count for rank, count in self.home.unused_ahead(epoch).items()},
-            "repeats": self.home.history[epoch].repeats if epoch in self.home.history else 0,
+            "unused_ahead": {str(rank): count for rank, count in home.unused_ahead(epoch).items()},
+            "repeats": home.history[epoch].repeats if epoch in home.history else 0,
         }
 
     async def epoch_ended(self, epoch: int) -> None:
@@ -187,7 +183,7 @@ class JobAtPod:
         self.ended[epoch] = await self.receipt_here(epoch)
         if not known:
             self._add_up(self.ended[epoch])
-        self.home.books_closed(epoch)
+        self.home.machine.books_closed(epoch)
         while len(self.ended) > _KEPT_RECEIPTS:
             self.ended.pop(next(iter(self.ended)))
         if self.owner.journal is not None:
@@ -198,14 +194,3 @@ class JobAtPod:
             self.receipts[outcome] += ended["receipt"][outcome]
         # Sent ahead in vain: its owner, another pod, has counted it as delivered, and does not know better.
         self.receipts["missing"] += sum(ended["unused_ahead"].values())
-
-    def epoch_counts(self, epoch: int) -> dict[str, Any]:
-        """What happened at this pod in one epoch, flat; zeros when nothing did."""
-        owner = self.owner.history.get(epoch) or OwnerCounts(EpochCounts())
-        home = self.home.history.get(epoch) or HomeCounts()
-        owned = asdict(owner)
-        core = owned.pop("core")
-        wasted = {"bytes_wasted": owner.core.bytes_wasted}
-        counts: dict[str, Any] = {"pod": self.job.ordinal, "epoch": epoch}
-        counts |= core | wasted | owned | asdict(home)
-        return counts

@@ -174,7 +174,7 @@ class JobTable:
             settings.wait_seconds,
             introduce,
         )
-        home = Home(job, owner, peers, memory.remote_bytes, settings.wait_seconds)
+        home = Home(job, owner, peers, memory.remote_bytes)
         at_pod = JobAtPod(job, owner, home, peers, pinned)
         owner.epoch_ended = at_pod.epoch_ended
         if kept is not None:

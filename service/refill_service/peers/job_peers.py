@@ -11,8 +11,8 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from refill.errors import JobLost, PodRecovering, PodUnreachable, UnknownJob
@@ -49,6 +49,9 @@ class JobPeers:
         self.others = [pod for pod in range(num_pods) if pod != ordinal]
         self.waiting: Counter[int] = Counter()
         """Requests that wait for each pod to answer again."""
+        self.sent_bytes: Counter[int] = Counter()
+        self.received_bytes: Counter[int] = Counter()
+        """To and from each pod: requests for frames, and these."""
         self._name = name
         self._asker = f"incarnation={incarnation}&pod={ordinal}"
         self._peers = peers
@@ -96,9 +99,15 @@ class JobPeers:
                 raise answer
         return answers
 
-    def frames(self, pod: int, what: str, body: bytes) -> AbstractAsyncContextManager[FrameReader]:
+    @asynccontextmanager
+    async def frames(self, pod: int, what: str, body: bytes) -> AsyncIterator[FrameReader]:
         """One request that is answered with frames; made once."""
-        return self._peers.frames(pod, self.path(what), body)
+        self.sent_bytes[pod] += len(body)
+        async with self._peers.frames(pod, self.path(what), body) as frames:
+            try:
+                yield frames
+            finally:
+                self.received_bytes[pod] += frames.bytes_received
 
     async def told(self, pod: int, *, everything: bool) -> bytes:
         """What another pod knows of this one's answers, or of all, as records; asked once."""

@@ -26,7 +26,9 @@ from refill.protocol.wire_format import (
     BatchRequest,
     Int64Array,
 )
+from refill_service.jobs.epoch_counts import counts_of_all_pods
 from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.trace_posting import post_trace
 from refill_service.membership.resuming import Checkpoint
 from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.pod.cache_node import CacheNode
@@ -225,14 +227,16 @@ def client_routes(node: CacheNode) -> APIRouter:
     ) -> Response:
         at_pod = node.table.find(job, incarnation)
         held(request).enter_context(at_pod.in_use())
-        asked = BatchRequest.decode(await request.body())
-        at_pod.client(asked.rank).request_wait_seconds += asked.waited_seconds
-        at_pod.home.leases.asks(asked.rank, life_of(life))
+        wanted = BatchRequest.decode(await request.body())
+        at_pod.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
+        at_pod.home.leases.asks(wanted.rank, life_of(life))
+        asked = await at_pod.home.open(wanted, allow_skipped=allow_skipped)
         room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
-        found = await at_pod.home.batch(asked, lambda: room.enter(len(asked.positions)), allow_skipped=allow_skipped)
-        frame = OutgoingFrame(found.positions, found.sample_ids, found.payloads)
+        await room.enter(len(asked.positions))  # nothing was taken yet
+        batch = await at_pod.home.assemble(asked)
+        frame = OutgoingFrame(batch.positions, batch.sample_ids, batch.payloads)
         room.holds(frame.total_bytes)
-        was_done(request, f"read {len(asked.positions)} samples")
+        was_done(request, f"read {len(batch.positions)} samples")
         return framed(request, frame)
 
     @routes.post(
@@ -250,7 +254,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         ids = checked_ids(at_pod, await request.body())
         room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
         await room.enter(len(ids))
-        frame = OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact(ids))
+        frame = OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact.read(ids))
         room.holds(frame.total_bytes)
         was_done(request, f"read {len(ids)} samples")
         return framed(request, frame)
@@ -270,7 +274,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         at_pod.job.check_rank(rank)
         at_pod.home.leases.asks(rank, life_of(life))
         async with coming_trace(request, at_pod.job, epoch, rank) as ids:
-            await at_pod.home.post_trace(epoch, rank, ids)
+            await post_trace(at_pod, epoch, rank, ids)
         return {"positions": len(ids)}
 
     @routes.get(
@@ -321,7 +325,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     ) -> dict[str, int]:
         at_pod = node.table.find(job, incarnation)
         at_pod.job.check_rank(rank)
-        await at_pod.home.take_over(rank, RankLife.decode(ended), RankLife.decode(life))
+        await at_pod.home.entry.take_over(rank, RankLife.decode(ended), RankLife.decode(life))
         return {"rank": rank}
 
     @routes.post("/v1/jobs/{job}/report", tags=["data"], status_code=204, summary="What a client measured.")
@@ -334,8 +338,7 @@ def client_routes(node: CacheNode) -> APIRouter:
 
     @routes.get("/v1/jobs/{job}/epochs/{epoch}", tags=["jobs"], summary="Counts of an epoch, each pod and their sum.")
     async def epoch_counts(job: JobName, epoch: Number) -> dict[str, Any]:
-        at_pod = node.table.find(job, looked_at=True)
-        return await at_pod.home.epoch_counts(epoch, at_pod.epoch_counts(epoch))
+        return await counts_of_all_pods(node.table.find(job, looked_at=True), epoch)
 
     @routes.get("/v1/jobs/{job}/epochs/{epoch}/receipt", tags=["jobs"], summary="What an epoch delivered to whom.")
     async def receipt(job: JobName, epoch: Number) -> dict[str, Any]:

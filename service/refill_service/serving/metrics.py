@@ -59,7 +59,7 @@ class _NodeCollector(Collector):
         )
         jobs = node.jobs.values()
         resident.add_metric(["abstract"], sum(at_pod.owner.resident_bytes for at_pod in jobs))
-        resident.add_metric(["remote"], sum(at_pod.home.remote_memory.used for at_pod in jobs))
+        resident.add_metric(["remote"], sum(at_pod.home.machine.remote_memory.used for at_pod in jobs))
         resident.add_metric(["recent"], sum(at_pod.owner.recent_bytes for at_pod in jobs))
         resident.add_metric(["in_flight"], node.gate.used_bytes)
         resident.add_metric(["pinned"], node.pinned.used_memory_bytes)
@@ -122,8 +122,8 @@ class _NodeCollector(Collector):
         received: dict[int, int] = {}
         for at_pod in node.jobs.values():
             for pod in range(at_pod.job.num_pods):
-                sent[pod] = sent.get(pod, 0) + at_pod.home.sent_bytes[pod]
-                received[pod] = received.get(pod, 0) + at_pod.home.received_bytes[pod]
+                sent[pod] = sent.get(pod, 0) + at_pod.peers.sent_bytes[pod]
+                received[pod] = received.get(pod, 0) + at_pod.peers.received_bytes[pod]
         for name, help_text, by_peer in (
             ("refill_peer_sent_bytes", "Bytes sent to another pod.", sent),
             ("refill_peer_received_bytes", "Bytes received from another pod.", received),
@@ -166,7 +166,7 @@ def _jobs(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
     policy = GaugeMetricFamily("refill_job_policy", "1 for the policy that the job runs.", labels=[JOB, "policy"])
     for name, at_pod in jobs.items():
         policy.add_metric([name, at_pod.job.policy], 1)
-        homes, owners = list(at_pod.home.history.values()), at_pod.owner.history
+        homes, owners = list(at_pod.home.machine.history.values()), at_pod.owner.history
         for kind in ("local", "remote_memory", "remote_on_demand", "repeats"):
             answered.add_metric([name, kind], sum(getattr(counts, kind) for counts in homes))
         prefetched.add_metric([name, "sent"], sum(counts.core.sent_ahead for counts in owners.values()))
@@ -196,7 +196,7 @@ def _progress(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
         labels=[JOB, "outcome"],
     )
     for name, at_pod in jobs.items():
-        delivered.add_metric([name], sum(counts.delivered_bytes for counts in at_pod.home.history.values()))
+        delivered.add_metric([name], sum(counts.delivered_bytes for counts in at_pod.home.machine.history.values()))
         share.add_metric([name], at_pod.job.share_bytes)
         if (progress := at_pod.owner.progress()) is not None:
             answered.add_metric([name], progress[0])

@@ -12,7 +12,9 @@ from refill.errors import InvalidInput, PodRecovering
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
+from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.job_at_pod import JobAtPod, LeftByPod
+from refill_service.jobs.trace_posting import keep_trace
 from refill_service.membership.resuming import Checkpoint
 from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.peers.peers import PODS_HEADER
@@ -117,23 +119,20 @@ def peer_routes(node: CacheNode) -> APIRouter:
         held(request).enter_context(at_pod.in_use())
         wanted = BatchRequest.decode(await request.body())
         asked = await at_pod.asked_of_this_pod(wanted)
-        await at_pod.owner.wait_until_open(wanted.epoch, wanted.rank)
         room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
-        await room.enter(len(asked))
-        sample_ids, payloads = await at_pod.owner.take(wanted.epoch, wanted.rank, asked)
-        ahead = at_pod.owner.ahead(
-            wanted.epoch,
-            wanted.rank,
-            asked,
+        await room.enter(len(asked.positions))  # nothing was taken yet
+        sample_ids, payloads = await at_pod.owner.take(asked.epoch, asked.rank, asked.samples)
+        ahead_positions, ahead_ids, ahead_payloads = at_pod.owner.ahead(
+            asked.epoch,
+            asked.rank,
+            asked.samples,
             wanted.ahead_from,
             min(wanted.room_bytes, node.sending_to_pods.free_bytes),
             wanted.started_below,
         )
-        ahead_positions, ahead_ids, ahead_payloads = ahead
-        announced = OutgoingFrame(ahead_positions, ahead_ids, [b""] * len(ahead_ids))
         frames = [
-            announced,
-            OutgoingFrame(wanted.positions, sample_ids, payloads),
+            OutgoingFrame(ahead_positions, ahead_ids, [b""] * len(ahead_ids)),
+            OutgoingFrame(asked.positions, sample_ids, payloads),
             OutgoingFrame(ahead_positions, ahead_ids, ahead_payloads),
         ]
         room.holds(sum(frame.total_bytes for frame in frames))
@@ -181,9 +180,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
     ) -> dict[str, int]:
         at_pod = node.table.find(job, incarnation)
         async with coming_trace(request, at_pod.job, epoch, rank) as ids:
-            await at_pod.owner.wait_for_traces()
-            await at_pod.job.post_trace(epoch, rank, ids)
-            at_pod.owner.trace_posted(epoch, rank, ids)
+            await keep_trace(at_pod, epoch, rank, ids)
         return {"positions": len(ids)}
 
     @routes.get("/told")
@@ -239,7 +236,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
 
     @routes.get("/epochs/{epoch}")
     async def epoch_counts(job: str, epoch: Number, incarnation: Incarnation) -> dict[str, Any]:
-        return node.table.find(job, incarnation, looked_at=True).epoch_counts(epoch)
+        return counts_here(node.table.find(job, incarnation, looked_at=True), epoch)
 
     return routes
 

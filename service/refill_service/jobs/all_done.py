@@ -1,0 +1,20 @@
+"""How is work done at once, when what one part has got must not be lost to another part's failure?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["all_done"]
+
+Result = TypeVar("Result")
+
+
+async def all_done(*work: Coroutine[Any, Any, Result]) -> list[Result]:
+    """Run all to their end, then raise the first error: what one owner answered is not lost to another's failure."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
