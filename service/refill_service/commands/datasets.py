@@ -16,6 +16,7 @@ from refill.errors import InvalidInput
 
 if TYPE_CHECKING:
     from refill_service.datasets.inspect_dataset import DatasetSummary
+    from refill_service.datasets.pack_remarks import Remark
     from refill_service.object_store.store_settings import StoreSettings
 
 __all__ = ["add_commands", "add_store_options", "dataset_url", "store_settings_of"]
@@ -63,7 +64,8 @@ def _add_pack(subparsers: Any) -> None:
         subparsers,
         "pack",
         "make a dataset of a folder: shuffled WebDataset tars and their index",
-        "Files with the same path up to the first dot of their name are one sample. Hidden files are left out."
+        "Files with the same path up to the first dot of their name are one sample, or up to the last where names look"
+        " like those of photos. What is decided is said first. Hidden files are left out."
         " Memory does not grow with the folder. The index is written last: a pack that is broken off leaves no"
         " dataset, and starting it again starts clean.",
         "refill pack /data/imagenet/train s3://datasets/imagenet --seed 7",
@@ -89,6 +91,13 @@ def _add_pack(subparsers: Any) -> None:
         action="append",
         metavar="GLOB",
         help="only files whose name or path matches, as '*.jpg'; may be given again (default: all)",
+    )
+    parser.add_argument(
+        "--split-names",
+        choices=("auto", "first-dot", "last-dot"),
+        default="auto",
+        help="where a sample's name ends: 1.seg.png is member seg.png of sample 1 (first-dot), or png of 1.seg; auto:"
+        " first-dot, but for folders whose dots look like those of photos (default: %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="replace the dataset at DEST (default: refuse)")
     _add_quiet(parser)
@@ -159,6 +168,8 @@ def _pack(arguments: argparse.Namespace) -> int:
             blob_bytes=_size(arguments.blob_size),
             classes=arguments.classes,
             include=arguments.include,
+            split_names=arguments.split_names,
+            say=lambda remark: _say(remark, quiet=arguments.quiet),
             force=arguments.force,
             quiet=arguments.quiet,
         )
@@ -166,7 +177,11 @@ def _pack(arguments: argparse.Namespace) -> int:
     classes = "" if summary.classes is None else f" of {len(summary.classes)} classes"
     left_out = [
         f"{count} {what}"
-        for count, what in ((summary.num_hidden, "hidden"), (summary.num_excluded, "not included"))
+        for count, what in (
+            (summary.num_hidden, "hidden"),
+            (summary.num_excluded, "not included"),
+            (summary.num_dangling, "links to nothing"),
+        )
         if count
     ]
     print(
@@ -176,6 +191,13 @@ def _pack(arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
         print(f"look at it: refill inspect {url}; {bytes_text(summary.blob_bytes / summary.num_blobs)} a blob")
     return 0
+
+
+def _say(remark: Remark, *, quiet: bool) -> None:
+    if remark.is_warning:
+        print(f"refill: warning: {remark.text}", file=sys.stderr, flush=True)
+    elif not quiet:
+        print(remark.text, file=sys.stderr, flush=True)
 
 
 def _index(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,8 @@ import asyncio
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,9 @@ from refill_service.cache_core.dataset_index import INDEX_KEY
 from refill_service.datasets.blob_builder import build_blobs
 from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.pack_claim import PackClaim, blob_name
+from refill_service.datasets.pack_remarks import Remark, remarks_on
 from refill_service.datasets.progress import Progress
+from refill_service.datasets.sample_names import LAST
 from refill_service.datasets.source_scan import SourceScan
 from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.open_store import open_store
@@ -41,6 +44,7 @@ class PackSummary:
     blob_bytes: int
     num_hidden: int
     num_excluded: int
+    num_dangling: int
     classes: list[str] | None
 
 
@@ -53,8 +57,10 @@ async def pack(
     blob_bytes: int = DEFAULT_BLOB_BYTES,
     classes: str = "auto",
     include: Sequence[str] | None = None,
+    split_names: str = "auto",
     force: bool = False,
     quiet: bool = True,
+    say: Callable[[Remark], None] = lambda remark: None,
 ) -> PackSummary:
     """Write the files below ``source`` as a dataset to ``url``.
 
@@ -63,8 +69,11 @@ async def pack(
 
     :param classes: ``yes``: top folders are classes, numbered in sorted order; ``no``; ``auto``: if there are only
         folders at the top.
+    :param split_names: where the name of a sample ends: ``first-dot``, ``last-dot`` or ``auto`` (:mod:`.sample_names`).
+    :param say: is told what was decided about the folder, before anything is written.
 
-    Raises :class:`DatasetExists`, :class:`EmptyDataset`, :class:`InvalidInput` and errors of the store.
+    Raises :class:`DatasetExists`, :class:`EmptyDataset`, :class:`InvalidInput` and errors of the store. A dataset that
+    ``force`` would replace is left as it is where the new one has no room beside it.
     """
     if blob_bytes < _MIN_BLOB_BYTES:
         raise InvalidInput(f"blob size must be at least {_MIN_BLOB_BYTES} bytes, got {blob_bytes}")
@@ -75,14 +84,21 @@ async def pack(
     try:
         claim = PackClaim(store)
         await claim.look(force=force)
-        scan = await _scan(source, seed, include)
+        scan = await _scan(source, seed, include, split_names)
         try:
             if scan.num_files == 0:
-                left_out = f" ({scan.num_excluded} left out by --include)" if scan.num_excluded else ""
-                raise EmptyDataset(f"{source} holds no files to pack{left_out}")
+                excluded = f" ({scan.num_excluded} left out by --include)" if scan.num_excluded else ""
+                dangling = f" ({scan.num_dangling} links to nothing: {scan.dangling_link})" if scan.num_dangling else ""
+                raise EmptyDataset(f"{source} holds no files to pack{excluded}{dangling}")
             class_names = _class_names(scan, classes)
             metadata = {"made_by": "pack", "seed": seed, "classes": class_names, "num_files": scan.num_files}
+            if scan.split.at == LAST and scan.split.num_dotted:
+                metadata["split_names"] = LAST
+            for remark in remarks_on(scan, classes, class_names):
+                say(remark)
+            await claim.check_room(await asyncio.to_thread(lambda: scan.tar_bytes))
             with (
+                _temporary_folder_errors(),
                 Progress("packing", scan.num_bytes, quiet=quiet) as progress,
                 tempfile.TemporaryDirectory(prefix="refill-pack-") as folder,
                 IndexWriter(Path(folder)) as writer,
@@ -104,6 +120,7 @@ async def pack(
                 writer.blob_bytes,
                 scan.num_hidden,
                 scan.num_excluded,
+                scan.num_dangling,
                 class_names,
             )
         finally:
@@ -112,11 +129,21 @@ async def pack(
         await store.close()
 
 
-async def _scan(source: str, seed: int, include: Sequence[str] | None) -> SourceScan:
+async def _scan(source: str, seed: int, include: Sequence[str] | None, split_names: str) -> SourceScan:
     stop = threading.Event()
-    return await _to_the_end(
-        asyncio.to_thread(SourceScan, source, seed=seed, include=include, stop=stop), on_cancel=stop.set
-    )
+    scanning = asyncio.to_thread(SourceScan, source, seed=seed, include=include, split_names=split_names, stop=stop)
+    return await _to_the_end(scanning, on_cancel=stop.set)
+
+
+@contextmanager
+def _temporary_folder_errors() -> Iterator[None]:
+    """What the store says of itself is an error of ours already: others are of the temporary folder."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(
+            f"can't write to the temporary folder: {error.strerror or error}; TMPDIR names another one"
+        ) from error
 
 
 async def _store_blobs(
@@ -169,10 +196,13 @@ async def _to_the_end(work: Coroutine[Any, Any, T], on_cancel: Callable[[], None
 
 
 def _class_names(scan: SourceScan, classes: str) -> list[str] | None:
-    if classes == "no" or (classes == "auto" and not scan.only_folders_at_top):
+    if classes == "no" or (classes == "auto" and scan.file_at_top is not None):
         return None
-    if not scan.only_folders_at_top:
-        raise InvalidInput(f"{scan.folder} has files beside its folders, so these are no classes; try --classes no")
+    if scan.file_at_top is not None:
+        raise InvalidInput(
+            f"{scan.folder} has {scan.file_at_top} beside its folders, a file of no class: move it away, leave it out"
+            " by --include, or use --classes no"
+        )
     return scan.top_folders
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from refill.errors import DatasetError, DatasetExists, InvalidInput, RefillError, StoreNotFound
 from refill_service.cache_core.dataset_index import INDEX_KEY, DatasetIndex
 from refill_service.datasets.dataset_reader import read_index
+from refill_service.datasets.progress import bytes_text
 from refill_service.object_store.base import ObjectStore
 
 __all__ = ["MARKER_KEY", "PackClaim", "blob_name", "marker_of"]
@@ -65,6 +66,8 @@ class PackClaim:
         self._run = uuid.uuid4().hex
         self._renewing: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
+        self._replaces = False
+        """Whether there is a dataset already."""
 
     async def look(self, *, force: bool) -> None:
         """Raises :class:`DatasetExists` if there is something that this pack must not replace."""
@@ -79,6 +82,7 @@ class PackClaim:
         has_index, index = await _index_of(store)
         if has_index and not force:
             raise DatasetExists(f"{store.url} holds a dataset already; replace it with --force or choose another place")
+        self._replaces = has_index
         ours = marker is not None or (index is not None and index.metadata.get("made_by") == "pack")
         if not ours:
             async for found in store.list("blob-"):
@@ -87,6 +91,20 @@ class PackClaim:
                         f"{store.url} holds {found.key}, which `refill pack` would overwrite but is not known to have"
                         " written; choose another place, or delete it yourself"
                     )
+
+    async def check_room(self, size_bytes: int) -> None:
+        """Raises :class:`InvalidInput` where so much does not fit beside a dataset that is there: that would be gone
+        before it is known whether the new one can be written. Leftovers of a pack that was killed make room."""
+        free_bytes = await self._store.free_bytes()
+        if free_bytes is None:
+            return
+        if not self._replaces:
+            async for found in self._store.list("blob-"):
+                free_bytes += found.size_bytes
+        if size_bytes > free_bytes:
+            stays = "; the dataset that is there stays: delete it first if it may go" if self._replaces else ""
+            room, takes = bytes_text(free_bytes), bytes_text(size_bytes)
+            raise InvalidInput(f"{self._store.url} has room for {room}, and this takes {takes}{stays}")
 
     async def begin(self) -> None:
         """Put up the marker; remove index, then blobs, of an older dataset or a pack that was broken off."""

@@ -1,7 +1,7 @@
 """Which samples are in a folder, and in what shuffled order are they packed?
 
 Names go into a temporary SQLite database on disk, which also sorts them: memory does not grow with the folder.
-A sample is all files whose path is the same up to the first dot of the base name (the rule of WebDataset).
+A sample is all files whose path is the same up to the first dot of the base name, or the last (:mod:`.sample_names`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -18,6 +19,7 @@ from operator import itemgetter
 import xxhash
 
 from refill.errors import InvalidInput
+from refill_service.datasets.sample_names import FIRST, LAST, Split, choose_split, split_name
 
 __all__ = ["SourceMember", "SourceSample", "SourceScan"]
 
@@ -27,7 +29,7 @@ _INSERT_BATCH = 1000
 @dataclass(frozen=True)
 class SourceMember:
     extension: str
-    """What follows the first dot of the base name; the member's name in the tar is key, dot, extension."""
+    """What follows the dot at which its name is split; the member's name in the tar is key, dot, extension."""
     path: str
     """Of the file, relative to the source folder."""
     size_bytes: int
@@ -47,14 +49,22 @@ class SourceScan:
     whatever order the file system lists in.
 
     :param stop: set it to break off a scan in another thread.
+    :param split_names: ``first-dot``, ``last-dot`` or ``auto``.
     :param include: globs; a file is taken if its base name or its relative path matches one. None: all files.
     """
 
     def __init__(
-        self, folder: str, *, seed: int, include: Sequence[str] | None = None, stop: threading.Event | None = None
+        self,
+        folder: str,
+        *,
+        seed: int,
+        include: Sequence[str] | None = None,
+        split_names: str = "auto",
+        stop: threading.Event | None = None,
     ) -> None:
         self.folder = folder
         self.num_files = 0
+        self.num_samples = 0
         self.num_bytes = 0
         self.num_hidden = 0
         """Hidden files and folders, which are left out."""
@@ -62,10 +72,23 @@ class SourceScan:
         """Files that ``include`` leaves out, and what is neither file nor folder."""
         self.top_folders: list[str] = []
         """Sorted names of the folders at the top, without hidden ones."""
-        self.only_folders_at_top = True
+        self.file_at_top: str | None = None
+        """A file that is to be packed and lies beside these."""
+        self.num_empty = 0
+        self.empty_file = ""
+        """One of them."""
+        self.num_dangling = 0
+        """Links that lead nowhere, which are left out."""
+        self.dangling_link = ""
+        self.split = Split(FIRST)
+        self._num_dotted = 0
         self._seed = seed
         self._include = include
         self._stop = stop
+        with self._sorting():
+            self._open_and_scan(split_names)
+
+    def _open_and_scan(self, split_names: str) -> None:
         # "" is SQLite's database in a temporary file, gone with the connection, also if the process is killed.
         self._database = sqlite3.connect("", check_same_thread=False, isolation_level=None)
         for statement in (
@@ -78,31 +101,52 @@ class SourceScan:
             self._database.execute(statement)
         try:
             self._scan()
+            self._split_names(split_names)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def tar_bytes(self) -> int:
+        """About as much as it takes as tars: what surrounds files is counted, what surrounds long names is not."""
+        blocks = "SELECT total((size + 511) / 512 * 512 + 512) FROM member"
+        with self._sorting():
+            return int(self._database.execute(blocks).fetchone()[0])
 
     def close(self) -> None:
         self._database.close()
 
     def samples(self) -> Iterator[SourceSample]:
         """All samples in shuffled order. One iteration at a time; it may move from thread to thread."""
-        rows = self._database.execute(
-            "SELECT key, extension, path, size FROM member ORDER BY place, key, extension, path"
-        )
-        for key, group in groupby(rows, key=itemgetter(0)):
-            yield _sample(os.fsdecode(key), [(os.fsdecode(row[1]), os.fsdecode(row[2]), row[3]) for row in group])
+        with self._sorting():
+            rows = self._database.execute(
+                "SELECT key, extension, path, size FROM member ORDER BY place, key, extension, path"
+            )
+            for key, group in groupby(rows, key=itemgetter(0)):
+                yield _sample(os.fsdecode(key), [(os.fsdecode(row[1]), os.fsdecode(row[2]), row[3]) for row in group])
+
+    @contextmanager
+    def _sorting(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            folder = os.environ.get("SQLITE_TMPDIR") or os.environ.get("TMPDIR") or "/var/tmp"
+            raise InvalidInput(
+                f"the names of {self.folder} can't be sorted in {folder}: {error}; SQLITE_TMPDIR, or TMPDIR, names "
+                "another folder"
+            ) from error
 
     def _scan(self) -> None:
         self._database.execute("BEGIN")
         batch: list[tuple[int, bytes, bytes, bytes, int]] = []
         for path, size_bytes in self._files():
             folder, slash, name = path.rpartition("/")
-            stem, _, extension = name.partition(".")
+            stem, extension = split_name(name, FIRST)
             key = os.fsencode(folder + slash + stem)
-            digest = xxhash.xxh3_64_intdigest(f"{self._seed}:".encode() + key)
-            # SQLite's integers are signed.
-            batch.append((digest - 2**63, key, os.fsencode(extension), os.fsencode(path), size_bytes))
+            batch.append((self._place(key), key, os.fsencode(extension), os.fsencode(path), size_bytes))
+            self._num_dotted += "." in extension
+            if size_bytes == 0:
+                self.num_empty, self.empty_file = self.num_empty + 1, self.empty_file or path
             self.num_files += 1
             self.num_bytes += size_bytes
             if len(batch) == _INSERT_BATCH:
@@ -112,6 +156,21 @@ class SourceScan:
         self._insert(batch)
         self._database.execute("COMMIT")
         self.top_folders.sort()
+
+    def _place(self, key: bytes) -> int:
+        return xxhash.xxh3_64_intdigest(f"{self._seed}:".encode() + key) - 2**63  # SQLite's integers are signed
+
+    def _split_names(self, rule: str) -> None:
+        self.split = choose_split(rule, self._database, self._num_dotted)
+        if self.split.at == LAST and self._num_dotted:
+            self._database.create_function("place", 1, self._place, deterministic=True)
+            self._database.create_function("key_of", 1, _key_at_last_dot, deterministic=True)
+            self._database.create_function("extension_of", 1, _extension_at_last_dot, deterministic=True)
+            self._database.execute(
+                "UPDATE member SET key = key_of(path), extension = extension_of(path), place = place(key_of(path))"
+                " WHERE instr(extension, X'2E') > 0"
+            )
+        (self.num_samples,) = self._database.execute("SELECT count(DISTINCT key) FROM member").fetchone()
 
     def _insert(self, batch: list[tuple[int, bytes, bytes, bytes, int]]) -> None:
         self._database.executemany("INSERT INTO member VALUES (?, ?, ?, ?, ?)", batch)
@@ -137,15 +196,30 @@ class SourceScan:
                                 self.top_folders.append(entry.name)
                             pending.append((path, ancestors | {identity}))
                         else:
-                            self.only_folders_at_top = self.only_folders_at_top and bool(above)
-                            # A link to nothing must not be left out silently: stat raises.
-                            status = entry.stat()
-                            if not entry.is_file() or not self._included(path, entry.name):
-                                self.num_excluded += 1
-                            else:
-                                yield path, status.st_size
+                            size_bytes = self._size_of(entry, path)
+                            if size_bytes is not None:
+                                if not above:
+                                    self.file_at_top = min(path, self.file_at_top or path)
+                                yield path, size_bytes
             except OSError as error:
                 raise InvalidInput(f"can't read {error.filename or self.folder}: {error.strerror}") from error
+
+    def _size_of(self, entry: os.DirEntry[str], path: str) -> int | None:
+        """None: it is not packed, and counted."""
+        if not self._included(path, entry.name):
+            self.num_excluded += 1
+            return None
+        try:
+            status = entry.stat()
+        except FileNotFoundError:
+            if not entry.is_symlink():
+                raise
+            self.num_dangling, self.dangling_link = self.num_dangling + 1, self.dangling_link or path
+            return None
+        if not entry.is_file():
+            self.num_excluded += 1
+            return None
+        return status.st_size
 
     def _included(self, path: str, name: str) -> bool:
         if self._include is None:
@@ -153,12 +227,21 @@ class SourceScan:
         return any(fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(path, glob) for glob in self._include)
 
 
+def _key_at_last_dot(path: bytes) -> bytes:
+    folder, slash, name = os.fsdecode(path).rpartition("/")
+    return os.fsencode(folder + slash + split_name(name, LAST)[0])
+
+
+def _extension_at_last_dot(path: bytes) -> bytes:
+    return os.fsencode(split_name(os.fsdecode(path).rpartition("/")[2], LAST)[1])
+
+
 def _sample(key: str, rows: list[tuple[str, str, int]]) -> SourceSample:
     """Members with extensions that WebDataset can tell apart; files without one are called ``bin``."""
     taken = {extension.lower(): path for extension, path, _ in rows if extension}
     if len(taken) < sum(1 for extension, _, _ in rows if extension):
         clash = next(path for extension, path, _ in rows if extension and taken[extension.lower()] != path)
-        other = taken[clash.rpartition("/")[2].partition(".")[2].lower()]
+        other = taken[next(extension for extension, path, _ in rows if path == clash).lower()]
         raise InvalidInput(f"{clash} and {other} differ only in the case of their extension; rename one")
     members = []
     for extension, path, size_bytes in rows:

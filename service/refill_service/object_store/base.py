@@ -116,6 +116,10 @@ class ObjectStore(ABC):
         """
         return
 
+    async def free_bytes(self) -> int | None:
+        """How much more can be written; None: nobody knows, or there is no bound, as in S3."""
+        return None
+
     async def close(self) -> None:
         """Give back threads and connections. The store is not usable afterwards."""
         return

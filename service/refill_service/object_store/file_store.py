@@ -47,6 +47,9 @@ class FileStore(ObjectStore):
     async def discard_unfinished(self, keys: re.Pattern[str]) -> None:
         await self._in_thread(self._discard_parts, keys)
 
+    async def free_bytes(self) -> int | None:
+        return await self._in_thread(self._free_bytes)
+
     async def _read_range(self, key: str, start: int, end: int) -> memoryview:
         return await self._in_thread(self._pread, key, start, end)
 
@@ -103,6 +106,15 @@ class FileStore(ObjectStore):
                 return memoryview(b"".join(pieces))
             finally:
                 os.close(file)
+
+    def _free_bytes(self) -> int | None:
+        folder = Path(self._folder)
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        try:
+            return shutil.disk_usage(folder).free
+        except OSError:
+            return None  # what is wrong is said when something is written
 
     def _replace(self, key: str, data: WritableData) -> int:
         path = self._path(key)
