@@ -34,7 +34,7 @@ class Split:
 
 
 def split_name(name: str, at: str) -> tuple[str, str]:
-    """Stem and extension of a base name. Whoever reads tars splits at the first dot, so a stem has ``%2E`` for its own."""
+    """Stem and extension of a base name. Whoever reads tars splits at the first dot: in a stem it is ``%2E``."""
     stem, _, extension = name.partition(".") if at == FIRST or "." not in name else name.rpartition(".")
     return stem.replace(".", "%2E"), extension
 
