@@ -17,6 +17,9 @@ knows who will tell it all.
 
 ``checksum`` is the CRC-32 of the payload. ``head`` is the low half of that of the other fields of the header, so that a
 record that was cut, in a file whose writer was killed, is told from one that is damaged. What came before holds.
+
+There is no version in a record: a kind keeps its number and its payload for ever, and a new payload is a new kind. A
+reader of an earlier version stops at it, as at a damaged one. Held by tests/protocol/test_golden_bytes.py.
 """
 
 from __future__ import annotations

@@ -8,8 +8,25 @@ All integers are little-endian. A *request* names positions; a *frame* carries s
               | positions i64[count] | sample_ids i64[count] | lengths i64[count] | payload u8[payload_bytes]
 
 The sizes of a frame follow from its first 24 bytes, and the payload is one run of bytes, so a reader can place
-it into one preallocated buffer. Client and home pod exchange one request and one frame per batch. An owner
-answers a home pod with two frames in one stream: what was asked for, then what it sends ahead.
+it into one preallocated buffer. Client and home pod exchange one request and one frame per batch. A home pod asks an
+owner to *take* with the same request, and is answered with three frames in one stream:
+
+    announced   positions and sample ids of what will be sent ahead; all lengths are 0 and there is no payload, so that
+                the home knows before the answer which positions need not be asked for any more
+    asked       what was asked for, in the order of the request
+    ahead       what was announced, with its bytes; what comes with it does not delay what was asked for
+
+An example: rank 3 asks for positions 0 to 9 of epoch 1, and position 9 asks for a sample of another pod. That one may
+send 4,096 bytes ahead, for positions from 10 on. It gives sample 70, ``b"abc"``, for position 9, and has sample 71,
+``b"de"``, for position 12:
+
+    request     RFQ1 | 1 3 1 | 4096 10 10 | 0.0 | 9
+    announced   RFF1 0 | 1 0 | 12 | 71 | 0 |
+    asked       RFF1 0 | 1 3 |  9 | 70 | 3 | abc
+    ahead       RFF1 0 | 1 2 | 12 | 71 | 2 | de
+
+The magic is the version: a reader refuses any other, and whoever changes a byte of this raises it. It is held by
+tests/protocol/test_golden_bytes.py.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ __all__ = [
     "KEPT",
     "LEFT_WITH",
     "RECEIPTS",
+    "VERSION",
     "epoch_file",
     "inventory_of",
     "job_folder",
@@ -24,6 +25,8 @@ __all__ = [
     "sync_folder",
 ]
 
+VERSION = 1
+"""Of all of them, and in the header. A journal of another version is not used: others are asked what it would say."""
 HEADER = "job.json"
 """What the job is. Without it nothing else is looked at."""
 RECEIPTS = "receipts.jsonl"

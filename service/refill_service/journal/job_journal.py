@@ -30,6 +30,7 @@ from refill_service.journal.job_files import (
     HEADER,
     LEFT_WITH,
     RECEIPTS,
+    VERSION,
     epoch_file,
     inventory_of,
     kept_file,
@@ -61,6 +62,7 @@ class JobJournal:
         self._folder = folder
         self._inventory = Inventory(inventory_of(folder))
         self._header = header | {
+            "version": VERSION,
             "boot": boot_id(),
             "resumed": None if resumed is None else _without_done(resumed),
             "inventory": True,

@@ -19,7 +19,17 @@ import numpy as np
 from refill.protocol.records import Record, RecordReader
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.journal.inventory import Inventory
-from refill_service.journal.job_files import CLEAN, DONE, EPOCHS, HEADER, KEPT, LEFT_WITH, RECEIPTS, inventory_of
+from refill_service.journal.job_files import (
+    CLEAN,
+    DONE,
+    EPOCHS,
+    HEADER,
+    KEPT,
+    LEFT_WITH,
+    RECEIPTS,
+    VERSION,
+    inventory_of,
+)
 
 __all__ = ["KeptJob", "boot_id", "header_of", "read_contents", "read_kept_job"]
 
@@ -46,6 +56,8 @@ def read_kept_job(folder: Path) -> KeptJob:
     """Raises OSError, ValueError, KeyError or TypeError for what can't be read as a journal."""
     contents = read_contents(folder)
     header = json.loads(contents[HEADER])
+    if (version := header.get("version", 1)) != VERSION:  # the first had none
+        raise ValueError(f"it is of version {version}, and this pod reads version {VERSION}")
     records: list[Record] = []
     reason = ""
     if CLEAN not in contents and header["boot"] != boot_id():
