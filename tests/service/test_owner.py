@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cache_core.one_by_one import ONE_BY_ONE, ONE_BY_ONE_TERMS, registered
 
 from refill.errors import EpochEnded, JobLost, MemoryTooSmall, StoreUnavailable
 from refill.protocol.job_spec import JobSpec
@@ -84,7 +85,7 @@ def test_ranks_that_drift_apart_at_epoch_boundaries(packed: tuple[str, Any], pol
                     for start in range(0, owner.job.samples_per_rank(), BATCH):
                         received[epoch] += await take(owner, epoch, rank, start)
                         if policy == "drain":
-                            held = sum(known.core.held_bytes for known in owner._epochs if not known.is_over)
+                            held = sum(known.core.held_bytes for known in owner._epochs if not known.epoch.is_over)
                             assert held <= abstract_bytes, f"{held} bytes are held, {abstract_bytes} were given"
                         await asyncio.sleep(chooser.random() * 0.003 * rank)
 
@@ -225,7 +226,7 @@ def test_an_outage_at_the_end_of_an_epoch_takes_no_more_memory(
             received = []
             for start in range(0, owner.job.samples_per_rank(), BATCH):
                 received += await until_it_comes(owner, 0, 0, start)
-                held = sum(known.core.held_bytes for known in owner._epochs if not known.is_over)
+                held = sum(known.core.held_bytes for known in owner._epochs if not known.epoch.is_over)
                 assert held <= limit
                 assert owner.resident_bytes <= limit
             assert len(set(received)) == len(received) == owner.job.layout.num_samples
@@ -474,5 +475,33 @@ def test_an_epoch_whose_tail_was_dropped_is_still_answered_from_when_all_have_le
                 await take(owner, 1, rank, 0)
             for (rank, start), samples in received.items():
                 assert await take(owner, 0, rank, start) == samples
+
+    asyncio.run(run())
+
+
+def test_a_policy_whose_memory_outlives_epochs(packed: tuple[str, Any]) -> None:
+    """Its drops are carried out, what it wants to stay stays, and the next epoch begins with what the last one left."""
+    kept = 400
+
+    async def run() -> None:
+        settings = {"policy": "one-by-one", "policy_settings": {"most_kept": kept}, "num_epochs": 3}
+        with registered(ONE_BY_ONE, ONE_BY_ONE_TERMS):
+            async with owner_of(packed[0], 10_000_000, **settings) as owner:
+                num_samples = owner.job.layout.num_samples
+                reads = owner.job.dataset.store.counters.operations["read_range"]
+                for epoch in range(3):
+                    traces = await owner.job.traces(epoch, 1)
+                    asked, _ = traces.asked(0, np.arange(num_samples))
+                    before, received = reads.requests, []
+                    for start in range(0, num_samples, BATCH):
+                        received += await take(owner, epoch, 0, start)
+                        held = sum(len(running.payloads) for running in owner._epochs)
+                        assert held <= kept, "what was dropped is still there"
+                    assert received == asked.tolist(), "not the samples that were asked for"
+                    if epoch:
+                        assert owner.history[epoch].core.misses < num_samples, "nothing was left from the epoch before"
+                        # Neighbours that are missing at once are read together.
+                        assert reads.requests - before <= owner.history[epoch].core.misses
+                    assert owner.history[epoch].exact_reads == 0, "bytes that were to stay were gone"
 
     asyncio.run(run())

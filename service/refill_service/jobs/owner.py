@@ -1,8 +1,7 @@
-"""How does a pod serve its share of a job? Carries out what its policy decides, epoch after epoch.
+"""How does a pod serve its share of a job? Carries out what ``OwnerMachine`` decides, epoch after epoch.
 
-The path of a request: ``take`` -> the core assigns samples and orders refills -> the journal has it -> the running
-epoch fetches chunks and keeps what fills a slot -> the bytes leave with the answer and are forgotten. ``ahead`` follows
-the answer. When an epoch has nothing left to read, ``_preload`` begins the next one with the memory that it leaves.
+The path of a request: ``take`` -> the machine assigns samples and orders reads -> the journal has it -> the running
+epoch fetches chunks and keeps what is wanted -> the bytes leave with the answer. ``ahead`` follows the answer.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -27,7 +25,21 @@ from refill.errors import (
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.epoch_order import IdArray, Traces
-from refill_service.cache_core.policies.interface import EpochBegan, EpochCounts
+from refill_service.cache_core.owner_machine import (
+    Abandon,
+    Answered,
+    CarryOut,
+    CloseBooks,
+    EpochState,
+    Open,
+    OpenEpoch,
+    Order,
+    OwnerMachine,
+    Restored,
+    Wake,
+    Write,
+)
+from refill_service.cache_core.policies.interface import Carried, EpochBegan, EpochCounts, Policy
 from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.receipt import EpochReceipt, receipt_of
 from refill_service.cache_core.recollection import Recollection
@@ -80,13 +92,11 @@ class Owner:
         self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned, job.spec.name)
         self._recent = RecentlySent(recent_bytes)
         self.wait_seconds = wait_seconds
-        self._epochs: list[RunningEpoch] = []
-        """The newest last. While it loads, the one before it can still be in use, and what the one before that gave
-        can still be asked for again."""
+        self._machine = OwnerMachine(job, job.life.ranks, job.share.first_sample, job.abstract_bytes, self._new_policy)
+        self._running: dict[OpenEpoch, RunningEpoch] = {}
+        """By the machine's epochs that are open, or have ended for good while their receipts are written."""
         self._life = job.life
         self._ranks = job.life.ranks
-        self._over: list[RunningEpoch] = []
-        """Those that have ended for good, while their receipts are written."""
         self._moved_on = asyncio.Event()
         """Set, and replaced by a new one, when a rank has moved on or an epoch was opened."""
         self._restored = asyncio.Event()
@@ -96,6 +106,10 @@ class Owner:
         self._closing_books: set[asyncio.Task[None]] = set()
         self._why_closed: RefillError | None = None
         job.posted.make_room = self._forget_ended
+
+    @property
+    def _epochs(self) -> list[RunningEpoch]:
+        return [self._running[epoch] for epoch in self._machine.epochs]
 
     @property
     def resident_bytes(self) -> int:
@@ -108,11 +122,7 @@ class Owner:
 
     def progress(self) -> tuple[int, int] | None:
         """``(answered, all)`` requests of the epoch that the job is in, or was in last as far as is known here."""
-        entered = [known for known in self._epochs if known.number <= self.epoch]
-        if not entered:
-            return None
-        core = entered[-1].core
-        return core.num_answered, core.num_requests
+        return self._machine.progress()
 
     @property
     def recent_bytes(self) -> int:
@@ -122,6 +132,7 @@ class Owner:
         """Stop all reads. Requests under way, and later ones, end with ``why``."""
         self._why_closed = why
         self._life.closed()
+        self._machine.closed()
         self._restored.set()
         self._wake()
         for task in self._reads:
@@ -134,21 +145,7 @@ class Owner:
     def rank_opens(self, epoch: int, rank: int, home: int) -> None:
         """Fact: a rank asks for this epoch now, by way of a home pod."""
         self.job.check_rank(rank)
-        before = self._ranks.epoch(rank)
-        if self._ranks.comes_by(rank, epoch, home):
-            self._write(Record(Kind.OPENED, epoch, rank, (np.array([home]),)))
-        if before < epoch:
-            self._rank_moved_on()
-
-    def _rank_enters(self, epoch: int, rank: int) -> None:
-        self.job.check_rank(rank)
-        if self._ranks.enters(rank, epoch):
-            self._rank_moved_on()
-
-    def _rank_moved_on(self) -> None:
-        """It has left all epochs before."""
-        self._leave_behind()
-        self._wake()
+        self._carry_out(self._machine.rank_came(epoch, rank, home))
 
     async def wait_until_open(self, epoch: int, rank: int) -> None:
         """Until requests of the rank are answered here; errors as of :meth:`take`, which would wait as long."""
@@ -161,22 +158,16 @@ class Owner:
         """
         state = await self._epoch(epoch, rank)
         first = self.job.share.first_sample
-        if state.abandoned and not state.core.has_answered(asked - first):
+        taken, orders = self._machine.requested(state.epoch, rank, asked)
+        if taken is None:
             raise EpochEnded(
                 f"job {self.job.spec.name} has left epoch {epoch} before its end; it can't be taken up again"
             )
-        taken = state.core.requested(rank, asked - first)
         samples = taken.samples.tolist()
         # Before the orders are carried out: what they drop may be what is asked for.
         payloads = state.leave(taken.samples)
-        state.carry_out(taken.orders)
-        # Before anything leaves: what is not written down may be given to somebody else after a restart.
-        new = slice(None) if taken.repeated is None else ~taken.repeated
-        self._write(Record(Kind.ANSWERED, epoch, 0, (asked[new], taken.samples[new] + first)))
+        self._carry_out(orders)
         missing = [i for i, payload in enumerate(payloads) if payload is None]
-        self._preload()
-        if state.core.finished:
-            self._wake()
         try:
             with span("wait for chunks", missing=len(missing)):
                 await state.wait_for([samples[i] for i in missing], taken.wait_until_bytes)
@@ -198,11 +189,18 @@ class Owner:
         state.counts.replays += len(gone)
         for i in gone:
             payloads[i] = self._recent.get(state.number, samples[i])
+            if payloads[i] is None:
+                payloads[i] = self._elsewhere(samples[i])
         lost = [i for i in gone if payloads[i] is None]
         results = await self._exact(state.counts, [samples[i] for i in lost])
         for i, result in zip(lost, results, strict=True):
             payloads[i] = None if isinstance(result, BaseException) else result
         _raise_first(results)
+
+    def _elsewhere(self, sample: int) -> Payload | None:
+        """The same bytes, of another epoch: what it handed on to the next one, say."""
+        found = (running.payloads.get(sample) for running in self._running.values())
+        return next((payload for payload in found if payload is not None), None)
 
     def ahead(
         self, epoch: int, rank: int, answered: Int64Array, ahead_from: int, room: int, started_below: int
@@ -211,23 +209,13 @@ class Owner:
 
         :param answered: the samples that the requests just answered asked for.
         """
-        state = self._known(epoch)
-        if state is None or state.abandoned:
-            empty = np.empty(0, dtype=np.int64)
-            return empty, empty, []
         first = self.job.share.first_sample
-        ahead = state.core.send_ahead(rank, answered - first, ahead_from, room, started_below)
-        found = state.leave(ahead.samples)
-        state.carry_out(ahead.orders)
-        if len(ahead.samples):
-            asked, _ = state.traces.asked(rank, ahead.positions)
-            self._write(Record(Kind.ANSWERED, epoch, 0, (asked, ahead.samples + first)))
+        opened, ahead, orders = self._machine.answer_left(epoch, rank, answered, ahead_from, room, started_below)
+        found = [] if opened is None else self._running[opened].leave(ahead.samples)
+        self._carry_out(orders)
         here = [i for i, payload in enumerate(found) if payload is not None]
         samples = ahead.samples[here].tolist()
         payloads = [payload for payload in found if payload is not None]
-        self._preload()
-        if state.core.finished:
-            self._wake()
         self._recent.put(epoch, samples, payloads)
         return ahead.positions[here], ahead.samples[here] + first, payloads
 
@@ -249,7 +237,7 @@ class Owner:
 
         Raises :class:`InvalidInput` for one that has not begun here.
         """
-        state = next((known for known in (*self._epochs, *self._over) if known.number == epoch), None)
+        state = next((known for known in self._running.values() if known.number == epoch), None)
         if state is None:
             if self._life.recovering:
                 raise self.recovering()
@@ -257,17 +245,14 @@ class Owner:
         return await self._receipt_of(state)
 
     async def _receipt_of(self, state: RunningEpoch) -> EpochReceipt:
-        share = self.job.share
+        share, answered = self.job.share, self._machine.answered_of(state.epoch)
         return await asyncio.to_thread(
-            receipt_of, *state.answered(), share.first_sample, share.end_sample, state.traces, rebuilt=state.rebuilt
+            receipt_of, *answered, share.first_sample, share.end_sample, state.epoch.traces, rebuilt=state.epoch.rebuilt
         )
 
-    def answered(self, epoch: int) -> tuple[Int64Array, Int64Array] | None:
+    def answered(self, epoch: int) -> Answered | None:
         """``(asked, samples)`` of all requests of an epoch that were answered; None when it is not known any more."""
-        if (state := self._known(epoch)) is not None:
-            return state.answered()
-        none = np.empty(0, dtype=np.int64)
-        return (none, none) if not self._epochs or epoch > self._epochs[-1].number else None
+        return self._machine.answered(epoch)
 
     def snapshot(self, epoch: int) -> Iterator[Record]:
         """All that is to be known of an epoch to go on with it, without its bytes."""
@@ -275,13 +260,13 @@ class Owner:
             if at == epoch:
                 yield Record(Kind.OPENED, epoch, rank, (np.array(self._ranks.homes(rank), dtype=np.int64),))
         yield from self.job.trace_records(epoch)
-        if (state := self._known(epoch)) is not None:
-            yield Record(Kind.ANSWERED, epoch, 0, state.answered())
+        if (known := self._machine.known(epoch)) is not None:
+            yield Record(Kind.ANSWERED, epoch, 0, self._machine.answered_of(known))
 
     @property
     def live_epochs(self) -> list[int]:
         """Those that can still be asked for."""
-        return sorted({at for _, at in self._ranks} | {known.number for known in self._epochs})
+        return self._machine.live_epochs
 
     def opened(self) -> Iterator[Record]:
         """Where each rank is that has begun, and whether these are all."""
@@ -301,29 +286,30 @@ class Owner:
         """
         for rank, (epoch, homes) in told.ranks.items():
             self._ranks.restored(rank, epoch, homes)
+        share, epochs = self.job.share, []
         for epoch in told.epochs()[-3:]:
-            if (traces := self.job.known_traces(epoch)) is None:
-                continue  # nobody could have asked
-            share = self.job.share
-            asked, samples = told.answered(epoch, traces, share.first_sample, share.end_sample)
-            try:
-                self._open(epoch, traces, (asked - share.first_sample, samples - share.first_sample), rebuilt=rebuilt)
-            except ValueError as error:
-                raise JobLost(
-                    f"job {self.job.spec.name} can't go on after the restart of pod {self.job.ordinal}: {error}",
-                    job=self.job.spec.name,
-                ) from error
+            if (traces := self.job.known_traces(epoch)) is not None:  # else nobody could have asked
+                answered = told.answered(epoch, traces, share.first_sample, share.end_sample)
+                epochs.append(Restored(epoch, traces, answered))
+        try:
+            orders = self._machine.restored(epochs, rebuilt=rebuilt)
+        except ValueError as error:
+            raise JobLost(
+                f"job {self.job.spec.name} can't go on after the restart of pod {self.job.ordinal}: {error}",
+                job=self.job.spec.name,
+            ) from error
+        self._carry_out(orders)
         self._life.restored(complete=complete)
         self._restored.set()
-        self._wake()
 
     async def _epoch(self, epoch: int, rank: int) -> RunningEpoch:
         self._refuse_when_closed()
-        self._rank_enters(epoch, rank)
+        self.job.check_rank(rank)
+        self._carry_out(self._machine.rank_entered(epoch, rank))
         await self._until_restored()
-        if (known := self._known(epoch)) is not None:
-            return known
-        if self._epochs and epoch < self._epochs[-1].number:
+        if (known := self._machine.known(epoch)) is not None:
+            return self._running[known]
+        if self._machine.state_of(epoch) is EpochState.ENDED:
             raise EpochEnded(
                 f"job {self.job.spec.name} is at epoch {self.epoch}, epoch {epoch} has ended: "
                 "use another job name to start over, or end this job first"
@@ -331,7 +317,7 @@ class Owner:
         traces = await self.job.traces(epoch, self.wait_seconds)
         try:
             async with asyncio.timeout(self.wait_seconds):
-                while not self._may_open(epoch):
+                while self._machine.state_of(epoch) is EpochState.WAITS:
                     await self._moved_on.wait()
                     self._refuse_when_closed()
         except TimeoutError as error:
@@ -342,8 +328,7 @@ class Owner:
                 ranks=behind,
             ) from error
         self._refuse_when_closed()
-        if not self._epochs or self._epochs[-1].number < epoch:
-            self._open(epoch, traces)
+        self._carry_out(self._machine.traces_known(epoch, traces))
         return await self._epoch(epoch, rank)
 
     async def wait_for_traces(self) -> None:
@@ -384,24 +369,24 @@ class Owner:
         self._moved_on.set()
         self._moved_on = asyncio.Event()
 
-    def _known(self, epoch: int) -> RunningEpoch | None:
-        return next((known for known in self._epochs if known.number == epoch), None)
+    def _carry_out(self, orders: list[Order]) -> None:
+        for order in orders:
+            match order:
+                case CarryOut(epoch, wanted):
+                    if (running := self._running.get(epoch)) is not None:  # else it ended while reads were under way
+                        running.read_and_drop(wanted)
+                case Write(record):
+                    self._write(record)
+                case Open():
+                    self._open(order)
+                case Abandon(epoch):
+                    self._running[epoch].payloads.clear()
+                case CloseBooks(epoch):
+                    self._close_books(self._running[epoch])
+                case Wake():
+                    self._wake()
 
-    def _may_open(self, epoch: int) -> bool:
-        """No rank may be two epochs ahead of another, which homes and ranks then forget. And those before need no more
-        memory: they are used up, or every rank has left them."""
-        if not self._epochs or self._epochs[-1].number >= epoch or self._ranks.all_entered(epoch):
-            return True
-        return self._ranks.all_entered(epoch - 1) and all(known.is_over for known in self._epochs)
-
-    def _open(
-        self,
-        epoch: int,
-        traces: Traces,
-        answered: tuple[Int64Array, Int64Array] | None = None,
-        *,
-        rebuilt: bool = False,
-    ) -> None:
+    def _new_policy(self, epoch: int, traces: Traces, answered: Answered | None, carried: Carried) -> Policy:
         spec = self.job.spec
         began = EpochBegan(
             self.job.mapping,
@@ -412,21 +397,25 @@ class Owner:
             settings=self.job.policy_settings,
             at_hand=self._chunks.is_at_hand,
             answered=answered,
+            carried=carried,
         )
-        core = new_policy(self.job.policy, began)
-        for over in self._epochs[:-2]:
-            self._close_books(over)
-        state = RunningEpoch(self.job, epoch, core, traces, self._chunks, self._reads, rebuilt=rebuilt)
-        self._epochs = [*self._epochs[-2:], state]
-        self.history[epoch] = state.counts
+        return new_policy(self.job.policy, began)
+
+    def _open(self, order: Open) -> None:
+        state = RunningEpoch(self.job, order.epoch, self._machine, self._carry_out, self._chunks, self._reads)
+        self._running[order.epoch] = state
+        self.history[state.number] = state.counts
+        if order.carried_from is not None:
+            before = self._running[order.carried_from].payloads
+            for sample in order.carried.samples.tolist():
+                if (payload := before.pop(sample)) is not None:
+                    state.payloads.put(sample, payload)
         if self.journal is not None:
-            self.journal.epoch_begins(self.live_epochs)
-        self._leave_behind()
-        self._use_freed_memory()
-        self._wake()
+            self.journal.epoch_begins(order.live_epochs)
 
     def _close_books(self, over: RunningEpoch) -> None:
         """An epoch that will not be asked for again leaves its receipt."""
+        over.payloads.clear()
 
         async def close() -> None:
             try:
@@ -437,50 +426,16 @@ class Owner:
             except StoreUnavailable as error:
                 log.error("job %s: the receipt of epoch %d is not kept: %s", self.job.spec.name, over.number, error)
             finally:
-                self._over.remove(over)
+                del self._running[over.epoch]
 
-        self._over.append(over)
         task = asyncio.create_task(close())
         self._closing_books.add(task)
         task.add_done_callback(self._closing_books.discard)
 
-    def _leave_behind(self) -> None:
-        """An epoch that all ranks have left, with samples that nobody asked for, gives its memory to the next."""
-        for before, after in pairwise(self._epochs):
-            if not before.is_over and self._ranks.all_entered(after.number):
-                before.abandon()
-                self._use_freed_memory()
-
     def _forget_ended(self) -> None:
-        """A rank can ask for its epoch and the one before: what all ranks have left behind gives room to new traces."""
-        oldest = self._ranks.oldest_needed
-        ended = [known for known in self._epochs[:-1] if known.number < oldest]
-        self._epochs = [known for known in self._epochs if known not in ended]
-        for over in ended:
-            self._close_books(over)
-        self.job.forget_traces(before_epoch=min([oldest, *(known.number for known in self._epochs)]))
-
-    def _preload(self) -> None:
-        """Near the end of an epoch, the memory that it leaves loads for the next: no gap between them (DESIGN 4.2)."""
-        if self._why_closed is not None or not self._epochs:
-            return
-        self._use_freed_memory()
-        *before, newest = self._epochs
-        following = newest.number + 1
-        if (
-            newest.core.nothing_left_to_read
-            and all(known.is_over for known in before)
-            and self._ranks.all_entered(newest.number)
-            and self.job.has_epoch(following)
-            and (traces := self.job.known_traces(following)) is not None
-        ):
-            self._open(following, traces)
-
-    def _use_freed_memory(self) -> None:
-        """The newest epoch gets what those before it do not hold any more."""
-        *before, newest = self._epochs
-        held_bytes = sum(known.core.held_bytes for known in before if not known.is_over)
-        newest.carry_out(newest.core.memory_changed(self.job.abstract_bytes - held_bytes))
+        """Epochs that nobody can ask for any more give room to new traces."""
+        self._carry_out(self._machine.room_is_wanted())
+        self.job.forget_traces(before_epoch=self._machine.oldest_traces)
 
     async def _exact(self, counts: OwnerCounts, samples: list[int]) -> list[Payload | BaseException]:
         """Read single samples; what went wrong stands in the place of each that failed."""

@@ -1,6 +1,6 @@
-"""What does an owner hold of one epoch that runs? The core, the bytes of its samples, and the reads under way.
+"""What does an owner hold of one epoch that runs? The bytes of its samples, and the reads under way.
 
-``order`` has the chunks fetched that the core wants, and keeps the bytes of what fills a slot until they leave;
+``read_and_drop`` has fetched what the policy wants, and keeps the bytes until they leave or are dropped;
 ``wait_for`` waits until the bytes of promised samples are here.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from refill.protocol.wire_format import Int64Array
-from refill_service.cache_core.epoch_order import Traces
+from refill_service.cache_core.owner_machine import OpenEpoch, Order, OwnerMachine
 from refill_service.cache_core.policies.interface import EpochCounts, Orders, Policy, Read
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
 from refill_service.jobs.job import Job
@@ -42,55 +43,45 @@ class OwnerCounts:
 
 
 class RunningEpoch:
-    """One epoch of an owner.
+    """The bytes and the reads of one epoch of an owner.
 
+    :param machine: is told what arrived and what failed.
+    :param carry_out: what it then orders.
     :param reads: the owner's reads under way, of all epochs, so that it can end them.
-    :param rebuilt: the owner lost its memory in a restart, and this epoch goes on from what others knew of it.
     """
 
     def __init__(
         self,
         job: Job,
-        number: int,
-        core: Policy,
-        traces: Traces,
+        epoch: OpenEpoch,
+        machine: OwnerMachine,
+        carry_out: Callable[[list[Order]], None],
         chunks: ChunkReader,
         reads: set[asyncio.Task[None]],
-        *,
-        rebuilt: bool = False,
     ) -> None:
         self.job = job
-        self.number = number
-        self.core = core
-        self.traces = traces
-        self.rebuilt = rebuilt
-        self.counts = OwnerCounts(core.counts)
+        self.epoch = epoch
+        self.counts = OwnerCounts(epoch.policy.counts)
         self.payloads = Payloads()
-        """Bytes of local samples that fill a slot, or that were assigned and have yet to leave."""
-        self.abandoned = False
-        """Every rank has left it, with samples that nobody asked for."""
+        """Bytes of local samples that are in memory, or that were assigned and have yet to leave."""
+        self._machine = machine
+        self._carry_out = carry_out
         self._chunks = chunks
         self._reads = reads
         self._arriving: dict[int, asyncio.Future[None]] = {}
-        """Done when the refill under way that brings a local sample has arrived, or failed."""
+        """Done when the read under way that brings a local sample has arrived, or failed."""
         self._coming: set[asyncio.Future[None]] = set()
         """All of these."""
         self._changed = asyncio.Event()
         """Set, and replaced by a new one, when one of them is done."""
 
     @property
-    def is_over(self) -> bool:
-        return self.abandoned or self.core.finished
+    def number(self) -> int:
+        return self.epoch.number
 
-    def answered(self) -> tuple[Int64Array, Int64Array]:
-        """``(asked, samples)`` of all requests that were answered."""
-        first = self.job.share.first_sample
-        asked, samples = self.core.answered()
-        return asked + first, samples + first
-
-    def abandon(self) -> None:
-        self.abandoned = True
-        self.payloads.clear()
+    @property
+    def core(self) -> Policy:
+        return self.epoch.policy
 
     def leave(self, samples: Int64Array) -> list[Payload | None]:
         """The bytes of these samples for an answer; None for one that is not here. They leave memory, unless the policy
@@ -101,7 +92,7 @@ class RunningEpoch:
         pairs = zip(samples.tolist(), stays.tolist(), strict=True)
         return [self.payloads.get(sample) if stay else self.payloads.pop(sample) for sample, stay in pairs]
 
-    def carry_out(self, orders: Orders) -> None:
+    def read_and_drop(self, orders: Orders) -> None:
         """Forget what is to be dropped, and have chunks fetched, unless the pinned tier has them."""
         for sample in orders.drops.tolist():
             self.payloads.pop(sample)
@@ -166,18 +157,15 @@ class RunningEpoch:
         error."""
         read = chunk.read
         self._chunks.outage_is_known = self._chunks.outage_is_known and chunk.pinned
-        if not self.abandoned:
+        if not self.epoch.abandoned:
             damaged = []
             for sample, payload in zip(read.samples.tolist(), chunk.payloads, strict=True):
                 if payload is None:
                     damaged.append(sample)
                 else:
                     self.payloads.put(sample, payload)
-            orders = self.core.arrived(read, np.array(damaged, dtype=np.int64), pinned=chunk.pinned)
-            self.carry_out(orders)
-            if not self.job.spec.shuffle:
-                # Chunks are used up one after another, unless one rank falls far behind the others.
-                self.payloads.drop_oldest(self.job.abstract_bytes)
+            orders = self._machine.arrived(self.epoch, read, np.array(damaged, dtype=np.int64), pinned=chunk.pinned)
+            self._carry_out(orders)
         self._forget_arriving(read)
 
     def _failed(self, read: Read, here: asyncio.Future[None], error: BaseException | None) -> None:
@@ -185,7 +173,7 @@ class RunningEpoch:
             log.warning("job %s: a refill failed, and is ordered again when needed: %s", self.job.spec.name, error)
         self._chunks.outage_is_known = True
         self.counts.refills_failed += 1
-        orders = self.core.failed(read)
+        orders = self._machine.failed(self.epoch, read)
         self._forget_arriving(read)
         if not isinstance(error, Exception):
             here.cancel()
@@ -193,7 +181,7 @@ class RunningEpoch:
             here.set_exception(error)
             here.exception()  # known: a read ahead of need has nobody who waits for it
         self._done(here)
-        self.carry_out(orders)
+        self._carry_out(orders)
 
     def _read_ended(self, task: asyncio.Task[None], group: ReadGroup, here: dict[Read, asyncio.Future[None]]) -> None:
         """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""

@@ -15,6 +15,9 @@ class Payloads:
         self.num_bytes = 0
         self._by_sample: dict[int, Payload] = {}
 
+    def __len__(self) -> int:
+        return len(self._by_sample)
+
     def put(self, sample: int, payload: Payload) -> None:
         self._by_sample[sample] = payload
         self.num_bytes += len(payload)
@@ -27,11 +30,6 @@ class Payloads:
         if payload is not None:
             self.num_bytes -= len(payload)
         return payload
-
-    def drop_oldest(self, limit_bytes: int) -> None:
-        """Until no more than ``limit_bytes`` are left. Whoever was promised one of them has it read alone."""
-        while self.num_bytes > limit_bytes:
-            self.pop(next(iter(self._by_sample)))
 
     def clear(self) -> None:
         self._by_sample.clear()

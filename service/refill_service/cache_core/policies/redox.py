@@ -28,7 +28,11 @@ __all__ = ["KIND", "RedoxPolicy"]
 
 
 class RedoxPolicy(Policy):
-    """One owner's share of one epoch, by the papers' slot rule. Its slots are its limit, whatever memory there is.
+    """One owner's share of one epoch, by the papers' slot rule. Its slots are its limit: nothing is ever evicted.
+
+    Only where each chunk has slots of its own, as in the order of the dataset, there may be more slots than memory.
+    Then chunks are used up one after another, unless a rank falls far behind the others: what came first makes room,
+    and who was to get it has it read alone.
 
     Its setting ``refill`` is ``best`` or ``random``: which chunk of a group refills.
     """
@@ -41,6 +45,16 @@ class RedoxPolicy(Policy):
         choose = REFILL_CHOICES[began.settings["refill"]]
         self.memory = AbstractMemory(mapping, choose, random.Random(began.key), self._left)
         self._held: dict[int, HeldByRank] = {}
+        self._share_bytes = int(began.lengths.sum()) if mapping.group_size == 1 else 0
+        self._memory_bytes: int | None = None
+        """None: slots are the limit."""
+        self._here: dict[int, int] = {}
+        """Bytes of the samples in slots, those that came first first; kept only where memory is the limit."""
+        self._here_bytes = 0
+
+    def memory_changed(self, capacity_bytes: int) -> Orders:
+        self._memory_bytes = capacity_bytes if self._share_bytes > capacity_bytes else None
+        return NO_ORDERS
 
     def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
         """What memory can answer is answered first, then the others in their order, each with its refill: so the
@@ -53,10 +67,13 @@ class RedoxPolicy(Policy):
             if read is not None:
                 self._ordered(read)
                 reads.append(read)
+        self._gone(samples)
         return samples, Orders(reads)
 
     def _answer_one(self, rank: int, asked: int) -> tuple[int, Orders]:
         sample, read = self.memory.take_one(self.mapping.location(asked))
+        if self._here:
+            self._here_bytes -= self._here.pop(sample, 0)
         if read is None:
             return sample, NO_ORDERS
         self._ordered(read)
@@ -106,11 +123,30 @@ class RedoxPolicy(Policy):
         chosen, samples = chosen[:fitting], samples[:fitting]
         self.memory.sample_at[locations[chosen]] = -1
         self._assigned[asked[chosen]] = samples
+        self._gone(samples)
         return chosen, samples, room
 
     def _arrived(self, read: Read, kept: Int64Array) -> Orders:
-        self.memory.arrived(read, kept)
-        return NO_ORDERS
+        came = self.memory.arrived(read, kept)
+        return NO_ORDERS if self._memory_bytes is None else Orders((), self._evicted(came, self._memory_bytes))
+
+    def _evicted(self, came: Int64Array, memory_bytes: int) -> Int64Array:
+        """What makes room for samples that came into their slots."""
+        sizes = self._lengths[came].tolist()
+        self._here.update(zip(came.tolist(), sizes, strict=True))
+        self._here_bytes += sum(sizes)
+        evicted = []
+        while self._here_bytes > memory_bytes:
+            sample = next(iter(self._here))
+            self._here_bytes -= self._here.pop(sample)
+            evicted.append(sample)
+        samples = np.array(evicted, dtype=np.int64)
+        self.memory.evicted(self.mapping.locations(samples))
+        return samples
+
+    def _gone(self, samples: Int64Array) -> None:
+        if self._here:
+            self._here_bytes -= sum(self._here.pop(sample, 0) for sample in samples.tolist())
 
     def failed(self, read: Read) -> Orders:
         self.memory.failed(read)
