@@ -19,6 +19,7 @@ from tests.integration.test_scaling import check_receipt, rest_of
 from tests.pod_fixtures import NUM_SAMPLES
 
 from refill.errors import JobLost, PodRecovering, PodUnreachable, RefillError
+from refill.pod_channel import Wait
 from refill.pod_connection import PodConnection
 
 
@@ -250,9 +251,9 @@ def test_a_rank_that_slept_through_two_moves_ends_nothing(packed: Packed, tmp_pa
             cluster.restart(1)
             awake = asleep.wake()
             with pytest.raises(RefillError):
-                awake._call("GET", cluster.pod_urls[1], awake._data_path("ranks/1"), 5)
+                awake._pods.calls("GET", "ranks/1")(cluster.pod_urls[1], Wait(5))
             with pytest.raises(PodUnreachable, match="who holds job"):
-                awake._register(cluster.pod_urls[1], 30)
+                awake._pods._register(cluster.pod_urls[1], Wait(30))
             cluster.resume(0)
             ranks.ranks.append(awake)
             ranks._ask(awake, 0, 100, 200)

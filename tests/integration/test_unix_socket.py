@@ -173,8 +173,8 @@ def test_a_pod_that_restarts_gets_its_memory_again(roomy: LocalCluster, path: Pa
     roomy.kill(0)
     roomy.restart(0)
     again = rank_at(f"unix:{path}", packed[0], "other")
-    again._bulk = unix._bulk  # its segments are those of the pod that is gone
-    again._hang_up()
+    again._channel._of_thread = unix._channel._of_thread  # its segments are those of the pod that is gone
+    again._channel.hang_up(f"unix:{path}")
     ids = [int(i) for s in range(0, 1000, 100) for i in again.batch(0, np.arange(s, s + 100)).sample_ids]
     assert sorted(ids) == list(range(1000))
     assert lent(roomy) > 0

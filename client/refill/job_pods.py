@@ -1,0 +1,301 @@
+"""Which pod does a rank ask, and what must that pod be told before it answers?
+
+The job is registered with the service, which names the pods; one of them is the rank's home. Pods are replaced and
+become more or fewer meanwhile: the home is then found again, told of the job, and told what the rank has received.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from refill.delivery_record import DeliveryRecord
+from refill.errors import (
+    JobLost,
+    JobMoved,
+    PodUnreachable,
+    RankHeld,
+    RecordsWanted,
+    RefillError,
+    UnknownJob,
+)
+from refill.home_watch import watch_home
+from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
+from refill.patience import Patience
+from refill.pod_channel import PodChannel, Wait
+from refill.pod_link import UNIX, checked_url
+from refill.protocol.incarnation import incarnation_of, line_of, moves_of
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.rank_life import RankLife
+
+__all__ = ["Attempt", "JobPods"]
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+Attempt = Callable[[str, Wait], Answer]
+"""One try; gets the URL of the pod to ask, and how long it may wait."""
+
+_FOLLOW_AFTER_SECONDS = 2.0
+"""After so long, the home may be a pod that is not wanted any more, and waits for others that do not talk to it."""
+_FOLLOW_EVERY_SECONDS = 3.0
+_REQUEST_SECONDS = 60.0
+_PROBE_SECONDS = 5.0
+_PROBES = 3
+_PROBE_PAUSE_SECONDS = 0.5
+_LOOKS_A_LOOK_AT_PODS = 5
+"""Looks after the home for each one at the pods that there are."""
+_TURNS = 4
+"""A pod may want to be told of the job, then of what the rank has received, and the job may have moved meanwhile."""
+_RETRIED_STATUS = 503
+_ANSWERED_BY_ITSELF = (UnknownJob, JobMoved, RecordsWanted)
+"""The pod is told what it lacks, and asked again; if that takes too many turns, later."""
+
+
+class JobPods:
+    """The pods, as one rank of a job sees them. Parameters as those of ``PodConnection``. Picklable."""
+
+    def __init__(
+        self,
+        service_url: str,
+        spec: JobSpec,
+        rank: int,
+        home: str | None,
+        timeout_seconds: float,
+        record: DeliveryRecord,
+        channel: PodChannel,
+    ) -> None:
+        self.service_url = checked_url(service_url)
+        self.spec = spec
+        self.rank = rank
+        self.timeout_seconds = timeout_seconds
+        self.record = record
+        self.is_rank = True
+        """False: it has only looked so far, and knows nothing of what the rank has received."""
+        self._home = None if home is None else checked_url(home)
+        self._home_is_given = home is not None
+        self._channel = channel
+        self._info: dict[str, Any] | None = None
+        self._looks = 0
+        self._watched_in = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_watched_in": 0}
+
+    def of_rank(self, rank: int) -> JobPods:
+        """As another rank sees them, for which this process asks, too. It has a record of its own."""
+        info = self.info()
+        other = JobPods.__new__(JobPods)
+        other.__dict__.update(self.__getstate__())
+        other.rank, other.record = rank, self.record.of_rank(rank)
+        if not self._home_is_given:
+            other._home = other._find_home(info["pods"])
+        return other
+
+    def info(self) -> dict[str, Any]:
+        """What the pods say of the job; registers it the first time."""
+        if self._info is None:
+            self._registered(self.retried(self.service_url, self._register))
+        assert self._info is not None
+        return self._info
+
+    def resume(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Register the job as it goes on from a checkpoint, in place of :meth:`info` the first time."""
+        body = {"settings": self.spec.to_dict(), "checkpoint": checkpoint}
+        path = self.job_path("resume")
+        info = self.retried(self.service_url, lambda url, wait: self._channel.call("POST", url, path, wait, sent=body))
+        self._registered(info)
+        return info
+
+    @property
+    def home(self) -> str:
+        """The pod that this rank's requests go to."""
+        self.info()
+        assert self._home is not None
+        return self._home
+
+    @property
+    def incarnation(self) -> str:
+        return str(self.info()["incarnation"])
+
+    def asks_as_rank(self) -> None:
+        """Fact: this process asks as the rank. So it is to be heard of from now on, though it was copied to here."""
+        self.is_rank = True
+        if self._watched_in != os.getpid() and self._info is not None and is_of_this_process(self._life()):
+            self._watch_home()
+
+    def look_after_home(self) -> None:
+        """Bring the job back to a home pod that was restarted, or to another one, and tell it what this rank has
+        received, if it has not been told. And that this process is still there, if it is the one that asks. Who only
+        looks tells nothing: it would say that the rank has received nothing."""
+        self._looks += 1
+        try:
+            self._once(None, self.calls("GET", f"ranks/{self.rank}"), Wait(_PROBE_SECONDS), register=True)
+        except PodUnreachable:
+            self._follow()
+            raise
+        if self._looks % _LOOKS_A_LOOK_AT_PODS == 0:
+            self._follow()  # a pod that is not wanted any more may answer for a while
+
+    def follow_moves(self) -> None:
+        """Fact: the job has moved, as another process of this rank knows."""
+        self.retried(self.service_url, self._register_again)
+
+    def retried(self, url: str | None, attempt: Attempt[Answer], register: bool = True) -> Answer:
+        """Try until it works, an error is final, or time is up.
+
+        :param url: of the pod that is asked; None: the home, which is another one when the job has moved.
+        :param register: whether a pod that does not know the job is told of it.
+        """
+        patience = Patience(self.rank, self.timeout_seconds)
+        followed = 0.0
+        while True:
+            try:
+                return self._once(url, attempt, patience.next_try(), register)
+            except RefillError as error:
+                if error.status != _RETRIED_STATUS and not (register and isinstance(error, _ANSWERED_BY_ITSELF)):
+                    raise
+                patience.failed(error, url or self.home)
+                waited = patience.waited_seconds
+                unsure = isinstance(error, PodUnreachable) or waited > _FOLLOW_AFTER_SECONDS
+                if url is None and unsure and (not followed or waited - followed > _FOLLOW_EVERY_SECONDS):
+                    followed = waited
+                    self._follow()
+                patience.pause(error)
+
+    def calls(self, method: str, what: str, **content: Any) -> Attempt[dict[str, Any]]:
+        """Makes one small request to the job, by the name that it has then."""
+        return lambda pod, wait: self._channel.call(method, pod, self.data_path(what), wait, **content)
+
+    def job_path(self, what: str = "") -> str:
+        return f"/v1/jobs/{quote(self.spec.name, safe='')}{what and '/'}{what}"
+
+    def data_path(self, what: str) -> str:
+        """A path that names this registration of the job, and this process: pods refuse it when theirs is a later one,
+        or the rank is another process."""
+        incarnation = quote(self.incarnation, safe="")
+        return f"{self.job_path(what)}?incarnation={incarnation}&life={self._life().encode()}"
+
+    def _once(self, url: str | None, attempt: Attempt[Answer], wait: Wait, register: bool) -> Answer:
+        """One attempt, and others when the pod was restarted and had to be told of the job first, or of what the rank
+        has received, or that the process that was this rank before has ended, or has started this one."""
+        first: Attempt[None] | None = None
+        for turn in range(_TURNS):
+            try:
+                if first is not None:
+                    first(url or self.home, wait)
+                return attempt(url or self.home, wait)
+            except (UnknownJob, JobMoved):
+                if not register or turn + 1 == _TURNS:
+                    raise
+                first = self._register_again
+            except RecordsWanted:
+                if turn + 1 == _TURNS or not self.is_rank:
+                    raise
+                first = self._tell
+            except RankHeld as error:
+                holder = RankLife.decode(str(error.details.get("holder")))
+                is_free = has_ended(holder) or leaves_the_rank_to(holder, self.record.made_in)
+                if turn + 1 == _TURNS or not is_free:
+                    raise
+                first = partial(self._take_over, holder)
+        raise AssertionError("the last turn returns or raises")
+
+    def _register(self, url: str, wait: Wait) -> dict[str, Any]:
+        params = {}
+        if self._info is not None:
+            known = self._info["incarnation"]
+            # Another process of this rank may have followed the job further.
+            params["incarnation"] = incarnation_of(line_of(known), max(moves_of(known), self.record.moves()))
+            if "num_pods" in self._info:  # older pods do not say it
+                params["pods"] = self._info["num_pods"]
+        return self._channel.call("PUT", url, self.job_path(), wait, sent=self.spec.to_dict(), params=params)
+
+    def _registered(self, info: dict[str, Any]) -> None:
+        self._info = info
+        self._home = self._home or self._find_home(info["pods"])
+        self._watch_home()
+
+    def _register_again(self, url: str, wait: Wait) -> None:
+        """A pod that does not know the job gets it again, and takes it up where it was, or says that it can't be."""
+        again = self._register(url, wait)
+        if self._info is None:
+            return
+        if line_of(str(again.get("incarnation"))) != line_of(self._info["incarnation"]):
+            raise JobLost(
+                f"job {self.spec.name} was ended on the pods and begun anew while it ran here: its epoch can't go on "
+                "with every sample exactly once; end the job and start it anew, or use another name",
+                job=self.spec.name,
+            )
+        if moves_of(again["incarnation"]) < self.record.moves():
+            raise PodUnreachable(f"{url} does not know yet that job {self.spec.name} has moved to other pods")
+        before, self._info = self._info, again
+        if again["incarnation"] != before["incarnation"]:
+            log.warning("job %s goes on with %d pods, as there are now", self.spec.name, again["num_pods"])
+        if again.get("pods", before["pods"]) != before["pods"] and not (
+            self._home_is_given and self._answers(self.home)
+        ):
+            self._home = self._find_home(again["pods"])
+
+    def _follow(self) -> None:
+        """The home gives nothing: perhaps there are fewer pods now, and it is not one of them."""
+        info = self._info
+        if info is None or self._home == self.service_url:
+            return
+        try:
+            pods = self._channel.call("GET", self.service_url, "/v1/pods", Wait(_PROBE_SECONDS))["pods"]
+            if pods != info["pods"]:
+                self._register_again(self.service_url, Wait(_REQUEST_SECONDS))
+        except RefillError as error:
+            if error.status != _RETRIED_STATUS:  # else they are asked again soon, as the home is
+                raise
+
+    def _tell(self, url: str, wait: Wait) -> None:
+        """A pod that was restarted is told what this rank has received."""
+        log.info("rank %d tells %s, which was restarted, what it has received", self.rank, url)
+        path = self.data_path(f"ranks/{self.rank}/records")
+        told = self.record.tell(self.rank, moves_of(self.incarnation))
+        self._channel.call("PUT", url, path, wait, content=told)
+
+    def _take_over(self, holder: RankLife, url: str, wait: Wait) -> None:
+        """The pod need not wait for a process that was here, and has gone, or has left the rank to this one."""
+        log.info("rank %d goes on in place of %s", self.rank, holder)
+        params = {"ended": holder.encode()}
+        self._channel.call("PUT", url, self.data_path(f"ranks/{self.rank}/lease"), wait, params=params)
+
+    def _find_home(self, pods: list[str]) -> str:
+        """The pod that the rank's number falls to; the service itself when that pod can't be reached from here."""
+        if not pods or self.service_url.startswith(UNIX):
+            return self.service_url
+        home = checked_url(pods[self.rank % len(pods)])
+        if home == self.service_url:
+            return home
+        for probe in range(_PROBES):
+            try:
+                self._channel.call("GET", home, "/healthz", Wait(_PROBE_SECONDS))
+                return home
+            except RefillError as error:
+                if probe + 1 == _PROBES:
+                    log.warning("home pod can't be reached from here, so %s is asked: %s", self.service_url, error)
+                else:
+                    time.sleep(_PROBE_PAUSE_SECONDS)  # it may just be starting
+        return self.service_url
+
+    def _answers(self, pod: str) -> bool:
+        try:
+            self._channel.call("GET", pod, "/healthz", Wait(_PROBE_SECONDS))
+        except RefillError:
+            return False
+        return True
+
+    def _watch_home(self) -> None:
+        self._watched_in = os.getpid()
+        watch_home(self)
+
+    def _life(self) -> RankLife:
+        return own_life(self.record.made_in)

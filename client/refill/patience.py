@@ -1,0 +1,100 @@
+"""When is a request made again, what is said meanwhile, and which error is raised in the end?
+
+A request is idempotent: it is made again after a lost answer or a "not ready", until ``timeout_seconds`` have passed.
+The error that is raised then is the last one that says something: a pod that is silent because it waits, for another
+rank or for the store, has said before what it waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+
+from refill.errors import PodBusy, RankHeld, RefillError
+from refill.pod_channel import Wait
+
+__all__ = ["Patience"]
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+"""Training stands still until what is waited for is there."""
+_BUSY_PAUSE_SECONDS = 5.0
+_SAY_EVERY_SECONDS = 10.0
+_REQUEST_SECONDS = 60.0
+"""A pod that is silent for longer is asked again."""
+_LAST_REQUEST_SECONDS = 15.0
+"""What even a request just before the end of its time may take. Pods wait 10 s (``wait_seconds``) before they say what
+for, and to be told that is worth more."""
+
+
+class Patience:
+    """With one request of a rank.
+
+    :param timeout_seconds: how long it is made again; 0: it is made once.
+    """
+
+    def __init__(self, rank: int, timeout_seconds: float) -> None:
+        self._rank = rank
+        self._timeout_seconds = timeout_seconds
+        self._started = self._said = self._tried = time.monotonic()
+        self._pause = _FIRST_PAUSE_SECONDS
+        self._told: RefillError | None = None
+        """What a pod has answered last."""
+        self._told_at = 0.0
+
+    @property
+    def waited_seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def next_try(self) -> Wait:
+        """Fact: the request is made now."""
+        self._tried = time.monotonic()
+        left = self._started + self._timeout_seconds - self._tried
+        return Wait(min(max(left, _LAST_REQUEST_SECONDS), _REQUEST_SECONDS), self._goes_on)
+
+    def failed(self, error: RefillError, asked: str) -> None:
+        """Fact: a try has failed, and another one may help. Raises the error to end with when time is up.
+
+        :param asked: the URL of the pod.
+        """
+        now = time.monotonic()
+        if not error.details.get("silent"):
+            self._told, self._told_at = error, now
+        if now + self._pause >= self._started + self._timeout_seconds:
+            cause = self._cause(error, now)
+            given_up = type(cause)(
+                f"rank {self._rank} gives up on {asked} after {now - self._started:.0f} s: {cause.message}"
+            )
+            given_up.details = cause.details
+            raise given_up from error
+        if isinstance(error, RankHeld) and self._said == self._started:
+            self._say(asked, error.message)
+        elif now - self._said >= _SAY_EVERY_SECONDS:
+            self._say(asked, self._cause(error, now).message)
+
+    def pause(self, error: RefillError) -> None:
+        """Before the next try. The pause doubles, with jitter; a try that took long has been one."""
+        took = time.monotonic() - self._tried
+        time.sleep(max(_FIRST_PAUSE_SECONDS, self._pause - took) * random.uniform(0.5, 1.0))
+        longest = _BUSY_PAUSE_SECONDS if isinstance(error, PodBusy) else _LONGEST_PAUSE_SECONDS
+        self._pause = min(2 * self._pause, longest)
+
+    def _goes_on(self, asked: str) -> None:
+        """Fact: the answer of a try has yet to come."""
+        now = time.monotonic()
+        if now - self._said >= _SAY_EVERY_SECONDS:
+            before = "" if self._told is None else f"; before that: {self._told.message}"
+            self._say(asked, f"no answer for {now - self._tried:.0f} s{before}")
+
+    def _cause(self, error: RefillError, now: float) -> RefillError:
+        """What a pod has said is why it is silent, unless it has been silent for very long since."""
+        if error.details.get("silent") and self._told is not None and now - self._told_at <= _REQUEST_SECONDS:
+            return self._told
+        return error
+
+    def _say(self, asked: str, why: str) -> None:
+        self._said = time.monotonic()
+        log.warning("rank %d waits for %s since %.0f s: %s", self._rank, asked, self._said - self._started, why)

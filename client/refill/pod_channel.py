@@ -1,0 +1,233 @@
+"""How does one request get to a pod, and its answer back? One try each, in order, over a connection of this thread.
+
+Connections open lazily, in the process that uses them: DataLoader workers are forked or spawned. Pods are asked
+directly, by no proxy.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+from urllib.parse import urlencode
+
+from refill.credentials import Credentials
+from refill.errors import PodUnreachable, RefillError, error_from_wire
+from refill.pod_link import GONE_SECONDS, UNIX, PodLink
+from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER
+from refill.received_batch import Expected, ReceivedBatch, decode_frame, read_frame
+from refill.shared_segments import SharedSegment, SharedSegments
+
+__all__ = ["PodChannel", "Wait"]
+
+_MOST_LINKS = 4
+"""Of a thread: to its home, to the service, and to those that were its home before."""
+_NAME_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
+
+
+class Wait(NamedTuple):
+    """How long an answer may take."""
+
+    seconds: float
+    """That the pod may be silent for."""
+    goes_on: Callable[[str], None] = lambda pod: None
+    """Called about once a second while nothing comes."""
+
+
+class PodChannel:
+    """Requests to any pods. Picklable; the copy opens connections of its own.
+
+    Raises the errors that pods answer with, and :class:`PodUnreachable` for whatever goes wrong on the way. Its detail
+    ``silent`` says that the pod was reached, and that no answer came in time.
+    """
+
+    def __init__(self, credentials: Credentials, connect_timeout_seconds: float) -> None:
+        self._credentials = credentials
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_process", "_of_thread")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def call(
+        self,
+        method: str,
+        pod: str,
+        path: str,
+        wait: Wait,
+        *,
+        sent: Any = None,
+        content: bytes = b"",
+        params: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """One request that is answered with a JSON object, or with nothing.
+
+        :param sent: the body, to be sent as JSON; ``content``: the body as it is.
+        """
+        if params:
+            path += ("&" if "?" in path else "?") + urlencode(params)
+        headers = {"Content-Type": "application/json" if sent is not None else "application/octet-stream"}
+        body = json.dumps(sent).encode() if sent is not None else content
+        response = self._send(method, pod, path, body, headers, wait)
+        try:
+            text = response.read()
+        except BaseException as error:
+            self.hang_up(pod)
+            if isinstance(error, (OSError, http.client.HTTPException)):
+                raise _unreachable(pod, error) from error
+            raise
+        if response.status >= 300:
+            _raise_answer(response.status, text, pod + path)
+        try:
+            answer = json.loads(text) if text else {}
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise RefillError(f"{pod}{path} answered with something else than a pod would: {text[:100]!r}")
+        return answer
+
+    def fetch(self, pod: str, path: str, body: bytes, expected: Expected, wait: Wait) -> ReceivedBatch:
+        """One POST that is answered with a frame: over the socket, or in memory that is lent to a pod on this
+        machine."""
+        segments = self._shared_segments(pod)
+        segment = segments.lend() if segments is not None else None
+        response: http.client.HTTPResponse | None = None
+        try:
+            headers = {"Content-Type": "application/octet-stream"}
+            if segment is not None:
+                headers[MEMORY_HEADER] = segment.name
+            response = self._send("POST", pod, path, body, headers, wait)
+            if response.status != 200:
+                _raise_answer(response.status, response.read(), pod)
+            written = response.getheader(FRAME_BYTES_HEADER)
+            if segments is not None and segment is not None and written is not None:
+                response.read()  # nothing
+                return decode_frame(segments.frame_in(segment, int(written)), expected, pod)
+            received = read_frame(response, expected, pod)
+        except BaseException as error:
+            if segments is not None and segment is not None:
+                segments.drop(segment)  # the pod may still write there
+            if response is None:
+                raise
+            # Whatever is left of this answer must not be taken for the next one's; KeyboardInterrupt included.
+            if not response.isclosed() or not isinstance(error, RefillError):
+                self.hang_up(pod)
+            if isinstance(error, (OSError, http.client.HTTPException)):
+                raise _unreachable(pod, error) from error
+            raise
+        self._learn_size(segments, segment, response)
+        return received
+
+    def hang_up(self, pod: str) -> None:
+        """The next request of this thread opens another connection."""
+        link = self._links().pop(pod, None)
+        if link is not None:
+            link.close()
+
+    def _send(
+        self, method: str, pod: str, path: str, body: bytes, headers: dict[str, str], wait: Wait
+    ) -> http.client.HTTPResponse:
+        """The answer's head has come, and its body is to be read."""
+        headers |= self._credentials.headers()
+        links = self._links()
+        while True:
+            link = links.pop(pod, None)
+            was_idle = link is not None
+            if link is None:
+                for unused in list(links)[: 1 - _MOST_LINKS]:
+                    self.hang_up(unused)
+                link = PodLink(pod, self._credentials, self._connect_timeout_seconds)
+            links[pod] = link  # now the one that was used last
+            try:
+                link.send_request(method, path, body, headers, wait.seconds)
+                _await_answer(link, pod, wait)
+                return link.getresponse()
+            except BaseException as error:
+                self.hang_up(pod)
+                if was_idle and isinstance(error, ConnectionError):
+                    continue  # the pod had closed a connection that was not in use: no reason to wait
+                if isinstance(error, (OSError, http.client.HTTPException)):
+                    raise _unreachable(pod, error) from error
+                raise
+
+    def _shared_segments(self, pod: str) -> SharedSegments | None:
+        """What this thread lends to a pod on its own machine."""
+        if not pod.startswith(UNIX):
+            return None
+        self._links()
+        of_pods: dict[str, SharedSegments] = self._of_thread.segments
+        if pod not in of_pods:
+            # No cycle: memory is let go of as soon as nobody has the channel any more.
+            here = weakref.ref(self)
+
+            def ask_for_name() -> str:
+                channel = here()
+                if channel is None:
+                    raise PodUnreachable("the connection is gone")
+                return str(channel.call("POST", pod, "/v1/memory", Wait(_NAME_SECONDS)).get("name"))
+
+            of_pods[pod] = SharedSegments(pod.removeprefix(UNIX), ask_for_name)
+        return of_pods[pod]
+
+    def _learn_size(
+        self, segments: SharedSegments | None, segment: SharedSegment | None, response: http.client.HTTPResponse
+    ) -> None:
+        """Fact: a frame came over the socket."""
+        if segments is not None:
+            segments.seen(int(response.getheader("Content-Length") or 0))
+            if segment is not None:
+                segments.drop(segment)  # too small, or the pod was restarted
+
+    def _links(self) -> dict[str, PodLink]:
+        """Of this thread, the one that was used last at the end. Those of before a fork are not used: two processes
+        must not share one."""
+        if self._process != os.getpid():
+            self._forget()
+        if not hasattr(self._of_thread, "links"):
+            self._of_thread.links, self._of_thread.segments = {}, {}
+        links: dict[str, PodLink] = self._of_thread.links
+        return links
+
+    def _forget(self) -> None:
+        self._process = os.getpid()
+        self._of_thread = threading.local()
+
+
+def _await_answer(link: PodLink, pod: str, wait: Wait) -> None:
+    """Until something comes, or the connection breaks."""
+    coming = select.poll()
+    coming.register(link.sock, select.POLLIN)
+    ends = time.monotonic() + wait.seconds
+    while not coming.poll(1000 * min(_LOOK_SECONDS, max(0.0, ends - time.monotonic()))):
+        if time.monotonic() >= ends:
+            raise TimeoutError
+        wait.goes_on(pod)
+
+
+def _raise_answer(status: int, body: bytes, source: str) -> NoReturn:
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = body.decode("utf-8", "replace")
+    raise error_from_wire(answer, status=status, source=source)
+
+
+def _unreachable(pod: str, error: Exception) -> PodUnreachable:
+    if isinstance(error, TimeoutError) and error.errno is None:
+        return PodUnreachable(f"{pod} does not answer: it was reached, and timed out", url=pod, silent=True)
+    why = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT:
+        why = f"it is gone, or the network is: nothing has come from its machine for {GONE_SECONDS} s"
+    return PodUnreachable(f"{pod} does not answer: {why}", url=pod)

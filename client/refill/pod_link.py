@@ -1,0 +1,171 @@
+"""How is a connection to one pod opened, and when is it known to be gone?
+
+A pod is named by a URL, ``http://refill:8000``, or on its own machine by its Unix socket, ``unix:/run/refill.sock``.
+The name is resolved anew for each connection: a pod that was replaced has its name and another address. All addresses
+are tried, each a moment after the one before, and the first that answers is taken.
+
+A network that drops packets says nothing of a pod that has gone. So connecting has a short limit of its own, and the
+kernel asks the pod's machine now and then, while an answer is waited for, whether it is still there. A pod that is busy
+or paused is: its kernel answers.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import os
+import selectors
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from refill.credentials import Credentials
+from refill.errors import InvalidInput
+
+__all__ = ["GONE_SECONDS", "UNIX", "PodLink", "checked_url"]
+
+UNIX = "unix:"
+GONE_SECONDS = 5
+"""A pod whose machine has confirmed nothing for so long is gone, or the network is."""
+_PROBE_AFTER_SECONDS = 2
+_NEXT_ADDRESS_SECONDS = 0.25
+"""As in RFC 8305 (Happy Eyeballs)."""
+_LONGEST_UNIX_PATH_BYTES = 100
+"""Linux takes 107, of which ``.memory`` needs 7."""
+_SMALL_BODY_BYTES = 64 << 10
+"""Finds room at the pod's machine, even if the pod itself does not read."""
+
+
+class PodLink(http.client.HTTPConnection):
+    """HTTP/1.1 to one pod. Connects with the first request, and anew after ``close``.
+
+    :param url: as :func:`checked_url` has it.
+    :param connect_timeout_seconds: for reaching its machine. TLS, which takes the pod itself, has the request's time.
+    """
+
+    def __init__(self, url: str, credentials: Credentials, connect_timeout_seconds: float) -> None:
+        self._unix_path = url.removeprefix(UNIX) if url.startswith(UNIX) else None
+        parts = urlsplit(url)
+        # Certificates are read for TLS only: that takes as long as a round trip to a store.
+        self._context = credentials.ssl_context() if parts.scheme == "https" else None
+        self._connect_timeout_seconds = connect_timeout_seconds
+        if self._context is not None:
+            self.default_port = http.client.HTTPS_PORT
+        super().__init__("pod" if self._unix_path else parts.hostname or "", None if self._unix_path else parts.port)
+
+    def connect(self) -> None:
+        if self._unix_path is not None:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(self._unix_path)
+            return
+        self.sock = _first_that_answers(self.host, self.port, self._connect_timeout_seconds)
+        self.sock.settimeout(self.timeout)
+        for name, value in (("TCP_NODELAY", 1), *_WATCHED):
+            _set(self.sock, name, value)
+        if self._context is not None:
+            self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)
+
+    def send_request(self, method: str, path: str, body: bytes, headers: dict[str, str], seconds: float) -> None:
+        """:param seconds: that the pod may be silent for."""
+        self.timeout = seconds
+        if self.sock is None:
+            self.connect()
+        self.sock.settimeout(seconds)
+        if self._unix_path is None:
+            # A pod that reads a large body slowly keeps what is sent waiting, and is not gone for that.
+            _set(self.sock, "TCP_USER_TIMEOUT", 1000 * GONE_SECONDS if len(body) <= _SMALL_BODY_BYTES else 0)
+        self.request(method, path, body, headers)
+
+
+_WATCHED = (
+    ("SO_KEEPALIVE", 1),
+    ("TCP_KEEPIDLE", _PROBE_AFTER_SECONDS),
+    ("TCP_KEEPINTVL", 1),
+    ("TCP_KEEPCNT", GONE_SECONDS - _PROBE_AFTER_SECONDS),
+    ("TCP_USER_TIMEOUT", 1000 * GONE_SECONDS),
+)
+
+
+def _set(sock: socket.socket, name: str, value: int) -> None:
+    """Systems differ in what they have of these."""
+    level = socket.SOL_SOCKET if name.startswith("SO_") else socket.IPPROTO_TCP
+    if (option := getattr(socket, name, None)) is not None:
+        with suppress(OSError):
+            sock.setsockopt(level, option, value)
+
+
+def _first_that_answers(host: str, port: int, seconds: float) -> socket.socket:
+    """Raises OSError that names each address that was tried, and what became of it."""
+    to_try = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failed: list[str] = []
+    under_way: dict[socket.socket, str] = {}
+    ends, next_at = time.monotonic() + seconds, 0.0
+    with selectors.DefaultSelector() as selector:
+        try:
+            while to_try or under_way:
+                now = time.monotonic()
+                if to_try and (now >= next_at or not under_way):
+                    next_at = now + _NEXT_ADDRESS_SECONDS
+                    family, _, _, _, address = to_try.pop(0)
+                    if (begun := _begin(family, address, failed)) is not None:
+                        under_way[begun[0]] = begun[1]
+                        selector.register(begun[0], selectors.EVENT_WRITE)
+                    continue
+                if now >= ends:
+                    break
+                for key, _ in selector.select(min(ends, next_at if to_try else ends) - now):
+                    sock: socket.socket = key.fileobj  # type: ignore[assignment]  # registered above
+                    selector.unregister(sock)
+                    where = under_way.pop(sock)
+                    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    if code == 0:
+                        return sock
+                    failed.append(f"{where}: {os.strerror(code)}")
+                    sock.close()
+            failed += [f"{where} timed out after {seconds:g} s" for where in under_way.values()]
+            raise OSError(f"can't connect to {', '.join(failed)}")
+        finally:
+            for sock in under_way:
+                sock.close()
+
+
+def _begin(family: int, address: tuple[Any, ...], failed: list[str]) -> tuple[socket.socket, str] | None:
+    """The connection that begins, and where it leads to; None, and a word in ``failed``, when it can't even begin."""
+    where = f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:  # no IPv6 here
+        failed.append(f"{where}: {error.strerror}")
+        return None
+    sock.setblocking(False)
+    code = sock.connect_ex(address)
+    if code in (0, errno.EINPROGRESS):
+        return sock, where
+    failed.append(f"{where}: {os.strerror(code)}")
+    sock.close()
+    return None
+
+
+def checked_url(url: str) -> str:
+    """Raises :class:`InvalidInput` for what is not the URL of a service or pod."""
+    if url.startswith(UNIX):
+        path = url.removeprefix(UNIX)
+        if not path.startswith("/") or len(os.fsencode(path)) > _LONGEST_UNIX_PATH_BYTES:
+            raise InvalidInput(
+                f"{url!r} is not the Unix socket of a pod: write unix: and a path that begins with / and has at most "
+                f"{_LONGEST_UNIX_PATH_BYTES} bytes, like unix:/run/refill/refill.sock"
+            )
+        return url
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and parts.hostname and not parts.path.strip("/") and parts.port != 0
+    except ValueError:  # a port that is no number, or a bracket that is not closed
+        right = False
+    if not right:
+        raise InvalidInput(
+            f"{url!r} is not the URL of a service, like http://refill:8000 or unix:/run/refill/refill.sock"
+        )
+    return url.rstrip("/")

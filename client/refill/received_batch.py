@@ -1,0 +1,85 @@
+"""What does a frame hold that a pod answers with? Samples, read into one buffer and never copied again."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from refill.errors import InvalidInput, RefillError
+from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
+
+__all__ = ["Expected", "ReceivedBatch", "decode_frame", "read_frame"]
+
+
+class ReceivedBatch:
+    """Samples of one answer. ``payloads`` are views into one buffer, which lives as long as any of them."""
+
+    def __init__(self, sample_ids: Int64Array, payloads: list[memoryview]) -> None:
+        self.sample_ids = sample_ids
+        self.payloads = payloads
+        self.num_bytes = sum(map(len, payloads))
+
+
+class Expected:
+    """What a frame must answer: these positions, or exactly these samples."""
+
+    def __init__(self, positions: Int64Array | None = None, sample_ids: Int64Array | None = None) -> None:
+        self.positions = positions
+        self.sample_ids = sample_ids
+
+
+def read_frame(response: http.client.HTTPResponse, expected: Expected, source: str) -> ReceivedBatch:
+    """Reads the answer's body into one buffer.
+
+    :param source: the pod, for errors. Raises :class:`RefillError` for what no pod would send.
+    """
+    length = response.length or 0
+    frame = np.empty(length, dtype=np.uint8).data
+    head = frame[:FRAME_HEADER_BYTES]
+    _read_into(response, head)
+    with _translated(source):
+        _checked_header(head, length)  # before the rest is waited for
+    _read_into(response, frame[FRAME_HEADER_BYTES:])
+    return decode_frame(frame, expected, source)
+
+
+def decode_frame(frame: memoryview, expected: Expected, source: str) -> ReceivedBatch:
+    """Payloads are views into ``frame``."""
+    with _translated(source):
+        header = _checked_header(frame[:FRAME_HEADER_BYTES], len(frame))
+        found_positions, found_ids, lengths = decode_frame_arrays(header, frame[FRAME_HEADER_BYTES:])
+        for asked, found in ((expected.positions, found_positions), (expected.sample_ids, found_ids)):
+            if asked is not None and not np.array_equal(asked, found):
+                raise InvalidInput(f"frame answers other requests than the {len(asked)} that were made")
+    payloads, start = [], FRAME_HEADER_BYTES + header.arrays_bytes
+    for size in lengths.tolist():
+        payloads.append(frame[start : start + size])
+        start += size
+    return ReceivedBatch(found_ids.copy(), payloads)
+
+
+def _checked_header(head: memoryview, length: int) -> FrameHeader:
+    header = FrameHeader.decode(head)
+    if header.total_bytes != length:
+        raise InvalidInput(f"frame says that it has {header.total_bytes} bytes, but {length} come")
+    return header
+
+
+@contextmanager
+def _translated(source: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidInput as error:
+        raise RefillError(f"{source} sent something else than a pod would: {error.message}") from error
+
+
+def _read_into(response: http.client.HTTPResponse, buffer: memoryview) -> None:
+    filled = 0
+    while filled < len(buffer):
+        count = response.readinto(buffer[filled:])
+        if count == 0:
+            raise http.client.IncompleteRead(b"", len(buffer) - filled)
+        filled += count
