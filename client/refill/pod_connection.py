@@ -21,11 +21,10 @@ from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import MAX_SAMPLES, BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch
 
-__all__ = ["CONNECT_TIMEOUT_SECONDS", "PodConnection", "ReceivedBatch"]
+__all__ = ["PodConnection", "ReceivedBatch"]
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_SECONDS = 2.0
 _REPORT_SECONDS = 5.0
 _OF_ONE_PROCESS = ("_process", "_of_thread", "_of_ranks")
 
@@ -56,7 +55,7 @@ class PodConnection:
         record: DeliveryRecord | None = None,
         credentials: Credentials | None = None,
         allow_skipped: bool = False,
-        connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
+        connect_timeout_seconds: float = 2.0,
     ) -> None:
         if not timeout_seconds >= 0:
             raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")

@@ -24,12 +24,12 @@ from urllib.parse import urlsplit
 from refill.credentials import Credentials
 from refill.errors import InvalidInput
 
-__all__ = ["GONE_SECONDS", "UNIX", "PodLink", "checked_url"]
+__all__ = ["GONE_SECONDS", "PROBE_AFTER_SECONDS", "UNIX", "PodLink", "checked_url"]
 
 UNIX = "unix:"
 GONE_SECONDS = 5
 """A pod whose machine has confirmed nothing for so long is gone, or the network is."""
-_PROBE_AFTER_SECONDS = 2
+PROBE_AFTER_SECONDS = 2
 _NEXT_ADDRESS_SECONDS = 0.25
 """As in RFC 8305 (Happy Eyeballs)."""
 _LONGEST_UNIX_PATH_BYTES = 100
@@ -82,9 +82,9 @@ class PodLink(http.client.HTTPConnection):
 
 _WATCHED = (
     ("SO_KEEPALIVE", 1),
-    ("TCP_KEEPIDLE", _PROBE_AFTER_SECONDS),
+    ("TCP_KEEPIDLE", PROBE_AFTER_SECONDS),
     ("TCP_KEEPINTVL", 1),
-    ("TCP_KEEPCNT", GONE_SECONDS - _PROBE_AFTER_SECONDS),
+    ("TCP_KEEPCNT", GONE_SECONDS - PROBE_AFTER_SECONDS),
     ("TCP_USER_TIMEOUT", 1000 * GONE_SECONDS),
 )
 
@@ -125,7 +125,7 @@ def _first_that_answers(host: str, port: int, seconds: float) -> socket.socket:
                         return sock
                     failed.append(f"{where}: {os.strerror(code)}")
                     sock.close()
-            failed += [f"{where} timed out after {seconds:g} s" for where in under_way.values()]
+            failed += [f"{where}: timed out after {seconds:g} s" for where in under_way.values()]
             raise OSError(f"can't connect to {', '.join(failed)}")
         finally:
             for sock in under_way:

@@ -55,6 +55,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     :param token_file: file with the bearer token of the service; None: REFILL_TOKEN_FILE, else REFILL_TOKEN holds it.
     :param ca_file: PEM certificates that an https service's is signed by; None: REFILL_CA_FILE, else the system's.
     :param timeout_seconds: how long to wait for pods that do not answer before the epoch fails.
+    :param connect_timeout_seconds: how long reaching a pod may take; then its address is asked for again.
     :param resume: a state of a checkpoint that was saved with another number of ranks or pods: what its ranks had not
         consumed of the epoch is dealt to those that there are now. All ranks give a state of the same step, whichever
         rank's; the loader or the sampler then loads it as ever. Right with the same ranks and pods, too.
@@ -84,6 +85,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         token_file: str | None = None,
         ca_file: str | None = None,
         timeout_seconds: float = 300.0,
+        connect_timeout_seconds: float = 2.0,
         resume: Any = None,
         allow_skipped: bool = False,
         **settings: Any,
@@ -97,6 +99,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._home = home
         self._credentials = Credentials(token_file, ca_file)
         self._timeout_seconds = timeout_seconds
+        self._connect_timeout_seconds = connect_timeout_seconds
         self._decoded = SampleDecoder(decode, transform)
         self._resume = None if resume is None else ResumeState.from_dict(resume)
         self._record = DeliveryRecord()
@@ -423,6 +426,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             self._record,
             self._credentials,
             self.allow_skipped,
+            self._connect_timeout_seconds,
         )
 
 

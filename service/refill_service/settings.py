@@ -154,6 +154,12 @@ class Settings(BaseSettings):
     peer_timeout_seconds: float = Field(
         60, gt=0, allow_inf_nan=False, description="How long a pod waits for an answer of another pod."
     )
+    peer_connect_timeout_seconds: float = Field(
+        2,
+        gt=0,
+        allow_inf_nan=False,
+        description="How long reaching another pod's machine may take; then its address is asked for again.",
+    )
     sending_bytes: Bytes = Field(
         0,
         ge=0,

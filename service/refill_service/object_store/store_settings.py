@@ -35,7 +35,8 @@ class StoreSettings:
     """Sign nothing and look for no credentials: public buckets."""
     ca_bundle: str | None = None
     """File with the CA certificates (PEM) of a private endpoint."""
-    connect_timeout_seconds: float = 5.0
+    connect_timeout_seconds: float = 2.0
+    """For reaching the server, TLS included; its name is resolved again at each try."""
     request_timeout_seconds: float = 60.0
     """For one try, from connecting to the last byte."""
     max_connections: int = 32

@@ -29,7 +29,7 @@ Introduce = Callable[[int], Awaitable[None]]
 PATIENCE_SECONDS = 4.0
 """At most, whatever ``wait_seconds`` is: clients wait 5 s or more for an answer, and are to be told what is missing."""
 _FIRST_PAUSE_SECONDS = 0.05
-_LONGEST_PAUSE_SECONDS = 2.0
+_LONGEST_PAUSE_SECONDS = 1.0
 _SAY_EVERY_SECONDS = 10.0
 
 
@@ -66,6 +66,7 @@ class JobPeers:
         waits = False
         try:
             while True:
+                tried = time.monotonic()
                 try:
                     try:
                         return await attempt()
@@ -81,7 +82,9 @@ class JobPeers:
                 if not waits:
                     waits = True
                     self.waiting[pod] += 1
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                # A try that took long, because packets are dropped, has been a pause.
+                took = time.monotonic() - tried
+                await asyncio.sleep(max(_FIRST_PAUSE_SECONDS, pause - took) * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         finally:
             self.waiting[pod] -= waits

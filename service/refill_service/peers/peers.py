@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pyreqwest.client import Client, ClientBuilder
-from pyreqwest.exceptions import PyreqwestError
+from pyreqwest.exceptions import ConnectTimeoutError, PyreqwestError, RequestTimeoutError
 from pyreqwest.request import RequestBuilder
 from pyreqwest.response import ResponseBodyReader
 
 from refill.credentials import ShownToken
 from refill.errors import PodUnreachable, RefillError, error_from_wire
+from refill.pod_link import GONE_SECONDS, PROBE_AFTER_SECONDS
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
 from refill_service.observing.request_id import REQUEST_ID_HEADER, current_request_id
 from refill_service.observing.tracing import trace_headers
@@ -39,7 +40,6 @@ STREAM_WINDOW_BYTES = 16 << 20
 CONNECTION_WINDOW_BYTES = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
 _PIECE_NUMBERS = 1 << 17
-_CONNECT_SECONDS = 5
 _LOOK_SECONDS = 5.0
 
 
@@ -129,8 +129,11 @@ class FrameReader:
 class Peers:
     """The other pods, by ordinal. Close it when done.
 
+    Names are resolved with each new connection: a pod that was replaced has its name and another address.
+
     :param token: shown to them; None: they want none.
     :param certificates: shown to them, and which theirs must be signed by; None: no TLS.
+    :param connect_timeout_seconds: how long reaching one may take, TLS included.
     """
 
     def __init__(
@@ -139,11 +142,14 @@ class Peers:
         timeout_seconds: float,
         token: ShownToken | None = None,
         certificates: Certificates | None = None,
+        *,
+        connect_timeout_seconds: float = 2,
     ) -> None:
         self.urls = peer_urls
         self.life = uuid.uuid4().hex
         """Tells this run of the pod from an earlier or later one."""
         self._timeout_seconds = timeout_seconds
+        self._connect_timeout_seconds = connect_timeout_seconds
         self._token = token
         self._certificates = certificates
         self._client: Client | None = None
@@ -237,7 +243,13 @@ class Peers:
             .brotli(False)
             .zstd(False)
             .deflate(False)
-            .connect_timeout(timedelta(seconds=_CONNECT_SECONDS))
+            # A network that drops packets says nothing of a pod that has gone. One that is busy or paused is still
+            # there: its machine confirms what comes.
+            .tcp_user_timeout(timedelta(seconds=GONE_SECONDS))
+            .tcp_keepalive(timedelta(seconds=PROBE_AFTER_SECONDS))
+            .tcp_keepalive_interval(timedelta(seconds=1))
+            .tcp_keepalive_retries(GONE_SECONDS - PROBE_AFTER_SECONDS)
+            .connect_timeout(timedelta(seconds=self._connect_timeout_seconds))
             .timeout(timedelta(seconds=self._timeout_seconds))
         )
         if self._certificates is None:
@@ -255,10 +267,17 @@ class Peers:
             yield
         except PyreqwestError as error:
             raise PodUnreachable(
-                f"{self.name(pod)} does not answer: {_root_cause(error)}. Is it running, and is the URL right?",
+                f"{self.name(pod)} does not answer: {self._cause(error)}. Is it running, and is the URL right?",
                 pod=pod,
                 url=self.urls[pod],
             ) from error
+
+    def _cause(self, error: PyreqwestError) -> str:
+        if isinstance(error, ConnectTimeoutError):
+            return f"it can't be reached within {self._connect_timeout_seconds:g} s"
+        if isinstance(error, RequestTimeoutError):
+            return f"no answer within {self._timeout_seconds:g} s"
+        return _root_cause(error)
 
 
 def _raise_for(status: int, text: str, source: str) -> None:

@@ -81,7 +81,11 @@ class CacheNode:
         self.client_memory = ClientMemory(int(settings.memory_bytes * _CLIENT_MEMORY_FRACTION), self.quotas)
         peer_token = ShownToken(Path(settings.peer_token)) if settings.peer_token else None
         self.peers = peers or Peers(
-            settings.peer_urls, settings.peer_timeout_seconds, peer_token, settings.peer_certificates
+            settings.peer_urls,
+            settings.peer_timeout_seconds,
+            peer_token,
+            settings.peer_certificates,
+            connect_timeout_seconds=settings.peer_connect_timeout_seconds,
         )
         self.pinned = PinnedTier(
             int(settings.memory_bytes * settings.pinned_fraction),
