@@ -26,7 +26,7 @@ AUDIT_FLAGS ?=
 BASE_IMAGE_FLAGS ?=
 SOAK_FLAGS ?=
 
-.PHONY: demo test test-security test-trainers test-image check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-security test-trainers test-image check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -119,6 +119,10 @@ bench-memory: $(READY)
 
 bench-tls: $(READY)
 	$(BIN)/python benchmarks/tls_cost.py
+
+# How long training stands still when a pod, its machine or the network between fails; needs root, some two minutes.
+bench-stalls: $(READY)
+	$(BIN)/python -m benchmarks.stalls
 
 bench-start: $(READY)
 	$(BIN)/python benchmarks/start_up.py

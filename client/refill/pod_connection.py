@@ -83,6 +83,14 @@ class PodConnection:
         return self._pods.rank
 
     @property
+    def timeout_seconds(self) -> float:
+        return self._pods.timeout_seconds
+
+    @timeout_seconds.setter
+    def timeout_seconds(self, value: float) -> None:
+        self._pods.timeout_seconds = value
+
+    @property
     def home(self) -> str:
         """The pod that this rank's requests go to."""
         return self._pods.home
@@ -110,6 +118,10 @@ class PodConnection:
         incarnation, and ``info()["resumed"]`` says how many positions are left of the epoch for each rank, from 0 on.
         """
         return self._pods.resume({"incarnation": incarnation, "epoch": epoch, "position": position})
+
+    def look_after_home(self) -> None:
+        """As a thread of the training process does every few seconds."""
+        self._pods.look_after_home()
 
     def batch(self, epoch: int, positions: Int64Array) -> ReceivedBatch:
         """The samples that answer positions of this rank, in their order."""

@@ -185,7 +185,7 @@ def test_pods_that_are_lost_one_after_another(packed: Packed, tmp_path: Path) ->
         for pod in (0, 1):
             cluster.kill(pod)
             cluster.restart(pod)
-        ranks.ranks[0]._register_again(cluster.pod_urls[0], 30)
+        ranks.ranks[0]._pods._register_again(cluster.pod_urls[0], Wait(30))
         cluster.kill(2)
         cluster.restart(2)
         ranks.ask(0, 0, ranks.length)
@@ -205,7 +205,9 @@ def test_two_pods_that_have_both_lost_a_job_that_has_moved(packed: Packed, tmp_p
         cluster.kill(0)
         cluster.restart(0)
         rank = asleep.wake()
-        rank._register(cluster.pod_urls[0], 30)  # pod 1 knows of it, and what the rank has received is asked for
+        rank._pods._register(
+            cluster.pod_urls[0], Wait(30)
+        )  # pod 1 knows of it, and what the rank has received is asked for
         cluster.kill(1)
         cluster.restart(1)
         ranks.ranks = [rank]

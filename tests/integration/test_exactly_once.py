@@ -96,7 +96,7 @@ def test_asked_again_the_same_again(three_pods: LocalCluster, job: dict[str, Any
     assert [x for b in again for x in b.sample_ids.tolist()] == ids
     assert [bytes(p) for b in again for p in b.payloads] == payloads
     elsewhere = rank_of(three_pods, job)
-    elsewhere._home = three_pods.pod_urls[2]
+    elsewhere._pods._home = three_pods.pod_urls[2]
     assert elsewhere.batch(0, np.arange(10)).sample_ids.tolist() == ids[:10]
     whole_epoch(rank, 1)
     assert rank.batch(0, np.arange(5)).sample_ids.tolist() == ids[:5], "the epoch before can still be asked again"

@@ -161,7 +161,7 @@ def test_who_only_looks_tells_nothing(packed: Packed, tmp_path: Path) -> None:
         cluster.kill(0)
         cluster.restart(0)
         with contextlib.suppress(RefillError):
-            observer.connection._pods.look_after_home()  # as it does every few seconds
+            observer.connection.look_after_home()  # as it does every few seconds
         ranks.ask(0, 0, ranks.length)  # asked again, the same samples
         ranks.check(0)
         assert receipt(cluster, job, 0)["exact"]

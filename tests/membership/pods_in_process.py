@@ -17,12 +17,16 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 
+from refill.credentials import Credentials
 from refill.delivery_record import DeliveryRecord
 from refill.errors import PodStopping, PodUnreachable, error_from_wire
+from refill.job_pods import JobPods
+from refill.pod_channel import PodChannel, Wait
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
-from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
+from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, decode_frame_arrays
+from refill.received_batch import Expected
 from refill_service.peers.peers import PODS_HEADER, Body, BodyPieces, FrameReader, Peers
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
@@ -235,6 +239,59 @@ class CalledPeers(Peers):
         yield FrameReader(Reader(), self.name(pod))  # type: ignore[arg-type]
 
 
+class CalledPods(PodChannel):
+    """Pods are called, not asked over a network."""
+
+    def __init__(self, pods: PodsInProcess) -> None:
+        super().__init__(Credentials(), 1)
+        self._pods = pods
+
+    def _request(self, method: str, url: str, path: str, content: bytes | None, headers: Any = None) -> Any:
+        pod = int(url.rpartition("-")[2])
+        return self._pods.do(self._pods.request("client", pod, method, path, content, headers))
+
+    def call(
+        self,
+        method: str,
+        pod: str,
+        path: str,
+        wait: Wait,
+        *,
+        sent: Any = None,
+        content: bytes = b"",
+        params: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        url = httpx.URL(f"http://x{path}").copy_merge_params(params or {})
+        request = httpx.Request(method, url, **({"content": content} if sent is None else {"json": sent}))
+        status, _, body = self._request(method, pod, request.url.raw_path.decode(), request.content, request.headers)
+        if status >= 300:
+            raise error_from_wire(httpx.Response(status, content=body).json(), status=status, source=pod)
+        found: dict[str, Any] = httpx.Response(200, content=body).json() if body else {}
+        return found
+
+    def fetch(self, pod: str, path: str, body: bytes, expected: Expected, wait: Wait) -> ReceivedBatch:
+        status, _, answer = self._request("POST", pod, path, body)
+        if status != 200:
+            raise error_from_wire(httpx.Response(status, content=answer).json(), status=status, source=pod)
+        frame = memoryview(answer)
+        header = FrameHeader.decode(frame[:FRAME_HEADER_BYTES])
+        found_positions, found_ids, lengths = decode_frame_arrays(header, frame[FRAME_HEADER_BYTES:])
+        assert expected.positions is None or np.array_equal(expected.positions, found_positions)
+        return ReceivedBatch(found_ids.copy(), [memoryview(b"")] * len(lengths))
+
+
+class PodsOfRank(JobPods):
+    """:param process: tells training processes apart."""
+
+    process = 1
+
+    def _life(self) -> RankLife:
+        return RankLife("test", 10 * self.process + self.rank + 1_000_000, 1, "")
+
+    def _watch_home(self) -> None:
+        """Tests say when."""
+
+
 class Rank(PodConnection):
     """A rank's connection as it is, but that pods are called.
 
@@ -251,46 +308,11 @@ class Rank(PodConnection):
         timeout_seconds: float = 30,
         record: DeliveryRecord | None = None,
     ) -> None:
-        self._pods = pods
-        self._number = process
-        self.looks = True
         super().__init__(pods.pod_urls[0], spec, rank, None, timeout_seconds, record)
-
-    def _life(self) -> RankLife:
-        return RankLife("test", 10 * self._number + self.rank + 1_000_000, 1, "")
-
-    def _watch_home(self) -> None:
-        self._watched = True
-
-    def _request(self, method: str, url: str, path: str, content: bytes | None, headers: Any = None) -> Any:
-        pod = int(url.rpartition("-")[2])
-        return self._pods.do(self._pods.request("client", pod, method, path, content, headers))
-
-    def _call(self, method: str, pod: str, path: str, seconds: float, **content: Any) -> dict[str, Any]:
-        request = httpx.Request(method, f"http://x{path}", **content)
-        status, _, body = self._request(method, pod, request.url.raw_path.decode(), request.content, request.headers)
-        if status >= 300:
-            raise error_from_wire(httpx.Response(status, content=body).json(), status=status, source=pod)
-        found: dict[str, Any] = httpx.Response(200, content=body).json() if body else {}
-        return found
-
-    def _fetch(
-        self,
-        home: str,
-        what: str,
-        body: bytes,
-        positions: Int64Array | None,
-        sample_ids: Int64Array | None,
-        seconds: float,
-    ) -> ReceivedBatch:
-        status, _, answer = self._request("POST", home, self._data_path(what), body)
-        if status != 200:
-            raise error_from_wire(httpx.Response(status, content=answer).json(), status=status, source=home)
-        frame = memoryview(answer)
-        header = FrameHeader.decode(frame[:FRAME_HEADER_BYTES])
-        found_positions, found_ids, lengths = decode_frame_arrays(header, frame[FRAME_HEADER_BYTES:])
-        assert positions is None or np.array_equal(positions, found_positions)
-        return ReceivedBatch(found_ids.copy(), [memoryview(b"")] * len(lengths))
+        self._channel = CalledPods(pods)
+        self._pods = PodsOfRank(pods.pod_urls[0], spec, rank, None, timeout_seconds, self._record, self._channel)
+        self._pods.process = process
+        self.looks = True
 
 
 class Training:
