@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -64,6 +65,28 @@ def _places(value: Any) -> Any:
         raise ValueError(error.message) from None
 
 
+def _ordinal_by_name(pod_urls: tuple[str, ...], peer_urls: tuple[str, ...]) -> int:
+    """Of the pod whose URL names this host, as in a StatefulSet. Two pods that guess the same number would both hand
+    out that one's samples."""
+    if len(peer_urls) < 2:
+        return 0
+    host = socket.gethostname().split(".")[0]
+    number = re.search(r"-(\d+)$", host)
+    if number is None:
+        raise ValueError(
+            f"there are {len(peer_urls)} pods, and this host's name, {host}, does not end in the number of one, as in "
+            "refill-2: set ordinal (REFILL_ORDINAL), another one for each pod"
+        )
+    ordinal = int(number[1])
+    urls = [each[ordinal] for each in (pod_urls, peer_urls) if ordinal < len(each)]
+    if urls and not any((urlsplit(url).hostname or "").split(".")[0] == host.lower() for url in urls):
+        raise ValueError(
+            f"this host is called {host}, and the URL of pod {ordinal} is {urls[0]}: set ordinal (REFILL_ORDINAL), "
+            "another one for each pod"
+        )
+    return ordinal
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)]
 Places = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_places)]
@@ -83,7 +106,7 @@ class Settings(BaseSettings):
         "unix:PATH.",
     )
     ordinal: int = Field(
-        -1, ge=-1, description="Number of this pod, from 0; -1 takes it from the end of the host name, as in refill-2."
+        -1, ge=-1, description="Number of this pod, from 0; -1: that of the URL that names this host, as in refill-2."
     )
     replicas: int = Field(1, ge=1, le=_MAX_REPLICAS, description="Number of pods, when URLs are given as templates.")
     pod_urls: Urls = Field(
@@ -281,8 +304,7 @@ class Settings(BaseSettings):
                 urls = [urls[0].replace("{ordinal}", str(i)) for i in range(replicas)]
             given[name] = tuple(urls)
         if _whole_number(given.get("ordinal", -1), least=-1, most=-1) == -1:
-            number = re.search(r"-(\d+)$", socket.gethostname().split(".")[0])
-            given["ordinal"] = int(number[1]) if number and len(given["peer_urls"]) > 1 else 0
+            given["ordinal"] = _ordinal_by_name(given["pod_urls"], given["peer_urls"])
         return given
 
     @model_validator(mode="after")

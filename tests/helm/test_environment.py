@@ -100,7 +100,7 @@ def test_values_reach_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     values, found = values_in(CHART / "ci" / "everything-values.yaml"), everything()
     for name, value in found.environment.items():
         monkeypatch.setenv(name, value)
-    settings, store = load_settings().model_dump(), StoreSettings.from_environment(found.environment)
+    settings, store = load_settings(ordinal=0).model_dump(), StoreSettings.from_environment(found.environment)
     assert settings["sending_bytes"] == 128 * 2**20
     for name, value in values["settings"].items():
         assert name == "sending_bytes" or as_value(settings[name]) == value, name
@@ -160,7 +160,7 @@ def _environment_on_this_machine(found: Release, root: Path) -> dict[str, str]:
         if any(f"{value}/".startswith(f"{mounted}/") for mounted in mounts):
             value = f"{root}{value}"
         environment[variable["name"]] = value
-    return environment
+    return environment | {"REFILL_ORDINAL": "0"}  # in the cluster its host's name tells
 
 
 def _wait_until_ok(url: str, process: subprocess.Popen[Any], log: Path) -> None:

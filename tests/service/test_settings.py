@@ -85,12 +85,27 @@ def test_listed_urls() -> None:
     assert settings.peer_urls == ("http://a:3", "http://b:4")
 
 
-@pytest.mark.parametrize(
-    ("host", "ordinal"), [("refill-1", 1), ("refill-2.refill.default.svc", 2), ("laptop", 0), ("node-x", 0)]
-)
+@pytest.mark.parametrize(("host", "ordinal"), [("refill-1", 1), ("refill-2.refill.default.svc", 2), ("Refill-0", 0)])
 def test_ordinal_from_the_host_name(monkeypatch: pytest.MonkeyPatch, host: str, ordinal: int) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: host)
     assert load_settings(replicas=3, pod_urls=POD_TEMPLATE, peer_urls=PEER_TEMPLATE).ordinal == ordinal
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("laptop", "host's name, laptop, does not end in the number of one"),
+        ("node-x", "host's name, node-x, does not end"),
+        ("node-1", r"is called node-1, and the URL of pod 1 is http://refill-1\.refill:8000: set ordinal"),
+        ("refill-3", "ordinal is 3 but there are 3 pods"),
+    ],
+)
+def test_with_several_pods_no_ordinal_is_guessed(monkeypatch: pytest.MonkeyPatch, host: str, why: str) -> None:
+    """Two pods that take themselves for the same one would hand out its samples twice."""
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    with pytest.raises(InvalidInput, match=why):
+        load_settings(replicas=3, pod_urls=POD_TEMPLATE, peer_urls=PEER_TEMPLATE)
+    assert load_settings(replicas=3, pod_urls=POD_TEMPLATE, peer_urls=PEER_TEMPLATE, ordinal=2).ordinal == 2
 
 
 def test_one_pod_is_pod_0_whatever_its_host_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +133,7 @@ def test_one_pod_is_pod_0_whatever_its_host_is_called(monkeypatch: pytest.Monkey
         ({"pod_urls": "http://a:1,http://b:1", "peer_urls": "http://a:2"}, "pod_urls names 2 pods and peer_urls 1"),
         ({"pod_urls": "refill:8000", "peer_urls": "refill:8001"}, "'refill:8000' is not a URL like http://refill-0"),
         (
-            {"pod_urls": "http://a:1,http://a:1", "peer_urls": "http://a:2,http://b:2"},
+            {"pod_urls": "http://a:1,http://a:1", "peer_urls": "http://a:2,http://b:2", "ordinal": "0"},
             "pod_urls names http://a:1 twice",
         ),
         ({"remote_memory_fraction": "nan"}, "setting remote_memory_fraction (REFILL_REMOTE_MEMORY_FRACTION)"),

@@ -1,21 +1,34 @@
-"""``refill serve``: every setting of a pod as an option."""
+"""``refill serve``: every setting of a pod as an option, and how its object store is reached."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import Any
 
 __all__ = ["add_commands"]
 
+_STORE_OPTIONS = {"endpoint_url": "ENDPOINT_URL", "region": "REGION", "profile": "PROFILE"}
+
 
 def add_commands(commands: Any) -> None:
+    from refill_service.commands.datasets import add_store_options
     from refill_service.settings import Settings
 
     parser = commands.add_parser(
         "serve",
         help="run a cache pod",
-        description="Run one cache pod. Each option can be set in the environment too, as REFILL_<NAME>.",
-        epilog="example: refill serve --port 8000 --memory-bytes 4GiB",
+        description="Run one cache pod, or several to try on one machine. Each option can be set in the environment "
+        "too, as REFILL_<NAME>.",
+        epilog="example: refill serve --port 8000 --memory-bytes 4GiB; on a laptop: refill serve --pods 3",
+    )
+    parser.add_argument(
+        "--pods",
+        type=int,
+        metavar="N",
+        help="run N pods that know each other, on this machine only, and serve the datasets in this folder, too: pod n "
+        "listens 10 n ports above --port, --peer-port and --metrics-port (default: one pod)",
     )
     for name, field in Settings.model_fields.items():
         default = field.default
@@ -25,12 +38,32 @@ def add_commands(commands: Any) -> None:
             metavar=name.split("_")[-1].upper(),
             help=f"{field.description} (default: {shown}; REFILL_{name.upper()})".replace("%", "%%"),
         )
+    add_store_options(parser)
     parser.set_defaults(func=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from refill_service.serving.serve import serve
+    from refill_service.environment import unread_variables
     from refill_service.settings import Settings, load_settings
 
-    serve(load_settings(**{name: getattr(args, name) for name in Settings.model_fields}))
+    for variable in unread_variables(os.environ):
+        print(f"refill: warning: nobody reads the variable {variable}", file=sys.stderr)
+    _take_store_options(args)
+    given = {name: getattr(args, name) for name in Settings.model_fields}
+    if args.pods is not None:
+        from refill_service.commands.local_pods import run_local_pods
+
+        return run_local_pods(args.pods, given)
+    from refill_service.serving.serve import serve
+
+    serve(load_settings(**given))
     return 0
+
+
+def _take_store_options(args: argparse.Namespace) -> None:
+    """As variables of refill's own, which come before all others: the pod opens its stores by them, one by one."""
+    for option, variable in _STORE_OPTIONS.items():
+        if (value := getattr(args, option)) is not None:
+            os.environ[f"REFILL_STORE_{variable}"] = value
+    if args.no_sign_request:
+        os.environ["REFILL_STORE_ANONYMOUS"] = "true"

@@ -1,0 +1,149 @@
+"""``refill serve --pods 3``: how do several pods run on one machine, to try them? Each as a process, on loopback.
+
+Pod n listens 10 n ports above the first one's. Lines of their logs come out with the pod's number; one that ends takes
+the others with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, NoReturn
+
+import httpx
+
+from refill.errors import InvalidInput
+from refill_service.settings import Settings, load_settings
+
+__all__ = ["run_local_pods"]
+
+_BETWEEN_PORTS = 10
+_OF_ONE_POD = ("journal_dir", "pinned_dir", "unix_socket")
+_PORTS = ("port", "peer_port", "metrics_port")
+_GIVEN_HERE = ("ordinal", "replicas", "pod_urls", "peer_urls")
+_MOST_PODS = 16
+_LOOK_SECONDS = 0.2
+_STOP_SECONDS = 15
+
+
+def run_local_pods(num_pods: int, given: dict[str, Any]) -> int:
+    """Until SIGINT or SIGTERM, or until a pod ends; returns the exit status.
+
+    :param given: settings of every pod, as options of the command; those that are None come from the environment.
+    """
+    if not 1 <= num_pods <= _MOST_PODS:
+        raise InvalidInput(f"--pods must be 1 to {_MOST_PODS}, got {num_pods}")
+    environment = _environment_of_all(given)
+    for name in _GIVEN_HERE:
+        if environment.get(_variable(name)):
+            raise InvalidInput(f"--pods gives each pod its {name}: leave it out, and {_variable(name)}, too")
+    settings = {name: environment.get(_variable(name)) for name in Settings.model_fields}
+    first = load_settings(**settings | {"ordinal": 0})  # what is wrong is said once
+    pods = [_environment_of(first, environment, pod, num_pods) for pod in range(num_pods)]
+    signal.signal(signal.SIGTERM, _end)
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for pod, variables in enumerate(pods):
+            processes.append(_start(pod, variables))
+        return _watch(processes, pods[0][_variable("pod_urls")].split(","), first)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        _stop(processes)
+
+
+def _variable(name: str) -> str:
+    return f"REFILL_{name.upper()}"
+
+
+def _environment_of_all(given: dict[str, Any]) -> dict[str, str]:
+    """Options before variables; for a laptop, which serves itself and what lies in this folder."""
+    beside = {"host": "127.0.0.1", "dataset_urls": f"s3://,{Path.cwd().as_uri()}", "drain_seconds": "0"}
+    found = {_variable(name): value for name, value in beside.items()} | os.environ
+    return found | {_variable(name): str(value) for name, value in given.items() if value is not None}
+
+
+def _environment_of(first: Settings, all_pods: dict[str, str], pod: int, num_pods: int) -> dict[str, str]:
+    host = f"[{first.host}]" if ":" in first.host else first.host
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+    urls = {
+        "pod_urls": ("https" if first.tls_cert else "http", first.port),
+        "peer_urls": ("https" if first.peer_tls_cert else "http", first.peer_port),
+    }
+    own = {
+        name: ",".join(f"{scheme}://{host}:{port + _BETWEEN_PORTS * each}" for each in range(num_pods))
+        for name, (scheme, port) in urls.items()
+    }
+    own["ordinal"] = str(pod)
+    for name in _PORTS:
+        if port := getattr(first, name):
+            own[name] = str(port + _BETWEEN_PORTS * pod)
+    for name in _OF_ONE_POD:
+        if path := getattr(first, name):
+            own[name] = f"{path}-{pod}"
+    return all_pods | {_variable(name): value for name, value in own.items()}
+
+
+def _start(pod: int, environment: dict[str, str]) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "refill_service.cli", "serve"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        # Ctrl-C reaches this process alone, which tells the pods once: a second time would kill them.
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    threading.Thread(target=_pass_on, args=(pod, process.stdout), daemon=True).start()
+    return process
+
+
+def _pass_on(pod: int, lines: IO[str]) -> None:
+    for line in lines:
+        sys.stderr.write(f"pod {pod} | {line}")
+        sys.stderr.flush()
+
+
+def _watch(processes: list[subprocess.Popen[str]], urls: list[str], first: Settings) -> int:
+    told = False
+    while all(process.poll() is None for process in processes):
+        if not told and all(map(_is_ready, urls)):
+            told = True
+            folders = ", ".join(first.dataset_urls)
+            print(f"{len(urls)} pods are ready, with datasets in {folders}: {' '.join(urls)}", flush=True)
+        time.sleep(_LOOK_SECONDS)
+    pod = next(pod for pod, process in enumerate(processes) if process.poll() is not None)
+    print(f"refill: pod {pod} has ended, and so do the others", file=sys.stderr)
+    return processes[pod].returncode or 1
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=5, verify=False, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _stop(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _STOP_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()
+            process.wait()

@@ -1,0 +1,125 @@
+"""`refill serve --pods 3`: several pods on one machine, as README's quick start has them."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch.utils.data
+
+import refill
+from refill_service.demo.local_cluster import free_ports
+
+REFILL = [sys.executable, "-m", "refill_service.cli"]
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("REFILL_")}
+SECONDS = 120
+
+
+class Pods:
+    """The process, and what it writes, line by line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._coming: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._coming.put(line)
+        self._coming.put(None)
+
+    def until(self, text: str) -> str:
+        while True:
+            line = self._coming.get(timeout=SECONDS)
+            assert line is not None, f"it ended without saying {text!r}: {self.lines}"
+            self.lines.append(line)
+            if text in line:
+                return line
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str, **environment: str) -> Iterator[Pods]:
+    process = subprocess.Popen(
+        [*REFILL, "serve", *arguments],
+        cwd=folder,
+        env=CLEAN | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield Pods(process)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(SECONDS)
+
+
+def ports() -> tuple[str, ...]:
+    (port,) = free_ports(1)
+    return "--port", str(port), "--peer-port", str(port + 1)
+
+
+def refused(*arguments: str, **environment: str) -> str:
+    ran = subprocess.run(
+        [*REFILL, "serve", *arguments], env=CLEAN | environment, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert ran.returncode == 2, ran.stderr
+    assert len(ran.stderr.splitlines()) == 1, ran.stderr
+    return ran.stderr
+
+
+def test_three_commands_to_a_training_loop(tmp_path: Path) -> None:
+    for number in range(90):
+        path = tmp_path / "images" / str(number % 3) / f"{number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"%d" % number)
+    subprocess.run([*REFILL, "pack", "images", "dataset", "--quiet"], cwd=tmp_path, env=CLEAN, check=True)
+    journal = str(tmp_path / "journal")
+    with serving(tmp_path, "--pods", "3", "--memory-bytes", "2MiB", "--journal-dir", journal, *ports()) as pods:
+        ready = pods.until("3 pods are ready")
+        urls = [word for word in ready.split() if word.startswith("http://127.0.0.1:")]
+        assert len(urls) == 3
+        assert [httpx.get(f"{url}/readyz").json()["ordinal"] for url in urls] == [0, 1, 2]
+        options: dict[str, Any] = {"dataset": (tmp_path / "dataset").as_uri(), "job": "laptop", "chunk_size": 4}
+        dataset = refill.CacheDataset(urls[1], **options)
+        sampler = refill.EpochSampler(dataset)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=10, sampler=sampler, collate_fn=list)
+        assert sorted(int(sample["txt"]) for batch in loader for sample in batch) == list(range(90))
+        dataset.end_job()
+        assert sorted(path.name for path in tmp_path.glob("journal-*")) == ["journal-0", "journal-1", "journal-2"]
+        assert any(line.startswith("pod 2 | ") for line in pods.lines), "nobody sees which pod a line is of"
+        pods.process.send_signal(signal.SIGINT)
+        assert pods.process.wait(SECONDS) == 0
+    for url in urls:
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/healthz")
+
+
+def test_a_pod_that_ends_takes_the_others_with_it(tmp_path: Path) -> None:
+    taken = ports()
+    port = int(taken[1])
+    with serving(tmp_path, "--port", str(port + 10), "--peer-port", str(port + 11), REFILL_HOST="127.0.0.1") as other:
+        other.until("pod 0 of 1")
+        with serving(tmp_path, "--pods", "2", *taken) as pods:
+            pods.until(f"can't listen on 127.0.0.1:{port + 10}")
+            pods.until("pod 1 has ended, and so do the others")
+            assert pods.process.wait(SECONDS) == 2
+
+
+def test_what_can_not_be_is_one_line() -> None:
+    assert "--pods must be 1 to 16" in refused("--pods", "0")
+    assert "leave it out, and REFILL_ORDINAL, too" in refused("--pods", "2", REFILL_ORDINAL="1")
+    assert "REFILL_MEMORY_BYTES is meant" in refused("--pods", "2", REFILL_MEMORY_BYTE="1GiB")
+    assert "setting memory_bytes" in refused("--pods", "2", "--memory-bytes", "lots")
