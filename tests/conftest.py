@@ -1,4 +1,4 @@
-"""What do all tests share? A real S3 server on loopback, started once."""
+"""What do all tests share? A real S3 server on loopback, started once, pods that start fast, and the same draws."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from refill_service.demo import local_cluster
 from refill_service.demo.local_cluster import free_ports
@@ -30,6 +31,19 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Tests run side by side in several processes: a port that one has chosen must not be another's before it is taken.
     _worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     local_cluster._PORTS = local_cluster._PORTS[_worker :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+
+# How long a draw takes says how busy the machine is. The same ones each time, so that a change fails by its own doing;
+# others, and more of them, with TEST_FLAGS=--hypothesis-profile=thorough.
+_UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", _UNHURRIED, derandomize=True)
+settings.register_profile("thorough", _UNHURRIED, max_examples=2000)
+settings.load_profile("same")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores: tests of pods wait for a good part of their time."""
+    return len(os.sched_getaffinity(0)) + 1
+
 
 ACCESS_KEY = "test"
 SECRET_KEY = "test-secret"
