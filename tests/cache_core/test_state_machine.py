@@ -169,11 +169,11 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), fails=st.booleans())
     def a_read_ends(self, data: st.DataObject, fails: bool) -> None:
         pod = data.draw(st.sampled_from([pod for pod in self.pods if pod.reading]))
-        refill = pod.reading.pop(data.draw(st.integers(0, len(pod.reading) - 1)))
+        read = pod.reading.pop(data.draw(st.integers(0, len(pod.reading) - 1)))
         if fails:
-            pod.owner.refill_failed(refill)
+            pod.owner.failed(read)
         else:
-            pod.owner.refill_arrived(refill)
+            pod.owner.arrived(read)
 
     @precondition(lambda self: hasattr(self, "pods"))
     @rule(pods=st.lists(st.integers(0, 2), min_size=1, max_size=3), torn=st.integers(0, 40), lost=st.booleans())
