@@ -1,0 +1,1 @@
+"""Caches that return exactly the sample that is asked for, and know or guess what comes."""

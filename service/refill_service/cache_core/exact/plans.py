@@ -1,0 +1,63 @@
+"""Which samples of a chunk that is read now stay in memory, and until when?
+
+A chunk costs one GET, whatever is kept of it. Keeping a sample until its next use saves that use a GET of the whole
+chunk, and costs memory for as long. With a *price* for memory (GETs for each byte and unit of time), the cheapest plan
+for one chunk can be told without looking at the others; what ties them together is the price, which moves until the
+plans of all chunks just fill memory. Both plans below keep every known use before a planned time, the chunk's next GET.
+
+Here ``uses``, ``(m,)`` and ascending, are the times at which samples of the chunk are used after the GET; ``since``,
+``(m,)``, from when on the sample of each is held for it if all before are kept: its use before, or the time of the GET;
+``sizes``, ``(m,)``, are bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refill_service.cache_core.sample_mapping import Int64Array
+
+__all__ = ["held_from", "renewal", "rolling"]
+
+
+def held_from(samples: Int64Array, uses: Int64Array, time: int) -> Int64Array:
+    """Since when each use's sample is held for it, where ``samples``, ``(m,)``, are those used: each sample's use
+    before, or ``time``."""
+    since = np.full(len(uses), time, dtype=np.int64)
+    by_sample = np.argsort(samples, kind="stable")
+    again = samples[by_sample[1:]] == samples[by_sample[:-1]]
+    since[by_sample[1:][again]] = uses[by_sample[:-1][again]]
+    return since
+
+
+def renewal(time: int, known_until: int, uses: Int64Array, since: Int64Array, sizes: Int64Array, price: float) -> int:
+    """How many of the uses to keep, so that the cost for each unit of time until the next GET is least.
+
+    The next GET is at the first use that is not kept; when all are kept, not before ``known_until``.
+    """
+    holding = np.concatenate([[0.0], np.cumsum((uses - since) * sizes)])
+    ends = np.append(uses, known_until)
+    return int(np.argmin((1 + price * holding) / (ends - time)))
+
+
+def rolling(time: int, uses: Int64Array, since: Int64Array, sizes: Int64Array, price: float) -> int:
+    """How many of the uses to keep up to the next GET of the cheapest schedule over all that is known of the chunk.
+
+    A schedule is a set of GETs, each at a use; its cost the GETs and the price of what is held between them. Nothing is
+    paid for what comes when nothing is known any more. O(m^2).
+    """
+    num_uses = len(uses)
+    cheapest = np.zeros(num_uses + 1)
+    """From a GET at each use on, that GET included; the last: nothing is known any more."""
+    for start in range(num_uses - 1, -1, -1):
+        held = (uses[start + 1 :] - np.maximum(uses[start], since[start + 1 :])) * sizes[start + 1 :]
+        cheapest[start] = 1 + _least(cheapest[start + 1 :], held, price)[1]
+    return _least(cheapest, (uses - since) * sizes, price)[0]
+
+
+def _least(cheapest: NDArray[np.float64], held: Int64Array, price: float) -> tuple[int, float]:
+    """Before which of the following uses the next GET comes, or behind all, and what everything from here costs."""
+    costs = cheapest.copy()
+    costs[1:] += price * np.cumsum(held)
+    best = int(np.argmin(costs))
+    return best, float(costs[best])

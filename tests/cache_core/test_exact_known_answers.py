@@ -1,0 +1,172 @@
+"""Do the caches that keep the order reach the answers that are known for them? Orders are portable ones, answers are of
+simulations that were written apart, from the papers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from tests.cache_core.portable_order import PortableRandom
+
+from refill_service.cache_core.exact.clairvoyant_cache import ChunkRead, ClairvoyantCache, EarliestUseCache, Plan
+from refill_service.cache_core.exact.importance import rank_scores, sample_losses, share_of
+from refill_service.cache_core.exact.known_uses import KnownUses
+from refill_service.cache_core.exact.sample_caches import (
+    FifoCache,
+    ImportanceCache,
+    LruCache,
+    MinCache,
+    NeverEvictCache,
+    SampleCache,
+)
+from refill_service.cache_core.sample_mapping import Int64Array
+
+
+class ChunkCache(Protocol):
+    held_bytes: int
+
+    def holds(self, sample: int) -> bool: ...
+    def used(self, sample: int, time: int, uses: KnownUses, known_until: int) -> bool: ...
+    def missed(self, sample: int, time: int, uses: KnownUses, known_until: int) -> ChunkRead: ...
+
+
+def gets_of_epochs(cache: ChunkCache, orders: list[Int64Array], capacity: int) -> list[int]:
+    """This epoch and the next are known. Memory is never over its limit."""
+    num_samples, found = len(orders[0]), []
+    uses = KnownUses(num_samples, orders)
+    for epoch, order in enumerate(orders):
+        gets, known_until = 0, min(epoch + 2, len(orders)) * num_samples
+        for place, sample in enumerate(order.tolist()):
+            time = epoch * num_samples + place
+            if cache.holds(sample):
+                cache.used(sample, time, uses, known_until)
+            else:
+                gets += 1
+                cache.missed(sample, time, uses, known_until)
+            assert cache.held_bytes <= capacity
+        found.append(gets)
+    return found
+
+
+def starts(num_samples: int, chunk_size: int) -> Int64Array:
+    return np.append(np.arange(0, num_samples, chunk_size), num_samples)
+
+
+def test_the_orders_are_the_ones_meant() -> None:
+    assert PortableRandom(1).permutation(2048)[:8].tolist() == [880, 545, 793, 1131, 563, 1165, 40, 183]
+    assert PortableRandom(5).skewed(500, 8).tolist() == [56, 126, 57, 204, 27, 21, 70, 271]
+
+
+@pytest.mark.parametrize(
+    ("chunk_size", "capacity", "gets"),
+    [(1, 204, [2048, 1844, 1844]), (8, 204, [767, 671, 694]), (64, 204, [215, 209, 208]), (64, 512, [125, 95, 95])],
+)
+def test_earliest_use(chunk_size: int, capacity: int, gets: list[int]) -> None:
+    random, one_byte_each = PortableRandom(1), np.ones(2048, dtype=np.int64)
+    orders = [random.permutation(2048) for _ in range(3)]
+    cache = EarliestUseCache(starts(2048, chunk_size), one_byte_each, capacity)
+    assert gets_of_epochs(cache, orders, capacity) == gets
+
+
+@pytest.mark.parametrize(
+    ("plan", "chunk_size", "share", "gets"),
+    [
+        ("rolling", 8, 0.1, 18.0),
+        ("rolling", 64, 0.1, 3.90),
+        ("rolling", 64, 0.2, 2.33),
+        ("renewal", 8, 0.2, 12.0),
+        ("renewal", 64, 0.4, 1.26),
+    ],
+)
+def test_plans(plan: Plan, chunk_size: int, share: float, gets: float) -> None:
+    """GETs for 64 samples, once memory is full. Known for 131,072 samples; here there are fewer, and some 3 % more."""
+    num_samples = 16_384
+    generator, capacity = np.random.default_rng(1), int(share * num_samples)
+    orders = [generator.permutation(num_samples) for _ in range(4)]
+    cache = ClairvoyantCache(starts(num_samples, chunk_size), np.ones(num_samples, dtype=np.int64), capacity, plan)
+    found = gets_of_epochs(cache, orders, capacity)
+    assert_allclose(sum(found[1:3]) / 2 / num_samples * 64, gets, rtol=0.05)
+
+
+def hits(cache: SampleCache, asked: list[int]) -> int:
+    found = 0
+    for sample in asked:
+        if cache.holds(sample):
+            found += 1
+            cache.used(sample)
+        else:
+            cache.came(sample)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("capacity", "fifo", "lru", "never", "least"),
+    [(50, 3623, 3720, 4349, 10156), (150, 9467, 10154, 10492, 15591)],
+)
+def test_hits_of_skewed_accesses(capacity: int, fifo: int, lru: int, never: int, least: int) -> None:
+    asked = PortableRandom(5).skewed(500, 20_000)
+    assert hits(FifoCache(capacity), asked.tolist()) == fifo
+    assert hits(LruCache(capacity), asked.tolist()) == lru
+    assert hits(NeverEvictCache(capacity), asked.tolist()) == never
+    cache = MinCache(capacity, KnownUses(500, [asked]))
+    assert sum(cache.requested(sample, time) for time, sample in enumerate(asked.tolist())) == least
+
+
+@pytest.mark.parametrize(("share", "lru"), [(0.1, 0.005), (0.2, 0.0215), (0.5, 0.153)])
+def test_an_epoch_is_a_scan_that_a_cache_by_recency_does_not_survive(share: float, lru: float) -> None:
+    num_samples, generator = 20_000, np.random.default_rng(3)
+    before, epoch = generator.permutation(num_samples).tolist(), generator.permutation(num_samples).tolist()
+    for make, expected in ((LruCache, lru), (NeverEvictCache, share)):
+        cache: SampleCache = make(int(share * num_samples))
+        hits(cache, before)
+        assert_allclose(hits(cache, epoch) / num_samples, expected, atol=0.005)
+
+
+@pytest.mark.parametrize(
+    ("losses", "ranks"),
+    [
+        ([0.3, 0.5, 0.4], [2.3026, 2.4849, 2.3979]),
+        ([0.6, 1.2, 0.8], [2.3026, 2.4849, 2.3979]),
+        ([0.3, 0.5, 0.5, 0.1], [2.3979, 2.4849, 2.4849, 2.3026]),
+    ],
+)
+def test_ranks_within_a_batch(losses: list[float], ranks: list[float]) -> None:
+    assert_allclose(rank_scores(np.array(losses)), ranks, atol=5e-5)
+
+
+def test_the_loss_of_each_sample_is_what_the_batchs_is_the_mean_of() -> None:
+    logits, labels = np.array([[2.0, -1.0, 0.5], [1000.0, 0.0, -1000.0]]), np.array([2, 0])
+    expected = [-np.log(np.exp(0.5) / np.exp(logits[0]).sum()), 0.0]
+    assert_allclose(sample_losses(logits, labels), expected, atol=1e-12)
+
+
+def test_the_shares_of_the_papers_example() -> None:
+    draws = [4, 7, 3, 5, 3, 5, 2, 2, 1, 10]
+    assert share_of(draws, 0, 2, improving=True) == [3, 3, 5, 5, 2]
+    assert share_of(draws, 0, 2, improving=False) == [4, 3, 3, 2, 1]
+    cached_twice = share_of(draws, 0, 2, improving=False, is_cached=lambda sample: sample == 2, repetition=2)
+    assert cached_twice == [2, 2, 4, 3, 3]
+
+
+def test_importance() -> None:
+    """SHADE's Algorithm 1, with two places."""
+    cache, done = ImportanceCache(2), []
+    batches = [(1, 2, 3), (3, 4, 1), (4, 2, 5), (5, 3, 4)]
+    losses = [(0.9, 0.2, 0.6), (0.1, 0.8, 0.5), (0.7, 0.3, 0.4), (0.2, 0.9, 0.6)]
+    for batch, of_batch in zip(batches, losses, strict=True):
+        for sample in batch:
+            before = set(cache.samples())
+            if cache.holds(sample):
+                done.append("hit")
+                continue
+            cache.came(sample)
+            evicted = before - set(cache.samples())
+            done.append(f"evict {evicted.pop()}" if evicted else "insert" if cache.holds(sample) else "past")
+        cache.scored(batch, rank_scores(np.array(of_batch)).tolist())
+    assert done[:3] == ["insert", "insert", "past"]
+    assert done[3:6] == ["evict 2", "past", "hit"]
+    assert done[6:9] == ["evict 3", "past", "past"]
+    assert done[9:] == ["evict 1", "past", "hit"]
+    assert cache.samples() == [4, 5]
