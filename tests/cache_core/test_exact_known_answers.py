@@ -12,7 +12,7 @@ from tests.cache_core.portable_order import PortableRandom
 
 from refill_service.cache_core.exact.clairvoyant_cache import ChunkRead, ClairvoyantCache, EarliestUseCache, Plan
 from refill_service.cache_core.exact.importance import rank_scores, sample_losses, share_of
-from refill_service.cache_core.exact.known_uses import KnownUses
+from refill_service.cache_core.exact.known_uses import KnownUses, Uses
 from refill_service.cache_core.exact.sample_caches import (
     FifoCache,
     ImportanceCache,
@@ -28,23 +28,23 @@ class ChunkCache(Protocol):
     held_bytes: int
 
     def holds(self, sample: int) -> bool: ...
-    def used(self, sample: int, time: int, uses: KnownUses, known_until: int) -> bool: ...
-    def missed(self, sample: int, time: int, uses: KnownUses, known_until: int) -> ChunkRead: ...
+    def used(self, sample: int, time: int, uses: Uses) -> bool: ...
+    def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead: ...
 
 
 def gets_of_epochs(cache: ChunkCache, orders: list[Int64Array], capacity: int) -> list[int]:
     """This epoch and the next are known. Memory is never over its limit."""
     num_samples, found = len(orders[0]), []
-    uses = KnownUses(num_samples, orders)
+    uses = KnownUses(np.concatenate(orders), num_samples)
     for epoch, order in enumerate(orders):
-        gets, known_until = 0, min(epoch + 2, len(orders)) * num_samples
+        gets, uses.known_until = 0, min(epoch + 2, len(orders)) * num_samples
         for place, sample in enumerate(order.tolist()):
             time = epoch * num_samples + place
             if cache.holds(sample):
-                cache.used(sample, time, uses, known_until)
+                cache.used(sample, time, uses)
             else:
                 gets += 1
-                cache.missed(sample, time, uses, known_until)
+                cache.missed(sample, time, uses)
             assert cache.held_bytes <= capacity
         found.append(gets)
     return found
@@ -110,7 +110,7 @@ def test_hits_of_skewed_accesses(capacity: int, fifo: int, lru: int, never: int,
     assert hits(FifoCache(capacity), asked.tolist()) == fifo
     assert hits(LruCache(capacity), asked.tolist()) == lru
     assert hits(NeverEvictCache(capacity), asked.tolist()) == never
-    cache = MinCache(capacity, KnownUses(500, [asked]))
+    cache = MinCache(capacity, KnownUses(asked, 500))
     assert sum(cache.requested(sample, time) for time, sample in enumerate(asked.tolist())) == least
 
 

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from refill_service.cache_core.exact.known_uses import KnownUses
+from refill_service.cache_core.exact.known_uses import Uses
 from refill_service.cache_core.exact.plans import held_from, renewal, rolling
 from refill_service.cache_core.sample_mapping import Int64Array
 
@@ -26,13 +26,13 @@ Plan = Literal["renewal", "rolling"]
 
 _FILL = 0.97
 """Of memory: what the price aims at, so that plans seldom have to be cut."""
-_NONE = np.empty(0, dtype=np.int64)
 
 
 class ChunkRead(NamedTuple):
-    """At a miss: read this chunk, keep and forget these samples. The one asked for is used at once."""
+    """At a miss: read ``first <= sample < end``, one chunk. The sample asked for is used at once."""
 
-    chunk: int
+    first: int
+    end: int
     kept: Int64Array
     """Of the chunk, ascending; those in memory before included."""
     forgotten: Int64Array
@@ -50,124 +50,125 @@ class ClairvoyantCache:
     def __init__(
         self, starts: Int64Array, lengths: Int64Array, capacity_bytes: int, plan: Plan = "rolling", key: str = ""
     ) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.held_bytes = 0
         self._starts, self._lengths = starts, lengths
-        self._capacity_bytes = capacity_bytes
         self._rolling = plan == "rolling"
         self._random = random.Random(key)
-        self._held = np.zeros(len(lengths), dtype=bool)
-        self.held_bytes = 0
+        self._uses_left = np.zeros(len(lengths), dtype=np.uint8)
+        """Of each sample, the planned uses that it stays for; 0: it is not in memory."""
         num_chunks = len(starts) - 1
-        self._next_gets: list[int | None] = [None] * num_chunks
-        """For each chunk that was read, when its plan ends: what is used later is not kept."""
+        self._was_read = np.zeros(num_chunks, dtype=bool)
         self._step = 1 / max(1, num_chunks)
         """Of the price, after each GET: over an epoch with one GET a chunk it may change by a factor of e."""
         self._price = _first_price(num_chunks, len(lengths), int(lengths.sum()), capacity_bytes)
 
     def holds(self, sample: int) -> bool:
-        return bool(self._held[sample])
+        return bool(self._uses_left[sample])
 
-    def used(self, sample: int, time: int, uses: KnownUses, known_until: int) -> bool:
+    def used(self, sample: int, time: int, uses: Uses) -> bool:
         """Fact: a sample in memory was used. Returns whether it stays, since it is used before the chunk's next GET."""
-        chunk = int(np.searchsorted(self._starts, sample, side="right")) - 1
-        again = uses.next(sample, time, known_until)
-        next_get = self._next_gets[chunk]
-        if again is not None and next_get is not None and again < next_get:
+        self._uses_left[sample] -= 1
+        if self._uses_left[sample]:
             return True
-        self._forget(sample)
+        self.held_bytes -= int(self._lengths[sample])
         return False
 
-    def missed(self, sample: int, time: int, uses: KnownUses, known_until: int) -> ChunkRead:
+    def forget(self, samples: Int64Array) -> None:
+        """Fact: these are not in memory any more, or never came."""
+        held = samples[self._uses_left[samples] > 0]
+        self.held_bytes -= int(self._lengths[held].sum())
+        self._uses_left[held] = 0
+
+    def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead:
         """Fact: a sample that is not in memory is asked for."""
         chunk = int(np.searchsorted(self._starts, sample, side="right")) - 1
         first, end = int(self._starts[chunk]), int(self._starts[chunk + 1])
-        before = first + np.flatnonzero(self._held[first:end])
-        self._held[first:end] = False
-        self.held_bytes -= int(self._lengths[before].sum())
+        before = first + np.flatnonzero(self._uses_left[first:end])
+        self.forget(before)
 
-        times, samples = uses.after(first, end, time, known_until)
+        times, samples = uses.after(first, end, time)
         since, sizes = held_from(samples, times, time), self._lengths[samples]
         if self._rolling:
             num_kept = rolling(time, times, since, sizes, self._price)
         else:
-            num_kept = renewal(time, known_until, times, since, sizes, self._price)
-        if self._next_gets[chunk] is None:  # else all chunks would be read in step for ever
+            num_kept = renewal(time, uses.known_until, times, since, sizes, self._price)
+        if not self._was_read[chunk]:  # else all chunks would be read in step for ever
+            self._was_read[chunk] = True
             num_kept = self._random.randint(0, num_kept)
-        num_kept, was_full = self._as_fits(samples[:num_kept])
-        kept = np.unique(samples[:num_kept])
-        self._held[kept] = True
+        num_kept, was_cut = self._as_fits(samples[:num_kept])
+        kept, num_uses = np.unique(samples[:num_kept], return_counts=True)
+        self._uses_left[kept] = num_uses
         self.held_bytes += int(self._lengths[kept].sum())
-        self._next_gets[chunk] = int(times[num_kept]) if num_kept < len(times) else known_until
-        fill = self.held_bytes / max(1.0, _FILL * self._capacity_bytes)
-        self._price *= math.exp(self._step * (1 if was_full else min(1.0, fill - 1)))
-        return ChunkRead(chunk, kept, np.setdiff1d(before, kept, assume_unique=True))
+        fill = self.held_bytes / max(1.0, _FILL * self.capacity_bytes)
+        self._price *= math.exp(self._step * (1 if was_cut else min(1.0, fill - 1)))
+        return ChunkRead(first, end, kept, np.setdiff1d(before, kept, assume_unique=True))
 
     def _as_fits(self, samples: Int64Array) -> tuple[int, bool]:
         """How many uses of these samples there is room for, the earliest first, and whether that cuts the plan."""
         _, first_uses = np.unique(samples, return_index=True)
         sizes = np.zeros(len(samples), dtype=np.int64)
         sizes[first_uses] = self._lengths[samples[first_uses]]
-        num_fit = int(np.searchsorted(np.cumsum(sizes), self._capacity_bytes - self.held_bytes, side="right"))
+        num_fit = int(np.searchsorted(np.cumsum(sizes), self.capacity_bytes - self.held_bytes, side="right"))
         return num_fit, num_fit < len(samples)
-
-    def _forget(self, sample: int) -> None:
-        self._held[sample] = False
-        self.held_bytes -= int(self._lengths[sample])
 
 
 class EarliestUseCache:
     """The same, keeping the samples that are used earliest (Belady): a yardstick."""
 
     def __init__(self, starts: Int64Array, lengths: Int64Array, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.held_bytes = 0
         self._starts, self._lengths = starts, lengths
-        self._capacity_bytes = capacity_bytes
         self._next_uses: dict[int, int] = {}
         """Of the samples in memory."""
         self._latest: list[tuple[int, int]] = []
         """A heap of (-next use, sample); outdated ones stay in it until they come up."""
-        self.held_bytes = 0
 
     def holds(self, sample: int) -> bool:
         return sample in self._next_uses
 
-    def used(self, sample: int, time: int, uses: KnownUses, known_until: int) -> bool:
-        self._forget(sample)
-        again = uses.next(sample, time, known_until)
-        if again is None:
-            return False
-        self._keep(sample, again)
+    def used(self, sample: int, time: int, uses: Uses) -> bool:
+        self._drop(sample)
+        times, _ = uses.after(sample, sample + 1, time)
+        if len(times):
+            self._keep(sample, int(times[0]))
+            self._shrink()
         return self.holds(sample)
 
-    def missed(self, sample: int, time: int, uses: KnownUses, known_until: int) -> ChunkRead:
+    def forget(self, samples: Int64Array) -> None:
+        for sample in samples.tolist():
+            if sample in self._next_uses:
+                self._drop(sample)
+
+    def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead:
         chunk = int(np.searchsorted(self._starts, sample, side="right")) - 1
         first, end = int(self._starts[chunk]), int(self._starts[chunk + 1])
-        times, samples = uses.after(first, end, time, known_until)
+        times, samples = uses.after(first, end, time)
         added, places = np.unique(samples, return_index=True)
-        forgotten: set[int] = set()
         for each, use in zip(added.tolist(), times[places].tolist(), strict=True):
             if each not in self._next_uses:
-                self._next_uses[each] = use
-                self.held_bytes += int(self._lengths[each])
-                heapq.heappush(self._latest, (-use, each))
-        while self.held_bytes > self._capacity_bytes:
-            forgotten.add(self._drop_latest())
-        kept = np.array([each for each in range(first, end) if each in self._next_uses], dtype=np.int64)
-        return ChunkRead(chunk, kept, np.array(sorted(forgotten - set(range(first, end))), dtype=np.int64))
+                self._keep(each, use)
+        dropped = self._shrink()
+        kept = [each for each in range(first, end) if each in self._next_uses]
+        forgotten = sorted(dropped - set(range(first, end)))
+        return ChunkRead(first, end, np.array(kept, dtype=np.int64), np.array(forgotten, dtype=np.int64))
 
     def _keep(self, sample: int, use: int) -> None:
         self._next_uses[sample] = use
         self.held_bytes += int(self._lengths[sample])
         heapq.heappush(self._latest, (-use, sample))
-        while self.held_bytes > self._capacity_bytes:
-            self._drop_latest()
 
-    def _drop_latest(self) -> int:
-        while True:
+    def _shrink(self) -> set[int]:
+        dropped = set()
+        while self.held_bytes > self.capacity_bytes:
             use, sample = heapq.heappop(self._latest)
             if self._next_uses.get(sample) == -use:
-                self._forget(sample)
-                return sample
+                self._drop(sample)
+                dropped.add(sample)
+        return dropped
 
-    def _forget(self, sample: int) -> None:
+    def _drop(self, sample: int) -> None:
         del self._next_uses[sample]
         self.held_bytes -= int(self._lengths[sample])
 

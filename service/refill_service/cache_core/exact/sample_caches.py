@@ -82,7 +82,7 @@ class MinCache:
     def requested(self, sample: int, time: int) -> bool:
         """Fact: a sample was asked for. Returns whether it was in memory."""
         hit = self._next_uses.pop(sample, None) is not None
-        if (again := self._uses.next(sample, time, self._uses.end)) is not None:
+        if (again := self._uses.next(sample, time)) is not None:
             self._next_uses[sample] = again
             heapq.heappush(self._latest, (-again, sample))
         while len(self._next_uses) > self.capacity:
