@@ -10,16 +10,14 @@ import pytest
 from numpy.testing import assert_allclose
 from tests.cache_core.portable_order import PortableRandom
 
-from refill_service.cache_core.exact.clairvoyant_cache import ChunkRead, ClairvoyantCache, EarliestUseCache, Plan
+from refill_service.cache_core.exact.chunk_caches import ChunkRead, ClairvoyantCache, EarliestUseCache, Plan
 from refill_service.cache_core.exact.importance import rank_scores, sample_losses, share_of
 from refill_service.cache_core.exact.known_uses import KnownUses, Uses
 from refill_service.cache_core.exact.sample_caches import (
     FifoCache,
     ImportanceCache,
     LruCache,
-    MinCache,
     NeverEvictCache,
-    SampleCache,
 )
 from refill_service.cache_core.sample_mapping import Int64Array
 
@@ -90,14 +88,14 @@ def test_plans(plan: Plan, chunk_size: int, share: float, gets: float) -> None:
     assert_allclose(sum(found[1:3]) / 2 / num_samples * 64, gets, rtol=0.05)
 
 
-def hits(cache: SampleCache, asked: list[int]) -> int:
-    found = 0
-    for sample in asked:
+def hits(cache: ChunkCache, asked: Int64Array, num_samples: int) -> int:
+    found, uses = 0, KnownUses(asked, num_samples)
+    for time, sample in enumerate(asked.tolist()):
         if cache.holds(sample):
             found += 1
-            cache.used(sample)
+            cache.used(sample, time, uses)
         else:
-            cache.came(sample)
+            cache.missed(sample, time, uses)
     return found
 
 
@@ -106,22 +104,21 @@ def hits(cache: SampleCache, asked: list[int]) -> int:
     [(50, 3623, 3720, 4349, 10156), (150, 9467, 10154, 10492, 15591)],
 )
 def test_hits_of_skewed_accesses(capacity: int, fifo: int, lru: int, never: int, least: int) -> None:
-    asked = PortableRandom(5).skewed(500, 20_000)
-    assert hits(FifoCache(capacity), asked.tolist()) == fifo
-    assert hits(LruCache(capacity), asked.tolist()) == lru
-    assert hits(NeverEvictCache(capacity), asked.tolist()) == never
-    cache = MinCache(capacity, KnownUses(asked, 500))
-    assert sum(cache.requested(sample, time) for time, sample in enumerate(asked.tolist())) == least
+    asked, lengths = PortableRandom(5).skewed(500, 20_000), np.ones(500, dtype=np.int64)
+    assert hits(FifoCache(lengths, capacity), asked, 500) == fifo
+    assert hits(LruCache(lengths, capacity), asked, 500) == lru
+    assert hits(NeverEvictCache(lengths, capacity), asked, 500) == never
+    assert hits(EarliestUseCache(starts(500, 1), lengths, capacity), asked, 500) == least
 
 
 @pytest.mark.parametrize(("share", "lru"), [(0.1, 0.005), (0.2, 0.0215), (0.5, 0.153)])
 def test_an_epoch_is_a_scan_that_a_cache_by_recency_does_not_survive(share: float, lru: float) -> None:
     num_samples, generator = 20_000, np.random.default_rng(3)
-    before, epoch = generator.permutation(num_samples).tolist(), generator.permutation(num_samples).tolist()
+    lengths, epochs = np.ones(num_samples, dtype=np.int64), [generator.permutation(num_samples) for _ in range(2)]
     for make, expected in ((LruCache, lru), (NeverEvictCache, share)):
-        cache: SampleCache = make(int(share * num_samples))
-        hits(cache, before)
-        assert_allclose(hits(cache, epoch) / num_samples, expected, atol=0.005)
+        cache = make(lengths, int(share * num_samples))
+        assert hits(cache, epochs[0], num_samples) == 0
+        assert_allclose(hits(cache, epochs[1], num_samples) / num_samples, expected, atol=0.005)
 
 
 @pytest.mark.parametrize(
@@ -152,21 +149,21 @@ def test_the_shares_of_the_papers_example() -> None:
 
 def test_importance() -> None:
     """SHADE's Algorithm 1, with two places."""
-    cache, done = ImportanceCache(2), []
+    cache, done = ImportanceCache(np.ones(6, dtype=np.int64), 2), []
     batches = [(1, 2, 3), (3, 4, 1), (4, 2, 5), (5, 3, 4)]
     losses = [(0.9, 0.2, 0.6), (0.1, 0.8, 0.5), (0.7, 0.3, 0.4), (0.2, 0.9, 0.6)]
+    uses = KnownUses(np.concatenate(batches), 6)
     for batch, of_batch in zip(batches, losses, strict=True):
         for sample in batch:
-            before = set(cache.samples())
             if cache.holds(sample):
                 done.append("hit")
                 continue
-            cache.came(sample)
-            evicted = before - set(cache.samples())
-            done.append(f"evict {evicted.pop()}" if evicted else "insert" if cache.holds(sample) else "past")
+            read = cache.missed(sample, 0, uses)
+            evicted = [f"evict {each}" for each in read.forgotten.tolist()]
+            done += evicted or ["insert" if cache.holds(sample) else "past"]
         cache.scored(batch, rank_scores(np.array(of_batch)).tolist())
     assert done[:3] == ["insert", "insert", "past"]
     assert done[3:6] == ["evict 2", "past", "hit"]
     assert done[6:9] == ["evict 3", "past", "past"]
     assert done[9:] == ["evict 1", "past", "hit"]
-    assert cache.samples() == [4, 5]
+    assert [sample for sample in range(6) if cache.holds(sample)] == [4, 5]

@@ -2,7 +2,6 @@
 
 ``never`` evicts nothing (CoorDL, section 4.1): in a random order in which each sample comes once an epoch no other rule
 hits more. ``fifo`` is DELI's, ``lru`` a yardstick, ``importance`` SHADE's (its Algorithm 1, APP with a ghost cache).
-``MinCache`` knows all that comes, and is the bound for any of them.
 """
 
 from __future__ import annotations
@@ -12,84 +11,81 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from refill_service.cache_core.exact.known_uses import KnownUses
+import numpy as np
 
-__all__ = ["FifoCache", "ImportanceCache", "LruCache", "MinCache", "NeverEvictCache", "SampleCache"]
+from refill_service.cache_core.exact.chunk_caches import ChunkRead
+from refill_service.cache_core.exact.known_uses import Uses
+from refill_service.cache_core.sample_mapping import Int64Array
+
+__all__ = ["FifoCache", "ImportanceCache", "LruCache", "NeverEvictCache", "SampleCache"]
 
 
 class SampleCache(ABC):
-    """Of ``capacity`` samples."""
+    """Of one owner, over all epochs. ``lengths``, ``(samples,)``, are bytes."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, lengths: Int64Array, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.held_bytes = 0
+        self._lengths = lengths
         self._held: OrderedDict[int, None] = OrderedDict()
         """The next to be evicted first, of caches with such an order."""
 
     def holds(self, sample: int) -> bool:
         return sample in self._held
 
-    def __len__(self) -> int:
-        return len(self._held)
+    def used(self, sample: int, time: int, uses: Uses) -> bool:
+        """Fact: a sample in memory was used. It stays."""
+        return True
 
-    def samples(self) -> list[int]:
-        return sorted(self._held)
+    def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead:
+        """Fact: a sample that is not in memory is asked for; it is read alone."""
+        evicted = self._make_room(sample)
+        if evicted is None:
+            return ChunkRead(sample, sample + 1, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+        self._held[sample] = None
+        self.held_bytes += int(self._lengths[sample])
+        return ChunkRead(sample, sample + 1, np.array([sample]), np.array(sorted(evicted), dtype=np.int64))
 
-    def used(self, sample: int) -> None:  # noqa: B027 -- most look at what comes only
-        """Fact: a sample in memory was used."""
+    def forget(self, samples: Int64Array) -> None:
+        """Fact: these are not in memory any more, or never came."""
+        for sample in samples.tolist():
+            if sample in self._held:
+                self._evict(sample)
 
     @abstractmethod
-    def came(self, sample: int) -> None:
-        """Fact: a sample that is not in memory was read."""
+    def _make_room(self, sample: int) -> list[int] | None:
+        """What was evicted for a sample; None: it is not taken in."""
+
+    def _fits(self, sample: int) -> bool:
+        return self.held_bytes + int(self._lengths[sample]) <= self.capacity_bytes
+
+    def _evict(self, sample: int) -> int:
+        del self._held[sample]
+        self.held_bytes -= int(self._lengths[sample])
+        return sample
 
 
 class NeverEvictCache(SampleCache):
-    def came(self, sample: int) -> None:
-        if len(self._held) < self.capacity:
-            self._held[sample] = None
+    def _make_room(self, sample: int) -> list[int] | None:
+        return [] if self._fits(sample) else None
 
 
 class FifoCache(SampleCache):
     """A hit changes nothing."""
 
-    def came(self, sample: int) -> None:
-        if self.capacity:
-            if len(self._held) >= self.capacity:
-                self._held.popitem(last=False)
-            self._held[sample] = None
-
-    def renew(self, sample: int) -> None:
-        """Fact: a fetch wanted a sample that is in memory. It is left out, and must not be evicted before its use."""
-        self._held.move_to_end(sample)
+    def _make_room(self, sample: int) -> list[int] | None:
+        if int(self._lengths[sample]) > self.capacity_bytes:
+            return None
+        evicted = []
+        while not self._fits(sample):
+            evicted.append(self._evict(next(iter(self._held))))
+        return evicted
 
 
 class LruCache(FifoCache):
-    def used(self, sample: int) -> None:
+    def used(self, sample: int, time: int, uses: Uses) -> bool:
         self._held.move_to_end(sample)
-
-
-class MinCache:
-    """Keeps the samples with the earliest next use; what would come latest is not even taken in (Belady's MIN)."""
-
-    def __init__(self, capacity: int, uses: KnownUses) -> None:
-        self.capacity = capacity
-        self._uses = uses
-        self._next_uses: dict[int, int] = {}
-        self._latest: list[tuple[int, int]] = []
-
-    def holds(self, sample: int) -> bool:
-        return sample in self._next_uses
-
-    def requested(self, sample: int, time: int) -> bool:
-        """Fact: a sample was asked for. Returns whether it was in memory."""
-        hit = self._next_uses.pop(sample, None) is not None
-        if (again := self._uses.next(sample, time)) is not None:
-            self._next_uses[sample] = again
-            heapq.heappush(self._latest, (-again, sample))
-        while len(self._next_uses) > self.capacity:
-            use, latest = heapq.heappop(self._latest)
-            if self._next_uses.get(latest) == -use:
-                del self._next_uses[latest]
-        return hit
+        return True
 
 
 class ImportanceCache(SampleCache):
@@ -99,23 +95,12 @@ class ImportanceCache(SampleCache):
     exist only after the fetch. What was taken in before it had a score is not evicted until it has one.
     """
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
+    def __init__(self, lengths: Int64Array, capacity_bytes: int) -> None:
+        super().__init__(lengths, capacity_bytes)
         self._ghost: dict[int, float] = {}
         """The last score of every sample that has one, in memory or not."""
         self._least: list[tuple[float, int]] = []
         """A heap of (score, sample) of those in memory; outdated ones stay in it until they come up."""
-
-    def came(self, sample: int) -> None:
-        if len(self._held) < self.capacity:
-            self._keep(sample)
-            return
-        score = self._ghost.get(sample)
-        least = self._least_important()
-        if score is None or least is None or score < least[0]:
-            return  # read past memory
-        del self._held[heapq.heappop(self._least)[1]]
-        self._keep(sample)
 
     def scored(self, samples: Iterable[int], scores: Iterable[float]) -> None:
         """Fact: a batch was trained with, and these are its scores; see ``importance.rank_scores``."""
@@ -124,10 +109,21 @@ class ImportanceCache(SampleCache):
             if sample in self._held:
                 heapq.heappush(self._least, (score, sample))
 
-    def _keep(self, sample: int) -> None:
-        self._held[sample] = None
-        if sample in self._ghost:
-            heapq.heappush(self._least, (self._ghost[sample], sample))
+    def _make_room(self, sample: int) -> list[int] | None:
+        score, size_bytes = self._ghost.get(sample), int(self._lengths[sample])
+        victims: list[tuple[float, int]] = []
+        freed_bytes = 0
+        while self.held_bytes - freed_bytes + size_bytes > self.capacity_bytes:
+            least = self._least_important()
+            if score is None or least is None or score < least[0]:
+                for each in victims:
+                    heapq.heappush(self._least, each)
+                return None
+            victims.append(heapq.heappop(self._least))
+            freed_bytes += int(self._lengths[least[1]])
+        if score is not None:
+            heapq.heappush(self._least, (score, sample))
+        return [self._evict(victim) for _, victim in victims]
 
     def _least_important(self) -> tuple[float, int] | None:
         """The smaller id among equals."""
