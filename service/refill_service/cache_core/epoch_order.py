@@ -31,6 +31,9 @@ _LISTED = 1 << 16
 class Traces(Protocol):
     """The traces of all ranks in one epoch."""
 
+    @property
+    def num_ranks(self) -> int: ...
+
     def length(self, rank: int) -> int:
         """Positions of a rank: ``0 <= position < length``."""
         ...
@@ -161,6 +164,10 @@ class KeyedTraces:
         self._length = num_samples // world_size if drop_last else -(-num_samples // world_size)
         self._permutation = KeyedPermutation(num_samples, f"refill epoch order {seed} {epoch}") if shuffle else None
 
+    @property
+    def num_ranks(self) -> int:
+        return self.world_size
+
     def length(self, rank: int) -> int:
         return self._length
 
@@ -197,6 +204,10 @@ class RestTraces:
         if of_rest.num_samples != len(self._samples):
             raise ValueError(f"{len(self._samples)} samples are left, not {of_rest.num_samples}")
         self._order = of_rest
+
+    @property
+    def num_ranks(self) -> int:
+        return self._order.num_ranks
 
     def length(self, rank: int) -> int:
         return self._order.length(rank)
@@ -243,6 +254,10 @@ class ExplicitTraces:
         repeats[self._first_places] = False
         self._ends = np.cumsum([len(trace) for trace in self._traces.values()])
         self._repeats = dict(zip(self._traces, np.split(repeats, self._ends[:-1]), strict=True))
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self._traces)
 
     def length(self, rank: int) -> int:
         return len(self._traces[rank])

@@ -398,6 +398,7 @@ class Owner:
             at_hand=self._chunks.is_at_hand,
             answered=answered,
             carried=carried,
+            next_traces=self.job.known_traces(epoch + 1) if self.job.has_epoch(epoch + 1) else None,
         )
         return new_policy(self.job.policy, began)
 

@@ -131,10 +131,10 @@ class EarliestUseCache:
     def used(self, sample: int, time: int, uses: Uses) -> bool:
         self._drop(sample)
         times, _ = uses.after(sample, sample + 1, time)
-        if len(times):
-            self._keep(sample, int(times[0]))
-            self._shrink()
-        return self.holds(sample)
+        if not len(times) or self.held_bytes + int(self._lengths[sample]) > self.capacity_bytes:
+            return False
+        self._keep(sample, int(times[0]))
+        return True
 
     def forget(self, samples: Int64Array) -> None:
         for sample in samples.tolist():
@@ -145,13 +145,13 @@ class EarliestUseCache:
         chunk = int(np.searchsorted(self._starts, sample, side="right")) - 1
         first, end = int(self._starts[chunk]), int(self._starts[chunk + 1])
         times, samples = uses.after(first, end, time)
-        added, places = np.unique(samples, return_index=True)
-        for each, use in zip(added.tolist(), times[places].tolist(), strict=True):
-            if each not in self._next_uses:
-                self._keep(each, use)
-        dropped = self._shrink()
+        used_again, places = np.unique(samples, return_index=True)
+        next_uses = dict(zip(used_again.tolist(), times[places].tolist(), strict=True))
+        added = next_uses.keys() - self._next_uses.keys()
+        for each in added:
+            self._keep(each, next_uses[each])
+        forgotten = sorted(self._shrink() - added)
         kept = [each for each in range(first, end) if each in self._next_uses]
-        forgotten = sorted(dropped - set(range(first, end)))
         return ChunkRead(first, end, np.array(kept, dtype=np.int64), np.array(forgotten, dtype=np.int64))
 
     def _keep(self, sample: int, use: int) -> None:

@@ -33,7 +33,7 @@ from refill_service.cache_core.policies.interface import (
 from refill_service.cache_core.prefetch_check import UpcomingRequests
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["KIND", "DrainPolicy"]
+__all__ = ["KIND", "DrainPolicy", "default_chunk_size"]
 
 _SPREAD_SAMPLES = 64
 """With nothing in memory, requests are promised samples of so many that come next and are not promised yet."""
@@ -346,7 +346,7 @@ class _RandomSet:
         return self._values[int(generator.random() * len(self._values))]
 
 
-def _chunk_size(num_samples: int, sample_bytes: float, largest_blob: int) -> int:
+def default_chunk_size(num_samples: int, sample_bytes: float, largest_blob: int) -> int:
     """Small chunks spread samples: the smallest power of two from 8 to 64 whose chunks are worth a request of their
     own; fewer than that where chunks would be very large, or so few that memory holds only a handful."""
     chunk_size = _LARGEST_DEFAULT
@@ -362,7 +362,7 @@ def _chunk_size(num_samples: int, sample_bytes: float, largest_blob: int) -> int
 KIND = PolicyKind(
     "drain",
     DrainPolicy,
-    default_chunk_size=_chunk_size,
+    default_chunk_size=default_chunk_size,
     # Whatever comes first answers.
     first_batch_gets=lambda asked, chunk_size, abstract_chunks: -(-asked // chunk_size),
     analysed_chunk_sizes=(4, 8, 16, 32, 64, 128),

@@ -130,6 +130,8 @@ class EpochBegan:
     """After a restart, ``(asked, samples)``: requests, by the samples that they asked for, and those that answered."""
     carried: Carried = NOTHING_CARRIED
     """What the epoch before left."""
+    next_traces: Traces | None = None
+    """Of the next epoch, where they are known by now."""
 
 
 @dataclass
