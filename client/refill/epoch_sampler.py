@@ -296,7 +296,8 @@ _IN_RANDOM_ORDER = (
 
 
 class TraceSampler(_PlacedSampler):
-    """Any sampler of sample ids: a subset, or weights. Its ids are kept, their order is not (see docs/CLIENT.md).
+    """Any sampler of sample ids: a subset, or weights. Its ids are kept, and their order with ``policy="exact"`` (see
+    docs/CLIENT.md).
 
     At the start of each epoch the ids are listed and posted to the pods, which then hand out samples of those ids
     only, each as often as it was asked for, in an order of their own. An epoch begins when all ranks have posted.
@@ -309,10 +310,11 @@ class TraceSampler(_PlacedSampler):
     def __init__(self, dataset: CacheDataset, sampler: Iterable[int], any_order: bool = False) -> None:
         dataset.configure(order="explicit")
         dataset.register()
-        if dataset.connection.spec.shuffle and not any_order and not _in_random_order(sampler):
+        spec = dataset.connection.spec
+        if spec.shuffle and spec.policy != "exact" and not any_order and not _in_random_order(sampler):
             warnings.warn(
                 f"the order of {type(sampler).__name__} is not kept: pods hand out its ids in an order of their own. "
-                "If any will do, say TraceSampler(..., any_order=True); CacheDataset(..., shuffle=False) keeps it and "
+                "If any will do, say TraceSampler(..., any_order=True); CacheDataset(..., policy='exact') keeps it and "
                 "reads more from the store",
                 stacklevel=2,
             )

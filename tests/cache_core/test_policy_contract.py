@@ -294,7 +294,7 @@ def test_client_and_service_know_the_same_policies() -> None:
 
 
 def test_an_unknown_policy_ends_in_one_line_that_lists_those_known() -> None:
-    with pytest.raises(InvalidInput, match=r"^job setting policy must be drain or redox, got 'magic'$"):
+    with pytest.raises(InvalidInput, match=rf"^job setting policy must be {' or '.join(POLICIES)}, got 'magic'$"):
         JobSpec("job", "file:///x", policy="magic")
     with pytest.raises(InvalidInput, match="got 'one-by-one'"):
         JobSpec("job", "file:///x", policy="one-by-one")

@@ -358,4 +358,5 @@ KIND = PolicyKind(
     # Each request of an empty cache reads a chunk of its own.
     first_batch_gets=lambda asked, chunk_size, abstract_chunks: asked,
     analysed_chunk_sizes=(8, 64),
+    keeps_order=True,
 )

@@ -363,6 +363,8 @@ class PolicyKind:
     """``(requests, K, abstract chunks) -> GETs`` of one pod before it can answer the first requests of a job."""
     analysed_chunk_sizes: tuple[int, ...]
     """K that ``refill analyze`` tries."""
+    keeps_order: bool = False
+    """Whether each request gets the very sample that it asks for."""
 
 
 def pieces(length: int) -> Iterator[slice]:

@@ -26,5 +26,5 @@ def new_policy(name: str, began: EpochBegan) -> Policy:
 
 def policy_that_runs(name: str, *, shuffle: bool) -> str:
     """The policy that a job of ``name`` runs. In the order of the dataset each chunk is used up before the next, so
-    that there is nothing to redirect and nothing wasted: then every job's requests are bound to their slots."""
-    return name if shuffle else redox.KIND.name
+    that there is nothing to redirect and nothing wasted: then requests are bound to slots, or to samples."""
+    return name if shuffle or kind_of(name).keeps_order else redox.KIND.name
