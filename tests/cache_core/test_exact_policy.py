@@ -80,7 +80,7 @@ def test_reads_are_as_many_as_are_known_for_its_cache(eviction: str, chunk_size:
     pod = Pod(traces, num_samples, chunk_size, num_samples // 10, eviction)
     _, carried = pod.epoch(0, batch)
     found, _ = pod.epoch(1, batch, carried)
-    assert_allclose(found / num_samples * 64, gets, rtol=0.08 if batch == 1 else 0.25)
+    assert_allclose(found / num_samples * 64, gets, rtol=0.12 if batch == 1 else 0.25)
 
 
 @settings(max_examples=60, deadline=None)

@@ -72,6 +72,19 @@ def test_without_shuffling_the_order_is_kept_for_the_price_of_reads(dataset_of: 
     assert dataset.epoch_counts(0)["total"]["exact_reads"] > 100, "samples that were read alone"
 
 
+@pytest.mark.parametrize("kind", ["curriculum", "lengths", "repeats"])
+def test_policy_exact_keeps_the_order_to_the_letter(dataset_of: MakeDataset, kind: str) -> None:
+    generator = np.random.default_rng(5)
+    asked = {
+        "curriculum": generator.permutation(NUM_SAMPLES),
+        "lengths": np.argsort(generator.permutation(NUM_SAMPLES) % 50, kind="stable"),
+        "repeats": generator.integers(0, NUM_SAMPLES, 600),
+    }[kind]
+    dataset = dataset_of(policy="exact")
+    assert not seen_warnings(lambda: refill.TraceSampler(dataset, asked.tolist()))
+    assert received(dataset, asked.tolist()).ravel().tolist() == asked.tolist()
+
+
 def seen_warnings(make: Callable[[], object]) -> list[str]:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("ignore")
@@ -101,7 +114,7 @@ def test_an_order_that_will_be_lost_is_warned_of(dataset_of: MakeDataset, sample
     (message,) = seen_warnings(lambda: refill.TraceSampler(dataset, sampler))
     assert message.startswith(f"the order of {type(sampler).__name__} is not kept: ")
     assert "any_order=True" in message
-    assert "shuffle=False" in message
+    assert "policy='exact'" in message
     assert "\n" not in message
     assert not seen_warnings(lambda: refill.TraceSampler(dataset, sampler, any_order=True))
 

@@ -9,7 +9,6 @@ is decided by a cache of :mod:`refill_service.cache_core.exact`, which lives ove
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -56,13 +55,6 @@ class ExactCache(Protocol):
     def forget(self, samples: Int64Array) -> None: ...
 
 
-@dataclass
-class _Kept:
-    """What goes on from epoch to epoch."""
-
-    cache: ExactCache
-
-
 def _clairvoyant(starts: Int64Array, lengths: Int64Array, capacity_bytes: int, key: str) -> ExactCache:
     return ClairvoyantCache(starts, lengths, capacity_bytes, "rolling", key)
 
@@ -100,8 +92,10 @@ class ExactPolicy(Policy):
         """The next request to go through, ``(time, sample)``; None: all were gone through."""
         self._due: dict[int, None] = {}
         """Samples whose request was gone through and not yet made, the first first; in memory or on their way."""
+        self._only_due: dict[int, None] = {}
+        """Those that stay for nothing else."""
         self._due_bytes = 0
-        """Of those that stay for nothing else."""
+        """Of those."""
         self._here = np.zeros(share.num_samples, dtype=bool)
         """Samples in memory or on their way."""
         self._arrived_here = np.zeros(share.num_samples, dtype=bool)
@@ -114,7 +108,6 @@ class ExactPolicy(Policy):
         self._make_cache = _CACHES[str(began.settings["eviction"])]
         self._key = began.key
         self._capacity_bytes = 0
-        self._is_closed = False
 
     def memory_changed(self, capacity_bytes: int) -> Orders:
         self._capacity_bytes = capacity_bytes
@@ -128,15 +121,15 @@ class ExactPolicy(Policy):
         return NO_ORDERS
 
     def close(self) -> Carried:
-        self._is_closed = True
-        held = np.flatnonzero([self._holds(sample) for sample in range(len(self._here))])
+        held = np.array([each for each in np.flatnonzero(self._here).tolist() if self._holds(each)], dtype=np.int64)
         due = np.fromiter(self._due, dtype=np.int64, count=len(self._due))
         going = np.setdiff1d(held[self._arrived_here[held]], due)
         if self._cache is not None:
             self._cache.forget(np.setdiff1d(held, going))
         cache, self._cache = self._cache, None
-        self._due_bytes = int(self._lengths[due].sum())
-        self.held_bytes = self._due_bytes
+        for sample in due.tolist():
+            self._note(sample)
+        self._count_bytes()
         self._here[going] = self._arrived_here[going] = False
         return Carried(going, cache)
 
@@ -228,7 +221,7 @@ class ExactPolicy(Policy):
             if self._assigned_view[sample] >= 0 and not self._holds(sample):
                 continue  # it was sent ahead before its turn
             self._go_through(self._cache, sample, time, reads, drops)
-        while self._due_bytes > self._capacity_bytes // _LATE_PART:
+        while self._only_due and self._due_bytes > self._capacity_bytes // _LATE_PART:
             drops.append(self._drop_oldest())
         self._count_bytes()
         if not reads and not drops:
@@ -241,13 +234,13 @@ class ExactPolicy(Policy):
         """A request's turn has come: its sample is in memory, or read now."""
         self._due[sample] = None
         if cache.holds(sample):
-            if not cache.used(sample, time, self._uses):
-                self._due_bytes += int(self._lengths[sample])
+            cache.used(sample, time, self._uses)
+            self._note(sample)
             return
         cache.capacity_bytes = max(0, self._capacity_bytes - self._due_bytes)
         read = cache.missed(sample, time, self._uses)
-        if not cache.holds(sample):
-            self._due_bytes += int(self._lengths[sample])
+        for each in (sample, *read.kept.tolist(), *read.forgotten.tolist()):
+            self._note(each)
         wanted = np.union1d(read.kept, [sample])
         wanted = wanted[~self._here[wanted]]
         if len(wanted):
@@ -255,9 +248,6 @@ class ExactPolicy(Policy):
             reads.append(Read(read.first, read.end, wanted))
             self.counts.misses += not self._at_hand(read.first, read.end)
             self.counts.refills += 1
-        for forgotten in read.forgotten.tolist():
-            if forgotten in self._due:
-                self._due_bytes += int(self._lengths[forgotten])
         drops.append(self._gone(read.forgotten))
 
     def _gone(self, samples: Int64Array) -> Int64Array:
@@ -270,7 +260,7 @@ class ExactPolicy(Policy):
 
     def _drop_oldest(self) -> Int64Array:
         """Of a rank that is behind, the sample that it would ask for next; it is read alone then."""
-        sample = next(each for each in self._due if not self._holds(each))
+        sample = next(iter(self._only_due))
         was_here = bool(self._arrived_here[sample])
         self._leaves(sample)
         return np.array([sample] if was_here else [], dtype=np.int64)
@@ -280,17 +270,23 @@ class ExactPolicy(Policy):
         if sample not in self._due:
             return
         del self._due[sample]
-        if not self._holds(sample):
+        self._note(sample)
+        if self._arrived_here[sample] and not self._holds(sample):
+            self._here[sample] = self._arrived_here[sample] = False
+
+    def _note(self, sample: int) -> None:
+        """Whether a sample stays for its request alone may have changed."""
+        if sample in self._due and not self._holds(sample):
+            if sample not in self._only_due:
+                self._only_due[sample] = None
+                self._due_bytes += int(self._lengths[sample])
+        elif sample in self._only_due:
+            del self._only_due[sample]
             self._due_bytes -= int(self._lengths[sample])
-            if self._arrived_here[sample]:
-                self._here[sample] = self._arrived_here[sample] = False
 
     def _lost(self, samples: Int64Array) -> None:
         """Fact: these did not come."""
         if self._cache is not None:
-            for sample in samples.tolist():
-                if self._cache.holds(sample) and sample in self._due:
-                    self._due_bytes += int(self._lengths[sample])
             self._cache.forget(samples)
         self._awaited.difference_update(samples.tolist())
         for sample in samples.tolist():
