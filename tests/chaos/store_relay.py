@@ -34,6 +34,9 @@ class StoreFaults:
         self.counts: Counter[str] = Counter()
         """How often each has happened."""
         self.refused = self.slow = self.stalled = self.short = self.wrong = 0.0
+        self.answers = threading.Event()
+        """Not set: it takes requests, and answers none."""
+        self.answers.set()
         self._chooser = random.Random(seed)
         self._damaged: dict[str, list[tuple[int, int]]] = {}
         self._lock = threading.Lock()
@@ -64,6 +67,7 @@ def store_relay(upstream: str, seed: int) -> Iterator[StoreFaults]:
 
     class Relay(Gate):
         def refused(self) -> bool:
+            faults.answers.wait()
             if faults.happens("slow"):
                 time.sleep(_SLOW_SECONDS)
             if faults.happens("stalled"):
@@ -85,6 +89,7 @@ def store_relay(upstream: str, seed: int) -> Iterator[StoreFaults]:
     try:
         yield faults
     finally:
+        faults.answers.set()
         server.shutdown()
         server.server_close()
         thread.join(10)

@@ -115,6 +115,37 @@ def test_a_silent_pod_is_given_up_in_time(pod: FakePod, monkeypatch: pytest.Monk
     assert time.monotonic() - started < 2
 
 
+def test_the_last_error_is_what_a_pod_said_before_it_was_silent(pod: FakePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "_LAST_REQUEST_SECONDS", 0.1)
+    connection = connection_to(pod, timeout_seconds=0.4)
+    connection.info()
+    pod.faults.extend([EpochNotReady("rank 1 has yet to finish", ranks=[1]), "hang"])
+    with pytest.raises(EpochNotReady, match="rank 1 has yet to finish"):
+        connection.batch(0, POSITIONS)
+
+
+def test_a_pod_that_was_silent_for_long_is_blamed(pod: FakePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "_LAST_REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(patience, "_REQUEST_SECONDS", 0.1)
+    connection = connection_to(pod, timeout_seconds=1)
+    connection.info()
+    pod.faults.extend([EpochNotReady("rank 1 has yet to finish"), *["hang"] * 50])
+    with pytest.raises(PodUnreachable, match="timed out"):
+        connection.batch(0, POSITIONS)
+
+
+def test_what_is_waited_for_is_said_while_no_answer_comes(
+    pod: FakePod, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "_SAY_EVERY_SECONDS", 1.0)
+    connection = connection_to(pod, timeout_seconds=3)
+    connection.info()
+    pod.faults.extend([StoreUnavailable("the store is slow"), "hang"])
+    with caplog.at_level(logging.WARNING), pytest.raises(StoreUnavailable):
+        connection.batch(0, POSITIONS)
+    assert "no answer for 1 s; before that: the store is slow" in caplog.text
+
+
 def test_a_pod_that_is_not_there_is_named() -> None:
     connection = PodConnection(NOWHERE, JobSpec("job", "file:///data"), 0, None, 0.3)
     with pytest.raises(PodUnreachable, match=f"gives up on {NOWHERE} after 0 s: .*refused"):

@@ -28,6 +28,7 @@ from refill_service.jobs.owner import Owner
 from refill_service.journal.journal import Journal, KeptJob
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.pinned_tier import PinnedTier
+from refill_service.object_store.store_patience import within
 from refill_service.object_store.store_url import parse_url
 from refill_service.peers.job_peers import Introduce, JobPeers
 from refill_service.peers.peers import Peers
@@ -122,7 +123,9 @@ class JobTable:
         if kept is None:
             team = spec.holder
             self._quotas.check_jobs(team, sum(at_pod.job.spec.holder == team for at_pod in self.jobs.values()))
-        dataset = await self.opening.take(spec.dataset)
+        # Opening goes on, for when the client comes again.
+        async with within(settings.wait_seconds, f"pod {settings.ordinal} waits to open {spec.dataset}"):
+            dataset = await self.opening.take(spec.dataset)
         try:
             memory_bytes = self._memory_for(spec, 0 if kept is None else kept.header["memory_bytes"])
             # Before anything is made in its size; shares are about equal.

@@ -52,6 +52,7 @@ from refill_service.journal.journal import JobJournal
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Payload
 from refill_service.memory.pinned_tier import PinnedShare
+from refill_service.object_store.store_patience import within
 from refill_service.observing.tracing import span
 from refill_service.peers.job_peers import PATIENCE_SECONDS
 
@@ -170,7 +171,7 @@ class Owner:
         missing = [i for i, payload in enumerate(payloads) if payload is None]
         try:
             with span("wait for chunks", missing=len(missing)):
-                await state.wait_for([samples[i] for i in missing], taken.wait_until_bytes)
+                await state.wait_for([samples[i] for i in missing], taken.wait_until_bytes, self.wait_seconds)
             for i, payload in zip(missing, state.leave(taken.samples[missing]), strict=True):
                 payloads[i] = payload
             await self._replay(state, samples, payloads)
@@ -452,7 +453,10 @@ class Owner:
         async def read_once(sample: int) -> Payload:
             # Somebody waits for it; the reads ahead of need can wait.
             size_bytes = int(records.length[sample - records.first_sample])
-            async with self._gate.passage(size_bytes, self.job.spec.name, urgent=True):
+            async with (
+                self._gate.passage(size_bytes, self.job.spec.name, urgent=True),
+                within(self.wait_seconds, f"pod {self.job.ordinal} waits for a sample of {dataset.url}"),
+            ):
                 payload = bytes(await dataset.read_samples(records, sample, sample + 1))
             dataset.verify_sample(payload, records, sample)
             return payload

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from refill.errors import StoreUnavailable
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.owner_machine import OpenEpoch, Order, OwnerMachine
 from refill_service.cache_core.policies.interface import EpochCounts, Orders, Policy, Read
@@ -112,22 +113,30 @@ class RunningEpoch:
             self._reads.add(task)
             task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, group, here))  # type: ignore[misc]
 
-    async def wait_for(self, samples: list[int], came_bytes: int) -> None:
+    async def wait_for(self, samples: list[int], came_bytes: int, patience_seconds: float) -> None:
         """Wait for the refills that bring these samples, and raise what went wrong with the first that failed.
 
         :param came_bytes: wait until so much has come, too, as long as anything is on its way.
+        :param patience_seconds: raises :class:`StoreUnavailable` when nothing has come at all for so long; reads go on.
         """
         waiting = [self._arriving[sample] for sample in samples if sample in self._arriving]
         arriving = set(waiting)
         if not arriving and (self.core.came_bytes >= came_bytes or not self._coming):
             return
         started = time.perf_counter()
-        if arriving:
-            await asyncio.wait(arriving)
-        while self.core.came_bytes < came_bytes and self._coming:
-            await self._changed.wait()
-        self.counts.waited_takes += max(1, len(waiting))
-        self.counts.wait_seconds += time.perf_counter() - started
+        try:
+            while not all(each.done() for each in arriving) or (self.core.came_bytes < came_bytes and self._coming):
+                async with asyncio.timeout(patience_seconds):
+                    await self._changed.wait()
+        except TimeoutError as silence:
+            raise StoreUnavailable(
+                f"pod {self.job.ordinal} waits for the store: nothing has come from {self.job.dataset.url} for "
+                f"{patience_seconds:g} s",
+                pod=self.job.ordinal,
+            ) from silence
+        finally:
+            self.counts.waited_takes += max(1, len(waiting))
+            self.counts.wait_seconds += time.perf_counter() - started
         for each in arriving:
             if not each.cancelled() and (error := each.exception()) is not None:
                 raise error

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from refill.errors import InvalidInput, StoreError
 from refill_service.object_store.store_counters import StoreCounters
+from refill_service.object_store.store_patience import OverdueRequests
 
 __all__ = ["ListedObject", "ObjectStore", "ObjectTooShort", "WritableData"]
 
@@ -45,6 +46,7 @@ class ObjectStore(ABC):
     def __init__(self, url: str, counters: StoreCounters | None = None) -> None:
         self.url = url.rstrip("/")
         self.counters = counters or StoreCounters()
+        self._overdue = OverdueRequests()
 
     def url_of(self, key: str) -> str:
         return f"{self.url}/{key}"
@@ -60,7 +62,7 @@ class ObjectStore(ABC):
             raise InvalidInput(f"{self.url_of(key)}: byte range {start}-{end} is not a range")
         if start == end:
             return memoryview(b"")
-        with self.counters.counted("read_range") as request:
+        with self.counters.counted("read_range") as request, self._overdue.watched(self.url_of(key)):
             buffer = await self._read_range(key, start, end)
             request.num_bytes = len(buffer)
             if len(buffer) != end - start:
@@ -70,7 +72,7 @@ class ObjectStore(ABC):
     async def read_start(self, key: str, most_bytes: int) -> tuple[memoryview, int]:
         """The first bytes of an object, all of a smaller one, and the object's size: one request tells both."""
         self._check_key(key)
-        with self.counters.counted("read_range") as request:
+        with self.counters.counted("read_range") as request, self._overdue.watched(self.url_of(key)):
             buffer, size_bytes = await self._read_start(key, most_bytes)
             request.num_bytes = len(buffer)
             if len(buffer) != min(size_bytes, most_bytes):
@@ -99,7 +101,7 @@ class ObjectStore(ABC):
     async def head(self, key: str) -> int:
         """The size of an object in bytes."""
         self._check_key(key)
-        with self.counters.counted("head"):
+        with self.counters.counted("head"), self._overdue.watched(self.url_of(key)):
             return await self._head(key)
 
     async def delete(self, key: str) -> None:
