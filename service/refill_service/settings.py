@@ -172,7 +172,8 @@ class Settings(BaseSettings):
         10,
         gt=0,
         allow_inf_nan=False,
-        description="How long a request waits for other ranks before it is answered with 'not ready'.",
+        description="How long a request waits for other ranks, or for a store from which nothing comes, before it is "
+        "told so.",
     )
     peer_timeout_seconds: float = Field(
         60, gt=0, allow_inf_nan=False, description="How long a pod waits for an answer of another pod."
