@@ -23,6 +23,8 @@ _COMMANDS = {
     "inspect": "datasets",
     "serve": "serve",
     "receipt": "receipt",
+    "jobs": "jobs",
+    "end": "jobs",
     "top": "top",
     "simulate": "simulate",
     "analyze": "analyze",

@@ -57,6 +57,10 @@ class RankLeases:
         self._ended: dict[int, dict[RankLife, _Lease]] = {}
         """Lives that others have taken a rank over from, and the lease of who did. They may still have workers."""
 
+    def num_heard(self, now: float) -> int:
+        """Ranks whose holder may still be there."""
+        return sum(now - lease.heard < LEASE_SECONDS for lease in self._leases.values())
+
     def holder(self, rank: int) -> RankLife | None:
         lease = self._leases.get(rank)
         return None if lease is None else lease.holder

@@ -81,6 +81,16 @@ class JobAtPod:
             self.requests_under_way -= 1
             self.job.last_used = time.monotonic()
 
+    def use(self) -> dict[str, Any]:
+        """Who uses it, as far as this pod sees: the newest epoch that a rank has entered (None: none has), how many of the
+        ranks whose home is here are alive, and how long nobody has asked for anything."""
+        newest = self.job.life.ranks.newest
+        return {
+            "epoch": newest if newest >= 0 else None,
+            "ranks_alive": self.home.leases.num_alive(),
+            "idle_seconds": round(self.idle_seconds, 1),
+        }
+
     @property
     def idle_seconds(self) -> float:
         """Since somebody asked for anything here, other than to look."""

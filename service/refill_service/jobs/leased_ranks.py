@@ -31,6 +31,10 @@ class LeasedRanks:
     def holder(self, rank: int) -> RankLife | None:
         return self._leases.holder(rank)
 
+    def num_alive(self) -> int:
+        """Ranks whose process was heard within the time of a lease."""
+        return self._leases.num_heard(time.monotonic())
+
     def asks(self, rank: int, life: RankLife | None, *, takes: bool = True) -> None:
         """Fact: a process asks for samples of a rank. Raises :class:`RankHeld` while another one may still be there,
         and :class:`RankTaken` when it is.

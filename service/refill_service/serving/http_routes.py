@@ -168,7 +168,7 @@ def client_routes(node: CacheNode) -> APIRouter:
 
     @routes.get("/v1/jobs", tags=["jobs"], summary="The jobs of this pod.")
     async def jobs(request: Request) -> list[dict[str, Any]]:
-        return [at_pod.job.info() for at_pod in node.table.of_team(holder_of(request)).values()]
+        return [at_pod.job.info() | at_pod.use() for at_pod in node.table.of_team(holder_of(request)).values()]
 
     @routes.put("/v1/jobs/{job}", tags=["jobs"], summary="Register a job on all pods; again changes nothing.")
     async def register(

@@ -1,0 +1,118 @@
+"""``refill jobs`` and ``refill end``: which jobs do the pods hold, who uses them, and away with one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from refill.errors import InvalidInput, PodUnreachable, error_from_wire
+from refill_service.commands.service_arguments import add_service_arguments, client_of
+
+__all__ = ["add_commands"]
+
+_TIMEOUT_SECONDS = 20
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+def add_commands(commands: Any) -> None:
+    listing = commands.add_parser(
+        "jobs",
+        help="the jobs of the pods: epoch, ranks that are alive, memory, idle time",
+        description="List the jobs that the pods hold: those of your token, and those of nobody's.",
+        epilog="example: refill jobs --url http://refill:8000",
+    )
+    add_service_arguments(listing, "--url")
+    listing.add_argument("--json", action="store_true", help="print them as JSON")
+    listing.set_defaults(func=_list)
+    end = commands.add_parser(
+        "end",
+        help="end a job and free its memory",
+        description="End a job on all pods. Its receipts and what it knows of its epochs go with it.",
+        epilog="example: refill end run-1 --url http://refill:8000",
+    )
+    end.add_argument("job", metavar="JOB", help="name of the job")
+    add_service_arguments(end, "--url")
+    end.set_defaults(func=_end)
+
+
+def _list(args: argparse.Namespace) -> int:
+    with client_of(args, _TIMEOUT_SECONDS) as client:
+        pods = _asked(client, "GET", args.url, "/v1/pods")["pods"] or [args.url]
+        found = _of_all_pods([_asked(client, "GET", url, "/v1/jobs") for url in pods])
+    print(json.dumps(found, indent=2) if args.json else _shown(found))
+    return 0
+
+
+def _end(args: argparse.Namespace) -> int:
+    with client_of(args, _TIMEOUT_SECONDS) as client:
+        _asked(client, "DELETE", args.url, f"/v1/jobs/{quote(args.job, safe='')}")
+    print(f"job {args.job} was ended")
+    return 0
+
+
+def _asked(client: httpx.Client, method: str, url: str, path: str) -> Any:
+    try:
+        answer = client.request(method, f"{url.rstrip('/')}{path}")
+        content = answer.json()
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise InvalidInput(f"--url {url!r} is not the URL of a service, like http://refill:8000") from error
+    except httpx.HTTPError as error:
+        raise PodUnreachable(f"{url} does not answer: {str(error) or type(error).__name__}", url=url) from error
+    except ValueError:
+        content = answer.text
+    if answer.status_code != 200:
+        raise error_from_wire(content, status=answer.status_code, source=url)
+    return content
+
+
+def _of_all_pods(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One entry for each job, from what each pod says of it."""
+    jobs: dict[str, dict[str, Any]] = {}
+    for of_pod in lists:
+        for info in of_pod:
+            name = info["spec"]["name"]
+            job = jobs.setdefault(
+                name,
+                {
+                    "name": name,
+                    "dataset": info["spec"]["dataset"],
+                    "policy": info["policy"],
+                    "world_size": info["spec"]["world_size"],
+                    "epoch": None,
+                    "ranks_alive": 0,
+                    "memory_bytes": 0,
+                    "idle_seconds": info["idle_seconds"],
+                },
+            )
+            if info["epoch"] is not None:
+                job["epoch"] = max(info["epoch"], -1 if job["epoch"] is None else job["epoch"])
+            job["ranks_alive"] += info["ranks_alive"]  # each rank has one home
+            job["memory_bytes"] += info["memory_bytes"]
+            job["idle_seconds"] = min(job["idle_seconds"], info["idle_seconds"])
+    return sorted(jobs.values(), key=lambda job: (job["idle_seconds"], job["name"]))
+
+
+def _shown(jobs: list[dict[str, Any]]) -> str:
+    if not jobs:
+        return "no jobs"
+    rows = [("JOB", "EPOCH", "RANKS", "MEMORY", "LAST ASKED", "POLICY", "DATASET")]
+    for job in jobs:
+        epoch = "-" if job["epoch"] is None else str(job["epoch"])
+        ranks = f"{job['ranks_alive']}/{job['world_size']}"
+        memory = f"{job['memory_bytes'] / (1 << 20):,.1f} MiB"
+        rows.append((job["name"], epoch, ranks, memory, _ago(job["idle_seconds"]), job["policy"], job["dataset"]))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago" if seconds >= 1 else "now"
