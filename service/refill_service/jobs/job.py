@@ -24,6 +24,7 @@ from refill_service.cache_core.rank_places import RankPlaces
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, keyed_traces
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 from refill_service.datasets.dataset_reader import Dataset
+from refill_service.jobs.changes import Changes
 
 __all__ = ["Job"]
 
@@ -91,8 +92,7 @@ class Job:
             layout.num_samples, trace_bytes, world_size=spec.world_size, num_epochs=spec.num_epochs
         )
         self._moved_epochs: set[int] = set()
-        self._trace_posted = asyncio.Event()
-        """Set, and replaced by a new one, when a trace has come."""
+        self._traces_came = Changes()
 
     def mean_bytes(self, num_samples: int) -> int:
         """What so many samples take, about."""
@@ -208,7 +208,7 @@ class Job:
         if unchanged and len(others) == len(posted) - 1:
             self._put_trace(epoch, rank, sample_ids)
             self._remember(epoch, built)
-            self._wake()
+            self._traces_came.happened()
         else:
             self.restore_trace(epoch, rank, sample_ids)
 
@@ -239,29 +239,25 @@ class Job:
         if rank < self.spec.world_size:
             if rank not in self.posted.of_epoch(epoch):
                 self._put_trace(epoch, rank, sample_ids)
-            self._wake()
+            self._traces_came.happened()
 
     def replace_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
         """Fact: the rank asks for this, as dealt when the job moved."""
         if rank < self.spec.world_size:
             self._put_trace(epoch, rank, sample_ids)
             self._moved_epochs.add(epoch)
-            self._wake()
+            self._traces_came.happened()
 
     def move_traces(self, epoch: int, traces: Mapping[int, Int64Array]) -> None:
         """Fact: from now on, ranks ask for these in an epoch that had begun on other pods."""
         self.posted.replace(epoch, traces)
         self._moved_epochs.add(epoch)
         self._traces.pop(epoch, None)
-        self._wake()
+        self._traces_came.happened()
 
     def _put_trace(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
         self.posted.put(epoch, rank, sample_ids)
         self._traces.pop(epoch, None)
-
-    def _wake(self) -> None:
-        self._trace_posted.set()
-        self._trace_posted = asyncio.Event()
 
     @property
     def traced_epochs(self) -> list[int]:
@@ -289,8 +285,7 @@ class Job:
     async def _all_posted(self, epoch: int, wait_seconds: float) -> None:
         try:
             async with asyncio.timeout(wait_seconds):
-                while len(self.posted.of_epoch(epoch)) < self.spec.world_size:
-                    await self._trace_posted.wait()
+                await self._traces_came.wait_until(lambda: len(self.posted.of_epoch(epoch)) >= self.spec.world_size)
         except TimeoutError as error:
             posted = self.posted.of_epoch(epoch)
             missing = [rank for rank in range(self.spec.world_size) if rank not in posted]
