@@ -59,7 +59,7 @@ async def take(owner: Owner, epoch: int, rank: int, start: int) -> list[int]:
     traces = await owner.job.traces(epoch, 1)
     end = min(start + BATCH, traces.length(rank))
     asked, repeats = traces.asked(rank, np.arange(start, end))
-    samples, payloads = await owner.take(epoch, rank, asked[~repeats])
+    samples, payloads = await owner.take(await owner.open(epoch, rank), rank, asked[~repeats])
     for sample, payload in zip(samples.tolist(), payloads, strict=True):
         owner.job.dataset.verify_sample(payload, owner.job.records, sample)
     return samples.tolist()
@@ -126,6 +126,24 @@ def test_nothing_is_loaded_after_the_last_epoch(packed: tuple[str, Any]) -> None
             await reads_end(owner)
             assert list(owner.history) == [0, 1]
             assert owner.resident_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_an_epoch_that_ends_after_it_was_opened_gives_nothing(packed: tuple[str, Any]) -> None:
+    """A request may wait for room between the two: what it takes then would be in nobody's receipt."""
+
+    async def run() -> None:
+        async with owner_of(packed[0], 300_000) as owner:
+            opened, asked = await owner.open(0, 0), np.arange(1)
+            for epoch in range(4):
+                for start in range(0, owner.job.samples_per_rank(), BATCH):
+                    await take(owner, epoch, 0, start)
+            with pytest.raises(EpochEnded, match="at epoch 3, epoch 0 has ended"):
+                await owner.take(opened, 0, asked)
+            opened = await owner.open(3, 0)
+        with pytest.raises(JobLost, match="the job was ended"):
+            await owner.take(opened, 0, asked)
 
     asyncio.run(run())
 
@@ -341,7 +359,7 @@ def test_a_longer_trace_gets_the_room_of_epochs_that_nobody_can_ask_for_any_more
             await post(3, 0, 300)
             assert job.posted.epochs == [1, 2, 3]
             with pytest.raises(EpochEnded):
-                await owner.take(0, 1, np.arange(1))
+                await owner.open(0, 1)
             for start in range(BATCH, 100, BATCH):
                 taken += await take(owner, 2, 1, start)
             assert sorted(taken) == [*range(100), *range(500, 600)]

@@ -39,7 +39,8 @@ def test_jobs_on_one_dataset_share_its_store(
         await node.table.remove("first")
         traces = await node.jobs["second"].job.traces(0, 1)
         asked, _ = traces.asked(0, np.arange(1))
-        assert len((await node.jobs["second"].owner.take(0, 0, asked))[1]) == 1, "the first job's end closed the store"
+        owner = node.jobs["second"].owner
+        assert len((await owner.take(await owner.open(0, 0), 0, asked))[1]) == 1, "the first job's end closed the store"
         await node.close()
 
     asyncio.run(run())

@@ -8,6 +8,7 @@ the order of the positions. What owners send ahead arrives after their answers a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 from refill.errors import RefillError, SamplesSkipped
@@ -23,11 +24,21 @@ from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.owner import Owner
 from refill_service.jobs.owner_answers import OwnerAnswers
 from refill_service.jobs.rank_entry import RankEntry
+from refill_service.jobs.running_epoch import RunningEpoch
 from refill_service.memory.payload import Payload
 from refill_service.observing.tracing import span
 from refill_service.peers.job_peers import JobPeers
 
-__all__ = ["Home"]
+__all__ = ["Home", "OpenBatch"]
+
+
+@dataclass(frozen=True)
+class OpenBatch:
+    """A batch that may be assembled."""
+
+    asked: AskedPositions
+    own_epoch: RunningEpoch | None
+    """Of this pod's share; None: nothing is asked of it."""
 
 
 class Home:
@@ -51,8 +62,8 @@ class Home:
         """Requests under way end with ``why``."""
         await self._answers.close(why)
 
-    async def open(self, request: BatchRequest, *, allow_skipped: bool = False) -> AskedPositions:
-        """What the positions of a batch ask for, when its epoch is open. An error costs nothing here.
+    async def open(self, request: BatchRequest, *, allow_skipped: bool = False) -> OpenBatch:
+        """Once it is known what the positions ask for, and the epoch is open. An error costs nothing here.
 
         Errors as of :func:`asked_positions`; raises :class:`RequestTooLarge` for more samples than an answer holds.
 
@@ -66,18 +77,18 @@ class Home:
         if not allow_skipped:
             self._nothing_was_skipped(rank, before_epoch=epoch)
         await self.entry.enter(epoch, rank)  # not before: what is refused must not move the rank on
-        if self._job.share.holds(asked.samples).any():
-            await self._owner.wait_until_open(epoch, rank)
-        return asked
+        here = self._job.share.holds(asked.samples).any()
+        return OpenBatch(asked, await self._owner.open(epoch, rank) if here else None)
 
-    async def assemble(self, asked: AskedPositions) -> Batch[Payload]:
+    async def assemble(self, opened: OpenBatch) -> Batch[Payload]:
         """The batch, with all its samples."""
+        asked = opened.asked
         epoch, rank, positions = asked.epoch, asked.rank, asked.positions
         batch = self.machine.begin(epoch, rank, positions, asked.samples, asked.repeats)
         try:
             with span("batch", job=self._job.spec.name, epoch=epoch, rank=rank, positions=len(positions)):
                 await all_done(
-                    self._take_own(batch),
+                    self._take_own(batch, opened.own_epoch),
                     self._take_of_owners(batch, batch.of_owners),
                     self._take_arriving(batch),
                     self._read_repeats(batch),
@@ -87,9 +98,9 @@ class Home:
             self.machine.over(batch)
         return batch
 
-    async def _take_own(self, batch: Batch[Payload]) -> None:
-        if len(places := batch.own):
-            batch.put(places, *await self._owner.take(batch.epoch, batch.rank, batch.asked[places]))
+    async def _take_own(self, batch: Batch[Payload], epoch: RunningEpoch | None) -> None:
+        if epoch is not None and len(places := batch.own):
+            batch.put(places, *await self._owner.take(epoch, batch.rank, batch.asked[places]))
 
     async def _take_of_owners(self, batch: Batch[Payload], of_owners: dict[int, Int64Array]) -> None:
         asks = [

@@ -19,6 +19,7 @@ from refill_service.jobs.asked_positions import AskedPositions, asked_positions
 from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
 from refill_service.jobs.owner import Owner
+from refill_service.jobs.running_epoch import RunningEpoch
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.peers.job_peers import JobPeers
 
@@ -134,15 +135,14 @@ class JobAtPod:
             records.append(Record(Kind.WHOLE_TABLE, 0))
         return left.records + encode_records(records)
 
-    async def asked_of_this_pod(self, request: BatchRequest) -> AskedPositions:
-        """What a home pod asks of this pod's share, when its epoch is open."""
+    async def asked_of_this_pod(self, request: BatchRequest) -> tuple[AskedPositions, RunningEpoch]:
+        """What a home pod asks of this pod's share, and its epoch, as soon as that is open."""
         asked = await asked_positions(request, self.job, self.owner)
         if asked.repeats.any() or not self.job.share.holds(asked.samples).all():
             raise InvalidInput(
                 f"pod {self.job.ordinal} was asked for positions that it does not answer: other job settings?"
             )
-        await self.owner.wait_until_open(asked.epoch, asked.rank)
-        return asked
+        return asked, await self.owner.open(asked.epoch, asked.rank)
 
     async def receipt(self, epoch: int) -> dict[str, Any]:
         """What an epoch delivered, over all pods: ``EpochReceipt`` as JSON, with what it is the receipt of.

@@ -44,6 +44,7 @@ from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.receipt import EpochReceipt, receipt_of
 from refill_service.cache_core.recollection import Recollection
 from refill_service.jobs.answer_size import AnswerSize
+from refill_service.jobs.changes import Changes
 from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.job import Job
 from refill_service.jobs.recently_sent import RecentlySent
@@ -98,8 +99,8 @@ class Owner:
         """By the machine's epochs that are open, or have ended for good while their receipts are written."""
         self._life = job.life
         self._ranks = job.life.ranks
-        self._moved_on = asyncio.Event()
-        """Set, and replaced by a new one, when a rank has moved on or an epoch was opened."""
+        self._moved_on = Changes()
+        """A rank has moved on, an epoch was opened, or the owner was closed."""
         self._restored = asyncio.Event()
         if not job.life.recovering:
             self._restored.set()
@@ -135,7 +136,7 @@ class Owner:
         self._life.closed()
         self._machine.closed()
         self._restored.set()
-        self._wake()
+        self._moved_on.happened()
         for task in self._reads:
             task.cancel()
         await asyncio.gather(*self._reads, *self._closing_books, return_exceptions=True)
@@ -148,16 +149,18 @@ class Owner:
         self.job.check_rank(rank)
         self._carry_out(self._machine.rank_came(epoch, rank, home))
 
-    async def wait_until_open(self, epoch: int, rank: int) -> None:
-        """Until requests of the rank are answered here; errors as of :meth:`take`, which would wait as long."""
-        await self._epoch(epoch, rank)
-
-    async def take(self, epoch: int, rank: int, asked: Int64Array) -> tuple[Int64Array, list[Payload]]:
+    async def take(self, state: RunningEpoch, rank: int, asked: Int64Array) -> tuple[Int64Array, list[Payload]]:
         """Answer requests for samples of this share: ``(sample ids, their bytes)`` in the order of ``asked``.
 
+        Raises :class:`EpochEnded` when the epoch was ended since it was opened.
+
+        :param state: as :meth:`open` has returned it.
         :param asked: ``(n,)`` sample ids that the rank's trace asks for, all different, none a repeat.
         """
-        state = await self._epoch(epoch, rank)
+        self._refuse_when_closed()
+        epoch = state.number
+        if self._machine.known(epoch) is not state.epoch:
+            raise self._ended(epoch)
         first = self.job.share.first_sample
         taken, orders = self._machine.requested(state.epoch, rank, asked)
         if taken is None:
@@ -303,7 +306,9 @@ class Owner:
         self._life.restored(complete=complete)
         self._restored.set()
 
-    async def _epoch(self, epoch: int, rank: int) -> RunningEpoch:
+    async def open(self, epoch: int, rank: int) -> RunningEpoch:
+        """The epoch, as soon as requests of the rank are answered in it. Raises :class:`EpochNotReady` when others are
+        not as far in time, :class:`EpochEnded` for one that is over, :class:`PodRecovering`."""
         self._refuse_when_closed()
         self.job.check_rank(rank)
         self._carry_out(self._machine.rank_entered(epoch, rank))
@@ -311,16 +316,13 @@ class Owner:
         if (known := self._machine.known(epoch)) is not None:
             return self._running[known]
         if self._machine.state_of(epoch) is EpochState.ENDED:
-            raise EpochEnded(
-                f"job {self.job.spec.name} is at epoch {self.epoch}, epoch {epoch} has ended: "
-                "use another job name to start over, or end this job first"
-            )
+            raise self._ended(epoch)
         traces = await self.job.traces(epoch, self.wait_seconds)
         try:
             async with asyncio.timeout(self.wait_seconds):
-                while self._machine.state_of(epoch) is EpochState.WAITS:
-                    await self._moved_on.wait()
-                    self._refuse_when_closed()
+                await self._moved_on.wait_until(
+                    lambda: self._why_closed is not None or self._machine.state_of(epoch) is not EpochState.WAITS
+                )
         except TimeoutError as error:
             behind = self._ranks.behind(epoch)
             raise EpochNotReady(
@@ -330,7 +332,13 @@ class Owner:
             ) from error
         self._refuse_when_closed()
         self._carry_out(self._machine.traces_known(epoch, traces))
-        return await self._epoch(epoch, rank)
+        return await self.open(epoch, rank)
+
+    def _ended(self, epoch: int) -> EpochEnded:
+        return EpochEnded(
+            f"job {self.job.spec.name} is at epoch {self.epoch}, epoch {epoch} has ended: "
+            "use another job name to start over, or end this job first"
+        )
 
     async def wait_for_traces(self) -> None:
         """After a move, what positions ask for is known when nothing is lost any more."""
@@ -365,11 +373,6 @@ class Owner:
         if self.journal is not None:
             self.journal.write(record)
 
-    def _wake(self) -> None:
-        """Whoever waits for an epoch looks again whether it may open."""
-        self._moved_on.set()
-        self._moved_on = asyncio.Event()
-
     def _carry_out(self, orders: list[Order]) -> None:
         for order in orders:
             match order:
@@ -385,7 +388,7 @@ class Owner:
                 case CloseBooks(epoch):
                     self._close_books(self._running[epoch])
                 case Wake():
-                    self._wake()
+                    self._moved_on.happened()
 
     def _new_policy(self, epoch: int, traces: Traces, answered: Answered | None, carried: Carried) -> Policy:
         spec = self.job.spec

@@ -230,10 +230,10 @@ def client_routes(node: CacheNode) -> APIRouter:
         wanted = BatchRequest.decode(await request.body())
         at_pod.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
         at_pod.home.leases.asks(wanted.rank, life_of(life))
-        asked = await at_pod.home.open(wanted, allow_skipped=allow_skipped)
+        opened = await at_pod.home.open(wanted, allow_skipped=allow_skipped)
         room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
-        await room.enter(len(asked.positions))  # nothing was taken yet
-        batch = await at_pod.home.assemble(asked)
+        await room.enter(len(wanted.positions))  # nothing was taken yet
+        batch = await at_pod.home.assemble(opened)
         frame = OutgoingFrame(batch.positions, batch.sample_ids, batch.payloads)
         room.holds(frame.total_bytes)
         was_done(request, f"read {len(batch.positions)} samples")

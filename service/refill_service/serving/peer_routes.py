@@ -118,10 +118,10 @@ def peer_routes(node: CacheNode) -> APIRouter:
         at_pod = node.table.find(job, incarnation)
         held(request).enter_context(at_pod.in_use())
         wanted = BatchRequest.decode(await request.body())
-        asked = await at_pod.asked_of_this_pod(wanted)
+        asked, epoch = await at_pod.asked_of_this_pod(wanted)
         room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
         await room.enter(len(asked.positions))  # nothing was taken yet
-        sample_ids, payloads = await at_pod.owner.take(asked.epoch, asked.rank, asked.samples)
+        sample_ids, payloads = await at_pod.owner.take(epoch, asked.rank, asked.samples)
         ahead_positions, ahead_ids, ahead_payloads = at_pod.owner.ahead(
             asked.epoch,
             asked.rank,
