@@ -83,8 +83,8 @@ class JobAtPod:
             self.job.last_used = time.monotonic()
 
     def use(self) -> dict[str, Any]:
-        """Who uses it, as far as this pod sees: the newest epoch that a rank has entered (None: none has), how many of the
-        ranks whose home is here are alive, and how long nobody has asked for anything."""
+        """Who uses it, as far as this pod sees: the newest epoch that a rank has entered (None: none has), how many of
+        the ranks whose home is here are alive, and how long nobody has asked for anything."""
         newest = self.job.life.ranks.newest
         return {
             "epoch": newest if newest >= 0 else None,
