@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,14 +66,6 @@ def whole_epoch(rank: PodConnection, epoch: int, batch: int = 32) -> list[Receiv
         rank.batch(epoch, np.arange(start, min(start + batch, length), dtype=np.int64))
         for start in range(0, length, batch)
     ]
-
-
-def until_logged(cluster: LocalCluster, pod: int, text: str, seconds: float = 30) -> None:
-    """A request's line is written when its answer has left: who reads the answer may be faster."""
-    deadline = time.monotonic() + seconds
-    while text not in cluster.log(pod):
-        assert time.monotonic() < deadline, f"pod {pod} did not log {text!r}"
-        time.sleep(0.05)
 
 
 def metric(url: str, name: str, **labels: str) -> float:

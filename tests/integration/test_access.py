@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 import trustme
 from tests.conftest import free_port
 from tests.pod_fixtures import NUM_SAMPLES, whole_epoch
+from tests.waiting import until
 
 from refill.credentials import Credentials
 from refill.errors import InvalidInput, NotAllowed, PodUnreachable
@@ -237,7 +238,7 @@ def test_tokens_and_certificates_may_be_replaced(
         time.sleep(2.5)
         assert answers_to(VISION) == 200, "a file that is being replaced has shut everybody out"
         (tmp_path / "tokens").write_text(SPEECH)
-        until(lambda: answers_to(SPEECH) == 200)
+        until(lambda: answers_to(SPEECH) == 200, "the new token")
         assert answers_to(VISION) == 200, "the old one is not taken any more, which others may still show"
 
         shown = [ssl.get_server_certificate(("127.0.0.1", port)) for port in ports_of(cluster)]
@@ -245,8 +246,10 @@ def test_tokens_and_certificates_may_be_replaced(
         rank = PodConnection(url, JobSpec.from_dict(job), 0, None, 20, credentials=mine)
         first = rank.batch(0, np.arange(100)).sample_ids.tolist()
         write_certificate(authority, tmp_path)
-        until(lambda: ssl.get_server_certificate(("127.0.0.1", ports_of(cluster)[0])) != shown[0])
-        until(lambda: "starts anew" in cluster.log(1) and "starts anew" in cluster.log(0))
+        until(
+            lambda: ssl.get_server_certificate(("127.0.0.1", ports_of(cluster)[0])) != shown[0], "the new certificate"
+        )
+        until(lambda: "starts anew" in cluster.log(1) and "starts anew" in cluster.log(0), "both pods' word of it")
         rest = rank.batch(0, np.arange(100, NUM_SAMPLES)).sample_ids.tolist()
         assert sorted(first + rest) == list(range(NUM_SAMPLES))
 
@@ -323,10 +326,3 @@ def test_a_token_file_of_a_client_that_can_not_be_used(tmp_path: Path) -> None:
 
 def ports_of(cluster: LocalCluster) -> list[int]:
     return [int(url.rsplit(":", 1)[1]) for url in cluster.pod_urls]
-
-
-def until(right: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not right():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.2)

@@ -7,7 +7,6 @@ import pickle
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,17 +16,11 @@ import pytest
 from tests.integration.test_restarts import Packed, Ranks, cluster_of, settings_of
 from tests.integration.test_scaling import check_receipt, rest_of
 from tests.pod_fixtures import NUM_SAMPLES
+from tests.waiting import until_logged
 
 from refill.errors import JobLost, PodRecovering, PodUnreachable, RefillError
 from refill.pod_channel import Wait
 from refill.pod_connection import PodConnection
-
-
-def until(came_about: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not came_about():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class Asleep:
@@ -161,7 +154,7 @@ def test_pod_0_dies_while_it_waits_for_ranks(packed: Packed, tmp_path: Path, jou
         cluster.scale(3)
         with ThreadPoolExecutor(1) as asking:
             waits = asking.submit(ranks.ask, 0, 100, 200)
-            until(lambda: "and moves to 3" in cluster.log(0))
+            until_logged(cluster, 0, "and moves to 3")
             time.sleep(0.5)
             cluster.kill(0)
             cluster.restart(0)
@@ -246,7 +239,7 @@ def test_a_rank_that_slept_through_two_moves_ends_nothing(packed: Packed, tmp_pa
             waits = asking.submit(ranks.ask, 0, 100, 200)
             for num_pods in (3, 2):
                 cluster.scale(num_pods)
-                until(lambda num_pods=num_pods: f"and moves to {num_pods}" in cluster.log(0))  # type: ignore[misc]
+                until_logged(cluster, 0, f"and moves to {num_pods}")
                 time.sleep(0.5)
             cluster.pause(0)
             cluster.kill(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from typing import Any
 
@@ -11,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch
+from tests.waiting import until
 
 from refill.errors import EpochEnded, EpochNotReady, InvalidInput
 from refill.pod_connection import PodConnection
@@ -227,9 +227,8 @@ def test_receipts_of_epochs_that_are_over_are_counted(three_pods: LocalCluster, 
     for epoch in range(1, 5):
         assert counted("missing") == 0
         rank.batch(epoch, half)
-    deadline = time.monotonic() + 30
-    while counted("missing") < NUM_SAMPLES // 2 and time.monotonic() < deadline:
-        time.sleep(0.05)  # receipts are made beside the requests that end their epoch
+    # Receipts are made beside the requests that end their epoch.
+    until(lambda: counted("missing") >= NUM_SAMPLES // 2, "the receipt of an epoch that is over")
     assert counted("missing") == NUM_SAMPLES // 2
     assert counted("delivered") >= NUM_SAMPLES * 3 // 2
     assert counted("duplicates") == counted("unknown") == 0

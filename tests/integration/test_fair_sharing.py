@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from tests.conftest import S3Server
 from tests.integration.test_faults import gate, in_s3, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of
+from tests.waiting import until
 
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -37,10 +37,7 @@ def test_a_small_job_is_served_beside_a_greedy_one(s3_server: S3Server, in_s3: s
 
             asking = [pool.submit(ask_for_ever) for _ in range(8)]
             try:
-                deadline = time.monotonic() + 20
-                while reads(url) < 50:
-                    assert time.monotonic() < deadline, "the greedy job does not read"
-                    time.sleep(0.05)
+                until(lambda: reads(url) >= 50, "a read of the greedy job")
                 before = reads(url)
                 small.samples(np.arange(100))
                 beside = reads(url) - before - 100

@@ -83,11 +83,12 @@ def state(url: str) -> Any:
 
 def settled(url: str) -> Any:
     """The state once chunks that were read ahead have come."""
-    before = None
-    while (now := state(url)) != before:
-        before = now
-        time.sleep(0.2)
-    return now
+    before, same = None, 0
+    while same < 3:
+        now = state(url)
+        before, same = now, same + 1 if now == before else 0
+        time.sleep(0.1)
+    return before
 
 
 def operations() -> list[str]:

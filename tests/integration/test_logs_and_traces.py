@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +15,8 @@ import httpx
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from tests.pod_fixtures import rank_of, until_logged
+from tests.pod_fixtures import rank_of
+from tests.waiting import until, until_logged
 
 from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
@@ -89,9 +89,7 @@ def test_a_batch_is_traced_across_pods(packed: Packed, tmp_path: Path) -> None:
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100"}
         with LocalCluster(2, tmp_path, {"memory_bytes": "4MiB"}, environment) as cluster:
             ask(cluster, packed, traceparent=f"00-{trace_id}-b7ad6b7169203331-01")
-            deadline = time.monotonic() + 20
-            while "batch" not in {span.name for span in spans} and time.monotonic() < deadline:
-                time.sleep(0.05)
+            until(lambda: "batch" in {span.name for span in spans}, "the span of a batch")
             cluster.end()  # the rest of the spans are sent then
         mine = {span.span_id: span for span in spans if span.trace_id.hex() == trace_id}
 

@@ -28,6 +28,8 @@ from refill_service.demo.local_cluster import LocalCluster
 
 Packed = tuple[str, dict[str, bytes]]
 BATCH = 20
+RECOVERY_SECONDS = 3
+"""Of pods that wait for what never comes: long enough for the ranks that do come, on a busy machine, too."""
 
 
 def settings_of(dataset: str, **more: Any) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def test_who_only_looks_tells_nothing(packed: Packed, tmp_path: Path) -> None:
 
 def test_ranks_that_do_not_come_back_leave_something_unknown(packed: Packed, tmp_path: Path) -> None:
     """The pod and a rank lose their memory together. What the rank had is known to nobody, and the receipt says so."""
-    with cluster_of(tmp_path, 1, journal=False, recovery_seconds=1) as cluster:
+    with cluster_of(tmp_path, 1, journal=False, recovery_seconds=RECOVERY_SECONDS) as cluster:
         job = settings_of(packed[0], world_size=2)
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
@@ -185,7 +187,7 @@ def test_ranks_that_do_not_come_back_leave_something_unknown(packed: Packed, tmp
 
 def test_a_pod_that_ends_in_order_leaves_what_it_delivered_with_another(packed: Packed, tmp_path: Path) -> None:
     """A rolling restart without volumes, and without ranks that remember."""
-    with cluster_of(tmp_path, 3, journal=False, recovery_seconds=1) as cluster:
+    with cluster_of(tmp_path, 3, journal=False, recovery_seconds=RECOVERY_SECONDS) as cluster:
         job = settings_of(packed[0])
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
@@ -368,7 +370,7 @@ def test_what_a_pod_left_with_another_is_not_its_table_once_it_has_gone_on(packe
 
 def test_a_rank_whose_record_lacks_something_is_gone_on_without(packed: Packed, tmp_path: Path) -> None:
     """Its temporary folder was full for a while: what it received is unknown, and the training goes on."""
-    with cluster_of(tmp_path, 1, journal=False, recovery_seconds=1) as cluster:
+    with cluster_of(tmp_path, 1, journal=False, recovery_seconds=RECOVERY_SECONDS) as cluster:
         job = settings_of(packed[0], world_size=2)
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
@@ -382,7 +384,7 @@ def test_a_rank_whose_record_lacks_something_is_gone_on_without(packed: Packed, 
 
 def test_traces_of_an_epoch_that_every_rank_has_left_are_not_waited_for(packed: Packed, tmp_path: Path) -> None:
     """Rank 0 has posted its next trace and kept no older one than the last, rank 1 is about to."""
-    with cluster_of(tmp_path, 1, journal=False, recovery_seconds=1) as cluster:
+    with cluster_of(tmp_path, 1, journal=False, recovery_seconds=RECOVERY_SECONDS) as cluster:
         job = settings_of(packed[0], world_size=2, order="explicit", num_epochs=0)
         ranks = Ranks(cluster, job)
         order = np.random.default_rng(1).permutation(NUM_SAMPLES)

@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from tests.conftest import S3Server, free_port
 from tests.integration.test_faults import gate, in_s3, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of
+from tests.waiting import until
 
 from refill.errors import PodStopping
 from refill_service.demo.local_cluster import LocalCluster
@@ -30,13 +30,6 @@ Packed = tuple[str, dict[str, bytes]]
 __all__ = ["in_s3"]  # a fixture
 
 SMALL = {"memory_bytes": "4MiB", "pinned_fraction": 0}
-
-
-def until(is_true: Callable[[], bool], what: str, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        time.sleep(0.02)
 
 
 def refuses_connections(url: str) -> bool:
@@ -111,21 +104,24 @@ def test_a_client_that_loops_sees_nothing_but_errors_that_are_tried_again(packed
         rank = rank_of(cluster, job)
         rank.info()
 
-        def loop() -> list[int]:
-            ids = []
+        ids: list[int] = []
+        ends = {200: threading.Event(), 600: threading.Event()}
+
+        def loop() -> None:
             for position in range(0, NUM_SAMPLES, 4):
-                ids += rank.batch(0, np.arange(position, position + 4)).sample_ids.tolist()
-                time.sleep(0.01)
-            return ids
+                if position in ends:
+                    ends[position].wait(100)
+                ids.extend(rank.batch(0, np.arange(position, position + 4)).sample_ids.tolist())
 
         looping = pool.submit(loop)
-        for pod in (0, 1):
-            time.sleep(0.5)
-            assert not looping.done()
+        for pod, position in enumerate(ends):
+            until(lambda position=position: len(ids) == position or looping.done(), "samples")  # type: ignore[misc]
             cluster.processes[pod].terminate()
+            ends[position].set()
             assert cluster.processes[pod].wait(20) == 0
             cluster.restart(pod)
-        assert sorted(looping.result(60)) == list(range(NUM_SAMPLES))
+        looping.result(100)
+        assert sorted(ids) == list(range(NUM_SAMPLES))
 
 
 def test_a_pod_that_starts_is_not_ready() -> None:

@@ -8,13 +8,13 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import until
 
 from refill.errors import InvalidInput, PodUnreachable
 from refill.pod_connection import PodConnection
@@ -159,10 +159,7 @@ input()
         assert lent(roomy) > 0
         client.kill()
     assert rank_at(f"unix:{path}", packed[0], "job").batch(0, np.array([0])).num_bytes > 0
-    deadline = time.monotonic() + 30
-    while lent(roomy):
-        assert time.monotonic() < deadline, "the pod holds on to it"
-        time.sleep(0.05)
+    until(lambda: not lent(roomy), "the end of what was lent")
 
 
 def test_a_pod_that_restarts_gets_its_memory_again(roomy: LocalCluster, path: Path, packed: Packed) -> None:

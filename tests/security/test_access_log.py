@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.pod_fixtures import until_logged
+from tests.waiting import until_logged
 
 from refill.credentials import Credentials
 from refill.errors import NotAllowed

@@ -6,13 +6,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.conftest import free_port
+from tests.waiting import until
 
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -90,7 +90,7 @@ def test_a_token_ends_when_its_file_has_it_no_more(alone: tuple[LocalCluster, Pa
     newer = f"newer-{what.replace(' ', '-')}-0123456789abcdef"
     (tokens / "vision").write_text(VISION)
     (tokens / "speech").write_text(SPEECH)
-    until(lambda: answer_to(cluster, VISION) == answer_to(cluster, SPEECH) == 200)
+    until(lambda: answer_to(cluster, VISION) == answer_to(cluster, SPEECH) == 200, "an answer to both tokens")
     match what:
         case "emptied":
             (tokens / "vision").write_text("")
@@ -99,7 +99,7 @@ def test_a_token_ends_when_its_file_has_it_no_more(alone: tuple[LocalCluster, Pa
         case "taken away":
             (tokens / "vision").unlink()
     (tokens / "speech").write_text(newer)
-    until(lambda: answer_to(cluster, VISION) == 401 and answer_to(cluster, newer) == 200)
+    until(lambda: answer_to(cluster, VISION) == 401 and answer_to(cluster, newer) == 200, "the newer token")
     assert answer_to(cluster, SPEECH) == 401
     assert httpx.get(f"{cluster.pod_urls[0]}/readyz").status_code == 200
 
@@ -107,19 +107,12 @@ def test_a_token_ends_when_its_file_has_it_no_more(alone: tuple[LocalCluster, Pa
 def test_a_secret_that_was_emptied_lets_nobody_in(alone: tuple[LocalCluster, Path]) -> None:
     cluster, tokens = alone
     (tokens / "vision").write_text(VISION)
-    until(lambda: answer_to(cluster, VISION) == 200)
+    until(lambda: answer_to(cluster, VISION) == 200, "an answer to the token")
     for file in list(tokens.iterdir()):
         file.unlink()
-    until(lambda: answer_to(cluster, VISION) == 401)
+    until(lambda: answer_to(cluster, VISION) == 401, "a refusal of the token")
     assert "holds no token any more" in cluster.log(0)
 
 
 def answer_to(cluster: LocalCluster, token: str) -> int:
     return httpx.get(f"{cluster.pod_urls[0]}/v1/jobs", headers={"authorization": f"Bearer {token}"}).status_code
-
-
-def until(right: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not right():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.2)

@@ -66,7 +66,7 @@ def held(pod: LocalCluster) -> float:
 def until_it_stands_still(pod: LocalCluster) -> None:
     """Until the pod has taken in what was sent, as much as it takes."""
     before = -1.0
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while before != (before := held(pod)) or before == 0:
         assert time.monotonic() < deadline, "the pod takes in no body"
         time.sleep(0.2)

@@ -1,0 +1,26 @@
+"""How does a test wait? For a fact, however busy the machine is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from refill_service.demo.local_cluster import LocalCluster
+
+__all__ = ["until", "until_logged"]
+
+_LONGEST_SECONDS = 100
+"""Below pytest's own limit, so that a failure says what did not come."""
+
+
+def until(is_true: Callable[[], bool], what: str) -> None:
+    """:param what: is waited for, as the failure names it."""
+    deadline = time.monotonic() + _LONGEST_SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline, f"{what} did not come within {_LONGEST_SECONDS} s"
+        time.sleep(0.05)
+
+
+def until_logged(cluster: LocalCluster, pod: int, text: str) -> None:
+    """A request's line is written when its answer has left: who reads the answer may be faster."""
+    until(lambda: text in cluster.log(pod), f"{text!r} in the log of pod {pod}")
