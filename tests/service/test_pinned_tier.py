@@ -210,7 +210,7 @@ def test_memory_gives_way_though_there_is_room_on_disk(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refill_service.memory.pinned_tier._MOST_WRITING_BYTES", 15 * SIZE)
+    monkeypatch.setattr("refill_service.memory.pinned_tier._MAX_WRITING_BYTES", 15 * SIZE)
     records, data = dataset(1)
     tier = PinnedTier(0, tmp_path, COUNT * SIZE)
     share = tier.lease("1", records)

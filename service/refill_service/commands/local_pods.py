@@ -27,7 +27,7 @@ _BETWEEN_PORTS = 10
 _OF_ONE_POD = ("journal_dir", "pinned_dir", "unix_socket")
 _PORTS = ("port", "peer_port", "metrics_port")
 _GIVEN_HERE = ("ordinal", "replicas", "pod_urls", "peer_urls")
-_MOST_PODS = 16
+_MAX_PODS = 16
 _LOOK_SECONDS = 0.2
 _STOP_SECONDS = 15
 
@@ -37,8 +37,8 @@ def run_local_pods(num_pods: int, given: dict[str, Any]) -> int:
 
     :param given: settings of every pod, as options of the command; those that are None come from the environment.
     """
-    if not 1 <= num_pods <= _MOST_PODS:
-        raise InvalidInput(f"--pods must be 1 to {_MOST_PODS}, got {num_pods}")
+    if not 1 <= num_pods <= _MAX_PODS:
+        raise InvalidInput(f"--pods must be 1 to {_MAX_PODS}, got {num_pods}")
     environment = _environment_of_all(given)
     for name in _GIVEN_HERE:
         if environment.get(_variable(name)):
@@ -114,10 +114,10 @@ def _pass_on(pod: int, lines: IO[str]) -> None:
 
 
 def _watch(processes: list[subprocess.Popen[str]], urls: list[str], first: Settings) -> int:
-    told = False
+    said = False
     while all(process.poll() is None for process in processes):
-        if not told and all(map(_is_ready, urls)):
-            told = True
+        if not said and all(map(_is_ready, urls)):
+            said = True
             folders = ", ".join(first.dataset_urls)
             print(f"{len(urls)} pods are ready, with datasets in {folders}: {' '.join(urls)}", flush=True)
         time.sleep(_LOOK_SECONDS)

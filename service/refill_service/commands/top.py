@@ -19,7 +19,7 @@ from refill_service.top.scrape import PodScrape, Scrape
 __all__ = ["add_commands"]
 
 _TIMEOUT_SECONDS = 5
-_MOST_AT_ONCE = 16
+_MAX_AT_ONCE = 16
 _PIPED_WIDTH = 200
 
 
@@ -77,7 +77,7 @@ class _Pods:
     def __init__(self, url: str, client: httpx.Client) -> None:
         self._url = url.rstrip("/")
         self._client = client
-        self._threads = ThreadPoolExecutor(_MOST_AT_ONCE)
+        self._threads = ThreadPoolExecutor(_MAX_AT_ONCE)
         self._urls: list[str] = []
 
     def __enter__(self) -> _Pods:
@@ -128,12 +128,12 @@ class _Pods:
             raise error_from_wire(content, status=answer.status_code, source=self._url)
         match content:
             case {"ordinal": int(ordinal), "pods": [*urls]}:
-                told = [str(url) for url in urls]
+                known = [str(url) for url in urls]
             case _:
                 raise InvalidInput(f"{self._url} answers, but is no pod of refill")
-        if 0 <= ordinal < len(told) and self._scrape_pod(told[ordinal]) is None:
-            told[ordinal] = self._url
-        return told
+        if 0 <= ordinal < len(known) and self._scrape_pod(known[ordinal]) is None:
+            known[ordinal] = self._url
+        return known
 
 
 def _seconds(text: str) -> float:

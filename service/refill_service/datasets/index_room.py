@@ -9,14 +9,14 @@ from refill.errors import MemoryTooSmall
 
 __all__ = ["IndexRoom"]
 
-_LEAST_BYTES = 64 << 20
+_MIN_BYTES = 64 << 20
 
 
 class IndexRoom:
     """Bytes of indexes, over all jobs of a pod."""
 
     def __init__(self, memory_bytes: int) -> None:
-        self.limit_bytes = memory_bytes // 8 + _LEAST_BYTES
+        self.limit_bytes = memory_bytes // 8 + _MIN_BYTES
         self.used_bytes = 0
 
     def check(self, source: str, wanted_bytes: int) -> None:

@@ -19,7 +19,7 @@ __all__ = ["FIRST", "LAST", "RULES", "Split", "choose_split", "split_name"]
 FIRST, LAST = "first-dot", "last-dot"
 RULES = ("auto", FIRST, LAST)
 
-_MOST_KINDS = 64
+_MAX_KINDS = 64
 """Of samples, by which members they have. A folder with more of them is not made of samples."""
 
 
@@ -71,6 +71,6 @@ def _all_are_alike(database: sqlite3.Connection, num_alone: int) -> bool:
     for _, group in groupby(rows, key=itemgetter(0)):
         kind = tuple(bytes(row[1]) for row in group)
         kinds.add(kind)
-        if len(kinds) > min(_MOST_KINDS, num_alone // 2) or any(each[:1].isdigit() for each in kind):
+        if len(kinds) > min(_MAX_KINDS, num_alone // 2) or any(each[:1].isdigit() for each in kind):
             return False
     return True

@@ -41,7 +41,7 @@ from refill_service.journal.kept_job import boot_id, read_contents
 
 __all__ = ["JobJournal", "Snapshot"]
 
-_LEAST_COMPACTED_BYTES = 1 << 20
+_MIN_COMPACTED_BYTES = 1 << 20
 
 Snapshot = Callable[[int], Iterable[Record]]
 """All that is to be known of an epoch, in as few records as it takes."""
@@ -120,7 +120,7 @@ class JobJournal:
             self._give_up(error)
             return
         size = self._sizes[record.epoch]
-        if size > _LEAST_COMPACTED_BYTES and size > 2 * self._compact_sizes[record.epoch]:
+        if size > _MIN_COMPACTED_BYTES and size > 2 * self._compact_sizes[record.epoch]:
             try:
                 self._compact(record.epoch)
             except OSError as error:

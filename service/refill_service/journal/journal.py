@@ -138,7 +138,7 @@ class Journal:
             journal.close()
 
     def end(self, job: str, incarnation: str) -> None:
-        """Fact: the job has ended; whoever comes back to it is to be told."""
+        """Fact: the job has ended; whoever comes back to it hears so."""
         if (journal := self._open.pop(job, None)) is not None:
             journal.give_up()
         if (folder := self._of(job)) is not None:

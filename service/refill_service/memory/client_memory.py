@@ -22,7 +22,7 @@ from refill_service.memory.outgoing_frame import OutgoingFrame
 __all__ = ["ClientMemory"]
 
 _NAME_SECONDS = 10.0
-_MOST_EXPECTED = 64
+_MAX_EXPECTED = 64
 """Names that were given to one team and that nobody has come by yet."""
 
 
@@ -59,8 +59,8 @@ class ClientMemory:
         now = time.monotonic()
         with self._counting:
             self._expected = {name: found for name, found in self._expected.items() if now < found[1]}
-            if sum(held_by == holder for held_by, _ in self._expected.values()) >= _MOST_EXPECTED:
-                raise PodBusy(f"{_MOST_EXPECTED} clients of yours are about to lend memory, as many as may at once")
+            if sum(held_by == holder for held_by, _ in self._expected.values()) >= _MAX_EXPECTED:
+                raise PodBusy(f"{_MAX_EXPECTED} clients of yours are about to lend memory, as many as may at once")
             name = secrets.token_hex(16)
             self._expected[name] = holder, now + _NAME_SECONDS
         return name

@@ -3,7 +3,7 @@
 Whoever enters the folder of the Unix socket can send descriptors, and to close one may take as long as its sender likes
 (a TCP connection that lingers, a file of a file system in user space). The kernel closes those that nobody asked for,
 too, in the thread that reads their message or closes the connection. So the event loop accepts connections, and never
-reads or closes one: a thread does, at most ``_MOST_HANDSHAKES`` at once, and while all are busy nobody else is let in.
+reads or closes one: a thread does, at most ``_MAX_HANDSHAKES`` at once, and while all are busy nobody else is let in.
 
 What is said: the client the one-time name that the pod gave it, the pod ``+``; the client its memory, the pod ``+``. To
 anything else the pod says ``-`` and hangs up.
@@ -28,8 +28,8 @@ __all__ = ["Keeper", "MemoryDoor", "refuse_descriptors"]
 _YES, _NO = b"+", b"-"
 _NAME_BYTES = 64
 _STEP_SECONDS = 2.0
-_MOST_HANDSHAKES = 32
-_MOST_CONNECTIONS = 1024
+_MAX_HANDSHAKES = 32
+_MAX_CONNECTIONS = 1024
 _SO_PASSRIGHTS = 83
 """Linux 6.16: whether a Unix socket takes descriptors; Python has no name for it yet."""
 
@@ -80,7 +80,7 @@ class MemoryDoor:
             self._ended(connection)
 
     def _listen_if_free(self) -> None:
-        free = self._num_handshakes < _MOST_HANDSHAKES and self._num_connections < _MOST_CONNECTIONS
+        free = self._num_handshakes < _MAX_HANDSHAKES and self._num_connections < _MAX_CONNECTIONS
         if self._listens == (free and not self._closed):
             return
         self._listens = not self._listens

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _SUFFIX = ".pinned"
 
-_MOST_WRITING_BYTES = 16 << 20
+_MAX_WRITING_BYTES = 16 << 20
 """Bytes that wait for the disk; a chunk that comes then is not kept."""
 
 
@@ -336,7 +336,7 @@ class PinnedFile(PinnedPart):
         more epochs."""
         end = first + len(payloads)
         size = int(self._bounds(first, end)[-1] - self._bounds(first, end)[0])
-        if self._full or self.holds(first, end) or self._writing_bytes > _MOST_WRITING_BYTES:
+        if self._full or self.holds(first, end) or self._writing_bytes > _MAX_WRITING_BYTES:
             return
         self._writing_bytes += size
         try:

@@ -16,24 +16,24 @@ from refill_service.observing.request_id import current_request_id
 __all__ = ["begin_logging"]
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s%(request)s"
-_OURS = ("refill", "refill_service")
+_OWN_LOGGERS = ("refill", "refill_service")
 
 
 def begin_logging(level: str, log_format: str, ordinal: int) -> None:
     """:param log_format: ``text`` or ``json``."""
     handler = logging.StreamHandler()
-    handler.addFilter(_may_be_told)
+    handler.addFilter(_may_be_logged)
     handler.addFilter(_add_request_id)
     handler.setFormatter(_Json(ordinal) if log_format == "json" else _Text(_TEXT))
     least = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(least, logging.INFO), handlers=[handler], force=True)
-    for name in _OURS:
+    for name in _OWN_LOGGERS:
         logging.getLogger(name).setLevel(least)
 
 
-def _may_be_told(record: logging.LogRecord) -> bool:
+def _may_be_logged(record: logging.LogRecord) -> bool:
     """A library that sets its own level is not believed either."""
-    return record.levelno >= logging.INFO or record.name.partition(".")[0] in _OURS
+    return record.levelno >= logging.INFO or record.name.partition(".")[0] in _OWN_LOGGERS
 
 
 def _add_request_id(record: logging.LogRecord) -> bool:
@@ -60,14 +60,14 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """An object a line: what log collectors read without being told how."""
+    """An object a line: what log collectors read as it is."""
 
     def __init__(self, ordinal: int) -> None:
         super().__init__()
         self._ordinal = ordinal
 
     def format(self, record: logging.LogRecord) -> str:
-        told = {
+        line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -75,8 +75,8 @@ class _Json(logging.Formatter):
             "message": _escaped(record.getMessage()),
         }
         if request_id := getattr(record, "request_id", ""):
-            told["request_id"] = request_id
-        told |= getattr(record, "fields", {})
+            line["request_id"] = request_id
+        line |= getattr(record, "fields", {})
         if record.exc_info:
-            told["exception"] = "\n".join(map(_escaped, self.formatException(record.exc_info).split("\n")))
-        return json.dumps(told)
+            line["exception"] = "\n".join(map(_escaped, self.formatException(record.exc_info).split("\n")))
+        return json.dumps(line)

@@ -12,7 +12,7 @@ __all__ = ["REQUEST_ID_HEADER", "current_request_id", "take_request_id"]
 REQUEST_ID_HEADER = "x-request-id"
 
 _WIRE_NAME = REQUEST_ID_HEADER.encode()
-_RIGHT = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_MAY_BE_LOGGED = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _current: ContextVar[str] = ContextVar("request_id", default="")
 
 
@@ -24,6 +24,6 @@ def current_request_id() -> str:
 def take_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """That of the headers, or a new one where they have none that may stand in a log; for this task from now on."""
     given = next((value for name, value in headers if name == _WIRE_NAME), b"")
-    found = given.decode() if _RIGHT.fullmatch(given) else uuid.uuid4().hex[:16]
+    found = given.decode() if _MAY_BE_LOGGED.fullmatch(given) else uuid.uuid4().hex[:16]
     _current.set(found)
     return found

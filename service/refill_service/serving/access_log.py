@@ -34,7 +34,7 @@ def was_done(request: Request, what: str, of: str = "") -> None:
 
 
 def log_request(scope: Scope, asker: str, status: int, num_bytes: int, seconds: float) -> None:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "asker": asker,
         "method": scope["method"],
         "path": quote(scope["path"], safe=_OF_PATHS, errors="replace"),
@@ -48,8 +48,8 @@ def log_request(scope: Scope, asker: str, status: int, num_bytes: int, seconds: 
     access_log.info(
         "%(asker)s %(method)s %(path)s: %(status)d, %(bytes)d bytes, %(milliseconds).1f ms, team %(team)s, "
         "address %(address)s, %(done)s",
-        told,
-        extra={"fields": told},
+        fields,
+        extra={"fields": fields},
     )
 
 

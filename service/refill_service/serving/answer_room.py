@@ -19,7 +19,7 @@ from refill_service.serving.request_guard import held
 __all__ = ["AnswerRoom"]
 
 
-_BESIDE_BYTES = 512
+_OVERHEAD_BYTES_PER_SAMPLE = 512
 """What Python needs for each sample meanwhile; and its place in the queue, as it costs time, however small it is."""
 
 
@@ -32,13 +32,13 @@ class AnswerRoom:
         self._at_pod = at_pod
         self._wait_seconds = wait_seconds
         self._passage: Passage | None = None
-        self._beside_bytes = 0
+        self._overhead_bytes = 0
 
     async def enter(self, num_samples: int) -> None:
         """Raises :class:`PodBusy` when no room came free in time."""
         job = self._at_pod.job
-        self._beside_bytes = _BESIDE_BYTES * num_samples
-        size_bytes = job.mean_bytes(num_samples) + self._beside_bytes
+        self._overhead_bytes = _OVERHEAD_BYTES_PER_SAMPLE * num_samples
+        size_bytes = job.mean_bytes(num_samples) + self._overhead_bytes
         passage = self._gate.passage(size_bytes, Asker(job.spec.holder, job.spec.name))
         try:
             async with asyncio.timeout(self._wait_seconds):
@@ -53,4 +53,4 @@ class AnswerRoom:
     def holds(self, size_bytes: int) -> None:
         """Fact: the answer is as large as this."""
         if self._passage is not None:
-            self._passage.resize(size_bytes + self._beside_bytes)
+            self._passage.resize(size_bytes + self._overhead_bytes)

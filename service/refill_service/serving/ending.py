@@ -31,17 +31,17 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def ends_by_signal() -> asyncio.Event:
     """Set at the first SIGTERM or SIGINT; the second one kills the process."""
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop, ends = asyncio.get_running_loop(), asyncio.Event()
 
-    def tell() -> None:
-        told.set()
+    def first_signal() -> None:
+        ends.set()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, tell)
-    return told
+        loop.add_signal_handler(number, first_signal)
+    return ends
 
 
 class Ending:

@@ -102,7 +102,7 @@ class _NodeCollector(Collector):
         errors.add_metric([], node.journal.errors)
         yield errors
         recovering = GaugeMetricFamily(
-            "refill_recovering_jobs", "Jobs that wait after a restart to be told what was delivered."
+            "refill_recovering_jobs", "Jobs that wait after a restart for reports of what was delivered."
         )
         recovering.add_metric([], sum(at_pod.job.life.recovering for at_pod in node.jobs.values()))
         yield recovering

@@ -1,4 +1,4 @@
-"""How do records come in? One after another, so that one of them is held at a time, however much there is to tell."""
+"""How do records come in? One after another, so that one of them is held at a time, however much is reported."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from refill_service.jobs.job import Job
 
 __all__ = ["coming_records", "most_records_bytes"]
 
-_BESIDE_BYTES = 64 << 20
-_TIMES_TOLD = 6
+_OVERHEAD_BYTES = 64 << 20
+_TIMES_REPORTED = 6
 """Two epochs; and what was asked for again, as often as a loop is begun anew within them. It is not held, so there is
 no need to be strict."""
 
 
 def most_records_bytes(job: Job) -> int:
-    """Of all that a rank may tell: each position with its header, if it asked for them one by one, and its traces."""
+    """Of all that a rank may report: each position with its header, if it asked for them one by one, and its traces."""
     positions = max(job.samples_per_rank(), job.posted.most_positions)
-    return _BESIDE_BYTES + _TIMES_TOLD * (RECORD_HEADER_BYTES + 16 + 8) * positions
+    return _OVERHEAD_BYTES + _TIMES_REPORTED * (RECORD_HEADER_BYTES + 16 + 8) * positions
 
 
 async def coming_records(request: Request, job: Job) -> AsyncIterator[Record]:

@@ -96,24 +96,24 @@ class RequestGuard:
         if scope["type"] != "http":
             return
         started = time.monotonic()
-        always = looks_after_the_pod(scope["path"])
+        is_probe = looks_after_the_pod(scope["path"])
         request_id = take_request_id(scope["headers"])
         continue_trace(scope["headers"])
-        answer = Answer(send, request_id, None if always else self._counts, self._timeout_seconds)
+        answer = Answer(send, request_id, None if is_probe else self._counts, self._timeout_seconds)
         scope[ANSWER] = answer
         try:
-            await self._answer(scope, receive, answer, always)
+            await self._answer(scope, receive, answer, is_probe)
         finally:
-            if self._access_log and not always:
+            if self._access_log and not is_probe:
                 log_request(scope, self._asker, answer.status, answer.num_bytes, time.monotonic() - started)
 
-    async def _answer(self, scope: Scope, receive: Receive, answer: Answer, always: bool) -> None:
-        if not always and (refusal := self._refusal(scope)) is not None:
+    async def _answer(self, scope: Scope, receive: Receive, answer: Answer, is_probe: bool) -> None:
+        if not is_probe and (refusal := self._refusal(scope)) is not None:
             await answer.refuse(refusal)
             return
         body = RequestBody(scope, receive, answer, self._bodies, self._timeout_seconds)
         self.under_way += 1
-        self._counts.under_way[self._asker] += not always
+        self._counts.under_way[self._asker] += not is_probe
         self._idle.clear()
         try:
             async with AsyncExitStack() as stack:
@@ -124,7 +124,7 @@ class RequestGuard:
         finally:
             body.forget()
             self.under_way -= 1
-            self._counts.under_way[self._asker] -= not always
+            self._counts.under_way[self._asker] -= not is_probe
             if self.under_way == 0:
                 self._idle.set()
 
@@ -206,7 +206,7 @@ class Answer:
 
 def wire_answer(error: RefillError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """Status, headers and body of an error that no route answers with."""
-    told: dict[str, Any] = error.to_wire()
-    body = json.dumps(told).encode()
+    answer: dict[str, Any] = error.to_wire()
+    body = json.dumps(answer).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     return error.status, headers, body

@@ -103,15 +103,15 @@ async def _serve(settings: Settings) -> None:
         options = {"app": for_metrics, "host": settings.host, "port": settings.metrics_port, **_CLIENT_OPTIONS}
         metrics = ClientServer(limits, **options)
         others.append(metrics.serve())
-    told_to_end = ends_by_signal()
+    ends = ends_by_signal()
     node.start()
     serving = [asyncio.create_task(each) for each in (*(server.serve() for server in clients), *others)]
-    running = asyncio.create_task(_run_until(told_to_end, node, clients))
+    running = asyncio.create_task(_run_until(ends, node, clients))
     await asyncio.wait([running, *serving], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         running.result()
     running.cancel()
-    if told_to_end.is_set():
+    if ends.is_set():
         await Ending(node, clients, serving, for_clients, for_peers).carry_out()
     for server in (*clients, *([metrics] if metrics else [])):
         server.should_exit = True
@@ -123,12 +123,12 @@ async def _serve(settings: Settings) -> None:
             raise error
 
 
-async def _run_until(told_to_end: asyncio.Event, node: CacheNode, clients: list[ClientServer]) -> None:
+async def _run_until(ends: asyncio.Event, node: CacheNode, clients: list[ClientServer]) -> None:
     settings = node.settings
     # Neither server tells when it listens.
     while not (all(server.started for server in clients) and await _peers_answer(settings)):  # noqa: ASYNC110
         await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-    if not told_to_end.is_set():
+    if not ends.is_set():
         node.phase = PodPhase.READY
         log.info(
             "pod %d of %d: clients on %s:%d%s, %s",
@@ -141,7 +141,7 @@ async def _run_until(told_to_end: asyncio.Event, node: CacheNode, clients: list[
         )
         if found := what_is_open(settings):
             log.warning("open: %s", "; ".join(found))
-    await told_to_end.wait()
+    await ends.wait()
 
 
 async def _peers_answer(settings: Settings) -> bool:

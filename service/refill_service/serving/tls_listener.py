@@ -14,7 +14,7 @@ from collections.abc import Callable
 __all__ = ["TlsListener"]
 
 _HANDSHAKE_SECONDS = 10.0
-_MOST_HANDSHAKES = 256
+_MAX_HANDSHAKES = 256
 _PAUSE_SECONDS = 0.1
 
 
@@ -54,7 +54,7 @@ class TlsListener:
             except OSError:  # gone again, or no file descriptors left
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            if len(self._handshakes) >= _MOST_HANDSHAKES:
+            if len(self._handshakes) >= _MAX_HANDSHAKES:
                 oldest = next(iter(self._handshakes))
                 del self._handshakes[oldest]
                 oldest.cancel()

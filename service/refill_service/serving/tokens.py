@@ -14,7 +14,7 @@ __all__ = ["Tokens"]
 
 log = logging.getLogger(__name__)
 
-_LEAST_LETTERS = 16
+_MIN_LETTERS = 16
 _LOOK_SECONDS = 2.0
 
 
@@ -89,7 +89,7 @@ class Tokens:
             tokens = [line for line in lines if line]
             if not all(map(_is_token, tokens)):
                 wrong.append(
-                    f"tokens in {file} need {_LEAST_LETTERS} letters or more without spaces, one a line "
+                    f"tokens in {file} need {_MIN_LETTERS} letters or more without spaces, one a line "
                     "(openssl rand -hex 32)"
                 )
             holder = "" if found is None else file.name
@@ -98,7 +98,7 @@ class Tokens:
 
 
 def _is_token(line: bytes) -> bool:
-    return len(line) >= _LEAST_LETTERS and line.isascii() and b" " not in line
+    return len(line) >= _MIN_LETTERS and line.isascii() and b" " not in line
 
 
 def _digest(token: bytes) -> bytes:
