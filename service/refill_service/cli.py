@@ -48,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RefillError as error:
         print(f"refill: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("refill", "refill_service"):
+            raise
+        print(f"refill: {error.name} is not installed; the command needs: {_SERVICE}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("refill: interrupted", file=sys.stderr)
         return 130
@@ -90,9 +95,9 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     for module in [named] if named else dict.fromkeys(_COMMANDS.values()):
         try:
             importlib.import_module(f"refill_service.commands.{module}").add_commands(commands)
-        except ModuleNotFoundError as error:
+        except ModuleNotFoundError:
             if named:
-                raise InvalidInput(f"{error.name} is not installed; the command needs: {_SERVICE}") from error
+                raise
             for name in (name for name, place in _COMMANDS.items() if place == module):
                 commands.add_parser(name, help=f"needs: {_SERVICE}")
     return parser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import re
 import struct
 import time
 import uuid
@@ -300,7 +301,9 @@ def test_openapi_lists_every_client_route(three_pods: LocalCluster) -> None:
     assert client_app(node).title == "refill"
     docs = httpx.get(f"{url}/docs")
     assert docs.status_code == 200
-    assert "openapi.json" in docs.text
+    assert 'href="openapi.json"' in docs.text
+    assert all(f"{method.upper()}</b> {path}<" in docs.text for path, method in routes)
+    assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//|<script""", docs.text), "it loads from elsewhere"
 
 
 def test_health(three_pods: LocalCluster) -> None:

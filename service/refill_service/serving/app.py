@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
 
 from refill_service.pod.cache_node import CacheNode
+from refill_service.serving.api_page import api_page
 from refill_service.serving.http_routes import add_error_answers, client_routes, health_routes
 from refill_service.serving.last_answer import LastAnswer
 from refill_service.serving.peer_routes import peer_routes
@@ -18,11 +20,18 @@ def client_app(node: CacheNode) -> FastAPI:
         title="refill",
         description="A cache pod: hands out samples of a dataset, each exactly once an epoch.",
         version="1",
+        docs_url=None,
+        redoc_url=None,
     )
     add_error_answers(app)
     app.add_middleware(LastAnswer, ordinal=node.settings.ordinal)
     app.include_router(health_routes(node))
     app.include_router(client_routes(node))
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(api_page(app.openapi()))
+
     return app
 
 

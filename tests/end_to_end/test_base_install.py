@@ -1,0 +1,58 @@
+"""`pip install refill-cache` alone: a command that needs more says which extra, in one line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+OF_SERVICE = {re.split(r"[<>=!~\[]", needed)[0].replace("-", "_") for needed in EXTRAS["service"]}
+OF_SERVICE |= {"botocore", "starlette", "pydantic", "opentelemetry"} - {"opentelemetry_api"}
+
+WITHOUT = f"""
+import sys
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {sorted(OF_SERVICE)}:
+            raise ModuleNotFoundError("No module named " + name, name=name)
+sys.meta_path.insert(0, NotInstalled())
+from refill_service.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pack {} {}/out",
+        "index {}",
+        "inspect {}",
+        "serve",
+        "serve --pods 3",
+        "top",
+        "simulate --samples 1000",
+        "analyze --samples 1000 --sample-bytes 1000 --memory 1MB",
+        "demo",
+    ],
+)
+def test_a_command_names_the_extra_that_it_needs(tmp_path: Path, command: str) -> None:
+    arguments = [
+        word.format(tmp_path) if word == "{}" else word.replace("{}", str(tmp_path)) for word in command.split()
+    ]
+    ran = subprocess.run([sys.executable, "-c", WITHOUT, *arguments], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 2, ran.stderr
+    assert re.fullmatch(
+        r"refill: [\w.]+ is not installed; the command needs: pip install 'refill-cache\[service\]'\n", ran.stderr
+    ), ran.stderr
+
+
+def test_help_lists_all_commands() -> None:
+    ran = subprocess.run([sys.executable, "-c", WITHOUT, "--help"], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert all(command in ran.stdout for command in ("pack", "serve", "receipt", "demo"))
