@@ -32,7 +32,6 @@ __all__ = ["DeliveryRecord"]
 
 log = logging.getLogger(__name__)
 
-_KEPT_EPOCHS = 2
 _TIMES_TOLD, _MOVES = range(2)
 _LEFTOVER_SECONDS = 86_400
 
@@ -102,6 +101,16 @@ class DeliveryRecord:
             self._say(error)
         return True
 
+    def is_unknown_before(self, epoch: int) -> None:
+        """Fact: another process was this rank, and nobody knows what it received in epochs before this one."""
+        try:
+            with self._locked():
+                path = self._folder / "since"
+                before = int(path.read_text()) if path.exists() else 0
+                path.write_text(str(max(before, epoch)))
+        except OSError as error:
+            self._say(error)
+
     def add(self, record: Record, times_told: int, moves: int | None = None) -> bool:
         """Fact: this has come, asked for after it was told so often. False when it was told once more since: a pod has
         been told that this had not come, and may give it to somebody else.
@@ -112,13 +121,17 @@ class DeliveryRecord:
             with self._locked() as lock:
                 if _number(lock, _TIMES_TOLD) != times_told or (moves is not None and _number(lock, _MOVES) > moves):
                     return False
-                self._append(record.epoch, record.encode())
+                # Who receives of an epoch may have samples of the one before, that other ranks are in still. A trace
+                # may be posted while they are two epochs behind.
+                oldest = record.epoch - (1 if record.kind is Kind.RECEIVED else 2)
+                self._append(record.epoch, record.encode(), oldest)
         except OSError as error:
             self._say(error)
         return True
 
     def tell(self, rank: int, moves: int = 0) -> bytes:
-        """All of it, as records; nothing that was asked for before counts as received from now on.
+        """All of it, as records; nothing that was asked for before counts as received from now on. One that is empty
+        says so: it is no knowledge, since another process may have received what the rank had.
 
         :param moves: of the job that it is told to.
         """
@@ -134,7 +147,11 @@ class DeliveryRecord:
         except OSError as error:
             self._say(error)
             return b""
-        return b"".join(parts) + (encode_records([Record(Kind.WHOLE, since, rank)]) if whole else b"")
+        if not whole:
+            return b"".join(parts)
+        is_used = since > 0 or any(record.kind is Kind.RECEIVED for part in parts for record in RecordReader(part))
+        last = Record(Kind.WHOLE, since, rank) if is_used else Record(Kind.UNUSED, 0, rank)
+        return b"".join(parts) + encode_records([last])
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -162,12 +179,12 @@ class DeliveryRecord:
                 shutil.rmtree(new, ignore_errors=True)
         return os.open(self._folder / "lock", os.O_RDWR | os.O_CLOEXEC)
 
-    def _append(self, epoch: int, data: bytes) -> None:
+    def _append(self, epoch: int, data: bytes, oldest: int) -> None:
         if self._file is None or self._file[0] != epoch:
             if self._file is not None:
                 os.close(self._file[1])
             self._file = (epoch, os.open(self._path(epoch), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
-            self._drop_before(epoch - _KEPT_EPOCHS + 1)
+            self._drop_before(oldest)
         if os.write(self._file[1], data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

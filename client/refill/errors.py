@@ -28,6 +28,7 @@ same class. The text is one line that names what was wrong and what to do; what 
     |   |-- JobConflict            409  registered before with other settings
     |   |-- JobLost                409  a pod restarted or dropped the job: the epoch can't go on exactly once
     |   |-- SamplesSkipped         409  a rank asks for a part of its positions only: samples would be lost
+    |   |-- JobMoved               409  asked for by the name that it had on other pods; clients follow by themselves
     |   |-- EpochEnded             410  the job has moved on to a later epoch
     |   |-- PodRecovering          503  a pod was restarted and has yet to be told what it had delivered
     |   |-- RankTaken              409  another process is this rank of the job already

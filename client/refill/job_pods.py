@@ -48,8 +48,8 @@ _REQUEST_SECONDS = 60.0
 _PROBE_SECONDS = 5.0
 _PROBES = 3
 _PROBE_PAUSE_SECONDS = 0.5
-_LOOKS_A_LOOK_AT_PODS = 5
-"""Looks after the home for each one at the pods that there are."""
+_PODS_EVERY_LOOKS = 5
+"""The pods that there are are asked for at every fifth look after the home."""
 _TURNS = 4
 """A pod may want to be told of the job, then of what the rank has received, and the job may have moved meanwhile."""
 _RETRIED_STATUS = 503
@@ -82,6 +82,7 @@ class JobPods:
         self._channel = channel
         self._info: dict[str, Any] | None = None
         self._looks = 0
+        self._known_unknown: dict[str, int] = {}
         self._watched_in = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,12 +136,29 @@ class JobPods:
         looks tells nothing: it would say that the rank has received nothing."""
         self._looks += 1
         try:
-            self._once(None, self.calls("GET", f"ranks/{self.rank}"), Wait(_PROBE_SECONDS), register=True)
+            answer = self._once(None, self.calls("GET", f"ranks/{self.rank}"), Wait(_PROBE_SECONDS), register=True)
+            self._unknown(answer.get("unknown_before") or {})
         except PodUnreachable:
             self._follow()
             raise
-        if self._looks % _LOOKS_A_LOOK_AT_PODS == 0:
+        if self._looks % _PODS_EVERY_LOOKS == 0:
             self._follow()  # a pod that is not wanted any more may answer for a while
+
+    def _unknown(self, before: dict[str, int]) -> None:
+        """Fact: what these ranks received in epochs before that one is known to nobody any more."""
+        for rank, epoch in before.items():
+            if self._known_unknown.get(rank, 0) >= epoch:
+                continue
+            self._known_unknown[rank] = epoch
+            log.warning(
+                "job %s: pods lost their memory, and nobody can tell what rank %s had received in epochs up to %d: "
+                "samples of it may come twice or not at all; receipts count them as unknown",
+                self.spec.name,
+                rank,
+                epoch - 1,
+            )
+            if int(rank) == self.rank:
+                self.record.is_unknown_before(epoch)
 
     def follow_moves(self) -> None:
         """Fact: the job has moved, as another process of this rank knows."""

@@ -173,10 +173,10 @@ def test_received_by_traces_that_nobody_knows() -> None:
 def test_silence_is_never_taken_for_knowledge() -> None:
     """Whatever else is known: while a pod or a rank may know better, nothing is restored as if it was all."""
     silences = [(), ("pod 1",)]
-    for silent, unreported, missing, waited in itertools.product(
-        silences, [(), (1,)], [(), ("a trace of epoch 0",)], [None, 0.0, 100.0]
+    for silent, unreported, gone, missing, waited in itertools.product(
+        silences, [(), (1,), (0, 1)], [(), (1,)], [(), ("a trace of epoch 0",)], [None, 0.0, 100.0]
     ):
-        facts = Learned(silent, unreported, missing, waited_seconds=waited)
+        facts = Learned(silent, unreported, gone, missing, waited_seconds=waited)
         try:
             step = taken_up().next_step(facts, 5)
         except JobLost:

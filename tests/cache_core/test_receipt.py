@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from refill_service.cache_core.receipt import EpochReceipt, receipt_of, sum_of_r
 SAMPLES = np.arange(100)
 
 
-def receipt(asked: np.ndarray, samples: np.ndarray, **more: bool) -> EpochReceipt:
+def receipt(asked: np.ndarray, samples: np.ndarray, **more: Any) -> EpochReceipt:
     return receipt_of(asked, samples, 0, 100, KeyedTraces(100, 3, seed=1), **more)
 
 
@@ -33,13 +34,14 @@ def test_a_sample_for_two_requests_is_a_duplicate() -> None:
 
 
 def test_missing_and_unknown() -> None:
-    """What was not asked for is missing; after a loss of memory, what a rank must have passed is unknown."""
+    """What was not asked for is missing; of a rank of which nobody knows what it received, all of that is unknown."""
     traces = KeyedTraces(100, 3, seed=1)
     ranks, positions = traces.position_of(SAMPLES)
     asked = SAMPLES[(ranks == 0) & (positions >= 10) & (positions < 20)]
     assert (receipt(asked, asked).missing, receipt(asked, asked).unknown) == (90, 0)
-    found = receipt(asked, asked, rebuilt=True)
-    assert (found.missing, found.unknown, found.delivered) == (80, 10, 10)
+    found = receipt(asked, asked, unknown_ranks=[0])
+    assert (found.missing, found.unknown, found.delivered) == (66, 24, 10)
+    assert receipt(asked[:0], asked[:0], unknown_ranks=[0, 1, 2]).unknown == 100
 
 
 def test_the_digest_is_of_who_got_what_and_of_no_order() -> None:

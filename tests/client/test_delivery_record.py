@@ -42,7 +42,31 @@ def add_as_a_worker(record: DeliveryRecord, worker: int, killed: bool) -> None:
 
 
 def test_nothing_yet() -> None:
-    assert told(DeliveryRecord()) == ([], True)
+    """Another process may have been the rank: who has received nothing says no more than that."""
+    record = DeliveryRecord()
+    assert [each.kind for each in RecordReader(record.tell(0))] == [Kind.UNUSED]
+    assert record.add(received(0, 0), record.times_told())
+    assert told(record) == ([0, 1, 2, 3], True)
+
+
+def test_what_was_unknown_of_the_rank_is_not_told_as_all() -> None:
+    record = DeliveryRecord()
+    assert record.add(received(0, 0), record.times_told())
+    record.is_unknown_before(2)
+    record.is_unknown_before(1)
+    assert list(RecordReader(record.tell(0)))[-1] == (Kind.WHOLE, 2, 0, (pytest.approx([]),))
+
+
+def test_a_trace_that_is_posted_early_drops_nothing_that_another_rank_may_be_in() -> None:
+    """Rank 0 is about to enter epoch 2, another one is in epoch 0."""
+    record = DeliveryRecord()
+    for epoch in (0, 1):
+        assert record.add(received(epoch, 8 * epoch), record.times_told())
+    assert record.add(Record(Kind.TRACE, 2, 0, (np.arange(4),)), record.times_told())
+    assert told(record) == ([0, 1, 2, 3, 8, 9, 10, 11], True)
+    assert record.add(received(2, 16), record.times_told())
+    assert record.add(received(3, 24), record.times_told())
+    assert told(record) == ([16, 17, 18, 19, 24, 25, 26, 27], True)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tests.membership.pods_in_process import PodsInProcess, Training
+from tests.membership.pods_in_process import PodsInProcess, Rank, Training
 from tests.pod_fixtures import NUM_SAMPLES
 
+from refill.errors import RankTaken, RefillError
 from refill.protocol.job_spec import JobSpec
 
 Packed = tuple[str, dict[str, bytes]]
@@ -55,3 +58,83 @@ def test_an_epoch_apart(packed: Packed, pods: PodsInProcess) -> None:
     training.check(0)
     training.ask(1, 1)
     training.check(1)
+
+
+def test_who_has_received_nothing_is_not_believed(packed: Packed, pods: PodsInProcess) -> None:
+    """After all pods lost their memory, an object that was made to look reports first, as an unused record of the rank:
+    then the rank itself, which has received something."""
+    training = Training(pods, spec_of(packed), NUM_SAMPLES)
+    training.all_ask(0, 0, 300)
+    observer = Rank(pods, training.spec, 0)
+    observer.info()
+    pods.kill(0, 1, 2)
+    pods.start(0, 1, 2)
+    with pytest.raises(RefillError):
+        observer.look_after_home()
+    with pytest.raises(RefillError):
+        observer.look_after_home()
+    training.all_ask(0)
+    training.check(0)
+
+
+def test_a_twin_that_comes_first_after_a_loss_is_not_the_rank(packed: Packed, pods: PodsInProcess) -> None:
+    """A second process of rank 0, refused before, asks again before the rank itself has reported."""
+    training = Training(pods, spec_of(packed), NUM_SAMPLES)
+    training.all_ask(0, 0, 300)
+    twin = Rank(pods, training.spec, 0, process=2, timeout_seconds=1)
+    with pytest.raises(RankTaken):
+        twin.batch(0, np.arange(20))
+    pods.kill(0, 1, 2)
+    pods.start(0, 1, 2)
+    with pytest.raises(RefillError):
+        twin.batch(0, np.arange(300, 320))
+    training.all_ask(0)
+    training.check(0)
+    with pytest.raises(RankTaken):
+        twin.batch(0, np.arange(300, 320))
+
+
+def test_unknown_stays_unknown_through_later_losses(packed: Packed, tmp_path: Path) -> None:
+    """All pods and rank 1 are lost at once, then pods again and again: what rank 1 had is never said to be missing."""
+    with PodsInProcess(2, tmp_path, journal=False, recovery_seconds=1) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0, 0, 100)
+        training.ranks[1] = Rank(pods, training.spec, 1, process=2)
+        training.ranks[1].info()
+        pods.kill(0, 1)
+        pods.start(0, 1)
+        training.all_ask(0, 100, 200)
+        for killed in ([0], [1], [0, 1]):
+            training.look()
+            assert training.receipt(0)["unknown"] > 0
+            pods.kill(*killed)
+            pods.start(*killed)
+            training.all_ask(0, 200, 300)
+        training.all_ask(0, 200)
+        found = training.receipt(0)
+        assert (found["unknown"], found["missing"], found["exact"]) == (100, 0, False)
+
+
+@pytest.mark.parametrize("journal", [True, False], ids=["journal", "no journal"])
+def test_unknown_is_written_down(packed: Packed, tmp_path: Path, journal: bool) -> None:
+    """The only pod loses its memory with a rank; then it is restarted, with its journal or ended in order."""
+    with PodsInProcess(1, tmp_path, journal=journal, recovery_seconds=1) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0, 0, 100)
+        training.ranks[1] = Rank(pods, training.spec, 1, process=2)
+        training.ranks[1].info()
+        pods.kill(0)
+        shutil.rmtree(tmp_path / "journal-0", ignore_errors=True)
+        pods.start(0)
+        training.all_ask(0, 100, 200)
+        training.look()
+        pods.end(0)
+        pods.start(0)
+        training.all_ask(0, 200)
+        found = training.receipt(0)
+        assert (found["unknown"], found["missing"]) == (100, 0)
+        for epoch in (1, 2, 3, 4):
+            training.all_ask(epoch)
+            training.check(epoch)
+        if journal:
+            assert training.receipt(0)["unknown"] == 100, "an epoch that is over says something else than before"

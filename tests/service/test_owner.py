@@ -425,7 +425,7 @@ def test_a_rank_that_only_told_counts_as_begun(packed: tuple[str, Any]) -> None:
         async with owner_of(packed[0], 500_000, world_size=3) as owner:
             told = Recollection()
             told.add([Record(Kind.WHOLE, 0, rank) for rank in range(2)], source=1)
-            owner.restore(told, rebuilt=True)
+            owner.restore(told)
             begun = {record.rank: record.columns[0].tolist() for record in owner.opened() if record.kind is Kind.OPENED}
             assert begun == {0: [1], 1: [1]}
             assert any(record.kind is Kind.ALL_RANKS for record in owner.opened())
@@ -457,7 +457,7 @@ def test_homes_that_a_rank_left_long_ago_are_forgotten(packed: tuple[str, Any]) 
         async with owner_of(packed[0], 500_000, world_size=1) as owner:
             told = Recollection()
             told.add([Record(Kind.WHOLE, 0, 0)], source=1)
-            owner.restore(told, rebuilt=True)
+            owner.restore(told)
             for epoch in (5, 6, 7):
                 owner.rank_opens(epoch, 0, home=2)
                 assert homes(owner)[0] == [1, 2], "what came by way of pod 1 may be of epoch 6"
@@ -472,7 +472,7 @@ def test_an_owner_that_went_on_without_a_rank_does_not_say_that_it_has_not_begun
         async with owner_of(packed[0], 500_000, world_size=2) as owner:
             told = Recollection()
             told.add([Record(Kind.WHOLE, 0, 0)], source=0)
-            owner.restore(told, rebuilt=True, complete=False)
+            owner.restore(told, without=[1])
             assert not any(record.kind is Kind.ALL_RANKS for record in owner.opened())
 
     asyncio.run(run())

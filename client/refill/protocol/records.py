@@ -10,6 +10,8 @@ A stream of records, each with a checksum of its own. All integers are little-en
     OPENED    who entered   home pod i64[1]                    a rank has entered the epoch, by way of this pod
     TRACE     who posted    sample ids i64[n]                  a trace of the rank's own
     WHOLE     rank          nothing                            all that this rank has received since the epoch is told
+    UNKNOWN   rank          nothing                            nobody knows what it received in epochs before this one
+    UNUSED    rank          nothing                            who tells has received nothing as this rank
 
 and of pods to each other, without a payload: ALL_RANKS, every rank that has begun is among the OPENED; WHOLE_TABLE, all
 that the owner has answered is among the ANSWERED; GOES_ON, who tells has not lost the job; WILL_GO_ON, it has, but
@@ -51,6 +53,8 @@ class Kind(IntEnum):
     WHOLE_TABLE = 7
     GOES_ON = 8
     WILL_GO_ON = 9
+    UNKNOWN = 10
+    UNUSED = 11
 
 
 _COLUMNS = {kind: 2 if kind in (Kind.ANSWERED, Kind.RECEIVED) else 1 for kind in Kind}

@@ -21,7 +21,8 @@ from typing import Any
 
 from refill.errors import JobConflict, JobLost, PodUnreachable, RefillError
 from refill.protocol.incarnation import incarnation_of, is_later, line_of, moves_of, same_line
-from refill_service.cache_core.rank_places import RankPlaces
+from refill_service.cache_core.rank_places import NOT_BEGUN, RankPlaces
+from refill_service.cache_core.unknown_deliveries import UnknownDeliveries
 
 __all__ = [
     "AskPeers",
@@ -227,6 +228,8 @@ class Learned:
 
     :param silent: other pods that may know something and did not answer, in words.
     :param unreported: ranks of which something may be unknown.
+    :param gone: of these, ranks whose processes had received nothing, and no other was heard of for as long as one may
+        be silent: whoever was the rank before has ended, and what it received is known to nobody.
     :param missing_traces: without which what was received can't be understood, in words.
     :param knows_deal: whether somebody told how epochs were dealt when the job moved.
     :param others_will_know: whether a pod that does not know it will learn it.
@@ -235,6 +238,7 @@ class Learned:
 
     silent: tuple[str, ...] = ()
     unreported: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
     missing_traces: tuple[str, ...] = ()
     knows_deal: bool = True
     others_will_know: bool = False
@@ -289,6 +293,7 @@ class JobLife:
         self.journal_is_whole = journal_is_whole
         self.knows_all_ranks = not begin.taken_up
         """Whether a rank that is not known here has not begun."""
+        self.unknown = UnknownDeliveries()
         self.waits_for = ""
         """What it lacks to go on, for those who wait."""
         self._phase = Phase.MOVING if begin.moving else Phase.RECOVERING if begin.taken_up else Phase.RUNNING
@@ -353,6 +358,8 @@ class JobLife:
             if not learned.silent and not learned.others_will_know:
                 raise PodUnreachable(f"no pod knows any more how epochs of job {self.name} were dealt when it moved")
             return Wait(waits_for, patience_begins=True)  # who deals them anew says so when it gives up
+        if not learned.silent and not learned.missing_traces and set(learned.unreported) <= set(learned.gone):
+            return Restore(without=learned.unreported)
         if learned.silent or learned.waited_seconds is None or learned.waited_seconds <= patience_seconds:
             return Wait(waits_for)
         if self.moving:
@@ -373,6 +380,10 @@ class JobLife:
             return
         self._phase = Phase.RUNNING
         self.knows_all_ranks = complete
+
+    def has_not_begun(self, rank: int) -> bool:
+        """Whether no process can have received anything as this rank."""
+        return self.knows_all_ranks and self.ranks.epoch(rank) == NOT_BEGUN
 
     def closed(self) -> None:
         self._phase = Phase.CLOSED

@@ -64,8 +64,6 @@ class OpenEpoch:
     number: int
     policy: Policy
     traces: Traces
-    rebuilt: bool = False
-    """The owner lost its memory in a restart, and this epoch goes on from what others knew of it."""
     abandoned: bool = False
     """Every rank has left it, with samples that nobody asked for."""
 
@@ -239,17 +237,15 @@ class OwnerMachine:
             self._open(number, traces)
         return self._ordered()
 
-    def restored(self, epochs: Iterable[Restored], *, rebuilt: bool) -> list[Order]:
+    def restored(self, epochs: Iterable[Restored]) -> list[Order]:
         """Fact: this is what was answered before a restart.
-
-        :param rebuilt: it is what others remember, not what this pod wrote down.
 
         Raises ValueError when it can't be of this job as it is now.
         """
         first = self._first_sample
         try:
             for number, traces, (asked, samples) in epochs:
-                self._open(number, traces, (asked - first, samples - first), rebuilt=rebuilt)
+                self._open(number, traces, (asked - first, samples - first))
         except ValueError:
             self._orders = []
             raise
@@ -367,10 +363,10 @@ class OwnerMachine:
         ):
             self._open(newest.number + 1, traces)
 
-    def _open(self, number: int, traces: Traces, answered: Answered | None = None, *, rebuilt: bool = False) -> None:
+    def _open(self, number: int, traces: Traces, answered: Answered | None = None) -> None:
         before = self.epochs[-1] if self.epochs else None
         carried = NOTHING_CARRIED if before is None else before.policy.close()
-        epoch = OpenEpoch(number, self._new_policy(number, traces, answered, carried), traces, rebuilt)
+        epoch = OpenEpoch(number, self._new_policy(number, traces, answered, carried), traces)
         self._orders += map(CloseBooks, self.epochs[:-_ASKED_AGAIN_EPOCHS])
         self.epochs = [*self.epochs[-_ASKED_AGAIN_EPOCHS:], epoch]
         self._orders.append(Open(epoch, carried, before, self.live_epochs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ class EpochReceipt:
     """Requests that nobody made, in an epoch that has not ended, or was broken off."""
     unknown: int = 0
     """Requests of which nobody can tell whether they were answered, and with what: memory was lost with all who knew.
-    So many samples may have been delivered twice."""
+    So many samples, at most, may have been delivered twice or never."""
     redirected: int = 0
     """Requests that another sample answered than the one they asked for."""
     ranks: dict[int, int] = field(default_factory=dict)
@@ -74,14 +74,19 @@ class EpochReceipt:
 
 
 def receipt_of(
-    asked: Int64Array, samples: Int64Array, first_sample: int, end_sample: int, traces: Traces, *, rebuilt: bool = False
+    asked: Int64Array,
+    samples: Int64Array,
+    first_sample: int,
+    end_sample: int,
+    traces: Traces,
+    unknown_ranks: Collection[int] = (),
 ) -> EpochReceipt:
     """The receipt of an owner of the samples ``[first_sample, end_sample)``.
 
     :param asked: ``(n,)`` the samples that requests asked for, each once.
     :param samples: ``(n,)`` what they got.
-    :param rebuilt: the owner lost its table, and this is what others remembered of it: requests that a rank must have
-        passed are unknown, not missing.
+    :param unknown_ranks: of which nobody knows what they had received when memory was lost: their requests that have no
+        answer are unknown, not missing.
     """
     members = traces.members(first_sample, end_sample)
     everything = np.arange(first_sample, end_sample) if members is None else first_sample + np.flatnonzero(members)
@@ -91,10 +96,8 @@ def receipt_of(
     everything, ranks, positions = everything[in_epoch], ranks[in_epoch], positions[in_epoch]
     answered = np.isin(everything, asked)
     unknown = 0
-    if rebuilt and len(ranks):
-        reached = np.full(int(ranks.max()) + 1, -1)
-        np.maximum.at(reached, ranks[answered], positions[answered])
-        unknown = int(np.count_nonzero(~answered & (positions < reached[ranks])))
+    if unknown_ranks:
+        unknown = int(np.count_nonzero(~answered & np.isin(ranks, list(unknown_ranks))))
     of_ranks = np.bincount(ranks[answered]) if answered.any() else np.empty(0, dtype=np.int64)
     return EpochReceipt(
         requests=len(everything),

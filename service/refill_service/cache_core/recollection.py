@@ -29,6 +29,10 @@ class Recollection:
         """Whether somebody had the pod's own table, so that there is nothing more to learn."""
         self.whole_since: dict[int, int] = {}
         """The epoch from which on each rank has told all that it received."""
+        self.unused: set[int] = set()
+        """Ranks of which processes have told that have received nothing. Another one may have."""
+        self.unknown_before: dict[int, int] = {}
+        """By rank, the epoch before which was unknown already what it received."""
         self.goes_on = False
         """Whether somebody told who has not lost the job."""
         self.will_go_on = False
@@ -58,6 +62,10 @@ class Recollection:
                 self._told.add((source, rank))
                 self.whole_since[rank] = max(epoch, self.whole_since.get(rank, 0))
                 self._came_by(rank, -1, {source})
+            elif record.kind is Kind.UNUSED:
+                self.unused.add(rank)
+            elif record.kind is Kind.UNKNOWN:
+                self.unknown_before[rank] = max(epoch, self.unknown_before.get(rank, 0))
             elif record.kind is Kind.ALL_RANKS:
                 self._knows_ranks = True
             elif record.kind is Kind.GOES_ON:
@@ -82,6 +90,20 @@ class Recollection:
             return self._knows_ranks  # it has not begun, if somebody says so who has forgotten nothing
         homes = self.ranks[rank][1]
         return len(homes) > 0 and all((home, rank) in self._told for home in homes)
+
+    @property
+    def known_from(self) -> dict[int, int]:
+        """By rank, the first epoch of which all that it received is known, where that is not the first of all."""
+        found = dict(self.unknown_before)
+        if not self.table_is_whole:
+            for rank, since in self.whole_since.items():
+                found[rank] = max(since, found.get(rank, 0))
+        return {rank: epoch for rank, epoch in found.items() if epoch}
+
+    @property
+    def newest_entered(self) -> int:
+        """The latest epoch that a rank is in; -1 when none is known."""
+        return max((epoch for epoch, _ in self.ranks.values()), default=-1)
 
     @property
     def oldest_entered(self) -> int:

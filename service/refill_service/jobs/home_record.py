@@ -32,6 +32,8 @@ class HomeRecord:
         """Ranks that have told all that they had received before the pod was restarted, and since which epoch."""
         self._heard: set[int] = set()
         """Those, and ranks that have told what they still know of it. Nothing more is to be had from these."""
+        self._unused: dict[int, bool] = {}
+        """Ranks whose processes have told that they have received nothing, and whether none can have."""
         self._received = ReceivedSamples()
         self._restarts = [0] * job.num_pods
         """How often each pod has asked what it had sent, since it had lost its memory."""
@@ -39,6 +41,10 @@ class HomeRecord:
     def rank_opened(self, rank: int) -> None:
         """Fact: a rank of this home asks for an epoch."""
         self._ranks.add(rank)
+        if self._job.life.taken_up and rank not in self._heard:
+            # Of a process that had received nothing: what it receives is known from now on, and no more.
+            self._heard.add(rank)
+            self._told[rank] = 0 if self._unused.get(rank) else self._job.life.ranks.newest + 2
         self.forget_ended()
 
     def forget_ended(self) -> None:
@@ -68,7 +74,7 @@ class HomeRecord:
         """Fact: this is what a rank has received. Told to a pod that was restarted, by the rank itself; returns the
         number of records. What came before an error is no less true, but the rank has not told all then."""
         self._job.check_rank(rank)
-        whole_since, count = None, 0
+        whole_since, count, is_used = None, 0, True
         async for record in records:
             count += 1
             if record.kind is Kind.RECEIVED and record.rank == rank:
@@ -77,6 +83,11 @@ class HomeRecord:
                 self._hear_trace(record.epoch, rank, record.columns[0])
             elif record.kind is Kind.WHOLE and record.rank == rank:
                 whole_since = record.epoch
+            elif record.kind is Kind.UNUSED and record.rank == rank:
+                is_used = False
+        if not is_used:
+            self._unused[rank] = self._job.life.has_not_begun(rank)
+            return count
         self._heard.add(rank)
         if whole_since is not None:
             self._told[rank] = whole_since
@@ -108,10 +119,18 @@ class HomeRecord:
             yield Record(Kind.RECEIVED, epoch, rank, (positions, samples))
         for rank, since in self._told.items() if self._job.life.taken_up else dict.fromkeys(self._ranks, 0).items():
             yield Record(Kind.WHOLE, since, rank)
+        for rank in self._unused:
+            yield Record(Kind.UNUSED, 0, rank)
+
+    def is_reported(self, rank: int) -> bool:
+        """Whether a process that has received something as this rank has told so, after a restart."""
+        return rank in self._heard
 
     def check_reported(self, rank: int) -> None:
         """Raises :class:`RecordsWanted` when the rank has to tell something before it is answered."""
-        if self._job.life.taken_up and rank not in self._heard:
+        life = self._job.life
+        settled = rank in self._heard or (rank in self._unused and not life.recovering)
+        if life.taken_up and not settled:
             raise RecordsWanted(
                 f"pod {self._job.ordinal} was restarted and has yet to be told what rank {rank} of job "
                 f"{self._job.spec.name} has received",

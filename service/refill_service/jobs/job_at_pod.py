@@ -12,7 +12,7 @@ from typing import Any
 
 from refill.errors import InvalidInput
 from refill.protocol.rank_life import RankLife
-from refill.protocol.records import Kind, Record, encode_records
+from refill.protocol.records import Kind, Record, RecordReader, encode_records
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.receipt import EpochReceipt, sum_of_receipts
 from refill_service.jobs.asked_positions import AskedPositions, asked_positions
@@ -63,6 +63,8 @@ class JobAtPod:
     """After a restart of the pod, while it learns from others what it had delivered."""
     kept: dict[int, LeftByPod] = field(default_factory=dict)
     """By the ordinals of pods that ended in order."""
+    unknown: dict[int, bytes] = field(default_factory=dict)
+    """By the ordinals of other pods, records of what is unknown of their answers."""
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
     """This pod's part of the receipts of epochs that will not be asked for again."""
     receipts: Counter[str] = field(default_factory=Counter)
@@ -128,12 +130,23 @@ class JobAtPod:
         if everything or self.job.life.traces_are_final:  # else they may be from before it moved
             for epoch in self.job.traced_epochs:
                 records += self.job.trace_records(epoch)
+        for other, unknown in self.unknown.items():
+            if everything or other == pod:
+                records += RecordReader(unknown)
         if (left := self.kept.get(pod)) is None:
             return encode_records(records)
         left.claimed_by = left.claimed_by or life
         if left.claimed_by == life:
             records.append(Record(Kind.WHOLE_TABLE, 0))
         return left.records + encode_records(records)
+
+    def unknown_before(self) -> dict[int, int]:
+        """By rank, the epoch before which is unknown what it received, of this pod or of another one."""
+        found = self.job.life.unknown.by_rank()
+        for unknown in self.unknown.values():
+            for record in RecordReader(unknown):
+                found[record.rank] = max(record.epoch, found.get(record.rank, 0))
+        return found
 
     async def asked_of_this_pod(self, request: BatchRequest) -> tuple[AskedPositions, RunningEpoch]:
         """What a home pod asks of this pod's share, and its epoch, as soon as that is open."""

@@ -251,7 +251,12 @@ class Owner:
     async def _receipt_of(self, state: RunningEpoch) -> EpochReceipt:
         share, answered = self.job.share, self._machine.answered_of(state.epoch)
         return await asyncio.to_thread(
-            receipt_of, *answered, share.first_sample, share.end_sample, state.epoch.traces, rebuilt=state.epoch.rebuilt
+            receipt_of,
+            *answered,
+            share.first_sample,
+            share.end_sample,
+            state.epoch.traces,
+            self._life.unknown.ranks(state.number),
         )
 
     def answered(self, epoch: int) -> Answered | None:
@@ -263,6 +268,7 @@ class Owner:
         for rank, at in self._ranks:
             if at == epoch:
                 yield Record(Kind.OPENED, epoch, rank, (np.array(self._ranks.homes(rank), dtype=np.int64),))
+        yield from self._life.unknown.records()
         yield from self.job.trace_records(epoch)
         if (known := self._machine.known(epoch)) is not None:
             yield Record(Kind.ANSWERED, epoch, 0, self._machine.answered_of(known))
@@ -280,14 +286,14 @@ class Owner:
         if self._life.knows_all_ranks and not self._life.recovering:
             yield Record(Kind.ALL_RANKS, 0)
 
-    def restore(self, told: Recollection, *, rebuilt: bool, complete: bool = True) -> None:
+    def restore(self, told: Recollection, without: Sequence[int] = ()) -> None:
         """Fact: this is what was answered before a restart.
 
-        :param rebuilt: it is what others remember, not what this pod wrote down.
-        :param complete: whether nobody was gone on without.
+        :param without: ranks that had not reported what they received.
 
         Raises :class:`JobLost` when it can't be of this job as it is now.
         """
+        self._life.unknown.restored(told.known_from, without, told.newest_entered)
         for rank, (epoch, homes) in told.ranks.items():
             self._ranks.restored(rank, epoch, homes)
         share, epochs = self.job.share, []
@@ -296,14 +302,14 @@ class Owner:
                 answered = told.answered(epoch, traces, share.first_sample, share.end_sample)
                 epochs.append(Restored(epoch, traces, answered))
         try:
-            orders = self._machine.restored(epochs, rebuilt=rebuilt)
+            orders = self._machine.restored(epochs)
         except ValueError as error:
             raise JobLost(
                 f"job {self.job.spec.name} can't go on after the restart of pod {self.job.ordinal}: {error}",
                 job=self.job.spec.name,
             ) from error
         self._carry_out(orders)
-        self._life.restored(complete=complete)
+        self._life.restored(complete=not without)
         self._restored.set()
 
     async def open(self, epoch: int, rank: int) -> RunningEpoch:
@@ -410,6 +416,9 @@ class Owner:
         state = RunningEpoch(self.job, order.epoch, self._machine, self._carry_out, self._chunks, self._reads)
         self._running[order.epoch] = state
         self.history[state.number] = state.counts
+        for record in self._life.unknown.epoch_opens(state.number):
+            self._write(record)
+        self._life.unknown.forget(before_epoch=min(order.live_epochs))
         if order.carried_from is not None:
             before = self._running[order.carried_from].payloads
             for sample in order.carried.samples.tolist():

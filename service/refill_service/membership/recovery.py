@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable
 
 from refill.errors import JobLost, PodUnreachable, RefillError, UnknownJob
-from refill.protocol.records import RecordReader
+from refill.protocol.records import RecordReader, encode_records
 from refill_service.cache_core.job_lifecycle import Learned, Restore
 from refill_service.cache_core.moved_epoch import moved_traces
+from refill_service.cache_core.rank_leases import LEASE_SECONDS
 from refill_service.cache_core.recollection import Recollection
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.journal.journal import KeptJob
@@ -57,6 +58,8 @@ class Recovery:
         self._introduce = introduce
         self._introduced: dict[int, float] = {}
         """When each pod that did not know the job was told of it last."""
+        self._unused: dict[int, float] = {}
+        """Since when of each rank no process is known that has received anything."""
 
     def from_journal(self) -> bool:
         """Go on from the journal alone; False when that is not enough."""
@@ -64,7 +67,7 @@ class Recovery:
             return False
         told = self._told_by_the_journal()
         self._restore_traces(told)
-        self._owner.restore(told, rebuilt=False)
+        self._owner.restore(told)
         return True
 
     async def from_others(self, done: Callable[[], None]) -> None:
@@ -98,7 +101,7 @@ class Recovery:
             await asyncio.sleep(_PAUSE_SECONDS)
         if step.without:
             log.warning(
-                "job %s goes on without %s: what they received is unknown",
+                "job %s goes on without %s: what they received of this pod is unknown, and counts so in receipts",
                 name,
                 ", ".join(f"rank {rank}" for rank in step.without),
             )
@@ -106,14 +109,30 @@ class Recovery:
             told.forget_partly_known()
         if self._life.moving:
             await self._deal_anew(told)
-        self._owner.restore(told, rebuilt=not told.table_is_whole, complete=not step.without)
+        self._owner.restore(told, step.without)
         done()
+        if self._life.unknown:
+            await self._say_what_is_unknown()
         log.info("job %s goes on after %.1f s, from what others knew", name, time.monotonic() - started)
 
+    async def _say_what_is_unknown(self) -> None:
+        """To the other pods, since this one may lose its memory again, and to ranks by way of them."""
+        records = encode_records(self._life.unknown.records())
+        answers = await asyncio.gather(
+            *(self._peers.call(pod, "PUT", "unknown", records) for pod in self._peers.others), return_exceptions=True
+        )
+        for error in answers:
+            if isinstance(error, RefillError):
+                log.info("job %s: not all pods know what is unknown: %s", self._job.spec.name, error)
+
     def _learned(self, told: Recollection, silent: list[str], all_answered: float | None, now: float) -> Learned:
+        unreported = told.untold(self._job.spec.world_size)
+        if not silent:
+            self._unused = {rank: self._unused.get(rank, now) for rank in told.unused if rank in unreported}
         return Learned(
             silent=tuple(silent),
-            unreported=tuple(told.untold(self._job.spec.world_size)),
+            unreported=tuple(unreported),
+            gone=tuple(rank for rank in unreported if now - self._unused.get(rank, now) > LEASE_SECONDS),
             missing_traces=tuple(self._unposted(told)),
             knows_deal=not self._life.lacks_deal(told=told.goes_on, table_is_whole=told.table_is_whole),
             others_will_know=told.will_go_on,

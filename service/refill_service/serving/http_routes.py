@@ -229,6 +229,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         held(request).enter_context(at_pod.in_use())
         wanted = BatchRequest.decode(await request.body())
         at_pod.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
+        at_pod.home.record.check_reported(wanted.rank)  # else who comes first after a restart would be the rank
         at_pod.home.leases.asks(wanted.rank, life_of(life))
         opened = await at_pod.home.open(wanted, allow_skipped=allow_skipped)
         room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
@@ -301,7 +302,8 @@ def client_routes(node: CacheNode) -> APIRouter:
         at_pod.job.check_rank(rank)
         at_pod.home.leases.heard(rank, life_of(life))
         at_pod.home.record.check_reported(rank)
-        return {"rank": rank, "epoch": at_pod.owner.epoch}
+        unknown = {str(each): epoch for each, epoch in at_pod.unknown_before().items()}
+        return {"rank": rank, "epoch": at_pod.owner.epoch, "unknown_before": unknown}
 
     @routes.put(
         "/v1/jobs/{job}/ranks/{rank}/records",
@@ -317,7 +319,10 @@ def client_routes(node: CacheNode) -> APIRouter:
         at_pod.job.check_rank(rank)
         at_pod.home.leases.asks(rank, life_of(life), takes=False)
         held(request).enter_context(at_pod.in_use())
-        return {"records": await at_pod.home.record.tell(rank, coming_records(request, at_pod.job))}
+        count = await at_pod.home.record.tell(rank, coming_records(request, at_pod.job))
+        if at_pod.home.record.is_reported(rank):  # by this process, or another one that has received something
+            at_pod.home.leases.asks(rank, life_of(life))
+        return {"records": count}
 
     @routes.put("/v1/jobs/{job}/ranks/{rank}/lease", tags=["data"], summary="Be a rank whose process has ended.")
     async def take_over(

@@ -206,6 +206,14 @@ def peer_routes(node: CacheNode) -> APIRouter:
         node.journal.keep(job, pod, records)
         return {"kept": True}
 
+    @routes.put("/unknown")
+    @takes_body(lambda job: _most_unknown_bytes(node.table.find(job)))
+    async def unknown(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> dict[str, bool]:
+        """From a pod that went on after a restart: of which of its answers nobody can tell."""
+        records = await request.body()
+        node.table.find(job, incarnation).unknown[pod] = records
+        return {"kept": True}
+
     @routes.post("/resume")
     async def resume(job: str, body: Resume) -> dict[str, Any]:
         return await node.resuming.resume(known_spec(body.spec), Checkpoint(**body.checkpoint.model_dump()))
@@ -239,6 +247,10 @@ def peer_routes(node: CacheNode) -> APIRouter:
         return counts_here(node.table.find(job, incarnation, looked_at=True), epoch)
 
     return routes
+
+
+def _most_unknown_bytes(at_pod: JobAtPod) -> int:
+    return (1 << 10) + 32 * at_pod.job.spec.world_size
 
 
 def _most_kept_bytes(at_pod: JobAtPod) -> int:
