@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -17,6 +18,7 @@ from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
+from tests.conftest import S3Server
 
 NUM_SAMPLES = 1000
 
@@ -44,6 +46,29 @@ def job(three_pods: LocalCluster, packed: tuple[str, dict[str, bytes]]) -> Itera
     name = f"job-{uuid.uuid4().hex[:8]}"
     yield {"name": name, "dataset": packed[0], "chunk_size": 16, "memory_bytes": 600_000}
     httpx.delete(f"{three_pods.pod_urls[0]}/v1/jobs/{name}")
+
+
+@pytest.fixture(scope="session")
+def in_s3(s3_server: S3Server, packed: tuple[str, dict[str, bytes]]) -> str:
+    """The packed dataset, copied into a bucket."""
+    bucket, folder = s3_server.new_bucket(), Path(urlsplit(packed[0]).path)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            s3_server.client().put_object(
+                Bucket=bucket, Key=path.relative_to(folder).as_posix(), Body=path.read_bytes()
+            )
+    return f"s3://{bucket}"
+
+
+def settings_of(dataset: str, **more: Any) -> dict[str, Any]:
+    """Of a job of one epoch, by a name that no other has."""
+    return {
+        "name": f"job-{uuid.uuid4().hex[:8]}",
+        "dataset": dataset,
+        "chunk_size": 16,
+        "memory_bytes": 600_000,
+        "num_epochs": 1,
+    } | more
 
 
 def write_files(folder: Path, count: int, least: int = 100, most: int = 4000, seed: int = 1) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fake_pod import FakePod, serving, text_samples
+from tests.client.fake_pod import FakePod, serving, text_samples
 
 from refill import CacheDataset
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import NUM_SAMPLES
-from fake_pod import FakePod
+from tests.client.conftest import NUM_SAMPLES
+from tests.client.fake_pod import FakePod
 from torch.utils.data import DataLoader
 
 import refill

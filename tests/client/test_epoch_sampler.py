@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from conftest import NUM_SAMPLES
-from fake_pod import FakePod
+from tests.client.conftest import NUM_SAMPLES
+from tests.client.fake_pod import FakePod
 from torch.utils.data import (
     BatchSampler,
     DataLoader,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import NUM_SAMPLES
-from fake_pod import FakePod
+from tests.client.conftest import NUM_SAMPLES
+from tests.client.fake_pod import FakePod
 from torch.utils.data import DataLoader
 
 from refill import CacheIterableDataset

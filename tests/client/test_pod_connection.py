@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_pod import FakePod, serving, text_samples
+from tests.client.fake_pod import FakePod, serving, text_samples
 
 from refill import patience
 from refill.errors import (

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NUM_SAMPLES
-from fake_pod import FakePod
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.client.conftest import NUM_SAMPLES
+from tests.client.fake_pod import FakePod
 from torch.utils.data import (
     BatchSampler,
     DataLoader,

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import NUM_SAMPLES
-from fake_pod import FakePod, serving, tar_range
 from PIL import Image
+from tests.client.conftest import NUM_SAMPLES
+from tests.client.fake_pod import FakePod, serving, tar_range
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 
 import refill

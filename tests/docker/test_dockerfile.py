@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.docker.test_lock import PROJECT
+from tests.docker.locked import PROJECT
 
 ROOT = Path(__file__).parents[2]
 IMAGE = (ROOT / "docker" / "Dockerfile").read_text()

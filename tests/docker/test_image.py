@@ -17,8 +17,8 @@ import httpx
 import pytest
 import yaml
 from tests.conftest import free_port
+from tests.docker.locked import PROJECT, entries
 from tests.docker.podman import BASE, ROOT, built_image, built_training_image, podman
-from tests.docker.test_lock import PROJECT, entries
 from tests.pod_fixtures import NUM_SAMPLES, whole_epoch
 
 from refill.pod_connection import PodConnection

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
-from pathlib import Path
 
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tests.docker.locked import PROJECT, ROOT, entries
 
-ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SERVICE = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["service"]]
 WANTED = {"requirements": SERVICE, "build": PROJECT["build-system"]["requires"]}
-
-
-def entries(lock: str) -> list[tuple[Requirement, list[str]]]:
-    """Each requirement of a lock file with its hashes."""
-    text = re.sub(r"^\s*#.*$", "", (ROOT / "docker" / f"{lock}.lock").read_text(), flags=re.MULTILINE)
-    lines = text.replace("\\\n", " ").splitlines()
-    return [
-        (Requirement(line.split(" --hash")[0]), re.findall(r"--hash=(\S+)", line)) for line in lines if line.strip()
-    ]
 
 
 @pytest.mark.parametrize("lock", WANTED)

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import S3Server, free_port
-from tests.integration.test_faults import gate
 from tests.pod_fixtures import rank_of, write_files
+from tests.refill_command import refill_says
+from tests.running_gate import gate
 
 import refill
 from refill.errors import (
@@ -36,25 +37,6 @@ from refill.errors import (
 from refill_service.demo.local_cluster import LocalCluster
 
 Packed = tuple[str, dict[str, bytes]]
-
-
-def refill_says(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    """The one line that the command ends with; nothing else is printed."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("REFILL_", "AWS_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "refill_service.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=clean | {"AWS_EC2_METADATA_DISABLED": "true"} | (environment or {}),
-    )
-    lines = done.stderr.splitlines()
-    assert "Traceback" not in done.stderr, done.stderr
-    assert done.returncode == 2, f"status {done.returncode}: {done.stdout}{done.stderr}"
-    assert len(lines) == 1, f"{len(lines)} lines in place of one:\n{done.stderr}"
-    assert lines[0].startswith("refill: "), lines[0]
-    assert done.stdout == ""
-    return lines[0]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.helm.rendering import Release, release
 from tests.helm.stateful_pods import StatefulPods
-from tests.integration.test_restarts import BATCH, Ranks, receipt, settings_of
+from tests.integration.job_ranks import BATCH, Ranks, receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 from refill.errors import JobLost

@@ -13,8 +13,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from tests.integration.test_restarts import Packed, Ranks, cluster_of, settings_of
-from tests.integration.test_scaling import check_receipt, rest_of
+from tests.integration.job_ranks import Packed, Ranks, check_receipt, cluster_of, rest_of, settings_of
 from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until_logged
 

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 import torch.utils.data
-from tests.integration.test_restarts import cluster_of, receipt, settings_of
+from tests.integration.job_ranks import cluster_of, receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 import refill

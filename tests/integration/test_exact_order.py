@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.integration.test_restarts import Packed, Ranks, cluster_of, settings_of
+from tests.integration.job_ranks import Packed, Ranks, cluster_of, settings_of
 from tests.pod_fixtures import NUM_SAMPLES
 
 from refill_service.cache_core.epoch_order import KeyedTraces

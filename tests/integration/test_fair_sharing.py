@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 from tests.conftest import S3Server
-from tests.integration.test_faults import gate, in_s3, settings_of
-from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of
+from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, settings_of
+from tests.running_gate import gate
 from tests.waiting import until
 
 from refill_service.demo.local_cluster import LocalCluster
-
-__all__ = ["in_s3"]  # a fixture
 
 
 def test_a_small_job_is_served_beside_a_greedy_one(s3_server: S3Server, in_s3: str, tmp_path: Path) -> None:

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import http.client
-import subprocess
-import sys
 import threading
 import time
-import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,38 +15,15 @@ import numpy as np
 import pytest
 from tests.chaos.store_relay import store_relay
 from tests.conftest import S3Server
-from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch
+from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, settings_of, whole_epoch
+from tests.running_gate import gate
 
 from refill.errors import JobLost, PodUnreachable, RefillError, SampleDamaged
 from refill.pod_connection import PodConnection
 from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
 
-GATE = Path(__file__).parents[1] / "s3_gate.py"
 Packed = tuple[str, dict[str, bytes]]
-
-
-@contextmanager
-def gate(upstream: str, *arguments: str) -> Iterator[str]:
-    process = subprocess.Popen([sys.executable, str(GATE), upstream, *arguments], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-@pytest.fixture(scope="module")
-def in_s3(s3_server: S3Server, packed: Packed) -> str:
-    """The packed dataset, copied into a bucket."""
-    bucket, folder = s3_server.new_bucket(), Path(urlsplit(packed[0]).path)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            s3_server.client().put_object(
-                Bucket=bucket, Key=path.relative_to(folder).as_posix(), Body=path.read_bytes()
-            )
-    return f"s3://{bucket}"
 
 
 @pytest.fixture
@@ -64,16 +36,6 @@ def damaged(packed: Packed, tmp_path: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     return min((tmp_path / "dataset").rglob("*.tar"))
-
-
-def settings_of(dataset: str, **more: Any) -> dict[str, Any]:
-    return {
-        "name": f"faults-{uuid.uuid4().hex[:8]}",
-        "dataset": dataset,
-        "chunk_size": 16,
-        "memory_bytes": 600_000,
-        "num_epochs": 1,
-    } | more
 
 
 def ids_of(batches: list[Any]) -> list[int]:

@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.integration.test_faults import settings_of
-from tests.pod_fixtures import metric, rank_of
+from tests.pod_fixtures import metric, rank_of, settings_of
 from tests.waiting import until
 
 from refill.errors import EpochNotReady, JobLost

@@ -7,89 +7,24 @@ import http.client
 import json
 import re
 import shutil
-import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 import pytest
+from tests.integration.job_ranks import BATCH, Packed, Ranks, cluster_of, receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 import refill
 from refill.errors import JobLost, PodUnreachable, RefillError, error_from_wire
-from refill.pod_connection import PodConnection
 from refill.protocol.records import record_bytes
 from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
 
-Packed = tuple[str, dict[str, bytes]]
-BATCH = 20
 RECOVERY_SECONDS = 3
 """Of pods that wait for what never comes: long enough for the ranks that do come, on a busy machine, too."""
-
-
-def settings_of(dataset: str, **more: Any) -> dict[str, Any]:
-    return {
-        "name": f"restarts-{uuid.uuid4().hex[:8]}",
-        "dataset": dataset,
-        "chunk_size": 16,
-        "memory_bytes": 600_000,
-        "world_size": 3,
-        "num_epochs": 2,
-    } | more
-
-
-def cluster_of(folder: Path, num_pods: int, *, journal: bool, **settings: Any) -> LocalCluster:
-    kept = {"journal_dir": f"{folder}/journal-{{ordinal}}"} if journal else {}
-    return LocalCluster(num_pods, folder, {"memory_bytes": "4MiB", "pinned_fraction": 0} | kept | settings)
-
-
-class Ranks:
-    """The ranks of a job, each in a thread: they ask for batches one after another, and meet at given positions."""
-
-    def __init__(self, cluster: LocalCluster, job: dict[str, Any], timeout_seconds: float = 60) -> None:
-        self.ranks = [rank_of(cluster, job, rank, timeout_seconds) for rank in range(job["world_size"])]
-        self.samples: dict[tuple[int, int, int], int] = {}
-        self.errors: list[BaseException] = []
-        self.length = int(self.ranks[0].info()["samples_per_rank"])
-
-    def ask(self, epoch: int, first: int, end: int) -> None:
-        threads = [threading.Thread(target=self._ask, args=(rank, epoch, first, end)) for rank in self.ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-            assert not thread.is_alive(), "a rank hangs"
-        if self.errors:
-            raise self.errors[0]
-
-    def _ask(self, rank: PodConnection, epoch: int, first: int, end: int) -> None:
-        try:
-            for start in range(first, min(end, self.length), BATCH):
-                positions = np.arange(start, min(start + BATCH, end, self.length))
-                for position, sample in zip(positions, rank.batch(epoch, positions).sample_ids.tolist(), strict=True):
-                    before = self.samples.setdefault((epoch, rank.rank, int(position)), sample)
-                    assert before == sample, f"rank {rank.rank} position {position}: {before}, asked again {sample}"
-        except BaseException as error:
-            self.errors.append(error)
-
-    def check(self, epoch: int) -> None:
-        samples = [sample for (of_epoch, _, _), sample in self.samples.items() if of_epoch == epoch]
-        repeats = len(self.ranks) * self.length - NUM_SAMPLES
-        missing = NUM_SAMPLES - len(set(samples))
-        assert not missing, f"{missing} samples are missing"
-        assert len(samples) == NUM_SAMPLES + repeats, "samples came twice"
-
-
-def receipt(cluster: LocalCluster, job: dict[str, Any], epoch: int, pod: int = 0) -> dict[str, Any]:
-    answer = httpx.get(f"{cluster.pod_urls[pod]}/v1/jobs/{job['name']}/epochs/{epoch}/receipt", timeout=30)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["journal", "no journal"])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.utils.data
-from tests.integration.test_restarts import Packed, Ranks, cluster_of, receipt, settings_of
+from tests.integration.job_ranks import Packed, Ranks, check_receipt, cluster_of, rest_of, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 import refill
@@ -24,21 +24,6 @@ from refill_service.demo.local_cluster import LocalCluster
 
 def flat(lists: list[list[int]]) -> list[int]:
     return list(chain.from_iterable(lists))
-
-
-def rest_of(cluster: LocalCluster, job: dict[str, Any], incarnation: str, position: int) -> list[int]:
-    """All that is left of epoch 0 for ranks that resume the job there."""
-    ranks = [rank_of(cluster, job, rank) for rank in range(job["world_size"])]
-    for rank in ranks:
-        rank.resume(incarnation, 0, position)
-    length = ranks[0].info()["resumed"]["samples_per_rank"]
-    return flat([rank.batch(0, np.arange(length)).sample_ids.tolist() for rank in ranks])
-
-
-def check_receipt(cluster: LocalCluster, job: dict[str, Any], epoch: int) -> None:
-    found = receipt(cluster, job, epoch)
-    counted = (found["delivered"], found["duplicates"], found["missing"], found["unknown"])
-    assert counted == (NUM_SAMPLES, 0, 0, 0), found
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import httpx
 import numpy as np
 import pytest
 from tests.conftest import S3Server, free_port
-from tests.integration.test_faults import gate, in_s3, settings_of
-from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of
+from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, settings_of
+from tests.running_gate import gate
 from tests.waiting import until
 
 from refill.errors import PodStopping
@@ -27,7 +27,6 @@ from refill_service.serving.app import client_app
 from refill_service.settings import load_settings
 
 Packed = tuple[str, dict[str, bytes]]
-__all__ = ["in_s3"]  # a fixture
 
 SMALL = {"memory_bytes": "4MiB", "pinned_fraction": 0}
 

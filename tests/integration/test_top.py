@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.end_to_end.test_bad_input import refill_says
 from tests.pod_fixtures import rank_of, whole_epoch
+from tests.refill_command import refill_says
 
 from refill_service.demo.local_cluster import LocalCluster
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets_on_disk import digest, image_folder, tar_of, write_files
+from tests.service.datasets_on_disk import digest, image_folder, tar_of, write_files
 
 from refill.errors import DatasetExists, EmptyDataset, RefillError, SampleDamaged
 from refill_service.cache_core.dataset_index import INDEX_KEY

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets_on_disk import image_folder
+from tests.service.datasets_on_disk import image_folder
 
 from refill_service.cache_core.dataset_index import BLOCK_SAMPLES, INDEX_KEY
 from refill_service.cli import main

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets_on_disk import digest, image_folder, members_of, tar_of, write_files
+from tests.service.datasets_on_disk import digest, image_folder, members_of, tar_of, write_files
 
 from refill.errors import DatasetExists, DatasetNotFound, EmptyDataset, InvalidInput, SampleDamaged, StoreNotFound
 from refill_service.cache_core.dataset_index import INDEX_KEY, SampleRecords

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets_on_disk import image_folder, members_of, write_files
+from tests.service.datasets_on_disk import image_folder, members_of, write_files
 
 from refill.errors import InvalidInput
 from refill.tar_samples import parse_members
