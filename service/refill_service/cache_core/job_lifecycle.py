@@ -72,6 +72,8 @@ class KnownJob:
     world_size: int = 1
     knows: bool = True
     """What the job's ranks have received can be learned there, now or soon."""
+    ranks_alive: int = 0
+    """Ranks whose home it is, and that it has heard of a short while ago."""
 
     def to_dict(self) -> dict[str, Any]:
         return vars(self).copy()

@@ -17,7 +17,15 @@ from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.epoch_order import KeyedTraces, RestTraces, Traces
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["ResumedEpoch", "consumed_before", "decode_resumed", "is_resumed", "keyed_traces", "resumed_incarnation"]
+__all__ = [
+    "ResumedEpoch",
+    "consumed_before",
+    "decode_resumed",
+    "epoch_resumed",
+    "is_resumed",
+    "keyed_traces",
+    "resumed_incarnation",
+]
 
 _MARK = "-resumed"
 
@@ -75,9 +83,15 @@ def consumed_before(position: int, asked: Int64Array, samples: Int64Array, trace
 def resumed_incarnation(incarnation: str, epoch: int, position: int, world_size: int, num_pods: int) -> str:
     """The same for every rank that resumes from the same step, so that the first one resumes the job for all."""
     what = f"{incarnation} {epoch} {position} {world_size} {num_pods}"
-    return hashlib.blake2b(what.encode(), digest_size=16).hexdigest() + _MARK
+    return f"{hashlib.blake2b(what.encode(), digest_size=16).hexdigest()}{_MARK}{epoch}"
 
 
 def is_resumed(incarnation: str) -> bool:
     """Whether a registration can't be understood without its :class:`ResumedEpoch`."""
-    return line_of(incarnation).endswith(_MARK)
+    return _MARK in line_of(incarnation)
+
+
+def epoch_resumed(incarnation: str) -> int | None:
+    """The epoch within which a job was resumed, as the name of its registration says; None: it does not."""
+    _, mark, epoch = line_of(incarnation).partition(_MARK)
+    return int(epoch) if mark and epoch.isdecimal() else None

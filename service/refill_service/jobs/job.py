@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from refill.errors import EpochEnded, EpochNotReady, InvalidInput, MemoryTooSmall
+from refill.errors import EpochEnded, EpochNotReady, InvalidInput, JobLost, MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import terms_of
 from refill.protocol.records import Kind, Record
@@ -21,7 +21,7 @@ from refill_service.cache_core.job_lifecycle import Begin, JobLife
 from refill_service.cache_core.policies.registry import policy_that_runs
 from refill_service.cache_core.posted_traces import PostedTraces
 from refill_service.cache_core.rank_places import RankPlaces
-from refill_service.cache_core.resumed_epoch import ResumedEpoch, keyed_traces
+from refill_service.cache_core.resumed_epoch import ResumedEpoch, epoch_resumed, keyed_traces
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.changes import Changes
@@ -75,6 +75,8 @@ class Job:
         ranks = RankPlaces(spec.world_size, self.asks_nothing)
         self.life = JobLife(spec.name, incarnation, ranks, begin, journal_is_whole=journal_is_whole)
         self.resumed = resumed
+        self._forgotten = -1 if resumed is not None else epoch_resumed(incarnation)
+        """Of a job that was resumed, and nobody knows how: up to this epoch, what positions ask for is not known."""
         self.owner_bounds = layout.owner_bounds(num_pods)
         self.share = layout.share(ordinal, num_pods)
         self.abstract_bytes = abstract_bytes
@@ -156,6 +158,8 @@ class Job:
             posted = self.posted.of_epoch(epoch)
             if len(posted) == self.spec.world_size:  # by ranks, or dealt anew when the job moved
                 found = ExplicitTraces(self.layout.num_samples, posted)
+            elif self._forgotten is not None and epoch <= self._forgotten:
+                return None
             elif self.spec.order == "keyed":
                 found = self._keyed(epoch)
             else:
@@ -176,6 +180,12 @@ class Job:
     async def traces(self, epoch: int, wait_seconds: float) -> Traces:
         """The traces of an epoch; waits until every rank has posted its own when the order is explicit."""
         while (found := self.known_traces(epoch)) is None:
+            if self._forgotten is not None and epoch <= self._forgotten:
+                raise JobLost(
+                    f"job {self.spec.name} had been resumed within epoch {self._forgotten}, and no pod knows any more "
+                    "from which checkpoint: resume it again",
+                    job=self.spec.name,
+                )
             await self._all_posted(epoch, wait_seconds)
         return found
 

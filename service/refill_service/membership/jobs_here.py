@@ -29,7 +29,7 @@ from refill_service.cache_core.job_lifecycle import (
     how_to_begin,
     is_another,
 )
-from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, is_resumed
+from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, epoch_resumed, is_resumed
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_table import JobTable
 from refill_service.journal.journal import KeptJob
@@ -127,7 +127,7 @@ class JobsHere:
         self.check_was_the_same(spec, kept)
         resumed = None if kept is None else kept.resumed
         if resumed is None and is_resumed(order.incarnation):
-            resumed = await self.resumed_at_others(name, order.incarnation)
+            resumed = await self._resumed_or_over(name, order)
         order = replace(order, incarnation=order.incarnation or uuid.uuid4().hex)
         of_now = None if order.moving else kept  # a journal of other pods says nothing of this one's share
         at_pod = await table.make(spec, order, lambda pod: self.introduce(pod, at_pod), of_now, resumed)
@@ -189,6 +189,16 @@ class JobsHere:
             table.put(at_pod)
             log.info("job %s goes on in epoch %d with %d ranks", spec.name, resumed.epoch, spec.world_size)
 
+    async def _resumed_or_over(self, name: str, order: Begin) -> ResumedEpoch | None:
+        """None: nobody knows what was left of that epoch, and later ones need none of it."""
+        try:
+            return await self.resumed_at_others(name, order.incarnation)
+        except JobLost:
+            if not order.taken_up or epoch_resumed(order.incarnation) is None:
+                raise
+            log.warning("job %s: no pod knows any more how it was resumed; epochs after that one go on", name)
+            return None
+
     async def resumed_at_others(self, name: str, incarnation: str) -> ResumedEpoch:
         for pod in self._table.settings.other_pods:
             with contextlib.suppress(JobError):
@@ -235,6 +245,7 @@ class JobsHere:
             idle=self.is_idle(at_pod),
             world_size=spec.world_size,
             knows=life.knows_received,
+            ranks_alive=at_pod.home.leases.num_alive(),
         )
 
     def is_idle(self, at_pod: JobAtPod) -> bool:

@@ -9,13 +9,14 @@ registration ends, so that whoever is left over from before is refused.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from refill.errors import EpochEnded, InvalidInput, JobConflict, JobLost, UnknownJob
+from refill.errors import EpochEnded, InvalidInput, JobConflict, JobLost, PodBusy, UnknownJob
 from refill.protocol.incarnation import line_of, moves_of, same_line
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind
@@ -103,7 +104,10 @@ class Resuming:
         if again and same_ranks and (info := await self._unchanged(spec)) is not None:
             return info  # it has moved to other pods since
         of_this = resumed is not None and resumed.incarnation == checkpoint.incarnation
-        if resumed is not None and of_this and known is not None and known.running and current != incarnation:
+        is_running = resumed is not None and of_this and known is not None and known.running and current != incarnation
+        if is_running and again:
+            await self._until_nobody_is_alive(spec)  # it died before it saved another state
+        elif is_running and resumed is not None:
             raise JobConflict(
                 f"job {spec.name} was resumed from epoch {resumed.epoch}, position {resumed.position} by another rank, "
                 f"and this rank's state says epoch {checkpoint.epoch}, position {checkpoint.position}, world_size "
@@ -118,6 +122,19 @@ class Resuming:
         info = await self._registration.register_resumed(spec, incarnation, rest)
         self._worked_out = None
         return info
+
+    async def _until_nobody_is_alive(self, spec: JobSpec) -> None:
+        """Raises :class:`PodBusy` while ranks are alive that resumed a job from the same state in another number."""
+        known, silent = await self._who_holds.known_elsewhere(spec.name, spec.holder)
+        if silent:
+            raise silent[0]
+        with contextlib.suppress(UnknownJob):
+            known.append(self._here.known(spec.name))
+        if alive := sum(each.ranks_alive for each in known):
+            raise PodBusy(
+                f"job {spec.name} was resumed from this state with world_size {known[-1].world_size}, and {alive} of "
+                f"those ranks are alive: when they have ended, it goes on with world_size {spec.world_size}"
+            )
 
     async def _rest(self, spec: JobSpec, checkpoint: Checkpoint, incarnation: str) -> ResumedEpoch:
         if self._worked_out is not None:
