@@ -20,6 +20,7 @@ asked for it. What comes ahead for a started position is refused.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,10 @@ class HomeCounts:
     """Sent ahead and dropped: the rank had been answered otherwise, or the owner had no room for it."""
     batches: int = 0
     delivered_bytes: int = 0
+
+
+_NO_PLACES: Int64Array = np.empty(0, dtype=np.int64)
+_FIRST_PLACE: Int64Array = np.zeros(1, dtype=np.int64)
 
 
 class Entry(Enum):
@@ -178,6 +183,7 @@ class HomeMachine(Generic[Payload]):
         self._pod = pod
         self._num_pods = len(owner_bounds) - 1
         self._ends = owner_bounds[1:-1]
+        self._end_list: list[int] = self._ends.tolist()
         self._entered: dict[int, int] = {}
         """By rank, the latest epoch that it entered here and that all owners know of."""
         self._judged = JudgedEpochs(knows_all=knows_all)
@@ -236,11 +242,16 @@ class HomeMachine(Generic[Payload]):
         :param asked: the sample that each position asks for.
         :param repeats: whether it repeats a sample of the epoch.
         """
-        asking = self._asking.setdefault((epoch, rank), _Asking())
+        asking = self._asking.get((epoch, rank))
+        if asking is None:
+            asking = self._asking[epoch, rank] = _Asking()
         asking.largest_batch = max(asking.largest_batch, len(positions))
         asking.under_way += 1
         asking.most_under_way = max(asking.most_under_way, asking.under_way)
         batch: Batch[Payload] = Batch(epoch, rank, positions, asked, asking)
+        if len(positions) == 1:
+            self._begin_one(batch, repeats)
+            return batch
         wanted = ~repeats
         batch.repeats = repeats.nonzero()[0]
         if self._num_pods == 1:
@@ -264,6 +275,26 @@ class HomeMachine(Generic[Payload]):
         asking.started.started(np.delete(positions, batch.arriving) if batch.arriving else positions)
         batch.of_owners = _by_owner(wanted.nonzero()[0], owners[wanted])
         return batch
+
+    def _begin_one(self, batch: Batch[Payload], repeats: NDArray[np.bool_]) -> None:
+        """The same for a single position, which simulations ask for by the million: numpy is slow with one value."""
+        batch.own = batch.repeats = _NO_PLACES
+        pod = bisect_right(self._end_list, batch.asked.item())
+        if repeats.item():
+            batch.repeats = _FIRST_PLACE
+        elif pod == self._pod:
+            batch.own = _FIRST_PLACE
+        else:
+            request = (batch.epoch, batch.rank, batch.positions.item())
+            if (held := self.remote_memory.take(request)) is not None:
+                batch.put_sent_ahead(0, *held)
+            elif (bringer := self._arriving.get(request)) is not None:
+                batch.awaited[bringer] = None
+                batch.arriving.append(0)
+                return
+            else:
+                batch.of_owners = {pod: _FIRST_PLACE}
+        batch.asking.started.started(batch.positions)
 
     def ask(self, batch: Batch[Payload], pod: int, places: Int64Array, owners_left: int = 1) -> OwnerRequest:
         """The request to an owner for these places; another one each time that it is asked.
@@ -341,7 +372,10 @@ class HomeMachine(Generic[Payload]):
     # What is known of an epoch
 
     def counts(self, epoch: int) -> HomeCounts:
-        return self.history.setdefault(epoch, HomeCounts())
+        counts = self.history.get(epoch)
+        if counts is None:
+            counts = self.history[epoch] = HomeCounts()
+        return counts
 
     def asked_of(self, epoch: int, rank: int) -> StartedPositions | None:
         """What a rank has asked of an epoch; None when this pod may not know all of it."""

@@ -123,6 +123,9 @@ class AbstractMapping:
     def __init__(self, share: OwnerShare, num_abstract_chunks: int, group_order: str = "consecutive") -> None:
         self.share = share
         self.chunk_size = share.layout.chunk_size
+        self._first_sample = share.first_sample
+        self._has_one_blob = len(share.layout.first_sample) == 2
+        self._first_chunk, self._num_chunks = share.first_chunk, max(1, share.num_chunks)
         self.num_abstract_chunks = num_abstract_chunks
         self.interleaved = group_order == "interleaved"
 
@@ -138,16 +141,15 @@ class AbstractMapping:
 
     def location(self, local_sample: int) -> int:
         """Of a single local sample: the same as ``locations``, which takes ten times as long for one."""
-        layout, sample = self.share.layout, local_sample + self.share.first_sample
-        if len(layout.first_sample) > 2:
+        if not self._has_one_blob:
             return int(self.locations(np.array([local_sample]))[0])
-        chunk, slot = divmod(sample, self.chunk_size)
-        return self.abstract_chunk_of(chunk - self.share.first_chunk) * self.chunk_size + slot
+        chunk, slot = divmod(local_sample + self._first_sample, self.chunk_size)
+        return self.abstract_chunk_of(chunk - self._first_chunk) * self.chunk_size + slot
 
     def abstract_chunk_of(self, chunk: int) -> int:
         if self.interleaved:
             return chunk % self.num_abstract_chunks
-        return chunk * self.num_abstract_chunks // max(1, self.share.num_chunks)
+        return chunk * self.num_abstract_chunks // self._num_chunks
 
     def abstract_chunks_of(self, chunks: Int64Array) -> Int64Array:
         """The abstract chunk of each chunk, counted from the start of the share."""

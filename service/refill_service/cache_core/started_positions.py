@@ -56,7 +56,14 @@ class StartedPositions:
 
     def started(self, positions: Int64Array) -> None:
         """Fact: the rank has asked for these. In any order; most come as one run."""
-        if len(positions) == 1 or (len(positions) and bool((positions[1:] - positions[:-1] == 1).all())):
+        if len(positions) == 1:
+            position = positions.item()
+            if self._ends and self._ends[-1] == position:
+                self._ends[-1] += 1
+            else:
+                self._add(position, position + 1)
+            return
+        if len(positions) and bool((positions[1:] - positions[:-1] == 1).all()):
             self._add(int(positions[0]), int(positions[-1]) + 1)
             return
         ordered = np.unique(positions)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refill.errors import InvalidInput, MemoryTooSmall, RefillError
+from refill.protocol.job_spec import JobSpec
 
 if TYPE_CHECKING:
     from refill_service.object_store.store_settings import StoreSettings
@@ -26,6 +27,7 @@ _PLOT_KINDS = (".png", ".svg")
 
 
 def add_commands(commands: Any) -> None:
+    from refill_service.cache_core.policies.registry import KINDS
     from refill_service.commands.datasets import add_store_options
     from refill_service.planning.analysis import StoreTerms
 
@@ -57,16 +59,16 @@ def add_commands(commands: Any) -> None:
         metavar="B",
         help="samples of a step, over all ranks (default: 256)",
     )
-    parser.add_argument(
-        "--chunk-sizes",
-        type=_wholes,
-        default=[4, 8, 16, 32, 64, 128],
-        metavar="K,K,...",
-        help="of drain (default: 4,8,16,32,64,128)",
-    )
-    parser.add_argument(
-        "--redox-chunk-sizes", type=_wholes, default=[64], metavar="K,K,...", help="of redox (default: 64)"
-    )
+    for kind in KINDS.values():
+        default_sizes = ",".join(map(str, kind.analysed_chunk_sizes)) or "none"
+        parser.add_argument(
+            _chunk_sizes_option(kind.name),
+            type=_wholes,
+            default=list(kind.analysed_chunk_sizes),
+            dest=f"chunk_sizes_of_{kind.name}",
+            metavar="K,K,...",
+            help=f"of {kind.name} (default: {default_sizes})",
+        )
     parser.add_argument(
         "--group-order",
         choices=["consecutive", "interleaved"],
@@ -169,7 +171,14 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _wanted(args: argparse.Namespace) -> list[tuple[str, int]]:
-    return [("redox", k) for k in args.redox_chunk_sizes] + [("drain", k) for k in args.chunk_sizes]
+    from refill_service.cache_core.policies.registry import KINDS
+
+    return [(name, k) for name in KINDS for k in getattr(args, f"chunk_sizes_of_{name}")]
+
+
+def _chunk_sizes_option(policy: str) -> str:
+    """Those of the default policy need no name."""
+    return "--chunk-sizes" if policy == JobSpec.policy else f"--{policy}-chunk-sizes"
 
 
 def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:

@@ -8,7 +8,11 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+from refill.errors import InvalidInput
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.policies import POLICIES
 from refill_service.planning.simulation import (
+    LOOP_BATCH,
     PAPER_SEED,
     PAPER_VARIANTS,
     PaperVariant,
@@ -47,7 +51,21 @@ def add_commands(commands: Any) -> None:
         metavar="P",
         help="a rank's next requests to one owner that may be sent ahead; 0 sends nothing (default: 20000)",
     )
-    parser.add_argument("--policy", choices=["drain", "redox"], default="drain", help="(default: drain)")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=0,
+        metavar="B",
+        help=f"positions that a rank asks for at once (default: {LOOP_BATCH}, about what training loops ask pods for; "
+        f"with --paper 1, as the papers' requests, and {LOOP_BATCH} beside it)",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=sorted(POLICIES),
+        default=JobSpec.policy,
+        help="; ".join(f"{name}: {terms.label}" for name, terms in sorted(POLICIES.items()))
+        + " (default: %(default)s)",
+    )
     parser.add_argument(
         "--refill", choices=["best", "random"], default="best", help="which chunk refills (default: best)"
     )
@@ -71,11 +89,14 @@ def add_commands(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.batch < 0:
+        raise InvalidInput(f"--batch must be at least 1, got {args.batch}")
     return _paper(args) if args.paper else _one(args)
 
 
 def _one(args: argparse.Namespace) -> int:
     settings = SimulationSettings(
+        batch_size=args.batch or LOOP_BATCH,
         num_samples=args.samples,
         chunk_size=args.chunk_size,
         group_size=args.group_size,
@@ -88,10 +109,11 @@ def _one(args: argparse.Namespace) -> int:
         seed=args.seed or 0,
     )
     result = _with_progress(settings)
+    found = {"batch_size": settings.batch_size} | result.to_dict()
     if args.json:
-        print(json.dumps(result.to_dict()))
+        print(json.dumps(found))
         return 0
-    for name, value in result.to_dict().items():
+    for name, value in found.items():
         print(
             f"{name.replace('_', ' '):20} {value:,}"
             if isinstance(value, int)
@@ -112,25 +134,35 @@ def _with_progress(settings: SimulationSettings) -> SimulationResult:
 
 def _paper(args: argparse.Namespace) -> int:
     seed = PAPER_SEED if args.seed is None else args.seed
+    batch = args.batch or LOOP_BATCH
     rows: list[dict[str, Any]] = []
     if not args.json:
         print("ImageNet-1k: 1,281,167 samples, K=64, S=10, 3 pods, remote memory 10,000 samples; counts in 1e5")
-        print("variant                misses  paper  remote requests  paper  read x  dup.  missing")
+        print(f"requests one by one, as the papers', and what it is in batches of {batch}, as loops ask pods")
+        print(
+            f"variant                misses  paper  in {batch:<4} remote requests  paper  in {batch:<4} "
+            "read x  dup.  missing"
+        )
+    runs = [(variant, seed, size) for variant in PAPER_VARIANTS for size in (1, batch)]
     with ProcessPoolExecutor() as pool:
-        for variant, result in zip(PAPER_VARIANTS, pool.map(_variant, PAPER_VARIANTS, [seed] * 4), strict=True):
+        results = pool.map(_variant, *zip(*runs, strict=True))
+        for variant, result, in_batches in zip(PAPER_VARIANTS, results, results, strict=False):
             rows.append(
                 {
                     "variant": variant.name,
+                    "batch_size": 1,
                     "paper_misses": variant.paper_misses * 1e5,
                     "paper_remote_requests": variant.paper_remote_requests * 1e5,
                 }
                 | result.to_dict()
+                | {"in_batches": {"batch_size": batch} | in_batches.to_dict()}
             )
             if not args.json:
                 print(
                     f"{variant.name:20} {result.misses / 1e5:8.3f} {variant.paper_misses:6.2f} "
-                    f"{result.remote_requests / 1e5:16.3f} {variant.paper_remote_requests:6.2f} "
-                    f"{result.read_amplification:7.2f} {result.duplicates:5} {result.missing:8}"
+                    f"{in_batches.misses / 1e5:8.3f} {result.remote_requests / 1e5:14.3f} "
+                    f"{variant.paper_remote_requests:6.2f} {in_batches.remote_requests / 1e5:8.3f} "
+                    f"{result.read_amplification:6.2f} {result.duplicates:5} {result.missing:8}"
                 )
                 sys.stdout.flush()
     if args.json:
@@ -138,5 +170,5 @@ def _paper(args: argparse.Namespace) -> int:
     return 0
 
 
-def _variant(variant: PaperVariant, seed: int) -> SimulationResult:
-    return simulate(variant.settings(seed))
+def _variant(variant: PaperVariant, seed: int, batch_size: int) -> SimulationResult:
+    return simulate(variant.settings(seed, batch_size))

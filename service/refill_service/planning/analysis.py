@@ -1,6 +1,6 @@
 """What would an epoch cost under each policy and chunk size, and how well would it shuffle?
 
-``analyze`` runs one epoch of the protocol core with no I/O (``simulation.lockstep``) and derives a :class:`Row`. Counts
+``analyze`` runs one epoch of the protocol core with no I/O (``lockstep.py``) and derives a :class:`Row`. Counts
 and shuffle measures are of that epoch; times are a floor that the store sets, see :func:`read_seconds`.
 """
 
@@ -16,18 +16,17 @@ import numpy as np
 
 from refill.errors import InvalidInput, MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
-from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import KeyedTraces
-from refill_service.cache_core.policies.interface import EpochBegan, Policy
-from refill_service.cache_core.policies.registry import kind_of, new_policy
+from refill_service.cache_core.home_machine import HomeMachine
+from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.sample_mapping import (
     AbstractMapping,
     ChunkLayout,
     Int64Array,
     abstract_chunks_for_budget,
 )
+from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
 from refill_service.planning.shuffle_measures import randomization_level, spread
-from refill_service.planning.simulation import Rank, all_arrived, lockstep
 
 __all__ = [
     "LEAST_DISTANCE",
@@ -45,8 +44,6 @@ __all__ = [
 MOST_CO_BATCH = 1.5
 LEAST_DISTANCE = 0.3
 """0.9 of what a uniform shuffle has. With the bound above: what a recommended chunk size has to reach."""
-
-_HELD_EVERY = 16
 
 
 @dataclass(frozen=True)
@@ -179,17 +176,20 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
         _owner(policy, layout, traces, pod, analysis, int(analysis.memory_bytes / scale) // num_pods)
         for pod in range(num_pods)
     ]
-    ranks = [Rank(traces, rank, owners, int(analysis.remote_bytes / scale)) for rank in range(num_pods)]
+    bounds = layout.owner_bounds(num_pods)
+    homes: list[HomeMachine[int]] = [
+        HomeMachine(pod, bounds, int(analysis.remote_bytes / scale)) for pod in range(num_pods)
+    ]
 
     place_of = np.empty(shape.simulated, dtype=np.int64)
-    sizes = lengths.tolist()
     delivered_bytes = 0
-    held: list[int] = []
-    for place, sample in lockstep(owners, ranks, lengths, analysis.simulated_window):
-        if place % _HELD_EVERY == 0:
-            held.append(sum(owner.counts.bytes_filled for owner in owners) - delivered_bytes)
-        place_of[sample] = place
-        delivered_bytes += sizes[sample]
+    held = [sum(owner.counts.bytes_filled for owner in owners)]
+    # A place counts the requests of all ranks, so that a step is a run of places.
+    rank_batch = max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_pods)
+    for rank, positions, samples in epoch_in_lockstep(owners, homes, traces, rank_batch):
+        place_of[samples] = positions * num_pods + rank
+        delivered_bytes += int(lengths[samples].sum())
+        held.append(sum(owner.counts.bytes_filled for owner in owners) - delivered_bytes)
 
     gets = sum(owner.counts.refills for owner in owners) * shape.num_samples / shape.simulated
     bytes_read = sum(owner.counts.bytes_read for owner in owners) * scale
@@ -257,7 +257,7 @@ def _row(analysis: Analysis, *, gets: float, bytes_read: float, first_batch_seco
 
 def _owner(
     policy: str, layout: ChunkLayout, traces: KeyedTraces, pod: int, analysis: Analysis, abstract_bytes: int
-) -> Policy:
+) -> LocalOwner:
     """As a pod makes it for a job with so many bytes for chunks."""
     share = layout.share(pod, analysis.num_pods)
     lengths = analysis.shape.lengths[share.first_sample : share.end_sample]
@@ -271,17 +271,16 @@ def _owner(
                 f" its largest chunk of {layout.chunk_size}, {int(chunk_bytes.max()):,} bytes: raise the memory or"
                 " lower the chunk size"
             )
-    began = EpochBegan(
+    return LocalOwner(
+        policy,
         AbstractMapping(share, num_abstract_chunks, analysis.group_order),
         traces,
+        analysis.num_pods,
         lengths,
-        prefetch_window=analysis.simulated_window,
+        abstract_bytes,
+        window=analysis.simulated_window,
         key=f"analysis {analysis.seed} {pod}",
-        settings=terms_of(policy).settings_with(policy, {}),
     )
-    owner = new_policy(policy, began)
-    all_arrived(owner, owner.memory_changed(abstract_bytes))
-    return owner
 
 
 def read_seconds(gets: float, chunk_bytes: float, store: StoreTerms) -> float:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from refill.errors import InvalidInput, RefillError
+from refill.protocol.policies import POLICIES
 from refill_service.datasets.progress import bytes_text
 from refill_service.planning.analysis import MOST_CO_BATCH, Analysis, Row
 
 __all__ = ["draw_frontier", "require_matplotlib"]
 
 _COLOURS = {"drain": "#1f77b4", "redox": "#d62728", "none": "#555555"}
+_OTHER_COLOUR = "#9467bd"
 # Each policy's labels on a side of their own, so that points that lie close together stay readable.
 _LABELS_AT = {
     "drain": ((-7, -7), "right", "top"),
@@ -36,13 +38,19 @@ def draw_frontier(path: Path, analysis: Analysis, rows: Sequence[Row], recommend
 
     figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
     axes = figure.subplots()
-    for policy in _COLOURS:
+    for policy in dict.fromkeys((*_COLOURS, *(row.policy for row in rows))):
         of_policy = [row for row in rows if row.policy == policy]
         if not of_policy:
             continue
         x = [row.gets / analysis.shape.num_samples for row in of_policy]
-        axes.plot(x, [row.co_batch for row in of_policy], "o-", color=_COLOURS[policy], label=_legend(policy))
-        offset, horizontal, vertical = _LABELS_AT[policy]
+        axes.plot(
+            x,
+            [row.co_batch for row in of_policy],
+            "o-",
+            color=_COLOURS.get(policy, _OTHER_COLOUR),
+            label=_legend(policy),
+        )
+        offset, horizontal, vertical = _LABELS_AT.get(policy, _LABELS_AT["redox"])
         for row, place in zip(of_policy, x, strict=True):
             axes.annotate(
                 _label(row),
@@ -51,7 +59,7 @@ def draw_frontier(path: Path, analysis: Analysis, rows: Sequence[Row], recommend
                 textcoords="offset points",
                 ha=horizontal,
                 va=vertical,
-                color=_COLOURS[policy],
+                color=_COLOURS.get(policy, _OTHER_COLOUR),
                 fontweight="bold" if (policy, row.chunk_size) == ("drain", recommended) else "normal",
             )
     axes.set_xscale("log")
@@ -83,15 +91,13 @@ def draw_frontier(path: Path, analysis: Analysis, rows: Sequence[Row], recommend
 
 
 def _legend(policy: str) -> str:
-    return {
-        "drain": "drain: reads the dataset once",
-        "redox": "redox, with how often it reads the dataset",
-        "none": "no cache: a GET for every sample",
-    }[policy]
+    if policy == "none":
+        return "no cache: a GET for every sample"
+    return f"{policy}: {POLICIES[policy].label}"
 
 
 def _label(row: Row) -> str:
     if row.policy == "none":
         return "no cache"
-    read = f"\n{row.read_amplification:.1f}x" if row.policy == "redox" else ""
+    read = f"\n{row.read_amplification:.1f}x" if row.read_amplification > 1.05 else ""
     return f"K={row.chunk_size}{read}"

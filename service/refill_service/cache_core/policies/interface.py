@@ -362,7 +362,7 @@ class PolicyKind:
     first_batch_gets: Callable[[int, int, float], int]
     """``(requests, K, abstract chunks) -> GETs`` of one pod before it can answer the first requests of a job."""
     analysed_chunk_sizes: tuple[int, ...]
-    """K that ``refill analyze`` tries."""
+    """K that ``refill analyze`` tries unless it is told others."""
     keeps_order: bool = False
     """Whether each request gets the very sample that it asks for."""
 

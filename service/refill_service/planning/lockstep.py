@@ -1,0 +1,167 @@
+"""What does an epoch do, with no I/O? Every owner and home machine of a job; ranks ask for their batches in turn.
+
+What a pod's shell carries out with a store and a network is carried out here at once: what an owner reads has arrived
+before anybody asks again, and so has what it sends ahead. ``refill simulate``, ``refill analyze`` and the tests of the
+papers' table drive the machines of pods by way of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refill.protocol.policies import terms_of
+from refill_service.cache_core.epoch_order import Traces
+from refill_service.cache_core.home_machine import HomeMachine, SentAhead
+from refill_service.cache_core.owner_machine import Answered, CarryOut, Order, OwnerMachine
+from refill_service.cache_core.policies.interface import Ahead, Carried, EpochBegan, EpochCounts, Policy
+from refill_service.cache_core.policies.registry import new_policy
+from refill_service.cache_core.rank_places import RankPlaces
+from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
+
+__all__ = ["LocalOwner", "epoch_in_lockstep"]
+
+_BLOCK = 1 << 16
+"""Positions of a rank whose samples are looked up at once."""
+
+
+class _OneEpoch:
+    """A job of a single epoch."""
+
+    def __init__(self, traces: Traces) -> None:
+        self._traces = traces
+
+    def has_epoch(self, epoch: int) -> bool:
+        return epoch == 0
+
+    def known_traces(self, epoch: int) -> Traces:
+        return self._traces
+
+
+class LocalOwner:
+    """An owner in an epoch whose reads arrive at once.
+
+    :param lengths: ``(samples of the share,)`` bytes of each.
+    :param memory_bytes: for samples.
+    :param own: settings of the policy's own; what is left out has its default.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        mapping: AbstractMapping,
+        traces: Traces,
+        world_size: int,
+        lengths: Int64Array,
+        memory_bytes: int,
+        *,
+        window: int = 0,
+        key: str = "",
+        own: Mapping[str, Any] | None = None,
+    ) -> None:
+        settings = terms_of(policy).settings_with(policy, own or {})
+        self.mapping = mapping
+        self._lengths = lengths
+        self._first_sample = mapping.share.first_sample
+
+        def policy_of(epoch: int, traces: Traces, answered: Answered | None, carried: Carried) -> Policy:
+            began = EpochBegan(
+                mapping,
+                traces,
+                lengths,
+                prefetch_window=window,
+                key=key,
+                settings=settings,
+                answered=answered,
+                carried=carried,
+            )
+            return new_policy(policy, began)
+
+        self._machine = OwnerMachine(
+            _OneEpoch(traces), RankPlaces(world_size), self._first_sample, memory_bytes, policy_of, journaled=False
+        )
+        for rank in range(world_size):
+            self._machine.rank_entered(0, rank)
+        self._carry_out(self._machine.traces_known(0, traces))
+        (self._epoch,) = self._machine.epochs
+
+    @property
+    def counts(self) -> EpochCounts:
+        return self._epoch.policy.counts
+
+    def requested(self, rank: int, asked: Int64Array) -> Int64Array:
+        """The samples that answer these requests."""
+        answers, orders = self._machine.requested(self._epoch, rank, asked)
+        if answers is None:
+            raise RuntimeError("an epoch was abandoned that ranks are in")
+        if orders:
+            self._carry_out(orders)
+        return answers.samples + self._first_sample
+
+    def answer_left(self, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int) -> Ahead:
+        _, ahead, orders = self._machine.answer_left(0, rank, asked, ahead_from, room, started_below)
+        self._carry_out(orders)
+        return ahead
+
+    def sent(self, ahead: Ahead) -> list[SentAhead[int]]:
+        """As the home gets them."""
+        samples = (ahead.samples + self._first_sample).tolist()
+        sizes = self._lengths[ahead.samples].tolist()
+        return list(map(SentAhead, ahead.positions.tolist(), samples, sizes, samples))
+
+    def _carry_out(self, orders: list[Order]) -> None:
+        for order in orders:
+            if type(order) is CarryOut:
+                for read in order.orders.reads:
+                    self._carry_out(self._machine.arrived(order.epoch, read))
+
+
+def epoch_in_lockstep(
+    owners: list[LocalOwner], homes: list[HomeMachine[int]], traces: Traces, batch_size: int
+) -> Iterator[tuple[int, Int64Array, Int64Array]]:
+    """``(rank, positions, samples)`` of every batch of an epoch, without repeats; one rank for each home."""
+    length = traces.length(0)
+    block = max(1, _BLOCK // batch_size) * batch_size
+    for start in range(0, length, block):
+        # Many at once: to look up a single place of a keyed permutation takes as long as a thousand.
+        positions = np.arange(start, min(start + block, length), dtype=np.int64)
+        of_ranks = [traces.asked(rank, positions) for rank in range(len(homes))]
+        for first in range(0, len(positions), batch_size):
+            part = slice(first, first + batch_size)
+            for rank, (asked, repeats) in enumerate(of_ranks):
+                yield _batch(owners, homes[rank], rank, positions[part], asked[part], repeats[part])
+
+
+def _batch(
+    owners: list[LocalOwner],
+    home: HomeMachine[int],
+    rank: int,
+    positions: Int64Array,
+    asked: Int64Array,
+    repeats: NDArray[np.bool_],
+) -> tuple[int, Int64Array, Int64Array]:
+    batch = home.begin(0, rank, positions, asked, repeats)
+    if len(batch.own):
+        samples = owners[rank].requested(rank, asked if len(asked) == 1 else asked[batch.own])
+        batch.put(batch.own, samples, samples.tolist())
+    owners_left = len(batch.of_owners)
+    for pod, places in batch.of_owners.items():
+        owner, wanted = owners[pod], asked if len(asked) == 1 else asked[places]
+        request = home.ask(batch, pod, places, owners_left)
+        owners_left -= 1
+        samples = owner.requested(rank, wanted)
+        batch.put(places, samples, samples.tolist())
+        wire = request.wire
+        ahead = owner.answer_left(rank, wanted, wire.ahead_from, wire.room_bytes, wire.started_below)
+        home.ended(request, owner.sent(ahead) if len(ahead.samples) else ())
+    if len(batch.repeats):
+        batch.put(batch.repeats, asked[batch.repeats], asked[batch.repeats].tolist())
+        positions, sample_ids = positions[~repeats], batch.sample_ids[~repeats]
+    else:
+        sample_ids = batch.sample_ids
+    home.complete(batch, 0)
+    home.over(batch)
+    return rank, positions, sample_ids
