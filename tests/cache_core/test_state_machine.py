@@ -7,6 +7,7 @@ is modelled is what carries it: who asks whom, what is on its way when somebody 
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -286,5 +287,7 @@ class Machine(RuleBasedStateMachine):
         assert total.ranks == {rank: len(got) for rank, got in enumerate(self.delivered) if got}
 
 
-Machine.TestCase.settings = settings(max_examples=2000, stateful_step_count=25, deadline=None)
+Machine.TestCase.settings = settings(
+    max_examples=int(os.environ.get("CORE_SCHEDULES", "300")), stateful_step_count=25, deadline=None
+)
 test_schedules = Machine.TestCase

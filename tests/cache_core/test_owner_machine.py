@@ -1,0 +1,257 @@
+"""One owner over several epochs: opened, loaded ahead, abandoned, gone on with after a restart. Never two samples for
+one request, never one sample for two in an epoch, never more memory than it was given.
+
+A schedule follows from its seed. ``CORE_SCHEDULES=10000`` tries so many in place of some hundreds; a failure names
+the seed that repeats it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from refill.protocol.policies import terms_of
+from refill.protocol.records import Kind, Record
+from refill_service.cache_core.epoch_order import KeyedTraces
+from refill_service.cache_core.owner_machine import (
+    Abandon,
+    Answered,
+    CarryOut,
+    CloseBooks,
+    EpochState,
+    Open,
+    OpenEpoch,
+    Order,
+    OwnerMachine,
+    Restored,
+    Wake,
+    Write,
+)
+from refill_service.cache_core.policies.interface import Carried, EpochBegan, Policy, Read
+from refill_service.cache_core.policies.registry import KINDS, new_policy
+from refill_service.cache_core.rank_places import RankPlaces
+from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
+
+SCHEDULES = int(os.environ.get("CORE_SCHEDULES", "150"))
+NUM_EPOCHS = 4
+
+
+class Job:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        blobs = [self.random.randint(1, 20) for _ in range(self.random.randint(1, 3))]
+        self.num_ranks = self.random.randint(1, 3)
+        self.policy = self.random.choice(sorted(KINDS))
+        self.layout = ChunkLayout(np.concatenate([[0], np.cumsum(blobs)]), self.random.randint(1, min(8, max(blobs))))
+        self.lengths = np.random.default_rng(seed).integers(1, 100, self.layout.num_samples)
+        self.memory_bytes = self.random.randint(500, 5000)
+        self.share = self.layout.share(0, 1)
+        num_abstract_chunks = abstract_chunks_for_budget(
+            self.share.num_chunks, float(self.lengths.mean()) * self.layout.chunk_size, self.memory_bytes
+        )
+        self.mapping = AbstractMapping(self.share, max(1, num_abstract_chunks))
+        self.seed = seed
+        self.traces = [
+            KeyedTraces(self.layout.num_samples, self.num_ranks, seed=seed, epoch=e) for e in range(NUM_EPOCHS)
+        ]
+        self.given: list[dict[int, int]] = [{} for _ in range(NUM_EPOCHS)]
+        """By epoch, asked -> sample: all that has left."""
+        self.rank_epochs = [-1] * self.num_ranks
+        self.begins()
+
+    def has_epoch(self, epoch: int) -> bool:
+        return epoch < NUM_EPOCHS
+
+    def known_traces(self, epoch: int) -> KeyedTraces:
+        return self.traces[epoch]
+
+    def begins(self) -> None:
+        self.machine = OwnerMachine(self, RankPlaces(self.num_ranks), 0, self.memory_bytes, self.new_policy)
+        self.open: dict[OpenEpoch, list[Read]] = {}
+        """Reads under way, by epoch."""
+        self.written: list[Record] = []
+
+    def new_policy(self, epoch: int, traces: KeyedTraces, answered: Answered | None, carried: Carried) -> Policy:
+        return new_policy(
+            self.policy,
+            EpochBegan(
+                self.mapping,
+                traces,
+                self.lengths,
+                prefetch_window=20,
+                key=f"{self.seed} {epoch}",
+                settings=terms_of(self.policy).settings_with(self.policy, {}),
+                answered=answered,
+                carried=carried,
+            ),
+        )
+
+    def carry_out(self, orders: list[Order]) -> None:
+        for order in orders:
+            match order:
+                case Open(epoch, _, _, live):
+                    assert epoch.number in live
+                    self.open[epoch] = []
+                case CarryOut(epoch, wanted):
+                    self.open[epoch] += wanted.reads
+                case Abandon(epoch):
+                    assert all(at > epoch.number for at in self.rank_epochs), "a rank is still in it"
+                case CloseBooks(epoch):
+                    assert epoch not in self.machine.epochs
+                case Write(record):
+                    self.written.append(record)
+                case Wake():
+                    pass
+        self.check()
+
+    def check(self) -> None:
+        numbers = [epoch.number for epoch in self.machine.epochs]
+        assert numbers == sorted(set(numbers)), "epochs are not in their order"
+        assert len(numbers) <= 3, "more epochs are kept than can be asked for"
+        if self.policy == "drain":
+            held = sum(epoch.policy.held_bytes for epoch in self.machine.epochs if not epoch.is_over)
+            largest = int(np.add.reduceat(self.lengths, self.share.starts[:-1]).max())
+            # With nothing at all in memory, one chunk is read that does not fit; each open epoch may have had to.
+            assert held <= max(self.memory_bytes, len(numbers) * largest), "more is held than there is memory for"
+
+    def ask(self, rank: int, number: int, positions: np.ndarray) -> bool:
+        """Whether it was answered."""
+        self.rank_epochs[rank] = max(number, self.rank_epochs[rank])
+        self.carry_out(self.machine.rank_came(number, rank, 0))
+        state = self.machine.state_of(number)
+        if state is EpochState.MAY_OPEN:
+            self.carry_out(self.machine.traces_known(number, self.traces[number]))
+        elif state is not EpochState.OPEN:
+            return False
+        epoch = self.machine.known(number)
+        assert epoch is not None
+        asked, repeats = self.traces[number].asked(rank, positions)
+        asked = asked[~repeats]
+        if not len(asked):
+            return True
+        before = len(self.written)
+        answers, orders = self.machine.requested(epoch, rank, asked)
+        if answers is None:
+            return False
+        self.carry_out(orders)
+        self.leaves(number, asked, answers.samples)
+        end = int(positions.max()) + 1
+        _, ahead, orders = self.machine.answer_left(number, rank, asked, end, self.random.randrange(300), 0)
+        self.carry_out(orders)
+        self.leaves(number, self.traces[number].asked(rank, ahead.positions)[0], ahead.samples)
+        pairs = [pair for record in self.written[before:] for pair in zip(*map(list, record.columns), strict=True)]
+        assert all(self.given[number][asked] == sample for asked, sample in pairs), "written down otherwise than given"
+        return True
+
+    def leaves(self, number: int, asked: np.ndarray, samples: np.ndarray) -> None:
+        given = self.given[number]
+        for request, sample in zip(asked.tolist(), samples.tolist(), strict=True):
+            known = given.setdefault(request, sample)
+            assert known == sample, f"epoch {number}: the request for {request} got {known}, asked again {sample}"
+        twice = [sample for sample, count in Counter(given.values()).items() if count > 1]
+        assert not twice, f"epoch {number}: samples {twice} were given twice"
+
+    def a_read_ends(self) -> None:
+        reading = [(epoch, read) for epoch, reads in self.open.items() for read in reads]
+        if not reading:
+            return
+        epoch, read = self.random.choice(reading)
+        self.open[epoch].remove(read)
+        how = self.random.random()
+        if how < 0.2:
+            self.carry_out(self.machine.failed(epoch, read))
+        else:
+            damaged = read.samples[:1] if how < 0.3 else read.samples[:0]
+            self.carry_out(self.machine.arrived(epoch, read, damaged))
+
+    def restarts(self) -> None:
+        """All memory is lost. What was given is known: it was written down before it left."""
+        newest = max(self.rank_epochs)
+        live = [e for e in range(NUM_EPOCHS) if self.given[e] and e >= newest - 1]
+        self.begins()
+        for rank, at in enumerate(self.rank_epochs):
+            if at >= 0:
+                self.machine.ranks.restored(rank, at, [0])
+        pairs = [(np.array([*self.given[e]]), np.array([*self.given[e].values()])) for e in live]
+        epochs = [Restored(e, self.traces[e], pair) for e, pair in zip(live, pairs, strict=True)]
+        self.carry_out(self.machine.restored(epochs))
+        for epoch in self.machine.epochs:
+            if epoch.number in live:
+                asked, samples = self.machine.answered_of(epoch)
+                assert (
+                    dict(zip(asked.tolist(), samples.tolist(), strict=True)).items() >= self.given[epoch.number].items()
+                )
+
+    def a_step(self) -> None:
+        what = self.random.random()
+        rank = self.random.randrange(self.num_ranks)
+        if what < 0.45:
+            number = max(0, self.rank_epochs[rank])
+            length = self.traces[number].length(rank)
+            start = self.random.randrange(length)
+            self.ask(rank, number, np.arange(start, min(length, start + self.random.randint(1, 8))))
+        elif what < 0.5:  # it leaves its epoch early, or asks for the one before once more
+            number = min(NUM_EPOCHS - 1, self.rank_epochs[rank] + self.random.choice([1, -1]))
+            self.ask(rank, max(0, number), np.array([0]))
+        elif what < 0.56:
+            self.whole_epoch(max(0, self.rank_epochs[rank]))
+        elif what < 0.97:
+            self.a_read_ends()
+        else:
+            self.restarts()
+
+    def whole_epoch(self, number: int) -> None:
+        """Every rank that is not past it asks for all of an epoch."""
+        for rank in range(self.num_ranks):
+            if self.rank_epochs[rank] <= number:
+                self.ask(rank, number, np.arange(self.traces[number].length(rank)))
+
+    def ends(self) -> None:
+        """The last epoch is asked for to its end."""
+        last = NUM_EPOCHS - 1
+        for number in range(max(0, min(self.rank_epochs)), NUM_EPOCHS):
+            self.whole_epoch(number)
+        for rank in range(self.num_ranks):
+            assert self.ask(rank, last, np.arange(self.traces[last].length(rank))), "the last epoch never opened"
+        assert sorted(self.given[last].values()) == list(range(self.layout.num_samples)), "samples are missing"
+
+
+@pytest.mark.timeout(180 if SCHEDULES < 1000 else 7200)
+@pytest.mark.parametrize("part", range(3))
+def test_schedules(part: int) -> None:
+    for seed in range(part, SCHEDULES, 3):
+        try:
+            job = Job(seed)
+            for _ in range(job.random.randint(5, 80)):
+                job.a_step()
+            job.ends()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def test_an_epoch_is_loaded_ahead_abandoned_and_its_books_closed() -> None:
+    """What the schedules should have come by, step by step."""
+    job = next(job for seed in range(100) if (job := Job(seed)).policy == "drain" and job.num_ranks == 1)
+    kinds: list[type] = []
+    carry_out = job.carry_out
+
+    def seen(orders: list[Order]) -> None:
+        kinds.extend(map(type, orders))
+        carry_out(orders)
+
+    job.carry_out = seen  # type: ignore[method-assign]
+    job.whole_epoch(0)
+    assert [epoch.number for epoch in job.machine.epochs] == [0, 1], "the next epoch was not loaded ahead"
+    assert job.open[job.machine.epochs[1]], "nothing is read for it"
+    job.ask(0, 1, np.array([0]))
+    job.ask(0, 2, np.array([0]))
+    assert Abandon in kinds, "epoch 1 was left with samples that nobody asked for, and keeps its memory"
+    assert not job.ask(0, 1, np.array([1])) or job.machine.known(1) is not None
+    job.whole_epoch(2)
+    assert CloseBooks in kinds
+    assert job.machine.state_of(0) is EpochState.ENDED
+    assert any(record.kind is Kind.ANSWERED for record in job.written)
