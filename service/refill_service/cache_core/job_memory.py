@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["JobMemory", "memory_for_chunks"]
+__all__ = ["JobMemory", "memory_for_chunks", "most_memory"]
 
 _BESIDE_RESIDENT_BYTES = 250
 """Beside a sample that fills a slot."""
 _BESIDE_SENT_BYTES = 400
 """Beside one that was sent ahead, or has just left: it is found by its request."""
+_SHARE_MARGIN = 1.25
+_LEAST_JOB_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,11 @@ def memory_for_chunks(abstract_bytes: float, of: JobMemory) -> int:
     """The ``memory_bytes`` with which a job has so much abstract memory, divided as ``of`` is."""
     whole = JobMemory(1 << 50, of.remote_fraction, of.recent_fraction, of.in_flight_fraction, of.sample_bytes)
     return math.ceil(abstract_bytes * whole.memory_bytes / whole.abstract_bytes)
+
+
+def most_memory(share_bytes: float, of: JobMemory) -> int:
+    """More than this a job can't use that owns so many bytes of samples on a pod: all of them are in memory then.
+
+    Shares differ by a chunk or so, and a chunk may reach over bytes between its samples.
+    """
+    return memory_for_chunks(_SHARE_MARGIN * share_bytes, of) + _LEAST_JOB_BYTES

@@ -18,7 +18,7 @@ from refill.errors import MemoryTooSmall, PodBusy
 from refill_service.cache_core.epoch_order import IdArray
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["PostedTraces", "trace_memory"]
+__all__ = ["PostedTraces", "memory_with_traces", "trace_memory"]
 
 _PART_OF_MEMORY = 4
 _LEAST_BYTES = 1 << 20
@@ -33,6 +33,12 @@ _ENTRY_BYTES = 256
 def trace_memory(memory_bytes: int, num_samples: int) -> int:
     """What a job of so many bytes sets aside for traces."""
     return min(memory_bytes // _PART_OF_MEMORY, _most_memory(num_samples))
+
+
+def memory_with_traces(memory_bytes: int, num_samples: int) -> int:
+    """With what memory a job has so many bytes left, and all that it can use for traces."""
+    for_traces = _most_memory(num_samples)
+    return max(memory_bytes + for_traces, _PART_OF_MEMORY * for_traces)
 
 
 def _most_memory(num_samples: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,9 +14,9 @@ from refill.protocol.incarnation import is_later, same_line
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import Begin, is_another
-from refill_service.cache_core.job_memory import JobMemory
+from refill_service.cache_core.job_memory import JobMemory, most_memory
 from refill_service.cache_core.policies.registry import kind_of
-from refill_service.cache_core.posted_traces import trace_memory
+from refill_service.cache_core.posted_traces import memory_with_traces, trace_memory
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.cache_core.team_quotas import TeamQuotas
@@ -127,20 +128,25 @@ class JobTable:
         async with within(settings.wait_seconds, f"pod {settings.ordinal} waits to open {spec.dataset}"):
             dataset = await self.opening.take(spec.dataset)
         try:
-            memory_bytes = self._memory_for(spec, 0 if kept is None else kept.header["memory_bytes"])
+            parts = JobMemory(
+                0,
+                settings.remote_memory_fraction if settings.num_pods > 1 else 0.0,
+                settings.recent_fraction,
+                settings.in_flight_fraction,
+                dataset.index.sample_bytes / max(1, dataset.num_samples),
+            )
+            share_bytes = dataset.index.sample_bytes / settings.num_pods
+            most_bytes = most_memory(share_bytes, parts)
+            if spec.order == "explicit":
+                most_bytes = memory_with_traces(most_bytes, dataset.num_samples)
+            memory_bytes = self._memory_for(spec, 0 if kept is None else kept.header["memory_bytes"], most_bytes)
             # Before anything is made in its size; shares are about equal.
             dataset.check_room(-(-dataset.num_samples // settings.num_pods))
             layout = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size or _chunk_size(spec, dataset))
             share = layout.share(settings.ordinal, settings.num_pods)
             records = await dataset.load_records(share.first_sample, share.end_sample)
             for_traces = trace_memory(memory_bytes, dataset.num_samples) if spec.order == "explicit" else 0
-            memory = JobMemory(
-                memory_bytes - for_traces,
-                settings.remote_memory_fraction if settings.num_pods > 1 else 0.0,
-                settings.recent_fraction,
-                settings.in_flight_fraction,
-                dataset.index.sample_bytes / max(1, dataset.num_samples),
-            )
+            memory = replace(parts, memory_bytes=memory_bytes - for_traces)
             job = Job(
                 spec,
                 dataset,
@@ -239,15 +245,18 @@ class JobTable:
     def was_ended(self, name: str) -> JobLost:
         return JobLost(f"job {name} was ended while it was asked for samples", job=name)
 
-    def _memory_for(self, spec: JobSpec, kept_bytes: int) -> int:
-        """:param kept_bytes: what the job has had before a restart, whatever its team has now; 0: it is a new one."""
+    def _memory_for(self, spec: JobSpec, kept_bytes: int, most_bytes: int) -> int:
+        """
+        :param kept_bytes: what the job has had before a restart, whatever its team has now; 0: it is a new one.
+        :param most_bytes: what it can use; a job that names no memory gets no more, so that others find room.
+        """
         used: Counter[str] = Counter()
         for at_pod in self.jobs.values():
             used[at_pod.job.spec.holder] += at_pod.job.memory_bytes
         for_jobs_bytes = self.settings.memory_bytes - self._pinned.memory_bytes
         free = for_jobs_bytes - used.total()
         may_have = free if kept_bytes else self._quotas.left_for(spec.holder, for_jobs_bytes, used)
-        wanted = kept_bytes or spec.memory_bytes or int(may_have * self.settings.job_memory_fraction)
+        wanted = kept_bytes or spec.memory_bytes or min(most_bytes, int(may_have * self.settings.job_memory_fraction))
         if wanted > may_have or wanted == 0:
             raise MemoryTooSmall(
                 f"memory too small: job {spec.name} wants {wanted:,} bytes and pod {self.settings.ordinal} has "
