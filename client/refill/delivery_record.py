@@ -2,7 +2,8 @@
 
 All processes of a rank share it: the training process and its loader workers, forked or spawned. So it is a folder with
 a file for each epoch, to which each batch is appended (16 bytes a sample), and it outlives a worker that is killed. It
-ends with the training process.
+ends with the training process: a lock says whether any process of it lives, and the next one removes the folders of
+those that do not. A folder that is removed under a running process is begun anew, and not taken to be all.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ log = logging.getLogger(__name__)
 
 _TIMES_TOLD, _MOVES = range(2)
 _LEFTOVER_SECONDS = 86_400
+_NEW = "refill-new-"
 
 
 class DeliveryRecord:
-    """Picklable; copies share the folder. Made with the first batch.
+    """Picklable; copies share the folder.
 
     ``made_in`` is the training process: the one in which the first of the copies was made.
     """
@@ -46,16 +48,26 @@ class DeliveryRecord:
     """The file that is locked; in it, how often the record was told, and to a job that had moved how often."""
     _file: tuple[int, int] | None
     """``(epoch, descriptor)`` that was written last."""
+    _moves_seen: int
+    _alive: int | None
+    """Locked as long as a process lives that has it open."""
 
     def __init__(self) -> None:
         self.made_in = os.getpid()
-        self._folder = Path(tempfile.gettempdir()) / f"refill-{self.made_in}-{uuid.uuid4().hex}"
+        self._folder = self._first_folder = Path(tempfile.gettempdir()) / f"refill-{self.made_in}-{uuid.uuid4().hex}"
         self._fails = False
         self._forget_process()
+        try:
+            # Now: a folder that is not there later has been removed.
+            _remove_leftovers(self._folder.parent)
+            self._make(whole=True)
+        except OSError as error:
+            self._say(error)
         weakref.finalize(self, _remove, self._folder, os.getpid())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"made_in": self.made_in, "_folder": self._folder, "_fails": self._fails}
+        names = ("made_in", "_folder", "_first_folder", "_fails")
+        return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -64,7 +76,8 @@ class DeliveryRecord:
     def of_rank(self, rank: int) -> DeliveryRecord:
         """The record of another rank for which this process reads, too: the same one in all processes of this."""
         other = DeliveryRecord.__new__(DeliveryRecord)
-        other.__setstate__({"made_in": self.made_in, "_folder": Path(f"{self._folder}-rank-{rank}"), "_fails": False})
+        folder = Path(f"{self._first_folder}-rank-{rank}")
+        other.__setstate__(self.__getstate__() | {"_folder": folder, "_fails": False})
         return other
 
     def times_told(self) -> int:
@@ -81,9 +94,10 @@ class DeliveryRecord:
         self._own_process()
         try:
             with self._locked() as lock:
-                return _number(lock, _MOVES)
+                self._moves_seen = max(self._moves_seen, _number(lock, _MOVES))
         except OSError:
-            return 0
+            pass
+        return self._moves_seen
 
     def begins_within(self, epoch: int, consumed: Int64Array) -> bool:
         """Fact: the loop goes on in the middle of an epoch, of which it has consumed these positions. False when they
@@ -158,28 +172,55 @@ class DeliveryRecord:
         """Between threads and between processes."""
         self._own_process()
         with self._threads:
-            if self._lock is None:
-                self._lock = self._open()
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            while True:
+                lock = self._lock = self._open() if self._lock is None else self._lock
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not _was_removed(lock):
+                    break
+                self._close()
             try:
-                yield self._lock
+                yield lock
             finally:
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _open(self) -> int:
         if not self._folder.exists():
-            _remove_leftovers(self._folder.parent)
-            # Complete from the start: two workers may come at the same time.
-            new = Path(tempfile.mkdtemp(prefix="refill-new-", dir=self._folder.parent))
-            (new / "whole").touch()
-            (new / "lock").write_bytes(bytes(16))
-            try:
-                new.rename(self._folder)
-            except OSError:
-                shutil.rmtree(new, ignore_errors=True)
+            # Another rank's record is made when it is needed.
+            never_made = self._folder != self._first_folder and (self._first_folder / "whole").exists()
+            if not never_made:
+                self._say(OSError(errno.ENOENT, "it was removed"))
+            self._make(whole=never_made)
+        if self._alive is None:
+            self._alive = _held(self._folder)
         return os.open(self._folder / "lock", os.O_RDWR | os.O_CLOEXEC)
 
+    def _make(self, *, whole: bool) -> None:
+        # Complete from the start: two workers may come at the same time.
+        new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._folder.parent))
+        if whole:
+            (new / "whole").touch()
+        # Once removed, it is not known how often it was told: so often, in any case, as no answer was asked for.
+        times_told = 0 if whole else time.time_ns()
+        (new / "lock").write_bytes(times_told.to_bytes(8, "little") + self._moves_seen.to_bytes(8, "little"))
+        (new / "alive").touch()
+        alive = _held(new)
+        try:
+            new.rename(self._folder)
+            self._alive = alive
+        except OSError:
+            os.close(alive)
+            shutil.rmtree(new, ignore_errors=True)
+
+    def _close(self) -> None:
+        """The folder has been removed: what was open is of no use."""
+        for file in (self._lock, self._alive, None if self._file is None else self._file[1]):
+            if file is not None:
+                os.close(file)
+        self._lock, self._alive, self._file = None, None, None
+
     def _append(self, epoch: int, data: bytes, oldest: int) -> None:
+        if self._file is not None and _was_removed(self._file[1]):
+            raise OSError(errno.ENOENT, "it was removed")
         if self._file is None or self._file[0] != epoch:
             if self._file is not None:
                 os.close(self._file[1])
@@ -218,6 +259,18 @@ class DeliveryRecord:
         self._threads = threading.Lock()
         self._lock = None
         self._file = None
+        self._alive = None
+        self._moves_seen = 0
+
+
+def _held(folder: Path) -> int:
+    alive = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(alive, fcntl.LOCK_SH)
+    return alive
+
+
+def _was_removed(file: int) -> bool:
+    return os.fstat(file).st_nlink == 0
 
 
 def _intact(records: bytes) -> bytes:
@@ -242,13 +295,30 @@ def _remove_leftovers(folder: Path) -> None:
     """Of training processes of this user that were killed."""
     for path in folder.glob("refill-*-*"):
         try:
-            number = path.name.split("-")[1]
             status = path.stat()
-            old = time.time() - status.st_mtime > _LEFTOVER_SECONDS
-            if old and status.st_uid == os.getuid() and (not number.isdigit() or not _lives(int(number))):
+            if status.st_uid == os.getuid() and _has_ended(path, status.st_mtime):
                 shutil.rmtree(path, ignore_errors=True)
         except OSError:
             continue
+
+
+def _has_ended(path: Path, changed_at: float) -> bool:
+    """Whether nobody has a folder open. In other containers, too, that share the disk."""
+    try:
+        if path.name.startswith(_NEW):
+            raise FileNotFoundError  # it may be locked in a moment
+        alive = os.open(path / "alive", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:  # of an earlier version
+        number = path.name.split("-")[1]
+        is_old = time.time() - changed_at > _LEFTOVER_SECONDS
+        return is_old and (not number.isdigit() or not _lives(int(number)))
+    try:
+        fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(alive)
 
 
 def _lives(process: int) -> bool:

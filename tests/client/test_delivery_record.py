@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import resource
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -100,6 +101,42 @@ def test_what_was_asked_for_before_it_was_told_does_not_count_after() -> None:
     assert not worker.add(received(0, 50), asked)
     assert worker.add(received(0, 50), worker.times_told())
     assert told(record)[0] == [0, 1, 2, 3, 50, 51, 52, 53]
+
+
+@pytest.mark.parametrize("by", ["the same process", "a new worker"])
+def test_a_folder_that_was_removed_is_said_and_what_comes_after_is_not_taken_to_be_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, by: str
+) -> None:
+    record = DeliveryRecord()
+    asked_before = record.times_told()
+    assert record.add(received(0, 0), asked_before)
+    (folder,) = tmp_path.iterdir()
+    shutil.rmtree(folder)
+    after = record if by == "the same process" else pickle.loads(pickle.dumps(record))
+    assert not after.add(received(0, 4), asked_before), "it may have been told meanwhile that this had not come"
+    assert after.add(received(0, 8), after.times_told())
+    assert told(after) == ([8, 9, 10, 11], False)
+    assert "it was removed: should a pod lose its memory, nobody will know" in caplog.text
+
+
+def test_a_folder_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=add_as_a_new_process, args=(tmp_path,))
+    process.start()
+    process.join(30)
+    assert process.exitcode == -9
+    (left,) = tmp_path.iterdir()
+    record = DeliveryRecord()
+    assert not left.exists()
+    assert len(list(tmp_path.iterdir())) == 1
+    DeliveryRecord()
+    assert record.add(received(0, 0), record.times_told()), "it is in use"
+    assert told(record) == ([0, 1, 2, 3], True)
+
+
+def add_as_a_new_process(folder: Path) -> None:
+    record = DeliveryRecord()
+    record.add(received(0, 0), record.times_told())
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_two_epochs_are_kept(tmp_path: Path) -> None:
