@@ -95,15 +95,14 @@ class AbstractMemory:
         first, end = self._starts_view[chunk], self._starts_view[chunk + 1]
         return Read(first, end, samples, chunk)
 
-    def arrived(self, read: Read, kept: Int64Array) -> Int64Array:
-        """Fact: the bytes of a refill are in memory; those of ``kept`` are right. Returns the samples that are in their
+    def arrived(self, read: Read, kept: Int64Array) -> NDArray[np.bool_]:
+        """Fact: the bytes of a refill are in memory; those of ``kept`` are right. Returns which of them are in their
         slots now; the others were promised already."""
         locations = self._locations(read.chunk, kept)
         # A slot may have been taken meanwhile, and filled again by a refill that is still under way.
-        still_there = self.sample_at[locations] == kept
+        still_there: NDArray[np.bool_] = self.sample_at[locations] == kept
         self.resident[locations[still_there]] = True
-        came: Int64Array = kept[still_there]
-        return came
+        return still_there
 
     def evicted(self, locations: Int64Array) -> None:
         """Fact: the bytes of what lies in these slots are gone. They keep their samples, for who asks."""

@@ -67,7 +67,8 @@ class RedoxPolicy(Policy):
             if read is not None:
                 self._ordered(read)
                 reads.append(read)
-        self._gone(samples)
+        if self._here:
+            self._gone(samples)
         return samples, Orders(reads)
 
     def _answer_one(self, rank: int, asked: int) -> tuple[int, Orders]:
@@ -127,8 +128,10 @@ class RedoxPolicy(Policy):
         return chosen, samples, room
 
     def _arrived(self, read: Read, kept: Int64Array) -> Orders:
-        came = self.memory.arrived(read, kept)
-        return NO_ORDERS if self._memory_bytes is None else Orders((), self._evicted(came, self._memory_bytes))
+        in_slots = self.memory.arrived(read, kept)
+        if self._memory_bytes is None:
+            return NO_ORDERS
+        return Orders((), self._evicted(kept[in_slots], self._memory_bytes))
 
     def _evicted(self, came: Int64Array, memory_bytes: int) -> Int64Array:
         """What makes room for samples that came into their slots."""
