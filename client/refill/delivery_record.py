@@ -163,8 +163,10 @@ class DeliveryRecord:
             return b""
         if not whole:
             return b"".join(parts)
-        is_used = since > 0 or any(record.kind is Kind.RECEIVED for part in parts for record in RecordReader(part))
-        last = Record(Kind.WHOLE, since, rank) if is_used else Record(Kind.UNUSED, 0, rank)
+        received = [each.epoch for part in parts for each in RecordReader(part) if each.kind is Kind.RECEIVED]
+        if received:
+            since = max(since, max(received) - 1)  # what is older was dropped
+        last = Record(Kind.WHOLE, since, rank) if received or since else Record(Kind.UNUSED, 0, rank)
         return b"".join(parts) + encode_records([last])
 
     @contextmanager

@@ -138,3 +138,21 @@ def test_unknown_is_written_down(packed: Packed, tmp_path: Path, journal: bool) 
             training.check(epoch)
         if journal:
             assert training.receipt(0)["unknown"] == 100, "an epoch that is over says something else than before"
+
+
+def test_an_epoch_that_is_known_in_part_only_is_not_said_to_be_missing(packed: Packed, pods: PodsInProcess) -> None:
+    """All have had epoch 0, and left it; rank 0 is two epochs on and keeps nothing of it, rank 1 does."""
+    training = Training(pods, spec_of(packed), NUM_SAMPLES)
+    training.all_ask(0)
+    training.all_ask(1, 0, 100)
+    training.ask(0, 1)
+    training.together(lambda: training.ask(0, 2, 0, 40), lambda: training.ask(1, 1, 100, 480))
+    pods.kill(0, 1, 2)
+    pods.start(0, 1, 2)
+    training.look()
+    training.ask(1, 1)
+    with pytest.raises(RefillError):  # nothing, rather than something wrong
+        training.receipt(0)
+    training.all_ask(2)
+    for epoch in (1, 2):
+        training.check(epoch)

@@ -293,7 +293,9 @@ class Owner:
 
         Raises :class:`JobLost` when it can't be of this job as it is now.
         """
-        self._life.unknown.restored(told.known_from, without, told.newest_entered)
+        first = min(told.epochs(), default=0)
+        known_from = {rank: epoch for rank, epoch in told.known_from.items() if epoch > first}
+        self._life.unknown.restored(known_from, without, told.newest_entered)
         for rank, (epoch, homes) in told.ranks.items():
             self._ranks.restored(rank, epoch, homes)
         share, epochs = self.job.share, []

@@ -105,7 +105,7 @@ class Recovery:
                 name,
                 ", ".join(f"rank {rank}" for rank in step.without),
             )
-        if self._life.moves:
+        if self._life.moves or not told.table_is_whole:
             told.forget_partly_known()
         if self._life.moving:
             await self._deal_anew(told)
