@@ -99,7 +99,7 @@ class DeliveryRecord:
             pass
         return self._moves_seen
 
-    def begins_within(self, epoch: int, consumed: Int64Array) -> bool:
+    def resumes_within(self, epoch: int, consumed: Int64Array) -> bool:
         """Fact: the loop goes on in the middle of an epoch, of which it has consumed these positions. False when they
         are not in here, and this was told to a job that moved as if it was all."""
         try:

@@ -335,7 +335,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
                 f"the loop has had of epoch {state.epoch}: without the state, set_epoch({state.epoch}) starts it over",
                 job=state.job,
             )
-        if not in_fixed_order and not self._record.begins_within(state.epoch, consumed):
+        if not in_fixed_order and not self._record.resumes_within(state.epoch, consumed):
             raise JobLost(
                 f"job {state.job} moved to other pods before the state was loaded, and they were not told what the "
                 f"loop has had of epoch {state.epoch}: load states before anything else is asked of the dataset, or "

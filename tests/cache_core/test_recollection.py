@@ -21,35 +21,35 @@ ALL_RANKS = Record(Kind.ALL_RANKS, 0)
 
 
 def test_nobody_has_said_anything() -> None:
-    assert Recollection().untold(3) == [0, 1, 2]
+    assert Recollection().unreported(3) == [0, 1, 2]
 
 
 def test_a_rank_is_told_when_all_its_homes_have_told() -> None:
     told = Recollection()
     told.add([opened(0, 1, 2), ALL_RANKS, whole(0)], source=1)
-    assert told.untold(1) == [0], "its other home has not told"
+    assert told.unreported(1) == [0], "its other home has not told"
     told.add([whole(0)], source=2)
-    assert told.untold(1) == []
+    assert told.unreported(1) == []
 
 
 def test_another_pod_does_not_speak_for_the_home() -> None:
     told = Recollection()
     told.add([opened(0, 1), whole(0), ALL_RANKS], source=2)
-    assert told.untold(1) == [0]
+    assert told.unreported(1) == [0]
 
 
 def test_a_rank_that_has_not_begun_has_nothing_to_tell() -> None:
     told = Recollection()
     told.add([opened(0, 1)], source=1)
-    assert told.untold(2) == [0, 1], "the pod may have forgotten rank 1"
+    assert told.unreported(2) == [0, 1], "the pod may have forgotten rank 1"
     told.add([whole(0), ALL_RANKS], source=1)
-    assert told.untold(2) == []
+    assert told.unreported(2) == []
 
 
 def test_the_only_pod_believes_its_ranks() -> None:
     told = Recollection()
     told.add([whole(0), whole(2)], source=0)
-    assert told.untold(3) == [1]
+    assert told.unreported(3) == [1]
 
 
 def test_who_tells_has_begun() -> None:
@@ -63,7 +63,7 @@ def test_who_tells_has_begun() -> None:
 def test_its_own_table_is_enough() -> None:
     told = Recollection()
     told.add([Record(Kind.WHOLE_TABLE, 0)], source=1)
-    assert told.untold(5) == []
+    assert told.unreported(5) == []
 
 
 def test_received_is_translated_by_the_traces_and_overlaps_do_no_harm() -> None:

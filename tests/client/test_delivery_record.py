@@ -204,20 +204,20 @@ class TestALoopThatGoesOnWithinAnEpoch:
     def test_is_whole_from_the_next_epoch_on(self) -> None:
         record = DeliveryRecord()
         record.add(received(3, 8), record.times_told())
-        assert record.begins_within(3, np.arange(8))
+        assert record.resumes_within(3, np.arange(8))
         assert since(record) == 4
 
     def test_is_whole_when_this_process_had_it_all(self) -> None:
         record = DeliveryRecord()
         record.add(received(3, 0), record.times_told())
         record.add(received(3, 4), record.times_told())
-        assert record.begins_within(3, np.arange(8))
+        assert record.resumes_within(3, np.arange(8))
         assert since(record) <= 3
 
     def test_can_not_when_pods_that_were_new_took_it_for_whole(self) -> None:
         record = DeliveryRecord()
         record.tell(0, moves=1)
-        assert not record.begins_within(3, np.arange(8))
+        assert not record.resumes_within(3, np.arange(8))
 
 
 def test_nothing_comes_from_pods_that_were_there_before_the_job_moved() -> None:

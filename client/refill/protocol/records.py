@@ -14,8 +14,8 @@ A stream of records, each with a checksum of its own. All integers are little-en
     UNUSED    rank          nothing                            who tells has received nothing as this rank
 
 and of pods to each other, without a payload: ALL_RANKS, every rank that has begun is among the OPENED; WHOLE_TABLE, all
-that the owner has answered is among the ANSWERED; GOES_ON, who tells has not lost the job; WILL_GO_ON, it has, but
-knows who will tell it all.
+that the owner has answered is among the ANSWERED; NOT_RECOVERING, who tells has not lost the job; WILL_RECOVER, it has,
+but knows who will tell it all.
 
 ``checksum`` is the CRC-32 of the payload. ``head`` is the low half of that of the other fields of the header, so that a
 record that was cut, in a file whose writer was killed, is told from one that is damaged. What came before holds.
@@ -51,8 +51,8 @@ class Kind(IntEnum):
     WHOLE = 5
     ALL_RANKS = 6
     WHOLE_TABLE = 7
-    GOES_ON = 8
-    WILL_GO_ON = 9
+    NOT_RECOVERING = 8
+    WILL_RECOVER = 9
     UNKNOWN = 10
     UNUSED = 11
 

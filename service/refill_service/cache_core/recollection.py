@@ -33,9 +33,9 @@ class Recollection:
         """Ranks of which processes have told that have received nothing. Another one may have."""
         self.unknown_before: dict[int, int] = {}
         """By rank, the epoch before which was unknown already what it received."""
-        self.goes_on = False
+        self.others_know = False
         """Whether somebody told who has not lost the job."""
-        self.will_go_on = False
+        self.others_will_know = False
         """Whether somebody told who has lost it, but will not have to give up."""
         self._knows_ranks = False
         self._told: set[tuple[int, int]] = set()
@@ -68,10 +68,10 @@ class Recollection:
                 self.unknown_before[rank] = max(epoch, self.unknown_before.get(rank, 0))
             elif record.kind is Kind.ALL_RANKS:
                 self._knows_ranks = True
-            elif record.kind is Kind.GOES_ON:
-                self.goes_on = True
-            elif record.kind is Kind.WILL_GO_ON:
-                self.will_go_on = True
+            elif record.kind is Kind.NOT_RECOVERING:
+                self.others_know = True
+            elif record.kind is Kind.WILL_RECOVER:
+                self.others_will_know = True
             elif record.kind is Kind.WHOLE_TABLE:
                 self.table_is_whole = True
 
@@ -79,7 +79,7 @@ class Recollection:
         before, known = self.ranks.get(rank, (-1, set()))
         self.ranks[rank] = (max(before, epoch), known | homes)
 
-    def untold(self, world_size: int) -> list[int]:
+    def unreported(self, world_size: int) -> list[int]:
         """The ranks of which something may still be unknown: nobody was asked who was their home all the time."""
         if self.table_is_whole:
             return []

@@ -124,9 +124,9 @@ class JobAtPod:
         """
         records = [*self.home.record.told(pod, everything=everything), *self.owner.opened()]
         if not self.job.life.recovering:
-            records.append(Record(Kind.GOES_ON, 0))
+            records.append(Record(Kind.NOT_RECOVERING, 0))
         elif self.job.life.will_know:
-            records.append(Record(Kind.WILL_GO_ON, 0))
+            records.append(Record(Kind.WILL_RECOVER, 0))
         if everything or self.job.life.traces_are_final:  # else they may be from before it moved
             for epoch in self.job.traced_epochs:
                 records += self.job.trace_records(epoch)

@@ -126,7 +126,7 @@ class Recovery:
                 log.info("job %s: not all pods know what is unknown: %s", self._job.spec.name, error)
 
     def _learned(self, told: Recollection, silent: list[str], all_answered: float | None, now: float) -> Learned:
-        unreported = told.untold(self._job.spec.world_size)
+        unreported = told.unreported(self._job.spec.world_size)
         if not silent:
             self._unused = {rank: self._unused.get(rank, now) for rank in told.unused if rank in unreported}
         return Learned(
@@ -134,8 +134,8 @@ class Recovery:
             unreported=tuple(unreported),
             gone=tuple(rank for rank in unreported if now - self._unused.get(rank, now) > LEASE_SECONDS),
             missing_traces=tuple(self._unposted(told)),
-            knows_deal=not self._life.lacks_deal(told=told.goes_on, table_is_whole=told.table_is_whole),
-            others_will_know=told.will_go_on,
+            knows_deal=not self._life.lacks_deal(told=told.others_know, table_is_whole=told.table_is_whole),
+            others_will_know=told.others_will_know,
             waited_seconds=None if all_answered is None else now - all_answered,
         )
 
