@@ -40,10 +40,10 @@ NUM_PODS = 2
 class NoRecord(DeliveryRecord):
     """Keeps nothing."""
 
-    def times_told(self) -> int:
+    def num_reports(self) -> int:
         return 0
 
-    def add(self, record: Record, times_told: int, moves: int | None = None) -> bool:
+    def add(self, record: Record, num_reports: int, moves: int | None = None) -> bool:
         return True
 
 

@@ -2,8 +2,9 @@
 
 All processes of a rank share it: the training process and its loader workers, forked or spawned. So it is a folder with
 a file for each epoch, to which each batch is appended (16 bytes a sample), and it outlives a worker that is killed. It
-ends with the training process: a lock says whether any process of it lives, and the next one removes the folders of
-those that do not. A folder that is removed under a running process is begun anew, and not taken to be all.
+ends with the training process: a lock shows whether any process that uses the folder lives, and the next training
+process removes folders that nobody uses. A folder that is removed under a running process is begun anew, and its
+records are not taken to be complete.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["DeliveryRecord"]
 
 log = logging.getLogger(__name__)
 
-_TIMES_TOLD, _MOVES = range(2)
+_NUM_REPORTS, _MOVES = range(2)
 _LEFTOVER_SECONDS = 86_400
 _NEW = "refill-new-"
 
@@ -45,12 +46,14 @@ class DeliveryRecord:
     """
 
     _lock: int | None
-    """The file that is locked; in it, how often the record was told, and to a job that had moved how often."""
+    """The file that is locked. It holds two numbers: how often the record was reported, and how often the job had moved
+    by then."""
     _file: tuple[int, int] | None
     """``(epoch, descriptor)`` that was written last."""
     _moves_seen: int
+    """The moves of the job, as they were read last: they outlive a folder that is removed."""
     _alive: int | None
-    """Locked as long as a process lives that has it open."""
+    """A file that stays locked as long as a process lives that has it open."""
 
     def __init__(self) -> None:
         self.made_in = os.getpid()
@@ -62,7 +65,7 @@ class DeliveryRecord:
             _remove_leftovers(self._folder.parent)
             self._make(whole=True)
         except OSError as error:
-            self._say(error)
+            self._not_complete(error)
         weakref.finalize(self, _remove, self._folder, os.getpid())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,23 +77,23 @@ class DeliveryRecord:
         self._forget_process()
 
     def of_rank(self, rank: int) -> DeliveryRecord:
-        """The record of another rank for which this process reads, too: the same one in all processes of this."""
+        """The record of another rank for which this process reads, too. All processes of this rank get the same one."""
         other = DeliveryRecord.__new__(DeliveryRecord)
         folder = Path(f"{self._first_folder}-rank-{rank}")
         other.__setstate__(self.__getstate__() | {"_folder": folder, "_fails": False})
         return other
 
-    def times_told(self) -> int:
-        """How often this was told to a pod: what was asked before that must not be taken for an answer after it."""
+    def num_reports(self) -> int:
+        """How often this was reported to a pod. An answer to what was asked before a report must not count after it."""
         self._own_process()
         try:
-            return 0 if self._lock is None else _number(self._lock, _TIMES_TOLD)
+            return 0 if self._lock is None else _number(self._lock, _NUM_REPORTS)
         except OSError:
             return 0
 
     def moves(self) -> int:
-        """How often the job had moved to other pods when this was told last: who asks the pods of before gets samples
-        that others get from those that there are now."""
+        """How often the job had moved to other pods at the last report. A process that asks the pods of before a move
+        gets samples that the pods of now give to others."""
         self._own_process()
         try:
             with self._locked() as lock:
@@ -100,8 +103,8 @@ class DeliveryRecord:
         return self._moves_seen
 
     def resumes_within(self, epoch: int, consumed: Int64Array) -> bool:
-        """Fact: the loop goes on in the middle of an epoch, of which it has consumed these positions. False when they
-        are not in here, and this was told to a job that moved as if it was all."""
+        """Fact: the loop goes on in the middle of an epoch, of which it has consumed these positions. False when the
+        record lacks some of them, and was reported as complete to a job that moved."""
         try:
             with self._locked() as lock:
                 path = self._path(epoch)
@@ -112,46 +115,48 @@ class DeliveryRecord:
                 (self._folder / "since").write_text(str(epoch + 1))
                 return _number(lock, _MOVES) == 0
         except OSError as error:
-            self._say(error)
+            self._not_complete(error)
         return True
 
     def is_unknown_before(self, epoch: int) -> None:
-        """Fact: another process was this rank, and nobody knows what it received in epochs before this one."""
+        """Fact: another process was this rank before, and what it received in epochs before this one is not known."""
         try:
             with self._locked():
                 path = self._folder / "since"
                 before = int(path.read_text()) if path.exists() else 0
                 path.write_text(str(max(before, epoch)))
         except OSError as error:
-            self._say(error)
+            self._not_complete(error)
 
-    def add(self, record: Record, times_told: int, moves: int | None = None) -> bool:
-        """Fact: this has come, asked for after it was told so often. False when it was told once more since: a pod has
-        been told that this had not come, and may give it to somebody else.
+    def add(self, record: Record, num_reports: int, moves: int | None = None) -> bool:
+        """Fact: a batch has come, or a trace was posted. False when the record was reported since it was asked for: the
+        report said that it had not come, so pods may give its samples to another rank.
 
-        :param moves: of the job that was asked. False, too, when this was told to one that has moved since.
+        :param num_reports: as it was when this was asked for.
+        :param moves: of the job that was asked. False, too, when the record was reported to the job after a later move.
         """
         try:
             with self._locked() as lock:
-                if _number(lock, _TIMES_TOLD) != times_told or (moves is not None and _number(lock, _MOVES) > moves):
+                if _number(lock, _NUM_REPORTS) != num_reports or (moves is not None and _number(lock, _MOVES) > moves):
                     return False
                 # Who receives of an epoch may have samples of the one before, that other ranks are in still. A trace
                 # may be posted while they are two epochs behind.
                 oldest = record.epoch - (1 if record.kind is Kind.RECEIVED else 2)
                 self._append(record.epoch, record.encode(), oldest)
         except OSError as error:
-            self._say(error)
+            self._not_complete(error)
         return True
 
-    def tell(self, rank: int, moves: int = 0) -> bytes:
-        """All of it, as records; nothing that was asked for before counts as received from now on. One that is empty
-        says so: it is no knowledge, since another process may have received what the rank had.
+    def report(self, rank: int, moves: int = 0) -> bytes:
+        """All of it, as records, for a pod that lost its memory. From now on, nothing that was asked for before counts
+        as received. An empty record says that it is empty, and not that the rank has received nothing: another process
+        may have been the rank before.
 
-        :param moves: of the job that it is told to.
+        :param moves: of the job that it is reported to.
         """
         try:
             with self._locked() as lock:
-                numbers = _number(lock, _TIMES_TOLD) + 1, max(moves, _number(lock, _MOVES))
+                numbers = _number(lock, _NUM_REPORTS) + 1, max(moves, _number(lock, _MOVES))
                 os.pwrite(lock, b"".join(number.to_bytes(8, "little") for number in numbers), 0)
                 since = int((self._folder / "since").read_text()) if (self._folder / "since").exists() else 0
                 files = [path.read_bytes() for path in sorted(self._folder.glob("epoch-*"))]
@@ -159,7 +164,7 @@ class DeliveryRecord:
                 # What was cut, where a worker was killed or the disk was full, hides all that was written after it.
                 whole = (self._folder / "whole").exists() and parts == files
         except OSError as error:
-            self._say(error)
+            self._not_complete(error)
             return b""
         if not whole:
             return b"".join(parts)
@@ -190,10 +195,10 @@ class DeliveryRecord:
             # Another rank's record is made when it is needed.
             never_made = self._folder != self._first_folder and (self._first_folder / "whole").exists()
             if not never_made:
-                self._say(OSError(errno.ENOENT, "it was removed"))
+                self._not_complete(OSError(errno.ENOENT, "it was removed"))
             self._make(whole=never_made)
         if self._alive is None:
-            self._alive = _held(self._folder)
+            self._alive = _locked_shared(self._folder)
         return os.open(self._folder / "lock", os.O_RDWR | os.O_CLOEXEC)
 
     def _make(self, *, whole: bool) -> None:
@@ -201,11 +206,12 @@ class DeliveryRecord:
         new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._folder.parent))
         if whole:
             (new / "whole").touch()
-        # Once removed, it is not known how often it was told: so often, in any case, as no answer was asked for.
-        times_told = 0 if whole else time.time_ns()
-        (new / "lock").write_bytes(times_told.to_bytes(8, "little") + self._moves_seen.to_bytes(8, "little"))
+        # After a removal, the number of reports is lost. This one is larger than any before, so that no answer that is
+        # under way counts.
+        num_reports = 0 if whole else time.time_ns()
+        (new / "lock").write_bytes(num_reports.to_bytes(8, "little") + self._moves_seen.to_bytes(8, "little"))
         (new / "alive").touch()
-        alive = _held(new)
+        alive = _locked_shared(new)
         try:
             new.rename(self._folder)
             self._alive = alive
@@ -236,8 +242,8 @@ class DeliveryRecord:
             if int(path.name.removeprefix("epoch-")) < epoch:
                 path.unlink()
 
-    def _say(self, error: OSError) -> None:
-        """What lacks a batch must not be told as if it were whole."""
+    def _not_complete(self, error: OSError) -> None:
+        """Fact: the record could not be read or written. It must not be reported as complete from now on."""
         with contextlib.suppress(OSError):
             (self._folder / "whole").unlink(missing_ok=True)
         if not self._fails:
@@ -252,7 +258,7 @@ class DeliveryRecord:
         return self._folder / f"epoch-{epoch}"
 
     def _own_process(self) -> None:
-        """A lock on a file that was opened before a fork would be held by both."""
+        """Open files anew after a fork: a lock on a file that was opened before it would belong to both processes."""
         if self._process != os.getpid():
             self._forget_process()
 
@@ -265,7 +271,8 @@ class DeliveryRecord:
         self._moves_seen = 0
 
 
-def _held(folder: Path) -> int:
+def _locked_shared(folder: Path) -> int:
+    """The descriptor of a file whose lock shows that the folder is used."""
     alive = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC)
     fcntl.flock(alive, fcntl.LOCK_SH)
     return alive
@@ -276,7 +283,7 @@ def _was_removed(file: int) -> bool:
 
 
 def _intact(records: bytes) -> bytes:
-    """Less a last one that did not fit on the disk."""
+    """These records without a last one that was cut off."""
     reader = RecordReader(records)
     for _ in reader:
         pass
@@ -294,7 +301,7 @@ def _remove(folder: Path, process: int) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Of training processes of this user that were killed."""
+    """Remove the folders of this user's training processes that were killed."""
     for path in folder.glob("refill-*-*"):
         try:
             status = path.stat()
@@ -305,7 +312,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _has_ended(path: Path, changed_at: float) -> bool:
-    """Whether nobody has a folder open. In other containers, too, that share the disk."""
+    """Whether nobody has the folder open, in this container or in others that share the disk."""
     try:
         if path.name.startswith(_NEW):
             raise FileNotFoundError  # it may be locked in a moment

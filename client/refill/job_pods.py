@@ -1,7 +1,7 @@
-"""Which pod does a rank ask, and what must that pod be told before it answers?
+"""Which pod does a rank ask, and what does that pod need from it before it answers?
 
 The job is registered with the service, which names the pods; one of them is the rank's home. Pods are replaced and
-become more or fewer meanwhile: the home is then found again, told of the job, and told what the rank has received.
+become more or fewer meanwhile. Then the rank finds its home again, registers the job and reports what it has received.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _PROBE_PAUSE_SECONDS = 0.5
 _PODS_EVERY_LOOKS = 5
 """The pods that there are are asked for at every fifth look after the home."""
 _TURNS = 4
-"""A pod may want to be told of the job, then of what the rank has received, and the job may have moved meanwhile."""
+"""A pod may need the job's registration, then the rank's report, and the job may have moved meanwhile."""
 _RETRIED_STATUS = 503
 _ANSWERED_BY_ITSELF = (UnknownJob, JobMoved, RecordsWanted)
-"""The pod is told what it lacks, and asked again; if that takes too many turns, later."""
+"""The pod gets what it lacks, and is asked again; if that takes too many turns, later."""
 
 
 class JobPods:
@@ -76,7 +76,7 @@ class JobPods:
         self.timeout_seconds = timeout_seconds
         self.record = record
         self.is_rank = True
-        """False: it has only looked so far, and knows nothing of what the rank has received."""
+        """False: it has asked for no sample so far, and has no record of what the rank has received."""
         self._home = None if home is None else checked_url(home)
         self._home_is_given = home is not None
         self._channel = channel
@@ -131,9 +131,9 @@ class JobPods:
             self._watch_home()
 
     def look_after_home(self) -> None:
-        """Bring the job back to a home pod that was restarted, or to another one, and tell it what this rank has
-        received, if it has not been told. And that this process is still there, if it is the one that asks. Who only
-        looks tells nothing: it would say that the rank has received nothing."""
+        """Register the job again at a home pod that was restarted, or at another one, and report what this rank has
+        received, if that pod lacks the report. Renews the lease, too, if this process is the one that asks as the rank.
+        A process that asks for no samples reports nothing: its report would say that the rank has received nothing."""
         self._looks += 1
         try:
             answer = self._once(None, self.calls("GET", f"ranks/{self.rank}"), Wait(_PROBE_SECONDS), register=True)
@@ -145,7 +145,7 @@ class JobPods:
             self._follow()  # a pod that is not wanted any more may answer for a while
 
     def _unknown(self, before: dict[str, int]) -> None:
-        """Fact: what these ranks received in epochs before that one is known to nobody any more."""
+        """Fact: it is not known any more what these ranks received in epochs before the one given for each."""
         for rank, epoch in before.items():
             if self._known_unknown.get(rank, 0) >= epoch:
                 continue
@@ -168,7 +168,7 @@ class JobPods:
         """Try until it works, an error is final, or time is up.
 
         :param url: of the pod that is asked; None: the home, which is another one when the job has moved.
-        :param register: whether a pod that does not know the job is told of it.
+        :param register: whether the job is registered again at a pod that does not know it.
         """
         patience = Patience(self.rank, self.timeout_seconds)
         followed = 0.0
@@ -200,8 +200,8 @@ class JobPods:
         return f"{self.job_path(what)}?incarnation={incarnation}&life={self._life().encode()}"
 
     def _once(self, url: str | None, attempt: Attempt[Answer], wait: Wait, register: bool) -> Answer:
-        """One attempt, and others when the pod was restarted and had to be told of the job first, or of what the rank
-        has received, or that the process that was this rank before has ended, or has started this one."""
+        """One attempt, and others when the pod needs something first: the job's registration, the rank's report of what
+        it has received, or word that the process that was this rank before has ended, or has started this one."""
         first: Attempt[None] | None = None
         for turn in range(_TURNS):
             try:
@@ -215,7 +215,7 @@ class JobPods:
             except RecordsWanted:
                 if turn + 1 == _TURNS or not self.is_rank:
                     raise
-                first = self._tell
+                first = self._report
             except RankHeld as error:
                 holder = RankLife.decode(str(error.details.get("holder")))
                 is_free = has_ended(holder) or leaves_the_rank_to(holder, self.record.made_in)
@@ -240,7 +240,7 @@ class JobPods:
         self._watch_home()
 
     def _register_again(self, url: str, wait: Wait) -> None:
-        """A pod that does not know the job gets it again, and takes it up where it was, or says that it can't be."""
+        """Register the job at a pod that does not know it. The pod restores it, or refuses."""
         again = self._register(url, wait)
         if self._info is None:
             return
@@ -261,7 +261,7 @@ class JobPods:
             self._home = self._find_home(again["pods"])
 
     def _follow(self) -> None:
-        """The home gives nothing: perhaps there are fewer pods now, and it is not one of them."""
+        """The home does not answer: perhaps there are fewer pods now, and it is not one of them."""
         info = self._info
         if info is None or self._home == self.service_url:
             return
@@ -273,15 +273,15 @@ class JobPods:
             if error.status != _RETRIED_STATUS:  # else they are asked again soon, as the home is
                 raise
 
-    def _tell(self, url: str, wait: Wait) -> None:
-        """A pod that was restarted is told what this rank has received."""
-        log.info("rank %d tells %s, which was restarted, what it has received", self.rank, url)
+    def _report(self, url: str, wait: Wait) -> None:
+        """Report what this rank has received to a pod that was restarted."""
+        log.info("rank %d reports to %s, which was restarted, what it has received", self.rank, url)
         path = self.data_path(f"ranks/{self.rank}/records")
-        told = self.record.tell(self.rank, moves_of(self.incarnation))
-        self._channel.call("PUT", url, path, wait, content=told)
+        report = self.record.report(self.rank, moves_of(self.incarnation))
+        self._channel.call("PUT", url, path, wait, content=report)
 
     def _take_over(self, holder: RankLife, url: str, wait: Wait) -> None:
-        """The pod need not wait for a process that was here, and has gone, or has left the rank to this one."""
+        """Take over the lease of a process that has ended, or has left the rank to this one: the pod need not wait."""
         log.info("rank %d goes on in place of %s", self.rank, holder)
         params = {"ended": holder.encode()}
         self._channel.call("PUT", url, self.data_path(f"ranks/{self.rank}/lease"), wait, params=params)

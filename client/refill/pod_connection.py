@@ -97,7 +97,7 @@ class PodConnection:
 
     @property
     def is_rank(self) -> bool:
-        """False: it has only looked so far, and knows nothing of what the rank has received."""
+        """False: it has asked for no sample so far, and has no record of what the rank has received."""
         return self._pods.is_rank
 
     @is_rank.setter
@@ -131,13 +131,13 @@ class PodConnection:
         body = BatchRequest(epoch, self.rank, positions, waited_seconds=waited).encode()
         started = time.perf_counter()
         while True:
-            moves, times_told = moves_of(self._pods.incarnation), self._record.times_told()
+            moves, num_reports = moves_of(self._pods.incarnation), self._record.num_reports()
             received = self._pods.retried(
                 None,
                 lambda home, wait: self._channel.fetch(home, self._batch_path(), body, Expected(positions), wait),
             )
             came = Record(Kind.RECEIVED, epoch, self.rank, (positions, received.sample_ids))
-            if self._record.add(came, times_told, moves):
+            if self._record.add(came, num_reports, moves):
                 break
             if self._record.moves() > moves_of(self._pods.incarnation):
                 self._pods.follow_moves()
@@ -178,8 +178,8 @@ class PodConnection:
         self.info()
         self._pods.asks_as_rank()
         posted = Record(Kind.TRACE, epoch, self.rank, (sample_ids,))
-        while not self._record.add(posted, self._record.times_told()):
-            pass  # told in between; a trace holds all the same
+        while not self._record.add(posted, self._record.num_reports()):
+            pass  # reported in between; a trace holds all the same
         self._pods.retried(None, self._pods.calls("PUT", what, content=body))
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:

@@ -28,16 +28,16 @@ def received(epoch: int, first: int, count: int = 4) -> Record:
     return Record(Kind.RECEIVED, epoch, 0, (positions, positions + 1000))
 
 
-def told(record: DeliveryRecord) -> tuple[list[int], bool]:
+def reported(record: DeliveryRecord) -> tuple[list[int], bool]:
     """The positions in it, and whether they are all."""
-    records = list(RecordReader(record.tell(0)))
+    records = list(RecordReader(record.report(0)))
     positions = [p for each in records if each.kind is Kind.RECEIVED for p in each.columns[0].tolist()]
     return sorted(positions), records[-1:] != [] and records[-1].kind is Kind.WHOLE
 
 
 def add_as_a_worker(record: DeliveryRecord, worker: int, killed: bool) -> None:
     for batch in range(10):
-        assert record.add(received(0, 100 * worker + 4 * batch), record.times_told())
+        assert record.add(received(0, 100 * worker + 4 * batch), record.num_reports())
     if killed:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -45,35 +45,35 @@ def add_as_a_worker(record: DeliveryRecord, worker: int, killed: bool) -> None:
 def test_nothing_yet() -> None:
     """Another process may have been the rank: who has received nothing says no more than that."""
     record = DeliveryRecord()
-    assert [each.kind for each in RecordReader(record.tell(0))] == [Kind.UNUSED]
-    assert record.add(received(0, 0), record.times_told())
-    assert told(record) == ([0, 1, 2, 3], True)
+    assert [each.kind for each in RecordReader(record.report(0))] == [Kind.UNUSED]
+    assert record.add(received(0, 0), record.num_reports())
+    assert reported(record) == ([0, 1, 2, 3], True)
 
 
-def test_what_was_unknown_of_the_rank_is_not_told_as_all() -> None:
+def test_what_was_unknown_of_the_rank_is_not_reported_as_all() -> None:
     record = DeliveryRecord()
-    assert record.add(received(0, 0), record.times_told())
+    assert record.add(received(0, 0), record.num_reports())
     record.is_unknown_before(2)
     record.is_unknown_before(1)
-    assert list(RecordReader(record.tell(0)))[-1] == (Kind.WHOLE, 2, 0, (pytest.approx([]),))
+    assert list(RecordReader(record.report(0)))[-1] == (Kind.WHOLE, 2, 0, (pytest.approx([]),))
 
 
 def test_a_trace_that_is_posted_early_drops_nothing_that_another_rank_may_be_in() -> None:
     """Rank 0 is about to enter epoch 2, another one is in epoch 0."""
     record = DeliveryRecord()
     for epoch in (0, 1):
-        assert record.add(received(epoch, 8 * epoch), record.times_told())
-    assert record.add(Record(Kind.TRACE, 2, 0, (np.arange(4),)), record.times_told())
-    assert told(record) == ([0, 1, 2, 3, 8, 9, 10, 11], True)
-    assert record.add(received(2, 16), record.times_told())
-    assert record.add(received(3, 24), record.times_told())
-    assert told(record) == ([16, 17, 18, 19, 24, 25, 26, 27], True)
+        assert record.add(received(epoch, 8 * epoch), record.num_reports())
+    assert record.add(Record(Kind.TRACE, 2, 0, (np.arange(4),)), record.num_reports())
+    assert reported(record) == ([0, 1, 2, 3, 8, 9, 10, 11], True)
+    assert record.add(received(2, 16), record.num_reports())
+    assert record.add(received(3, 24), record.num_reports())
+    assert reported(record) == ([16, 17, 18, 19, 24, 25, 26, 27], True)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_share_it_and_may_be_killed(method: str) -> None:
     record, context = DeliveryRecord(), multiprocessing.get_context(method)
-    record.add(received(0, 900), record.times_told())
+    record.add(received(0, 900), record.num_reports())
     workers = [context.Process(target=add_as_a_worker, args=(record, n, n == 1)) for n in range(3)]
     for worker in workers:
         worker.start()
@@ -81,26 +81,26 @@ def test_workers_share_it_and_may_be_killed(method: str) -> None:
         worker.join(30)
     assert [worker.exitcode for worker in workers] == [0, -9, 0]
     expected = [p for n in range(3) for p in range(100 * n, 100 * n + 40)] + list(range(900, 904))
-    assert told(record) == (expected, True)
+    assert reported(record) == (expected, True)
 
 
 def test_threads_share_it() -> None:
     record = DeliveryRecord()
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: add_as_a_worker(record, n, killed=False), range(4)))
-    assert len(told(record)[0]) == 160
+    assert len(reported(record)[0]) == 160
 
 
-def test_what_was_asked_for_before_it_was_told_does_not_count_after() -> None:
-    """The pod that was told has given it to somebody else by then."""
+def test_what_was_asked_for_before_a_report_does_not_count_after() -> None:
+    """The pod that got the report has given it to somebody else by then."""
     record, worker = DeliveryRecord(), None
-    assert record.add(received(0, 0), record.times_told())
+    assert record.add(received(0, 0), record.num_reports())
     worker = pickle.loads(pickle.dumps(record))
-    asked = worker.times_told()
-    told(record)
+    asked = worker.num_reports()
+    reported(record)
     assert not worker.add(received(0, 50), asked)
-    assert worker.add(received(0, 50), worker.times_told())
-    assert told(record)[0] == [0, 1, 2, 3, 50, 51, 52, 53]
+    assert worker.add(received(0, 50), worker.num_reports())
+    assert reported(record)[0] == [0, 1, 2, 3, 50, 51, 52, 53]
 
 
 @pytest.mark.parametrize("by", ["the same process", "a new worker"])
@@ -108,14 +108,14 @@ def test_a_folder_that_was_removed_is_said_and_what_comes_after_is_not_taken_to_
     tmp_path: Path, caplog: pytest.LogCaptureFixture, by: str
 ) -> None:
     record = DeliveryRecord()
-    asked_before = record.times_told()
+    asked_before = record.num_reports()
     assert record.add(received(0, 0), asked_before)
     (folder,) = tmp_path.iterdir()
     shutil.rmtree(folder)
     after = record if by == "the same process" else pickle.loads(pickle.dumps(record))
-    assert not after.add(received(0, 4), asked_before), "it may have been told meanwhile that this had not come"
-    assert after.add(received(0, 8), after.times_told())
-    assert told(after) == ([8, 9, 10, 11], False)
+    assert not after.add(received(0, 4), asked_before), "a report may have said meanwhile that this had not come"
+    assert after.add(received(0, 8), after.num_reports())
+    assert reported(after) == ([8, 9, 10, 11], False)
     assert "it was removed: should a pod lose its memory, nobody will know" in caplog.text
 
 
@@ -129,45 +129,45 @@ def test_a_folder_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> 
     assert not left.exists()
     assert len(list(tmp_path.iterdir())) == 1
     DeliveryRecord()
-    assert record.add(received(0, 0), record.times_told()), "it is in use"
-    assert told(record) == ([0, 1, 2, 3], True)
+    assert record.add(received(0, 0), record.num_reports()), "it is in use"
+    assert reported(record) == ([0, 1, 2, 3], True)
 
 
 def add_as_a_new_process(folder: Path) -> None:
     record = DeliveryRecord()
-    record.add(received(0, 0), record.times_told())
+    record.add(received(0, 0), record.num_reports())
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_two_epochs_are_kept(tmp_path: Path) -> None:
     record = DeliveryRecord()
     for epoch in range(5):
-        record.add(received(epoch, 10 * epoch), record.times_told())
-    assert told(record)[0] == [30, 31, 32, 33, 40, 41, 42, 43]
+        record.add(received(epoch, 10 * epoch), record.num_reports())
+    assert reported(record)[0] == [30, 31, 32, 33, 40, 41, 42, 43]
 
 
 def test_a_full_disk_is_said_and_the_record_is_not_taken_to_be_whole(caplog: pytest.LogCaptureFixture) -> None:
     record = DeliveryRecord()
-    record.add(received(0, 0), record.times_told())
+    record.add(received(0, 0), record.num_reports())
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
         for first in (4, 8):
-            assert record.add(received(0, first), record.times_told()), "training goes on"
+            assert record.add(received(0, first), record.num_reports()), "training goes on"
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert told(record) == ([0, 1, 2, 3], False)
+    assert reported(record) == ([0, 1, 2, 3], False)
     assert len(caplog.records) == 1, "it is said once"
 
 
 def test_it_goes_with_the_training_process(tmp_path: Path) -> None:
     def train() -> None:
         record = DeliveryRecord()
-        record.add(received(0, 0), record.times_told())
+        record.add(received(0, 0), record.num_reports())
         worker = context.Process(target=add_as_a_worker, args=(record, 1, False))
         worker.start()
         worker.join(30)
-        assert told(record)[1], "a worker that ended took the record with it"
+        assert reported(record)[1], "a worker that ended took the record with it"
 
     context = multiprocessing.get_context("fork")
     process = context.Process(target=train)
@@ -175,7 +175,7 @@ def test_it_goes_with_the_training_process(tmp_path: Path) -> None:
     process.join(60)
     assert process.exitcode == 0
     record = DeliveryRecord()
-    record.add(received(0, 0), record.times_told())
+    record.add(received(0, 0), record.num_reports())
     folders = list(tmp_path.iterdir())
     del record
     assert [folder for folder in folders if folder.exists()] == [
@@ -186,16 +186,16 @@ def test_it_goes_with_the_training_process(tmp_path: Path) -> None:
 def test_what_follows_a_batch_that_was_cut_is_not_taken_to_be_all(tmp_path: Path) -> None:
     """A worker was killed in the middle of a write, and others went on."""
     record = DeliveryRecord()
-    record.add(received(0, 0), record.times_told())
+    record.add(received(0, 0), record.num_reports())
     with next(tmp_path.glob("refill-*/epoch-0")).open("ab") as file:
         file.write(received(0, 4).encode()[:-5])
-    record.add(received(0, 8), record.times_told())
-    assert told(record) == ([0, 1, 2, 3], False)
+    record.add(received(0, 8), record.num_reports())
+    assert reported(record) == ([0, 1, 2, 3], False)
 
 
 def since(record: DeliveryRecord) -> int:
     """The epoch from which on it says to be whole."""
-    (last,) = list(RecordReader(record.tell(0)))[-1:]
+    (last,) = list(RecordReader(record.report(0)))[-1:]
     assert last.kind is Kind.WHOLE
     return last.epoch
 
@@ -203,26 +203,26 @@ def since(record: DeliveryRecord) -> int:
 class TestALoopThatGoesOnWithinAnEpoch:
     def test_is_whole_from_the_next_epoch_on(self) -> None:
         record = DeliveryRecord()
-        record.add(received(3, 8), record.times_told())
+        record.add(received(3, 8), record.num_reports())
         assert record.resumes_within(3, np.arange(8))
         assert since(record) == 4
 
     def test_is_whole_when_this_process_had_it_all(self) -> None:
         record = DeliveryRecord()
-        record.add(received(3, 0), record.times_told())
-        record.add(received(3, 4), record.times_told())
+        record.add(received(3, 0), record.num_reports())
+        record.add(received(3, 4), record.num_reports())
         assert record.resumes_within(3, np.arange(8))
         assert since(record) <= 3
 
     def test_can_not_when_pods_that_were_new_took_it_for_whole(self) -> None:
         record = DeliveryRecord()
-        record.tell(0, moves=1)
+        record.report(0, moves=1)
         assert not record.resumes_within(3, np.arange(8))
 
 
 def test_nothing_comes_from_pods_that_were_there_before_the_job_moved() -> None:
     record = DeliveryRecord()
-    record.tell(0, moves=1)
-    assert not record.add(received(0, 0), record.times_told(), moves=0)
-    assert record.add(received(0, 0), record.times_told(), moves=1)
+    record.report(0, moves=1)
+    assert not record.add(received(0, 0), record.num_reports(), moves=0)
+    assert record.add(received(0, 0), record.num_reports(), moves=1)
     assert record.moves() == pickle.loads(pickle.dumps(record)).moves() == 1

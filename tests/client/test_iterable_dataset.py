@@ -74,5 +74,5 @@ def test_a_worker_that_is_resumed_says_which_positions_it_had(pod: FakePod) -> N
     again = iter(resumed)
     again.load_state_dict(state)  # type: ignore[attr-defined]
     assert again._consumed().tolist() == list(range(10))  # type: ignore[attr-defined]
-    told = list(RecordReader(resumed.dataset.connection._record.tell(0)))
-    assert [record.epoch for record in told if record.kind is Kind.WHOLE] == [1], "epoch 0 is not whole"
+    reported = list(RecordReader(resumed.dataset.connection._record.report(0)))
+    assert [record.epoch for record in reported if record.kind is Kind.WHOLE] == [1], "epoch 0 is not whole"
