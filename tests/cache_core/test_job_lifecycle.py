@@ -116,7 +116,7 @@ def test_a_job_of_another_number_of_pods_is_not_guessed(elsewhere: KnownJob | No
 def test_a_move_never_goes_back(elsewhere: list[KnownJob], journal: JournalFound | None, brought: str) -> None:
     """Whoever has the name that comes out of it takes nothing any more that was asked for by an earlier one."""
     try:
-        order = how_to_move("job", journal, brought, elsewhere, journal_knows=journal == JournalFound("a", PODS))
+        order = how_to_move("job", journal, brought, elsewhere, journal_is_enough=journal == JournalFound("a", PODS))
     except JobLost:
         assert any(each.running and each.incarnation.startswith("b") for each in elsewhere)
         return
@@ -139,7 +139,7 @@ def test_it_waits_for_who_may_know_then_for_ranks_and_not_for_ever() -> None:
     assert here.next_step(Learned(unreported=(1,), waited_seconds=5.1), 5) == Restore(without=(1,))
     assert here.next_step(Learned(), 5) == Restore()
     here.restored(complete=False)
-    assert not here.knows_all_ranks
+    assert not here.lists_all_ranks
     assert here.phase is Phase.NEW
     here.ranks.enters(0, 0)
     assert here.phase is Phase.RUNNING
@@ -159,10 +159,10 @@ def test_who_moves_a_job_does_not_go_on_without_a_rank() -> None:
 
 def test_who_does_not_know_how_it_was_dealt_waits_for_one_who_will() -> None:
     here = taken_up("a.1")
-    unknown = Learned(knows_deal=False, others_will_know=True, waited_seconds=100)
+    unknown = Learned(deal_is_known=False, another_pod_will_recover=True, waited_seconds=100)
     assert here.next_step(unknown, 5) == Wait(("a pod that knows how the epoch was dealt when the job moved",), True)
     with pytest.raises(PodUnreachable, match="no pod knows any more"):
-        here.next_step(replace(unknown, others_will_know=False), 5)
+        here.next_step(replace(unknown, another_pod_will_recover=False), 5)
 
 
 def test_received_by_traces_that_nobody_knows() -> None:

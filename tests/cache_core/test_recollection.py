@@ -24,79 +24,81 @@ def test_nobody_has_said_anything() -> None:
     assert Recollection().unreported(3) == [0, 1, 2]
 
 
-def test_a_rank_is_told_when_all_its_homes_have_told() -> None:
-    told = Recollection()
-    told.add([opened(0, 1, 2), ALL_RANKS, whole(0)], source=1)
-    assert told.unreported(1) == [0], "its other home has not told"
-    told.add([whole(0)], source=2)
-    assert told.unreported(1) == []
+def test_a_rank_has_reported_when_all_its_homes_say_so() -> None:
+    recollection = Recollection()
+    recollection.add([opened(0, 1, 2), ALL_RANKS, whole(0)], source=1)
+    assert recollection.unreported(1) == [0], "its other home has not reported"
+    recollection.add([whole(0)], source=2)
+    assert recollection.unreported(1) == []
 
 
 def test_another_pod_does_not_speak_for_the_home() -> None:
-    told = Recollection()
-    told.add([opened(0, 1), whole(0), ALL_RANKS], source=2)
-    assert told.unreported(1) == [0]
+    recollection = Recollection()
+    recollection.add([opened(0, 1), whole(0), ALL_RANKS], source=2)
+    assert recollection.unreported(1) == [0]
 
 
-def test_a_rank_that_has_not_begun_has_nothing_to_tell() -> None:
-    told = Recollection()
-    told.add([opened(0, 1)], source=1)
-    assert told.unreported(2) == [0, 1], "the pod may have forgotten rank 1"
-    told.add([whole(0), ALL_RANKS], source=1)
-    assert told.unreported(2) == []
+def test_a_rank_that_has_not_begun_has_nothing_to_report() -> None:
+    recollection = Recollection()
+    recollection.add([opened(0, 1)], source=1)
+    assert recollection.unreported(2) == [0, 1], "the pod may have forgotten rank 1"
+    recollection.add([whole(0), ALL_RANKS], source=1)
+    assert recollection.unreported(2) == []
 
 
 def test_the_only_pod_believes_its_ranks() -> None:
-    told = Recollection()
-    told.add([whole(0), whole(2)], source=0)
-    assert told.unreported(3) == [1]
+    recollection = Recollection()
+    recollection.add([whole(0), whole(2)], source=0)
+    assert recollection.unreported(3) == [1]
 
 
-def test_who_tells_has_begun() -> None:
+def test_a_rank_that_reports_has_begun() -> None:
     """A pod that learned so itself must not say to the next one that this rank has not begun."""
-    told = Recollection()
-    told.add([whole(2)], source=1)
-    assert told.ranks == {2: (-1, {1})}
-    assert told.epochs() == []
+    recollection = Recollection()
+    recollection.add([whole(2)], source=1)
+    assert recollection.ranks == {2: (-1, {1})}
+    assert recollection.epochs() == []
 
 
 def test_its_own_table_is_enough() -> None:
-    told = Recollection()
-    told.add([Record(Kind.WHOLE_TABLE, 0)], source=1)
-    assert told.unreported(5) == []
+    recollection = Recollection()
+    recollection.add([Record(Kind.WHOLE_TABLE, 0)], source=1)
+    assert recollection.unreported(5) == []
 
 
 def test_received_is_translated_by_the_traces_and_overlaps_do_no_harm() -> None:
     traces = KeyedTraces(10, 2, seed=1)
     asked, _ = traces.asked(1, np.arange(3))
-    told = Recollection()
-    told.add([Record(Kind.ANSWERED, 0, 0, (asked[:2], np.array([7, 8])))], source=0)
-    told.add([Record(Kind.RECEIVED, 0, 1, (np.arange(3), np.array([7, 8, 9])))], source=1)
-    found = dict(zip(*(column.tolist() for column in told.answered(0, traces, 0, 10)), strict=True))
+    recollection = Recollection()
+    recollection.add([Record(Kind.ANSWERED, 0, 0, (asked[:2], np.array([7, 8])))], source=0)
+    recollection.add([Record(Kind.RECEIVED, 0, 1, (np.arange(3), np.array([7, 8, 9])))], source=1)
+    found = dict(zip(*(column.tolist() for column in recollection.answered(0, traces, 0, 10)), strict=True))
     assert found == dict(zip(asked.tolist(), [7, 8, 9], strict=True))
-    assert told.received_epochs() == [0]
+    assert recollection.received_epochs() == [0]
 
 
 def test_only_of_the_share_and_no_repeats() -> None:
     traces = ExplicitTraces(10, {0: np.array([1, 8, 1])})
-    told = Recollection()
-    told.add([Record(Kind.RECEIVED, 0, 0, (np.arange(3), np.array([2, 9, 1])))], source=0)
-    asked, samples = told.answered(0, traces, 0, 5)
+    recollection = Recollection()
+    recollection.add([Record(Kind.RECEIVED, 0, 0, (np.arange(3), np.array([2, 9, 1])))], source=0)
+    asked, samples = recollection.answered(0, traces, 0, 5)
     assert (asked.tolist(), samples.tolist()) == ([1], [2])
 
 
 def test_the_latest_epoch_of_a_rank() -> None:
-    told = Recollection()
-    told.add([opened(0, 1, epoch=3), opened(0, 2, epoch=2)], source=1)
-    assert told.ranks[0] == (3, {1, 2})
-    assert told.epochs() == [3]
+    recollection = Recollection()
+    recollection.add([opened(0, 1, epoch=3), opened(0, 2, epoch=2)], source=1)
+    assert recollection.ranks[0] == (3, {1, 2})
+    assert recollection.epochs() == [3]
 
 
 def test_what_every_rank_has_left_long_ago_is_not_taken_up_again() -> None:
     """Another pod may still have what it was left in an old epoch."""
-    told = Recollection()
-    told.add([Record(Kind.ANSWERED, epoch, 0, (np.array([1]), np.array([1]))) for epoch in (0, 5, 6, 7)], source=0)
-    assert told.epochs() == [0, 5, 6, 7], "any rank may be in any of them"
-    told.add([opened(0, 1, epoch=7), opened(1, 1, epoch=6)], source=1)
-    assert told.epochs() == [5, 6, 7], "what the rank that is behind had before may be asked for again"
-    assert told.oldest_entered == 6
+    recollection = Recollection()
+    recollection.add(
+        [Record(Kind.ANSWERED, epoch, 0, (np.array([1]), np.array([1]))) for epoch in (0, 5, 6, 7)], source=0
+    )
+    assert recollection.epochs() == [0, 5, 6, 7], "any rank may be in any of them"
+    recollection.add([opened(0, 1, epoch=7), opened(1, 1, epoch=6)], source=1)
+    assert recollection.epochs() == [5, 6, 7], "what the rank that is behind had before may be asked for again"
+    assert recollection.oldest_entered == 6

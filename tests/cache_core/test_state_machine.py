@@ -179,7 +179,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "pods"))
     @rule(pods=st.lists(st.integers(0, 2), min_size=1, max_size=3), torn=st.integers(0, 40), lost=st.booleans())
     def pods_are_killed(self, pods: list[int], torn: int, lost: bool) -> None:
-        """At the same time, perhaps with their volumes. They come back; all ranks live, and tell what they have."""
+        """At the same time, perhaps with their volumes. They come back; all ranks live, and report what they have."""
         killed = sorted({pod % self.num_pods for pod in pods})
         # What was on its way to a home that died never comes; what a dead owner had sent may still be in a buffer.
         self.on_the_way = [each for each in self.on_the_way if self.home_of(each.rank) not in killed]
@@ -191,12 +191,12 @@ class Machine(RuleBasedStateMachine):
                 self.pods[pod].journal = None
         for rank in range(self.num_ranks):
             if self.home_of(rank) in killed:
-                told = self.told_by_rank(rank)
-                self.pods[self.home_of(rank)].received.put(EPOCH, rank, self.traces.length(rank), *told)
+                reported = self.report_of_rank(rank)
+                self.pods[self.home_of(rank)].received.put(EPOCH, rank, self.traces.length(rank), *reported)
         for pod in killed:
             self.recover(pod, torn)
 
-    def told_by_rank(self, rank: int) -> tuple[Int64s, Int64s]:
+    def report_of_rank(self, rank: int) -> tuple[Int64s, Int64s]:
         known = self.delivered[rank]
         positions = np.array(sorted(known), dtype=np.int64)
         record = Record(
@@ -208,11 +208,11 @@ class Machine(RuleBasedStateMachine):
     def recover(self, pod: int, torn: int) -> None:
         share = self.layout.share(pod, self.num_pods)
         share_of = (share.first_sample, share.end_sample)
-        told, journal = Recollection(), self.pods[pod].journal
+        recollection, journal = Recollection(), self.pods[pod].journal
         if journal is not None:
             # A record that was being written when the pod was killed: its answer had not left.
             cut = Record(Kind.ANSWERED, EPOCH, 0, (np.arange(3), np.arange(3))).encode()[:torn]
-            told.add(RecordReader(bytes(journal) + cut), pod)
+            recollection.add(RecordReader(bytes(journal) + cut), pod)
         else:
             for other, each in enumerate(self.pods):
                 each.restarts[pod] += other != pod
@@ -222,8 +222,8 @@ class Machine(RuleBasedStateMachine):
                         share.first_sample, share.end_sample
                     )
                 ]
-                told.add(RecordReader(encode_records(records)), other)
-        asked, samples = told.answered(EPOCH, self.traces, *share_of)
+                recollection.add(RecordReader(encode_records(records)), other)
+        asked, samples = recollection.answered(EPOCH, self.traces, *share_of)
         self.pods[pod].owner = self.new_owner(pod, (asked - share.first_sample, samples - share.first_sample))
 
     @precondition(lambda self: hasattr(self, "pods"))

@@ -12,10 +12,10 @@ from refill_service.cache_core.unknown_deliveries import UnknownDeliveries
 
 def after_a_restart(before: UnknownDeliveries) -> UnknownDeliveries:
     """From what was written down."""
-    told, after = Recollection(), UnknownDeliveries()
-    told.add(RecordReader(encode_records(before.records())), source=0)
-    told.table_is_whole = True
-    after.restored(told.known_from, (), told.newest_entered)
+    recollection, after = Recollection(), UnknownDeliveries()
+    recollection.add(RecordReader(encode_records(before.records())), source=0)
+    recollection.table_is_whole = True
+    after.restored(recollection.known_from, (), recollection.newest_entered)
     return after
 
 

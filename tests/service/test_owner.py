@@ -418,14 +418,14 @@ def test_one_slow_read_holds_up_nobody_while_others_come(packed: tuple[str, Any]
     asyncio.run(run())
 
 
-def test_a_rank_that_only_told_counts_as_begun(packed: tuple[str, Any]) -> None:
+def test_a_rank_that_only_reported_counts_as_begun(packed: tuple[str, Any]) -> None:
     """All pods were killed: one that has learned what it had delivered says to the others who has begun."""
 
     async def run() -> None:
         async with owner_of(packed[0], 500_000, world_size=3) as owner:
-            told = Recollection()
-            told.add([Record(Kind.WHOLE, 0, rank) for rank in range(2)], source=1)
-            owner.restore(told)
+            recollection = Recollection()
+            recollection.add([Record(Kind.WHOLE, 0, rank) for rank in range(2)], source=1)
+            owner.restore(recollection)
             begun = {record.rank: record.columns[0].tolist() for record in owner.opened() if record.kind is Kind.OPENED}
             assert begun == {0: [1], 1: [1]}
             assert any(record.kind is Kind.ALL_RANKS for record in owner.opened())
@@ -434,7 +434,7 @@ def test_a_rank_that_only_told_counts_as_begun(packed: tuple[str, Any]) -> None:
 
 
 def test_homes_that_a_rank_left_long_ago_are_forgotten(packed: tuple[str, Any]) -> None:
-    """Nobody would tell for it there any more, and whoever lost its memory would wait for that."""
+    """Nobody would report for it there any more, and whoever lost its memory would wait for that."""
 
     async def run() -> None:
         def homes(owner: Owner) -> dict[int, list[int]]:
@@ -455,9 +455,9 @@ def test_homes_that_a_rank_left_long_ago_are_forgotten(packed: tuple[str, Any]) 
             assert homes(owner)[0] == [1, 2]
 
         async with owner_of(packed[0], 500_000, world_size=1) as owner:
-            told = Recollection()
-            told.add([Record(Kind.WHOLE, 0, 0)], source=1)
-            owner.restore(told)
+            recollection = Recollection()
+            recollection.add([Record(Kind.WHOLE, 0, 0)], source=1)
+            owner.restore(recollection)
             for epoch in (5, 6, 7):
                 owner.rank_opens(epoch, 0, home=2)
                 assert homes(owner)[0] == [1, 2], "what came by way of pod 1 may be of epoch 6"
@@ -470,9 +470,9 @@ def test_homes_that_a_rank_left_long_ago_are_forgotten(packed: tuple[str, Any]) 
 def test_an_owner_that_went_on_without_a_rank_does_not_say_that_it_has_not_begun(packed: tuple[str, Any]) -> None:
     async def run() -> None:
         async with owner_of(packed[0], 500_000, world_size=2) as owner:
-            told = Recollection()
-            told.add([Record(Kind.WHOLE, 0, 0)], source=0)
-            owner.restore(told, without=[1])
+            recollection = Recollection()
+            recollection.add([Record(Kind.WHOLE, 0, 0)], source=0)
+            owner.restore(recollection, without=[1])
             assert not any(record.kind is Kind.ALL_RANKS for record in owner.opened())
 
     asyncio.run(run())

@@ -61,19 +61,19 @@ class JournalFound:
 
 @dataclass(frozen=True)
 class KnownJob:
-    """What a pod knows of a job, be it from before a restart. Pods ask each other for it."""
+    """What a pod knows of a job, be it from before a restart. Pods ask each other for it: the fields are wire names."""
 
     incarnation: str
     holder: str = ""
     begun: bool = True
     idle: bool = True
     running: bool = True
-    """It is more than a journal."""
+    """The pod has the job itself; False: only a journal of it."""
     world_size: int = 1
     knows: bool = True
-    """What the job's ranks have received can be learned there, now or soon."""
+    """Whether that pod has the records of what ranks have received, now or as soon as it has recovered."""
     ranks_alive: int = 0
-    """Ranks whose home it is, and that it has heard of a short while ago."""
+    """Ranks whose home it is and whose lease is not over."""
 
     def to_dict(self) -> dict[str, Any]:
         return vars(self).copy()
@@ -179,18 +179,18 @@ def how_to_begin(
 
 
 def how_to_move(
-    name: str, journal: JournalFound | None, brought: str, elsewhere: Sequence[KnownJob], journal_knows: bool
+    name: str, journal: JournalFound | None, brought: str, elsewhere: Sequence[KnownJob], journal_is_enough: bool
 ) -> Begin:
     """Pod 0 is to go on with a job that ran on another number of pods, or that moved and was forgotten by all.
 
     :param elsewhere: what the others know; all have answered.
-    :param journal_knows: whether what ranks received can be learned from the journal, on the pods that there are now.
+    :param journal_is_enough: whether the journal has all that ranks received, for as many pods as there are now.
 
     Raises :class:`JobLost` when another job of that name runs.
     """
     known = list(elsewhere)
     if journal is not None:
-        known.append(KnownJob(journal.incarnation, running=False, knows=journal_knows))
+        known.append(KnownJob(journal.incarnation, running=False, knows=journal_is_enough))
     of_line = [each for each in known if same_line(each.incarnation, brought)]
     if any(each.running for each in known if each not in of_line):
         raise is_another(name)
@@ -233,8 +233,8 @@ class Learned:
     :param gone: of these, ranks whose processes had received nothing, and no other was heard of for as long as one may
         be silent: whoever was the rank before has ended, and what it received is known to nobody.
     :param missing_traces: without which what was received can't be understood, in words.
-    :param knows_deal: whether somebody told how epochs were dealt when the job moved.
-    :param others_will_know: whether a pod that does not know it will learn it.
+    :param deal_is_known: whether this pod has learned how epochs were dealt when the job moved.
+    :param another_pod_will_recover: whether another pod that is recovering will recover, whatever others know.
     :param waited_seconds: since all other pods had answered; None: some have yet to.
     """
 
@@ -242,8 +242,8 @@ class Learned:
     unreported: tuple[int, ...] = ()
     gone: tuple[int, ...] = ()
     missing_traces: tuple[str, ...] = ()
-    knows_deal: bool = True
-    others_will_know: bool = False
+    deal_is_known: bool = True
+    another_pod_will_recover: bool = False
     waited_seconds: float | None = 0.0
 
 
@@ -293,11 +293,11 @@ class JobLife:
         self.taken_up = begin.taken_up
         """Whether the pod was restarted while the job ran, so that its ranks have to report what they received."""
         self.journal_is_whole = journal_is_whole
-        self.knows_all_ranks = not begin.taken_up
-        """Whether a rank that is not known here has not begun."""
+        self.lists_all_ranks = not begin.taken_up
+        """Whether a rank that is not known here has not begun: none was forgotten."""
         self.unknown = UnknownDeliveries()
         self.waits_for = ""
-        """What it lacks to go on, for those who wait."""
+        """The ranks and pods whose records it lacks, in words."""
         self._phase = Phase.MOVING if begin.moving else Phase.RECOVERING if begin.taken_up else Phase.RUNNING
 
     @property
@@ -319,13 +319,13 @@ class JobLife:
         return self.ranks.begun or self.recovering
 
     @property
-    def will_know(self) -> bool:
-        """Whether it recovers by itself, however little other pods know."""
+    def will_recover(self) -> bool:
+        """Whether it is recovering, and will recover whatever other pods know."""
         return self.moving or (self.recovering and self.journal_is_whole)
 
     @property
-    def knows_received(self) -> bool:
-        """Whether what ranks have received can be learned here."""
+    def has_records(self) -> bool:
+        """Whether the records of what ranks have received are here, now or as soon as the pod has recovered."""
         return not self.recovering or self.journal_is_whole
 
     @property
@@ -333,12 +333,12 @@ class JobLife:
         """Whether what positions ask for is known: after a move, when nothing is to be learned any more."""
         return not (self.moves and self.recovering)
 
-    def lacks_deal(self, *, told: bool, table_is_whole: bool) -> bool:
+    def lacks_deal(self, *, another_pod_runs_it: bool, table_is_whole: bool) -> bool:
         """Whether this pod has yet to learn how epochs were dealt when the job moved.
 
-        :param told: somebody told who knows.
+        :param another_pod_runs_it: a pod that is not recovering has given its records.
         """
-        return self.moves > 0 and not (self.moving or told or table_is_whole)
+        return self.moves > 0 and not (self.moving or another_pod_runs_it or table_is_whole)
 
     def next_step(self, learned: Learned, patience_seconds: float) -> Wait | Restore:
         """Whether to go on, after everybody was asked.
@@ -350,16 +350,16 @@ class JobLife:
         """
         waits_for = learned.silent or (
             *(f"rank {rank}" for rank in learned.unreported),
-            *(() if learned.knows_deal else ("a pod that knows how the epoch was dealt when the job moved",)),
+            *(() if learned.deal_is_known else ("a pod that knows how the epoch was dealt when the job moved",)),
             *learned.missing_traces,
         )
         self.waits_for = ", ".join(waits_for)
         if not waits_for:
             return Restore()
-        if not learned.knows_deal:
-            if not learned.silent and not learned.others_will_know:
+        if not learned.deal_is_known:
+            if not learned.silent and not learned.another_pod_will_recover:
                 raise PodUnreachable(f"no pod knows any more how epochs of job {self.name} were dealt when it moved")
-            return Wait(waits_for, patience_begins=True)  # who deals them anew says so when it gives up
+            return Wait(waits_for, patience_begins=True)  # the pod that deals them anew says so when it gives up
         if not learned.silent and not learned.missing_traces and set(learned.unreported) <= set(learned.gone):
             return Restore(without=learned.unreported)
         if learned.silent or learned.waited_seconds is None or learned.waited_seconds <= patience_seconds:
@@ -376,21 +376,21 @@ class JobLife:
     def restored(self, *, complete: bool) -> None:
         """Fact: what was answered is known again.
 
-        :param complete: whether nobody was gone on without.
+        :param complete: whether all ranks had reported.
         """
         if self._phase is Phase.CLOSED:
             return
         self._phase = Phase.RUNNING
-        self.knows_all_ranks = complete
+        self.lists_all_ranks = complete
 
     def has_not_begun(self, rank: int) -> bool:
         """Whether no process can have received anything as this rank."""
-        return self.knows_all_ranks and self.ranks.epoch(rank) == NOT_BEGUN
+        return self.lists_all_ranks and self.ranks.epoch(rank) == NOT_BEGUN
 
     def closed(self) -> None:
         self._phase = Phase.CLOSED
 
 
 def expected(error: Exception) -> bool:
-    """Whether an error says all that is to be said."""
+    """Whether the error is an answer to the client and no failure of the pod, so that a log needs no traceback."""
     return isinstance(error, RefillError) and error.status < 500

@@ -1,4 +1,4 @@
-"""Which samples came for the positions of a pod's ranks? What it can tell an owner that has lost its memory."""
+"""Which samples came for the positions of a home pod's ranks? Its records for an owner that has lost its memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReceivedSamples:
         self._received: dict[tuple[int, int], NDArray[np.signedinteger[Any]]] = {}
 
     def put(self, epoch: int, rank: int, length: int, positions: Int64Array, samples: Int64Array) -> None:
-        """Fact: these came. ``length`` is that of the rank's trace."""
+        """Fact: these samples came for these positions. ``length`` is that of the rank's trace."""
         table = self._received.get((epoch, rank))
         wide = len(samples) > 0 and int(samples.max()) >= 2**31 - 1
         if table is None:
@@ -31,6 +31,7 @@ class ReceivedSamples:
         table[positions] = samples + 1
 
     def epochs(self, rank: int) -> set[int]:
+        """The epochs of which the rank has received something."""
         return {epoch for epoch, of_rank in self._received if of_rank == rank}
 
     def forget(self, before_epoch: int) -> None:

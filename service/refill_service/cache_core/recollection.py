@@ -1,5 +1,5 @@
-"""What did a pod that lost its memory answer? Put together from the records of others: its own journal, as far as it
-goes; other pods, about the ranks that they are home to; and the ranks of its own, about themselves."""
+"""What did a pod that lost its memory answer? Put together from records: those of its own journal, as far as it goes;
+those of other pods, about the ranks that they are home to; and the reports of its own ranks, about themselves."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ class Recollection:
         self.traces: dict[tuple[int, int], Int64Array] = {}
         """Posted traces, by (epoch, rank)."""
         self.table_is_whole = False
-        """Whether somebody had the pod's own table, so that there is nothing more to learn."""
+        """Whether the pod's own table was found, so that there is nothing more to learn."""
         self.whole_since: dict[int, int] = {}
-        """The epoch from which on each rank has told all that it received."""
+        """The epoch from which on each rank has reported all that it received."""
         self.unused: set[int] = set()
-        """Ranks of which processes have told that have received nothing. Another one may have."""
+        """Ranks whose process reported that it had received nothing. Another process of the rank may have."""
         self.unknown_before: dict[int, int] = {}
-        """By rank, the epoch before which was unknown already what it received."""
-        self.others_know = False
-        """Whether somebody told who has not lost the job."""
-        self.others_will_know = False
-        """Whether somebody told who has lost it, but will not have to give up."""
-        self._knows_ranks = False
-        self._told: set[tuple[int, int]] = set()
+        """By rank, the epoch before which it was not known even then what it received."""
+        self.another_pod_runs_it = False
+        """Whether one of the records is from a pod that has the job and is not recovering."""
+        self.another_pod_will_recover = False
+        """Whether one is from a pod that is recovering, and will recover whatever others know."""
+        self._lists_all_ranks = False
+        """Whether a rank that is in none of the records has not begun."""
+        self._complete: set[tuple[int, int]] = set()
+        """``(pod, rank)``: the pod has all that the rank received by way of it."""
         self._asked: dict[int, list[tuple[Int64Array, Int64Array]]] = {}
         self._received: dict[int, list[tuple[int, Int64Array, Int64Array]]] = {}
 
@@ -58,8 +60,8 @@ class Recollection:
             elif record.kind is Kind.TRACE:
                 self.traces[epoch, rank] = record.columns[0]
             elif record.kind is Kind.WHOLE:
-                # Who tells has begun, as far as anybody can know, and the pod that it told is its home.
-                self._told.add((source, rank))
+                # A rank that reports has begun, as far as anybody can know. The pod that has its report is its home.
+                self._complete.add((source, rank))
                 self.whole_since[rank] = max(epoch, self.whole_since.get(rank, 0))
                 self._came_by(rank, -1, {source})
             elif record.kind is Kind.UNUSED:
@@ -67,11 +69,11 @@ class Recollection:
             elif record.kind is Kind.UNKNOWN:
                 self.unknown_before[rank] = max(epoch, self.unknown_before.get(rank, 0))
             elif record.kind is Kind.ALL_RANKS:
-                self._knows_ranks = True
+                self._lists_all_ranks = True
             elif record.kind is Kind.NOT_RECOVERING:
-                self.others_know = True
+                self.another_pod_runs_it = True
             elif record.kind is Kind.WILL_RECOVER:
-                self.others_will_know = True
+                self.another_pod_will_recover = True
             elif record.kind is Kind.WHOLE_TABLE:
                 self.table_is_whole = True
 
@@ -80,20 +82,20 @@ class Recollection:
         self.ranks[rank] = (max(before, epoch), known | homes)
 
     def unreported(self, world_size: int) -> list[int]:
-        """The ranks of which something may still be unknown: nobody was asked who was their home all the time."""
+        """The ranks of which something may still be unknown: not all pods that were their homes have given all."""
         if self.table_is_whole:
             return []
-        return [rank for rank in range(world_size) if not self._is_told(rank)]
+        return [rank for rank in range(world_size) if not self._is_reported(rank)]
 
-    def _is_told(self, rank: int) -> bool:
+    def _is_reported(self, rank: int) -> bool:
         if rank not in self.ranks:
-            return self._knows_ranks  # it has not begun, if somebody says so who has forgotten nothing
+            return self._lists_all_ranks  # if so, it has not begun
         homes = self.ranks[rank][1]
-        return len(homes) > 0 and all((home, rank) in self._told for home in homes)
+        return len(homes) > 0 and all((home, rank) in self._complete for home in homes)
 
     @property
     def known_from(self) -> dict[int, int]:
-        """By rank, the first epoch of which all that it received is known, where that is not the first of all."""
+        """By rank, the first epoch of which all that it received is known, where that is not epoch 0."""
         found = dict(self.unknown_before)
         if not self.table_is_whole:
             for rank, since in self.whole_since.items():
@@ -107,7 +109,7 @@ class Recollection:
 
     @property
     def oldest_entered(self) -> int:
-        """The oldest epoch that a rank is in: those before have been left by all that are known."""
+        """The oldest epoch that a rank is in. All ranks that are known have left the epochs before."""
         return min((epoch for epoch, _ in self.ranks.values() if epoch >= 0), default=0)
 
     def epochs(self) -> list[int]:
@@ -117,8 +119,8 @@ class Recollection:
         return sorted(epoch for epoch in known if epoch >= self.oldest_entered - 1)
 
     def forget_partly_known(self) -> None:
-        """Leave out epochs of which a rank did not tell all, since it was resumed within, and which all have left: what
-        it had of them is not to be dealt again."""
+        """Drop epochs that all ranks have left and of which a rank did not report all, since it was resumed within one:
+        the samples that it had of them must not be dealt again."""
         first = min(self.oldest_entered, max(self.whole_since.values(), default=0))
         for known in (self._asked, self._received):
             for epoch in [epoch for epoch in known if epoch < first]:

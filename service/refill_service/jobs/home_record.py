@@ -1,6 +1,6 @@
-"""What has a home pod seen of its ranks' answers, so that an owner that lost its memory can be told?
+"""What have a home pod's ranks received? Kept for an owner that lost its memory, which asks the home for its records.
 
-It is kept from answer to answer; after a restart of the home pod itself, each rank has to tell it first.
+Each answer adds to it. After a restart of the home pod itself, each rank has to report what it has received first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["HomeRecord"]
 
 
 _MOST_EPOCHS = 4
-"""Of a rank: it tells of the last two, and may have entered others since."""
+"""Of one rank: it reports the last two, and may have entered others since."""
 
 
 class HomeRecord:
@@ -28,12 +28,14 @@ class HomeRecord:
         self._job = job
         self._ranks: set[int] = set()
         """Ranks that have come here."""
-        self._told: dict[int, int] = {}
-        """Ranks that have told all that they had received before the pod was restarted, and since which epoch."""
-        self._heard: set[int] = set()
-        """Those, and ranks that have told what they still know of it. Nothing more is to be had from these."""
+        self._complete_since: dict[int, int] = {}
+        """Of ranks that reported all that they had received before this pod was restarted: from which epoch on their
+        reports are complete."""
+        self._reported: set[int] = set()
+        """Ranks that have reported, completely or in part. They have nothing more to report."""
         self._unused: dict[int, bool] = {}
-        """Ranks whose processes have told that they have received nothing, and whether none can have."""
+        """Ranks whose process reported that it had received nothing, and whether no other process of the rank can have
+        received anything."""
         self._received = ReceivedSamples()
         self._restarts = [0] * job.num_pods
         """How often each pod has asked what it had sent, since it had lost its memory."""
@@ -41,15 +43,15 @@ class HomeRecord:
     def rank_opened(self, rank: int) -> None:
         """Fact: a rank of this home asks for an epoch."""
         self._ranks.add(rank)
-        if self._job.life.taken_up and rank not in self._heard:
-            # Of a process that had received nothing: what it receives is known from now on, and no more.
-            self._heard.add(rank)
-            self._told[rank] = 0 if self._unused.get(rank) else self._job.life.ranks.newest + 2
+        if self._job.life.taken_up and rank not in self._reported:
+            # Its process had received nothing. What it receives from now on is known; what another one had is not.
+            self._reported.add(rank)
+            self._complete_since[rank] = 0 if self._unused.get(rank) else self._job.life.ranks.newest + 2
         self.forget_ended()
 
     def forget_ended(self) -> None:
-        """Whatever this rank asks for: another one may be in an epoch before, and must not be given what this one had
-        of it."""
+        """Drop epochs that no rank of the job needs any more. An older epoch is kept while another rank is in it: else
+        that rank could be given what ranks of this home had of it."""
         self._received.forget(before_epoch=self._job.life.ranks.oldest_needed)
 
     def restarts_of(self, pod: int) -> int:
@@ -59,8 +61,8 @@ class HomeRecord:
     def came(
         self, pod: int, restarts: int, request: BatchRequest, positions: Int64Array, sample_ids: Int64Array
     ) -> None:
-        """Fact: an owner has answered. Raises :class:`PodUnreachable` when it has been restarted since, and was told
-        that this had not come: then it may be on its way to somebody else."""
+        """Fact: an owner has answered. Raises :class:`PodUnreachable` when the owner was restarted since it was asked:
+        this pod's records for it said that this answer had not come, so it may give the samples to another rank."""
         if self._restarts[pod] != restarts:
             raise PodUnreachable(f"pod {pod} was restarted while it answered", pod=pod)
         self._remember(request.epoch, request.rank, positions, sample_ids)
@@ -70,17 +72,17 @@ class HomeRecord:
         if len(positions) and 0 <= int(positions.min()) <= int(positions.max()) < length:
             self._received.put(epoch, rank, length, positions, sample_ids)
 
-    async def tell(self, rank: int, records: AsyncIterator[Record]) -> int:
-        """Fact: this is what a rank has received. Told to a pod that was restarted, by the rank itself; returns the
-        number of records. What came before an error is no less true, but the rank has not told all then."""
+    async def rank_reports(self, rank: int, records: AsyncIterator[Record]) -> int:
+        """Fact: a rank reports what it has received, since this pod was restarted. Returns the number of records. After
+        an error, the records before it are kept, and the rank has to report again."""
         self._job.check_rank(rank)
         whole_since, count, is_used = None, 0, True
         async for record in records:
             count += 1
             if record.kind is Kind.RECEIVED and record.rank == rank:
-                self._hear(record.epoch, rank, *record.columns)
+                self._add_received(record.epoch, rank, *record.columns)
             elif record.kind is Kind.TRACE and record.rank == rank:
-                self._hear_trace(record.epoch, rank, record.columns[0])
+                self._add_trace(record.epoch, rank, record.columns[0])
             elif record.kind is Kind.WHOLE and record.rank == rank:
                 whole_since = record.epoch
             elif record.kind is Kind.UNUSED and record.rank == rank:
@@ -88,18 +90,18 @@ class HomeRecord:
         if not is_used:
             self._unused[rank] = self._job.life.has_not_begun(rank)
             return count
-        self._heard.add(rank)
+        self._reported.add(rank)
         if whole_since is not None:
-            self._told[rank] = whole_since
+            self._complete_since[rank] = whole_since
         return count
 
-    def _hear(self, epoch: int, rank: int, positions: Int64Array, sample_ids: Int64Array) -> None:
+    def _add_received(self, epoch: int, rank: int, positions: Int64Array, sample_ids: Int64Array) -> None:
         known = self._received.epochs(rank)
         if epoch not in known and len(known) >= _MOST_EPOCHS:
-            raise InvalidInput(f"rank {rank} tells of more than {_MOST_EPOCHS} epochs")
+            raise InvalidInput(f"rank {rank} reports more than {_MOST_EPOCHS} epochs")
         self._remember(epoch, rank, positions, sample_ids)
 
-    def _hear_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
+    def _add_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
         job = self._job
         if job.spec.order != "explicit" or rank in job.posted.of_epoch(epoch):
             return
@@ -107,29 +109,31 @@ class HomeRecord:
         with job.posted.arriving(len(sample_ids)):
             job.restore_trace(epoch, rank, sample_ids)
 
-    def told(self, pod: int, *, everything: bool = False) -> Iterator[Record]:
-        """What this pod knows of another one's answers, and forgets nothing of from now on: answers that are still on
-        their way are refused.
+    def records_for(self, pod: int, *, everything: bool = False) -> Iterator[Record]:
+        """This pod's records of another one's answers. Answers of that pod that are still on their way are refused from
+        now on, since these records say that they have not come.
 
-        :param everything: what it knows of all pods' answers, for a job that moves.
+        :param everything: the records of all pods' answers, for a job that moves.
         """
         self._restarts[pod] += pod != self._job.ordinal
         first, end = (0, self._job.layout.num_samples) if everything else self._job.owner_bounds[pod : pod + 2].tolist()
         for epoch, rank, positions, samples in self._received.of_samples(first, end):
             yield Record(Kind.RECEIVED, epoch, rank, (positions, samples))
-        for rank, since in self._told.items() if self._job.life.taken_up else dict.fromkeys(self._ranks, 0).items():
+        for rank, since in (
+            self._complete_since.items() if self._job.life.taken_up else dict.fromkeys(self._ranks, 0).items()
+        ):
             yield Record(Kind.WHOLE, since, rank)
         for rank in self._unused:
             yield Record(Kind.UNUSED, 0, rank)
 
     def is_reported(self, rank: int) -> bool:
-        """Whether a process that has received something as this rank has told so, after a restart."""
-        return rank in self._heard
+        """Whether a process that has received something as this rank has reported, after a restart."""
+        return rank in self._reported
 
     def check_reported(self, rank: int) -> None:
-        """Raises :class:`RecordsWanted` when the rank has to tell something before it is answered."""
+        """Raises :class:`RecordsWanted` when the rank has to report before it is answered."""
         life = self._job.life
-        settled = rank in self._heard or (rank in self._unused and not life.recovering)
+        settled = rank in self._reported or (rank in self._unused and not life.recovering)
         if life.taken_up and not settled:
             raise RecordsWanted(
                 f"pod {self._job.ordinal} was restarted and has yet to be told what rank {rank} of job "

@@ -1,4 +1,4 @@
-"""What is a job at one pod? The pod as its owner, the pod as the home of ranks, and what both can tell of it."""
+"""What is a job at one pod? The pod as its owner, the pod as the home of ranks; the records and receipts of both."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class JobAtPod:
     peers: JobPeers
     pinned: PinnedShare
     recovery: asyncio.Task[None] | None = None
-    """After a restart of the pod, while it learns from others what it had delivered."""
+    """After a restart of the pod: the task that learns from other pods and from ranks what it had delivered."""
     kept: dict[int, LeftByPod] = field(default_factory=dict)
     """By the ordinals of pods that ended in order."""
     unknown: dict[int, bytes] = field(default_factory=dict)
@@ -85,8 +85,8 @@ class JobAtPod:
             self.job.last_used = time.monotonic()
 
     def use(self) -> dict[str, Any]:
-        """Who uses it, as far as this pod sees: the newest epoch that a rank has entered (None: none has), how many of
-        the ranks whose home is here are alive, and how long nobody has asked for anything."""
+        """Who uses the job, as far as this pod sees: the newest epoch that a rank has entered (None: none has), how
+        many of the ranks whose home is here are alive, and how long nobody has asked for anything."""
         newest = self.job.life.ranks.newest
         return {
             "epoch": newest if newest >= 0 else None,
@@ -96,7 +96,7 @@ class JobAtPod:
 
     @property
     def idle_seconds(self) -> float:
-        """Since somebody asked for anything here, other than to look."""
+        """Since the last request for the job here; requests that only look at it don't count."""
         return 0.0 if self.requests_under_way else time.monotonic() - self.job.last_used
 
     def client(self, rank: int) -> ClientCounts:
@@ -106,9 +106,11 @@ class JobAtPod:
         return self.clients.setdefault(rank, ClientCounts())
 
     def rank_opens(self, epoch: int, rank: int, home: int, life: RankLife | None) -> None:
-        """Fact: a rank asks for this epoch by way of another pod. Raises :class:`PodRecovering` while this pod has yet
-        to learn what the rank has had in epochs before, which its home forgets with this, and :class:`RankTaken` while
-        it is home to another process that is this rank."""
+        """Fact: a rank asks for this epoch by way of another pod.
+
+        Raises :class:`PodRecovering` while this pod has yet to learn what the rank received in epochs before, since its
+        home drops its records of them now; and :class:`RankTaken` while this pod is the home of another process that is
+        this rank."""
         self.job.check_rank(rank)
         self.home.leases.asks(rank, life, takes=False)  # its home keeps the lease
         if not self.job.life.traces_are_final:
@@ -116,16 +118,16 @@ class JobAtPod:
         self.owner.rank_opens(epoch, rank, home)
         self.home.entry.left(epoch, rank)
 
-    def told(self, pod: int, life: str, *, everything: bool = False) -> bytes:
-        """Records for a pod that was restarted: what it left here, and what this one knows as a home and as an owner.
+    def records_for(self, pod: int, life: str, *, everything: bool = False) -> bytes:
+        """Records for a pod that was restarted: those that it left here, and this pod's own as a home and as an owner.
 
-        :param life: tells this run of the pod from another one.
-        :param everything: what ranks have received of all pods' shares, not of that pod's alone.
+        :param life: names this run of the pod.
+        :param everything: of what ranks have received of all pods' shares, not of that pod's alone.
         """
-        records = [*self.home.record.told(pod, everything=everything), *self.owner.opened()]
+        records = [*self.home.record.records_for(pod, everything=everything), *self.owner.opened()]
         if not self.job.life.recovering:
             records.append(Record(Kind.NOT_RECOVERING, 0))
-        elif self.job.life.will_know:
+        elif self.job.life.will_recover:
             records.append(Record(Kind.WILL_RECOVER, 0))
         if everything or self.job.life.traces_are_final:  # else they may be from before it moved
             for epoch in self.job.traced_epochs:
@@ -141,7 +143,7 @@ class JobAtPod:
         return left.records + encode_records(records)
 
     def unknown_before(self) -> dict[int, int]:
-        """By rank, the epoch before which is unknown what it received, of this pod or of another one."""
+        """By rank, the epoch before which it is not known what the rank received, from this pod or from another one."""
         found = self.job.life.unknown.by_rank()
         for unknown in self.unknown.values():
             for record in RecordReader(unknown):
@@ -175,8 +177,8 @@ class JobAtPod:
         return of_what | {"running": running, "repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
 
     async def skipped(self, epoch: int, rank: int, start: int, end: int) -> tuple[int, int] | None:
-        """The first part of the positions ``[start, end)`` that a rank has not asked for; None: it has, or it can't be
-        told. What is still to come is among them."""
+        """The first part of the positions ``[start, end)`` that a rank has not asked for, be it that they are still to
+        come. None: it has asked for all, or this pod can't say."""
         self.job.check_rank(rank)
         asked = self.home.machine.asked_of(epoch, rank)
         found = None if asked is None else asked.missing(start, end)

@@ -283,25 +283,25 @@ class Owner:
         for rank, homes in self._ranks.with_homes():
             at = max(0, self._ranks.epoch(rank))
             yield Record(Kind.OPENED, at, rank, (np.array(homes, dtype=np.int64),))
-        if self._life.knows_all_ranks and not self._life.recovering:
+        if self._life.lists_all_ranks and not self._life.recovering:
             yield Record(Kind.ALL_RANKS, 0)
 
-    def restore(self, told: Recollection, without: Sequence[int] = ()) -> None:
+    def restore(self, recollection: Recollection, without: Sequence[int] = ()) -> None:
         """Fact: this is what was answered before a restart.
 
         :param without: ranks that had not reported what they received.
 
         Raises :class:`JobLost` when it can't be of this job as it is now.
         """
-        first = min(told.epochs(), default=0)
-        known_from = {rank: epoch for rank, epoch in told.known_from.items() if epoch > first}
-        self._life.unknown.restored(known_from, without, told.newest_entered)
-        for rank, (epoch, homes) in told.ranks.items():
+        first = min(recollection.epochs(), default=0)
+        known_from = {rank: epoch for rank, epoch in recollection.known_from.items() if epoch > first}
+        self._life.unknown.restored(known_from, without, recollection.newest_entered)
+        for rank, (epoch, homes) in recollection.ranks.items():
             self._ranks.restored(rank, epoch, homes)
         share, epochs = self.job.share, []
-        for epoch in told.epochs()[-3:]:
+        for epoch in recollection.epochs()[-3:]:
             if (traces := self.job.known_traces(epoch)) is not None:  # else nobody could have asked
-                answered = told.answered(epoch, traces, share.first_sample, share.end_sample)
+                answered = recollection.answered(epoch, traces, share.first_sample, share.end_sample)
                 epochs.append(Restored(epoch, traces, answered))
         try:
             orders = self._machine.restored(epochs)

@@ -244,7 +244,7 @@ class JobsHere:
             begun=life.begun,
             idle=self.is_idle(at_pod),
             world_size=spec.world_size,
-            knows=life.knows_received,
+            knows=life.has_records,
             ranks_alive=at_pod.home.leases.num_alive(),
         )
 

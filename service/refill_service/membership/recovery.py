@@ -1,9 +1,9 @@
 """How does a pod that was restarted in the middle of a job come to know what it had delivered?
 
-From its own journal, if that is whole. Else it asks the other pods, what they know as homes of their ranks and what
-they kept for it when it ended in order, and waits until its own ranks have reported what they have received. Until then
-it answers nothing from its share: a sample that somebody has already must not be given to another. When it has learned
-enough is decided in :meth:`JobLife.next_step`.
+From its own journal, if that is whole. Else it asks the other pods for their records as homes of their ranks, and for
+those that it left with them when it ended in order. And it waits until its own ranks have reported what they have
+received. Until then it answers nothing from its share: a sample that one rank has already must not be given to another.
+:meth:`JobLife.next_step` decides when it has learned enough.
 
 A job that moves to more or to fewer pods goes on in the same way, but that pod 0 asks for what ranks have received of
 all shares, and deals the rest of their epochs anew (:mod:`refill_service.cache_core.moved_epoch`).
@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.25
 _FORGETS_WITHIN_SECONDS = 2.0
-"""A pod that was told of a job and does not know it any more so soon has found nobody who knows how it was dealt."""
+"""A pod to which a job was introduced, and that does not know it any more so soon, has given it up: it has found no pod
+that knows how epochs were dealt."""
 _SAY_EVERY_SECONDS = 10.0
 _MOVED_EPOCHS = 3
 """As many as an owner goes on with."""
@@ -44,7 +45,7 @@ class Recovery:
     :param kept: what the pod's own journal has of the job.
     :param seconds: how long ranks are waited for that do not report; without them the epoch goes on, and what they may
         have received is *unknown* in its receipt.
-    :param introduce: tells a pod of the job that does not know it.
+    :param introduce: makes the job known to a pod that does not have it.
     """
 
     def __init__(self, at_pod: JobAtPod, kept: KeptJob | None, seconds: float, introduce: Introduce) -> None:
@@ -57,17 +58,17 @@ class Recovery:
         self._seconds = seconds
         self._introduce = introduce
         self._introduced: dict[int, float] = {}
-        """When each pod that did not know the job was told of it last."""
+        """When the job was last introduced to each pod that did not know it."""
         self._unused: dict[int, float] = {}
-        """Since when of each rank no process is known that has received anything."""
+        """By rank, since when its processes have reported nothing but that they had received nothing."""
 
     def from_journal(self) -> bool:
         """Go on from the journal alone; False when that is not enough."""
         if self._kept is None or not self._kept.whole or self._kept.left_with:
             return False
-        told = self._told_by_the_journal()
-        self._restore_traces(told)
-        self._owner.restore(told)
+        recollection = self._records_of_the_journal()
+        self._restore_traces(recollection)
+        self._owner.restore(recollection)
         return True
 
     async def from_others(self, done: Callable[[], None]) -> None:
@@ -80,15 +81,17 @@ class Recovery:
         name, started = self._job.spec.name, time.monotonic()
         all_answered, said = None, started
         while True:
-            told = self._told_by_the_journal()
-            told.add(self._home.record.told(self._job.ordinal, everything=self._life.moving), self._job.ordinal)
-            silent = await self._ask_others(told)
-            self._restore_traces(told)
+            recollection = self._records_of_the_journal()
+            recollection.add(
+                self._home.record.records_for(self._job.ordinal, everything=self._life.moving), self._job.ordinal
+            )
+            silent = await self._ask_others(recollection)
+            self._restore_traces(recollection)
             now = time.monotonic()
             if not silent and all_answered is None:
                 all_answered = now
             try:
-                step = self._life.next_step(self._learned(told, silent, all_answered, now), self._seconds)
+                step = self._life.next_step(self._learned(recollection, silent, all_answered, now), self._seconds)
             except JobLost as error:
                 raise self._can_not_move(error.message) from None if self._life.moving else error
             if isinstance(step, Restore):
@@ -105,11 +108,11 @@ class Recovery:
                 name,
                 ", ".join(f"rank {rank}" for rank in step.without),
             )
-        if self._life.moves or not told.table_is_whole:
-            told.forget_partly_known()
+        if self._life.moves or not recollection.table_is_whole:
+            recollection.forget_partly_known()
         if self._life.moving:
-            await self._deal_anew(told)
-        self._owner.restore(told, step.without)
+            await self._deal_anew(recollection)
+        self._owner.restore(recollection, step.without)
         done()
         if self._life.unknown:
             await self._say_what_is_unknown()
@@ -125,30 +128,35 @@ class Recovery:
             if isinstance(error, RefillError):
                 log.info("job %s: not all pods know what is unknown: %s", self._job.spec.name, error)
 
-    def _learned(self, told: Recollection, silent: list[str], all_answered: float | None, now: float) -> Learned:
-        unreported = told.unreported(self._job.spec.world_size)
+    def _learned(
+        self, recollection: Recollection, silent: list[str], all_answered: float | None, now: float
+    ) -> Learned:
+        unreported = recollection.unreported(self._job.spec.world_size)
         if not silent:
-            self._unused = {rank: self._unused.get(rank, now) for rank in told.unused if rank in unreported}
+            self._unused = {rank: self._unused.get(rank, now) for rank in recollection.unused if rank in unreported}
         return Learned(
             silent=tuple(silent),
             unreported=tuple(unreported),
             gone=tuple(rank for rank in unreported if now - self._unused.get(rank, now) > LEASE_SECONDS),
-            missing_traces=tuple(self._unposted(told)),
-            knows_deal=not self._life.lacks_deal(told=told.others_know, table_is_whole=told.table_is_whole),
-            others_will_know=told.others_will_know,
+            missing_traces=tuple(self._unposted(recollection)),
+            deal_is_known=not self._life.lacks_deal(
+                another_pod_runs_it=recollection.another_pod_runs_it, table_is_whole=recollection.table_is_whole
+            ),
+            another_pod_will_recover=recollection.another_pod_will_recover,
             waited_seconds=None if all_answered is None else now - all_answered,
         )
 
-    async def _deal_anew(self, told: Recollection) -> None:
+    async def _deal_anew(self, recollection: Recollection) -> None:
         job = self._job
-        if resumed := [rank for rank, since in told.whole_since.items() if since > told.oldest_entered]:
+        oldest = recollection.oldest_entered
+        if resumed := [rank for rank, since in recollection.whole_since.items() if since > oldest]:
             raise self._can_not_move(
-                f"rank {resumed[0]} was resumed within epoch {told.oldest_entered}, and does not know what it had"
+                f"rank {resumed[0]} was resumed within epoch {oldest}, and does not know what it had"
             )
-        for epoch in told.epochs()[-_MOVED_EPOCHS:]:
+        for epoch in recollection.epochs()[-_MOVED_EPOCHS:]:
             if (before := job.known_traces(epoch)) is None:
                 continue  # nobody could have asked
-            received = told.received(epoch)
+            received = recollection.received(epoch)
             size, key = job.layout.num_samples, f"refill move {job.spec.seed} {epoch} {job.life.moves}"
             try:
                 traces = await asyncio.to_thread(moved_traces, before, job.spec.world_size, size, received, key)
@@ -172,24 +180,24 @@ class Recovery:
             job=name,
         )
 
-    def _told_by_the_journal(self) -> Recollection:
-        told = Recollection()
+    def _records_of_the_journal(self) -> Recollection:
+        recollection = Recollection()
         if self._kept is not None:
-            told.add(self._kept.records, self._job.ordinal)
-            told.table_is_whole = self._kept.whole
-        return told
+            recollection.add(self._kept.records, self._job.ordinal)
+            recollection.table_is_whole = self._kept.whole
+        return recollection
 
-    async def _ask_others(self, told: Recollection) -> list[str]:
+    async def _ask_others(self, recollection: Recollection) -> list[str]:
         """Returns those that did not answer."""
 
         async def ask(pod: int) -> str | None:
             try:
-                reader = RecordReader(await self._peers.told(pod, everything=self._life.moving))
-                told.add(list(reader), pod)
+                reader = RecordReader(await self._peers.records_from(pod, everything=self._life.moving))
+                recollection.add(list(reader), pod)
             except UnknownJob:
                 introduced, now = self._introduced.get(pod, -_FORGETS_WITHIN_SECONDS), time.monotonic()
                 if self._life.moves and not self._life.moving and now - introduced < _FORGETS_WITHIN_SECONDS:
-                    return None  # it was told, and has given up
+                    return None  # it has given the job up
                 self._introduced[pod] = now
                 await self._introduce(pod)  # it was restarted, too, and will ask in its turn
                 return f"pod {pod}"
@@ -204,7 +212,7 @@ class Recovery:
         silent = []
         for answer in answers:
             if isinstance(answer, RefillError) and answer.status < 500:
-                raise answer  # it knows better; one that failed is asked again
+                raise answer  # the job is another one there; a pod that failed is asked again
             if isinstance(answer, RefillError):
                 silent.append(answer.message)
             elif isinstance(answer, BaseException):
@@ -213,17 +221,17 @@ class Recovery:
                 silent.append(answer)
         return silent
 
-    def _restore_traces(self, told: Recollection) -> None:
-        for (epoch, rank), sample_ids in told.traces.items():
+    def _restore_traces(self, recollection: Recollection) -> None:
+        for (epoch, rank), sample_ids in recollection.traces.items():
             if self._life.moves and not self._life.moving:  # as they were dealt anew, whatever the rank has posted
                 self._job.replace_trace(epoch, rank, sample_ids)
             else:
                 self._job.restore_trace(epoch, rank, sample_ids)
 
-    def _unposted(self, told: Recollection) -> list[str]:
-        """Traces without which what was received can't be understood."""
+    def _unposted(self, recollection: Recollection) -> list[str]:
+        """Traces that are missing: without them, positions that were received can't be mapped to samples."""
         return [
             f"a trace of epoch {epoch}"
-            for epoch in told.received_epochs()
-            if epoch >= told.oldest_entered and self._job.known_traces(epoch) is None
+            for epoch in recollection.received_epochs()
+            if epoch >= recollection.oldest_entered and self._job.known_traces(epoch) is None
         ]

@@ -112,8 +112,8 @@ class JobPeers:
             finally:
                 self.received_bytes[pod] += frames.bytes_received
 
-    async def told(self, pod: int, *, everything: bool) -> bytes:
-        """What another pod knows of this one's answers, or of all, as records; asked once."""
+    async def records_from(self, pod: int, *, everything: bool) -> bytes:
+        """The records that another pod has of this one's answers, or of all pods' answers; asked once."""
         return await self._peers.get_bytes(
             pod, f"{self.path('told')}&life={self._peers.life}&everything={int(everything)}"
         )

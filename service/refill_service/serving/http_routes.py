@@ -319,7 +319,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         at_pod.job.check_rank(rank)
         at_pod.home.leases.asks(rank, life_of(life), takes=False)
         held(request).enter_context(at_pod.in_use())
-        count = await at_pod.home.record.tell(rank, coming_records(request, at_pod.job))
+        count = await at_pod.home.record.rank_reports(rank, coming_records(request, at_pod.job))
         if at_pod.home.record.is_reported(rank):  # by this process, or another one that has received something
             at_pod.home.leases.asks(rank, life_of(life))
         return {"records": count}

@@ -183,8 +183,8 @@ def peer_routes(node: CacheNode) -> APIRouter:
             await keep_trace(at_pod, epoch, rank, ids)
         return {"positions": len(ids)}
 
-    @routes.get("/told")
-    async def told(
+    @routes.get("/told")  # the name that pods of earlier versions ask for
+    async def records_for_pod(
         job: str,
         incarnation: Incarnation,
         pod: Pod,
@@ -195,7 +195,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
         at_pod = node.table.find(job, incarnation)
         if not 0 <= pod < at_pod.job.num_pods:
             raise InvalidInput(f"there is no pod {pod}; job {job} runs on {at_pod.job.num_pods}")
-        return Response(at_pod.told(pod, life, everything=everything), media_type="application/octet-stream")
+        return Response(at_pod.records_for(pod, life, everything=everything), media_type="application/octet-stream")
 
     @routes.put("/kept")
     @takes_body(lambda job: _most_kept_bytes(node.table.find(job)))
