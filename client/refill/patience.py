@@ -41,9 +41,9 @@ class Patience:
         self._timeout_seconds = timeout_seconds
         self._started = self._said = self._tried = time.monotonic()
         self._pause = _FIRST_PAUSE_SECONDS
-        self._told: RefillError | None = None
-        """What a pod has answered last."""
-        self._told_at = 0.0
+        self._last_answer: RefillError | None = None
+        """The last error that a pod answered with."""
+        self._answer_at = 0.0
 
     @property
     def waited_seconds(self) -> float:
@@ -53,7 +53,7 @@ class Patience:
         """Fact: the request is made now."""
         self._tried = time.monotonic()
         left = self._started + self._timeout_seconds - self._tried
-        return Wait(min(max(left, _LAST_REQUEST_SECONDS), _REQUEST_SECONDS), self._goes_on)
+        return Wait(min(max(left, _LAST_REQUEST_SECONDS), _REQUEST_SECONDS), self._still_waits)
 
     def failed(self, error: RefillError, asked: str) -> None:
         """Fact: a try has failed, and another one may help. Raises the error to end with when time is up.
@@ -62,7 +62,7 @@ class Patience:
         """
         now = time.monotonic()
         if not error.details.get("silent"):
-            self._told, self._told_at = error, now
+            self._last_answer, self._answer_at = error, now
         if now + self._pause >= self._started + self._timeout_seconds:
             cause = self._cause(error, now)
             given_up = type(cause)(
@@ -82,17 +82,17 @@ class Patience:
         longest = _BUSY_PAUSE_SECONDS if isinstance(error, PodBusy) else _LONGEST_PAUSE_SECONDS
         self._pause = min(2 * self._pause, longest)
 
-    def _goes_on(self, asked: str) -> None:
+    def _still_waits(self, asked: str) -> None:
         """Fact: the answer of a try has yet to come."""
         now = time.monotonic()
         if now - self._said >= _SAY_EVERY_SECONDS:
-            before = "" if self._told is None else f"; before that: {self._told.message}"
+            before = "" if self._last_answer is None else f"; before that: {self._last_answer.message}"
             self._say(asked, f"no answer for {now - self._tried:.0f} s{before}")
 
     def _cause(self, error: RefillError, now: float) -> RefillError:
-        """What a pod has said is why it is silent, unless it has been silent for very long since."""
-        if error.details.get("silent") and self._told is not None and now - self._told_at <= _REQUEST_SECONDS:
-            return self._told
+        """A pod that does not answer now is taken to fail as in its last answer, unless that was long ago."""
+        if error.details.get("silent") and self._last_answer is not None and now - self._answer_at <= _REQUEST_SECONDS:
+            return self._last_answer
         return error
 
     def _say(self, asked: str, why: str) -> None:

@@ -38,7 +38,7 @@ class Wait(NamedTuple):
 
     seconds: float
     """That the pod may be silent for."""
-    goes_on: Callable[[str], None] = lambda pod: None
+    still_waits: Callable[[str], None] = lambda pod: None
     """Called about once a second while nothing comes."""
 
 
@@ -213,7 +213,7 @@ def _await_answer(link: PodLink, pod: str, wait: Wait) -> None:
     while not coming.poll(1000 * min(_LOOK_SECONDS, max(0.0, ends - time.monotonic()))):
         if time.monotonic() >= ends:
             raise TimeoutError
-        wait.goes_on(pod)
+        wait.still_waits(pod)
 
 
 def _raise_answer(status: int, body: bytes, source: str) -> NoReturn:

@@ -149,7 +149,7 @@ def write_journal(folder: Path) -> Journal:
     job.write(Record(Kind.ANSWERED, 5, 0, (ids(7), ids(7))))
     job.keep(2, encode_records([Record(Kind.RECEIVED, 5, 1, (ids(0), ids(9)))]))
     job.keep_receipt({"epoch": 3, "receipt": {"delivered": 20}})
-    job.leaves_with(1)
+    job.hands_over_to(1)
     asyncio.run(journal.close())
     return journal
 
@@ -188,7 +188,7 @@ class TestJournal:
             (Kind.RECEIVED, 5),
         ]
         assert kept.receipts == {3: {"epoch": 3, "receipt": {"delivered": 20}}}
-        assert kept.left_with == (1,)
+        assert kept.handed_over_to == (1,)
         assert kept.resumed is not None
         assert kept.resumed.done.tolist() == NOTED.tolist()
         assert (kept.resumed.epoch, kept.resumed.position, kept.resumed.unknown) == (4, 3, 1)

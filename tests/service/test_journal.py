@@ -207,7 +207,7 @@ class Past:
         elif what == "another pod ends":
             self.journal.keep("run", epoch, b"" if epoch else Record(Kind.OPENED, 0, 1, (np.array([epoch]),)).encode())
         elif what == "left with":
-            self.written.leaves_with(epoch)
+            self.written.hands_over_to(epoch)
         else:
             closed(self.journal)
             self.copies.append(self.files())
@@ -228,7 +228,7 @@ class Past:
         kept = self.journal.find("run")
         if kept is None or not kept.whole:
             return None
-        return [record.encode() for record in kept.records], kept.receipts, kept.left_with, kept.header
+        return [record.encode() for record in kept.records], kept.receipts, kept.handed_over_to, kept.header
 
 
 HAPPENS = st.sampled_from(["answer"] * 4 + ["receipt", "forget", "another pod ends", "left with", "restart"])

@@ -23,7 +23,7 @@ from refill_service.jobs.running_epoch import RunningEpoch
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.peers.job_peers import JobPeers
 
-__all__ = ["MOST_CLIENTS", "RECEIPT_OUTCOMES", "ClientCounts", "JobAtPod", "LeftByPod"]
+__all__ = ["MOST_CLIENTS", "RECEIPT_OUTCOMES", "ClientCounts", "HandedOver", "JobAtPod"]
 
 RECEIPT_OUTCOMES = ("delivered", "duplicates", "missing", "unknown")
 _KEPT_RECEIPTS = 300
@@ -42,12 +42,13 @@ class ClientCounts:
 
 
 @dataclass
-class LeftByPod:
-    """What a pod left here when it ended, for its successor."""
+class HandedOver:
+    """The records that a pod handed over to this one when it ended, for its next run."""
 
     records: bytes
     claimed_by: str = ""
-    """The run of the pod that came for it. It may have delivered more since, so a later one finds it incomplete."""
+    """The run of that pod that asked for them first. It may have delivered more since, so for a later run the records
+    are not complete."""
 
 
 @dataclass
@@ -61,7 +62,7 @@ class JobAtPod:
     pinned: PinnedShare
     recovery: asyncio.Task[None] | None = None
     """After a restart of the pod: the task that learns from other pods and from ranks what it had delivered."""
-    kept: dict[int, LeftByPod] = field(default_factory=dict)
+    handed_over: dict[int, HandedOver] = field(default_factory=dict)
     """By the ordinals of pods that ended in order."""
     unknown: dict[int, bytes] = field(default_factory=dict)
     """By the ordinals of other pods, records of what is unknown of their answers."""
@@ -119,7 +120,8 @@ class JobAtPod:
         self.home.entry.left(epoch, rank)
 
     def records_for(self, pod: int, life: str, *, everything: bool = False) -> bytes:
-        """Records for a pod that was restarted: those that it left here, and this pod's own as a home and as an owner.
+        """Records for a pod that was restarted: those that it handed over when it ended, and this pod's own as a home
+        and as an owner.
 
         :param life: names this run of the pod.
         :param everything: of what ranks have received of all pods' shares, not of that pod's alone.
@@ -135,7 +137,7 @@ class JobAtPod:
         for other, unknown in self.unknown.items():
             if everything or other == pod:
                 records += RecordReader(unknown)
-        if (left := self.kept.get(pod)) is None:
+        if (left := self.handed_over.get(pod)) is None:
             return encode_records(records)
         left.claimed_by = left.claimed_by or life
         if left.claimed_by == life:

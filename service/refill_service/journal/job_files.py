@@ -12,9 +12,9 @@ __all__ = [
     "CLEAN",
     "DONE",
     "EPOCHS",
+    "HANDED_OVER",
     "HEADER",
     "KEPT",
-    "LEFT_WITH",
     "RECEIPTS",
     "VERSION",
     "epoch_file",
@@ -26,15 +26,16 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Of all of them, and in the header. A journal of another version is not used: others are asked what it would say."""
+"""Of all files, and in the header. A journal of another version is not used: other pods are asked for their records."""
 HEADER = "job.json"
-"""What the job is. Without it nothing else is looked at."""
+"""What the job is. Without this file the others are ignored."""
 RECEIPTS = "receipts.jsonl"
 """A line for each epoch that has ended."""
 CLEAN = "clean"
 """Empty: all that was written is on the disk, whatever becomes of the machine."""
-LEFT_WITH = "left-with"
-"""Numbers of the pods that may have been left a table when the pod ended."""
+HANDED_OVER = "left-with"
+"""Numbers of the pods to which records may have been handed over when the pod ended. The file's name is part of the
+format."""
 DONE = "done.bits"
 """Of a job that was resumed: a bit for each sample, set for those that were consumed before."""
 EPOCHS = "epoch-*.records"

@@ -27,8 +27,8 @@ from refill_service.journal.job_files import (
     CLEAN,
     DONE,
     EPOCHS,
+    HANDED_OVER,
     HEADER,
-    LEFT_WITH,
     RECEIPTS,
     VERSION,
     epoch_file,
@@ -87,7 +87,7 @@ class JobJournal:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._adopt_what_is_there()
             self._remove(CLEAN, sync=True)  # before anything is delivered that it does not know of
-            self._remove(LEFT_WITH)
+            self._remove(HANDED_OVER)
             wanted = set(epochs)
             for epoch in wanted:
                 self._compact(epoch)
@@ -142,7 +142,7 @@ class JobJournal:
             self._give_up(error)
 
     def keep(self, pod: int, records: bytes) -> None:
-        """What another pod had delivered when it ended."""
+        """Keep the records that another pod handed over when it ended."""
         if not self._given_up:
             try:
                 self._replace(kept_file(pod), records, sync=True)
@@ -174,13 +174,13 @@ class JobJournal:
                 return False
         return True
 
-    def leaves_with(self, pod: int) -> None:
-        """Fact: another pod is about to be left what was delivered. What is delivered after that must not begin before
-        that pod has been asked for it: else it would give an old table to a later run, as if it was whole."""
+    def hands_over_to(self, pod: int) -> None:
+        """Fact: the records of what was delivered are about to be handed over to another pod. This pod's next run must
+        ask for them before it delivers anything: else a later run would get them as if they were complete."""
         if not self._given_up:
-            note = self._folder / LEFT_WITH
+            note = self._folder / HANDED_OVER
             before = note.read_text() if note.exists() else ""
-            self._replace(LEFT_WITH, f"{before} {pod}".encode(), sync=True)
+            self._replace(HANDED_OVER, f"{before} {pod}".encode(), sync=True)
 
     def close(self) -> None:
         """It is whole, whatever becomes of the machine."""

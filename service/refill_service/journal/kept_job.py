@@ -1,8 +1,8 @@
-"""What does a pod find of a job that an earlier run of it left, and may it be believed?
+"""What does a pod find in the journal of its earlier run, and can something be missing there?
 
 A journal is *whole* when nothing that was delivered can be missing in it: its files are those of its inventory, and the
-machine has not been restarted since, or the pod ended in order. Of one that is not, the records hold all the same:
-others are asked for the rest.
+machine has not been restarted since, or the pod ended in order. The records of a journal that is not whole are true all
+the same: other pods are asked for the rest.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from refill_service.journal.job_files import (
     CLEAN,
     DONE,
     EPOCHS,
+    HANDED_OVER,
     HEADER,
     KEPT,
-    LEFT_WITH,
     RECEIPTS,
     VERSION,
     inventory_of,
@@ -44,8 +44,8 @@ class KeptJob:
     reason: str
     """Why something that was delivered can be missing; empty: nothing can."""
     resumed: ResumedEpoch | None = None
-    left_with: tuple[int, ...] = ()
-    """Pods that may have been left a table when that run ended: they must not keep it for later ones."""
+    handed_over_to: tuple[int, ...] = ()
+    """Pods to which records may have been handed over when that run ended. They must not keep them for later runs."""
 
     @property
     def whole(self) -> bool:
@@ -74,8 +74,8 @@ def read_kept_job(folder: Path) -> KeptJob:
         reason = Inventory(inventory_of(folder)).contradiction(contents) or reason
     lines = contents.get(RECEIPTS, b"").decode().splitlines()
     receipts = {receipt["epoch"]: receipt for receipt in map(_json_or_none, lines) if receipt is not None}
-    left_with = tuple(map(int, contents.get(LEFT_WITH, b"").split()))
-    return KeptJob(header, records, receipts, reason, _resumed(contents, header), left_with)
+    handed_over_to = tuple(map(int, contents.get(HANDED_OVER, b"").split()))
+    return KeptJob(header, records, receipts, reason, _resumed(contents, header), handed_over_to)
 
 
 def read_contents(folder: Path) -> dict[str, bytes]:

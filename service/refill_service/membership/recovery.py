@@ -1,7 +1,7 @@
 """How does a pod that was restarted in the middle of a job come to know what it had delivered?
 
 From its own journal, if that is whole. Else it asks the other pods for their records as homes of their ranks, and for
-those that it left with them when it ended in order. And it waits until its own ranks have reported what they have
+those that it handed over to them when it ended in order. And it waits until its own ranks have reported what they have
 received. Until then it answers nothing from its share: a sample that one rank has already must not be given to another.
 :meth:`JobLife.next_step` decides when it has learned enough.
 
@@ -64,7 +64,7 @@ class Recovery:
 
     def from_journal(self) -> bool:
         """Go on from the journal alone; False when that is not enough."""
-        if self._kept is None or not self._kept.whole or self._kept.left_with:
+        if self._kept is None or not self._kept.whole or self._kept.handed_over_to:
             return False
         recollection = self._records_of_the_journal()
         self._restore_traces(recollection)
@@ -207,7 +207,7 @@ class Recovery:
 
         asked = self._peers.others
         if self._kept is not None and self._kept.whole:  # only those that were left a table must not keep it
-            asked = [pod for pod in self._kept.left_with if pod in asked]
+            asked = [pod for pod in self._kept.handed_over_to if pod in asked]
         answers = await asyncio.gather(*(ask(pod) for pod in asked), return_exceptions=True)
         silent = []
         for answer in answers:

@@ -149,7 +149,7 @@ class CacheNode:
         for pod in at_pod.peers.others:
             with contextlib.suppress(RefillError, TimeoutError, OSError):
                 if owner.journal is not None:
-                    owner.journal.leaves_with(pod)
+                    owner.journal.hands_over_to(pod)
                 async with asyncio.timeout(_HAND_OVER_SECONDS):
                     await self.peers.call(pod, "PUT", at_pod.peers.path("kept"), body)
                     return

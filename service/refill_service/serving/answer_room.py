@@ -14,7 +14,7 @@ from refill.errors import PodBusy
 from refill_service.cache_core.shared_room import Asker
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.memory.byte_gate import ByteGate, Passage
-from refill_service.serving.request_guard import held
+from refill_service.serving.request_guard import resources_of
 
 __all__ = ["AnswerRoom"]
 
@@ -42,7 +42,7 @@ class AnswerRoom:
         passage = self._gate.passage(size_bytes, Asker(job.spec.holder, job.spec.name))
         try:
             async with asyncio.timeout(self._wait_seconds):
-                self._passage = await held(self._request).enter_async_context(passage)
+                self._passage = await resources_of(self._request).enter_async_context(passage)
         except TimeoutError as error:
             raise PodBusy(
                 f"pod {job.ordinal} has {self._gate.inside_bytes:,} bytes of answers that are still being sent, as "

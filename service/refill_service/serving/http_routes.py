@@ -41,7 +41,7 @@ from refill_service.serving.metrics import node_registry
 from refill_service.serving.probes import HEALTH, METRICS, READY
 from refill_service.serving.record_stream import coming_records, most_records_bytes
 from refill_service.serving.request_body import takes_body
-from refill_service.serving.request_guard import PeerGone, held
+from refill_service.serving.request_guard import PeerGone, resources_of
 from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
 __all__ = [
@@ -226,7 +226,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         ] = False,
     ) -> Response:
         at_pod = node.table.find(job, incarnation)
-        held(request).enter_context(at_pod.in_use())
+        resources_of(request).enter_context(at_pod.in_use())
         wanted = BatchRequest.decode(await request.body())
         at_pod.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
         at_pod.home.record.check_reported(wanted.rank)  # else who comes first after a restart would be the rank
@@ -251,7 +251,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     @takes_body(SAMPLES_BODY_BYTES)
     async def samples(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
         at_pod = node.table.find(job, incarnation)
-        held(request).enter_context(at_pod.in_use())
+        resources_of(request).enter_context(at_pod.in_use())
         ids = checked_ids(at_pod, await request.body())
         room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
         await room.enter(len(ids))
@@ -271,7 +271,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         job: JobName, epoch: Number, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
     ) -> dict[str, int]:
         at_pod = node.table.find(job, incarnation)
-        held(request).enter_context(at_pod.in_use())
+        resources_of(request).enter_context(at_pod.in_use())
         at_pod.job.check_rank(rank)
         at_pod.home.leases.asks(rank, life_of(life))
         async with coming_trace(request, at_pod.job, epoch, rank) as ids:
@@ -318,7 +318,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         at_pod = node.table.find(job, incarnation)
         at_pod.job.check_rank(rank)
         at_pod.home.leases.asks(rank, life_of(life), takes=False)
-        held(request).enter_context(at_pod.in_use())
+        resources_of(request).enter_context(at_pod.in_use())
         count = await at_pod.home.record.rank_reports(rank, coming_records(request, at_pod.job))
         if at_pod.home.record.is_reported(rank):  # by this process, or another one that has received something
             at_pod.home.leases.asks(rank, life_of(life))

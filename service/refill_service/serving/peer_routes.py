@@ -13,7 +13,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
 from refill_service.jobs.epoch_counts import counts_here
-from refill_service.jobs.job_at_pod import JobAtPod, LeftByPod
+from refill_service.jobs.job_at_pod import HandedOver, JobAtPod
 from refill_service.jobs.trace_posting import keep_trace
 from refill_service.membership.resuming import Checkpoint
 from refill_service.memory.outgoing_frame import OutgoingFrame
@@ -23,7 +23,7 @@ from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.frame_response import FrameResponse
 from refill_service.serving.http_routes import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, CheckpointBody, checked_ids
 from refill_service.serving.request_body import takes_body
-from refill_service.serving.request_guard import held
+from refill_service.serving.request_guard import resources_of
 from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
 __all__ = ["peer_routes"]
@@ -116,7 +116,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
     async def take(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> Response:
         """Three frames: what will be sent ahead (no payload), what was asked for, what is sent ahead."""
         at_pod = node.table.find(job, incarnation)
-        held(request).enter_context(at_pod.in_use())
+        resources_of(request).enter_context(at_pod.in_use())
         wanted = BatchRequest.decode(await request.body())
         asked, epoch = await at_pod.asked_of_this_pod(wanted)
         room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
@@ -142,7 +142,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
     @takes_body(SAMPLES_BODY_BYTES)
     async def samples(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> Response:
         at_pod = node.table.find(job, incarnation)
-        held(request).enter_context(at_pod.in_use())
+        resources_of(request).enter_context(at_pod.in_use())
         ids = checked_ids(at_pod, await request.body())
         room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
         await room.enter(len(ids))
@@ -200,16 +200,16 @@ def peer_routes(node: CacheNode) -> APIRouter:
     @routes.put("/kept")
     @takes_body(lambda job: _most_kept_bytes(node.table.find(job)))
     async def keep(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> dict[str, bool]:
-        """From a pod that ends: records of what it has answered, for its successor."""
+        """From a pod that ends: records of what it has answered, handed over for its next run."""
         records = await request.body()
-        node.table.find(job, incarnation).kept[pod] = LeftByPod(records)
+        node.table.find(job, incarnation).handed_over[pod] = HandedOver(records)
         node.journal.keep(job, pod, records)
         return {"kept": True}
 
     @routes.put("/unknown")
     @takes_body(lambda job: _most_unknown_bytes(node.table.find(job)))
     async def unknown(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> dict[str, bool]:
-        """From a pod that went on after a restart: of which of its answers nobody can tell."""
+        """From a pod that recovered: records of which of its answers are unknown."""
         records = await request.body()
         node.table.find(job, incarnation).unknown[pod] = records
         return {"kept": True}

@@ -2,7 +2,7 @@
 
 A body is measured while it comes (:mod:`.request_body`); a request above ``max_requests`` is answered "busy"; an answer
 has to be read at a pace; answers from 400 on are counted. What a route holds for its answer (room in a gate)
-it puts on the request's stack, ``held``, which is let go of when the answer was sent or can't be sent any more.
+it puts among the request's resources, which are freed when the answer was sent or can't be sent any more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
     "Answer",
     "PeerGone",
     "RequestGuard",
-    "held",
+    "resources_of",
     "wire_answer",
 ]
 
@@ -42,18 +42,18 @@ OVER_LIMIT = "refill.over_limit"
 ANSWER = "refill.answer"
 """In a request's scope: its :class:`Answer`."""
 
-_HELD = "refill.held"
+_RESOURCES = "refill.resources"
 _PIECE_BYTES = 1 << 20
 
 
-def held(request: Request) -> AsyncExitStack:
-    """What is let go of at the end of this request's answer."""
-    stack: AsyncExitStack = request.scope[_HELD]
+def resources_of(request: Request) -> AsyncExitStack:
+    """What is freed at the end of this request's answer."""
+    stack: AsyncExitStack = request.scope[_RESOURCES]
     return stack
 
 
 class PeerGone(Exception):
-    """The other side does not read its answer, or is gone: there is nobody to tell."""
+    """The other side does not read its answer, or is gone: nobody is left to answer."""
 
 
 class RequestGuard:
@@ -117,7 +117,7 @@ class RequestGuard:
         self._idle.clear()
         try:
             async with AsyncExitStack() as stack:
-                scope[_HELD] = stack
+                scope[_RESOURCES] = stack
                 await self._app(scope, body.receive, answer.send)
         except PeerGone:
             pass
