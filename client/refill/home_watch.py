@@ -1,7 +1,7 @@
 """Is the home pod still the one that it was? Asked now and then by the process that registered the job.
 
-A pod that was restarted waits for its ranks to tell what they have received. A rank whose loop stands still, because it
-waits for another rank, asks for nothing; without a word from it, the other rank could wait for it in turn.
+A pod that was restarted waits for its ranks to report what they have received. A rank whose loop stands still, because
+it waits for another rank, asks for nothing. If it did not report by itself, the other rank could wait for it in turn.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class _Watched(Protocol):
 
 
 _asking = threading.Lock()
-"""Held while a watch asks: a fork in the middle of that would leave the child with locks that nobody releases."""
+"""Locked while a watch asks: a fork in the middle of that would leave the child with locks that nobody releases."""
 
-_held_for_fork = False
+_locked_for_fork = False
 
 
 def watch_home(connection: _Watched) -> None:
@@ -42,18 +42,18 @@ def _watch(watched: weakref.ref[_Watched]) -> None:
         connection = watched()
         if connection is None:
             return
-        with _asking, contextlib.suppress(RefillError):  # who asks for samples will be told
+        with _asking, contextlib.suppress(RefillError):  # requests for samples will raise it
             connection.look_after_home()
         del connection
 
 
 def _before_fork() -> None:
-    global _held_for_fork
-    _held_for_fork = _asking.acquire(timeout=_FORK_WAITS_SECONDS)
+    global _locked_for_fork
+    _locked_for_fork = _asking.acquire(timeout=_FORK_WAITS_SECONDS)
 
 
 def _after_fork() -> None:
-    if _held_for_fork:
+    if _locked_for_fork:
         _asking.release()
 
 

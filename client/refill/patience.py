@@ -1,8 +1,8 @@
 """When is a request made again, what is said meanwhile, and which error is raised in the end?
 
 A request is idempotent: it is made again after a lost answer or a "not ready", until ``timeout_seconds`` have passed.
-The error that is raised then is the last one that says something: a pod that is silent because it waits, for another
-rank or for the store, has said before what it waits for.
+The error that is raised then is the last one that a pod answered with: a pod that does not answer because it waits, for
+another rank or for the store, has said before what it waits for.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _SAY_EVERY_SECONDS = 10.0
 _REQUEST_SECONDS = 60.0
 """A pod that is silent for longer is asked again."""
 _LAST_REQUEST_SECONDS = 15.0
-"""What even a request just before the end of its time may take. Pods wait 10 s (``wait_seconds``) before they say what
-for, and to be told that is worth more."""
+"""A request just before the end of the time may take so long. Pods wait 10 s (``wait_seconds``) before they answer what
+they wait for, and that answer is worth the delay."""
 
 
 class Patience:
-    """With one request of a rank.
+    """The tries of one request of a rank.
 
     :param timeout_seconds: how long it is made again; 0: it is made once.
     """

@@ -9,16 +9,17 @@ A stream of records, each with a checksum of its own. All integers are little-en
     RECEIVED  who received  positions i64[n] | samples i64[n]  a rank, or its home: what came for these positions
     OPENED    who entered   home pod i64[1]                    a rank has entered the epoch, by way of this pod
     TRACE     who posted    sample ids i64[n]                  a trace of the rank's own
-    WHOLE     rank          nothing                            all that this rank has received since the epoch is told
-    UNKNOWN   rank          nothing                            nobody knows what it received in epochs before this one
-    UNUSED    rank          nothing                            who tells has received nothing as this rank
+    WHOLE     rank          nothing                            all that it has received from this epoch on is reported
+    UNKNOWN   rank          nothing                            what it received in epochs before is not known
+    UNUSED    rank          nothing                            its process that reports has received nothing
 
 and of pods to each other, without a payload: ALL_RANKS, every rank that has begun is among the OPENED; WHOLE_TABLE, all
-that the owner has answered is among the ANSWERED; NOT_RECOVERING, who tells has not lost the job; WILL_RECOVER, it has,
-but knows who will tell it all.
+that the owner has answered is among the ANSWERED; NOT_RECOVERING, the pod that sends this is not recovering the job;
+WILL_RECOVER, it is, and will recover it whatever other pods know.
 
 ``checksum`` is the CRC-32 of the payload. ``head`` is the low half of that of the other fields of the header, so that a
-record that was cut, in a file whose writer was killed, is told from one that is damaged. What came before holds.
+record that was cut, in a file whose writer was killed, is distinguished from one that is damaged. The records before it
+hold.
 
 There is no version in a record: a kind keeps its number and its payload for ever, and a new payload is a new kind. A
 reader of an earlier version stops at it, as at a damaged one. Held by tests/protocol/test_golden_bytes.py.

@@ -1,4 +1,4 @@
-"""How does a job come into this pod's table: as a new one, or taken up where it was before a restart?
+"""How does a job come into this pod's table: as a new one, or restored as it was before a restart?
 
 Carries out what :func:`how_to_begin` decides: asks the other pods, makes the job, restores what it had answered from
 the pod's journal, or has it learn that from others (:mod:`refill_service.membership.recovery`).
@@ -55,7 +55,7 @@ class JobsHere:
 
     def __init__(self, table: JobTable, peers: Peers, who_holds: WhoHolds) -> None:
         self.registering = asyncio.Lock()
-        """Held by who is about to put a job into the table, or to replace it there."""
+        """Locked while a job is put into the table or replaced there."""
         self._table = table
         self._peers = peers
         self._who_holds = who_holds
@@ -76,7 +76,7 @@ class JobsHere:
             known = table.jobs.get(spec.name)
             if known is not None and is_later(incarnation, known.job.incarnation):
                 check_holder(spec.name, known.job.spec.holder, spec.holder)
-                await table.forget(spec.name)  # who was told of the later name takes nothing from this one
+                await table.forget(spec.name)  # a client that has the later name accepts no answer of this one
                 known = None
             created = known is None
             if known is None:
@@ -84,7 +84,7 @@ class JobsHere:
         check_holder(spec.name, known.job.spec.holder, spec.holder)
         life = known.job.life
         if incarnation and known.job.incarnation != incarnation and life.recovering:
-            raise known.owner.recovering()  # a rank left over from before brought it, and no other pod has confirmed it
+            raise known.owner.recovering()  # it may be named so by a rank of an earlier run only
         check_same_settings(spec.name, known.job.spec.differences(spec), here=True)
         if incarnation and known.job.incarnation != incarnation:
             raise is_another(spec.name)
@@ -95,8 +95,8 @@ class JobsHere:
         return info
 
     async def begin(self, spec: JobSpec, incarnation: str, *, begun: bool) -> JobAtPod:
-        """A job that this pod does not have: a new one, or one that it lost in a restart. Parameters as
-        :meth:`register`; who calls it holds ``registering``."""
+        """Make a job that this pod does not have: a new one, or one that it lost in a restart. Parameters as
+        :meth:`register`; the caller has locked ``registering``."""
         table, settings = self._table, self._table.settings
         kept = table.journal.find(spec.name)
         if kept is not None and incarnation in ("", kept.header["incarnation"]):
@@ -190,7 +190,7 @@ class JobsHere:
             log.info("job %s goes on in epoch %d with %d ranks", spec.name, resumed.epoch, spec.world_size)
 
     async def _resumed_or_over(self, name: str, order: Begin) -> ResumedEpoch | None:
-        """None: nobody knows what was left of that epoch, and later ones need none of it."""
+        """What was left of the epoch that was resumed. None: no pod knows it, and only later epochs are asked for."""
         try:
             return await self.resumed_at_others(name, order.incarnation)
         except JobLost:
@@ -213,7 +213,7 @@ class JobsHere:
         return decode_resumed(await self._peers.get_bytes(pod, f"{path}?incarnation={quote(incarnation, safe='')}"))
 
     def resumed(self, name: str, incarnation: str) -> ResumedEpoch:
-        """What was left of the epoch when a job was resumed. Raises :class:`UnknownJob` when this pod can't tell."""
+        """What was left of the epoch when a job was resumed. Raises :class:`UnknownJob` when it is not known here."""
         at_pod = self._table.jobs.get(name)
         kept = self._table.journal.find(name) if at_pod is None else None
         if at_pod is not None and same_line(at_pod.job.incarnation, incarnation):
@@ -265,7 +265,7 @@ class JobsHere:
         moving = life.moving
         try:
             await recovery.from_others(lambda: table.begin_journal(at_pod))
-        except (PodUnreachable, JobMoved) as error:  # whoever asks for it will bring it by its latest name
+        except (PodUnreachable, JobMoved) as error:  # the next request will name it as it is by then
             log.warning("%s: it is asked for anew", error)
             at_pod.recovery = None
             if table.jobs.get(name) is at_pod:
@@ -278,14 +278,14 @@ class JobsHere:
             if not life.moves:
                 await table.remove(name)
                 return
-            if isinstance(error, JobLost) and moving:  # told to whoever comes with it; a resumed one is another
+            if isinstance(error, JobLost) and moving:  # the answer to later requests; a resumed job has another name
                 self._failed_moves[at_pod.job.incarnation] = error.message
                 while len(self._failed_moves) > _KEPT_FAILURES:
                     self._failed_moves.pop(next(iter(self._failed_moves)))
             await table.forget(name)
 
     async def introduce(self, pod: int, at_pod: JobAtPod) -> None:
-        """Tell a pod of a job that it lost in a restart."""
+        """Make a job known again to a pod that lost it in a restart."""
         job = at_pod.job
         body = {
             "spec": job.spec.to_dict(),

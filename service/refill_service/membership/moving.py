@@ -1,7 +1,7 @@
-"""How does a job that runs come to more or to fewer pods, or back to pods that have all forgotten how it was dealt?
+"""How does a job that runs move to more or to fewer pods, or back to pods that have all forgotten how it was dealt?
 
-Pod 0 begins it, under the next name of its line, when all the others are there; then ranks are asked what they have
-received (:mod:`refill_service.membership.recovery`). What is decided is in :func:`how_to_move`.
+Pod 0 begins it, under the next name of its line, when all other pods answer. Then ranks report what they have received
+(:mod:`refill_service.membership.recovery`). :func:`how_to_move` decides.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class Moving:
+    """Moves jobs: pod 0 itself, other pods by way of it."""
+
     def __init__(self, table: JobTable, peers: Peers, who_holds: WhoHolds, here: JobsHere) -> None:
         self._table = table
         self._peers = peers
@@ -64,7 +66,7 @@ class Moving:
         of_this = kept if order.from_journal else None
         if order.moving:
             self._here.check_was_the_same(spec, of_this)
-        await table.forget(name)  # by an earlier name
+        await table.forget(name)  # as it was, under an earlier name
         if not order.moving:
             return await self._here.begin(spec, order.incarnation, begun=True)
         at_pod = await self._here.make(spec, order, of_this)

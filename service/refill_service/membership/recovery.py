@@ -75,8 +75,8 @@ class Recovery:
         """Ask until nothing more can be learned, then go on; ``done`` is called right after, before any answer.
 
         Raises :class:`JobLost` when another pod says that the job has ended or is another one by now, and when it can't
-        go on with what is known; :class:`PodUnreachable` when nobody is left who could tell, and the job is to move
-        once more.
+        go on with what is known; :class:`PodUnreachable` when no pod is left that knows how it was dealt, and the job
+        is to move once more.
         """
         name, started = self._job.spec.name, time.monotonic()
         all_answered, said = None, started
@@ -115,11 +115,12 @@ class Recovery:
         self._owner.restore(recollection, step.without)
         done()
         if self._life.unknown:
-            await self._say_what_is_unknown()
+            await self._share_unknown()
         log.info("job %s goes on after %.1f s, from what others knew", name, time.monotonic() - started)
 
-    async def _say_what_is_unknown(self) -> None:
-        """To the other pods, since this one may lose its memory again, and to ranks by way of them."""
+    async def _share_unknown(self) -> None:
+        """Give the other pods the records of what is unknown, since this pod may lose its memory again. Ranks get them
+        by way of their homes."""
         records = encode_records(self._life.unknown.records())
         answers = await asyncio.gather(
             *(self._peers.call(pod, "PUT", "unknown", records) for pod in self._peers.others), return_exceptions=True

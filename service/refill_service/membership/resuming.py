@@ -43,7 +43,8 @@ __all__ = ["Checkpoint", "Resuming"]
 log = logging.getLogger(__name__)
 
 _IS_RESUMED = 2**31
-"""In place of how often the job had moved: who was resumed knows better than whoever has moved, however often."""
+"""In place of how often the job had moved: a pod that has the resumed job knows more than any that has the one before,
+however often that one has moved."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ class Checkpoint:
     """Where a training run was when it was saved: what the states of its ranks have in common."""
 
     incarnation: str
-    """Or its line."""
+    """The job's incarnation then, or the line of it."""
     epoch: int
     position: int
-    """Of each rank: the first one that it had not consumed."""
+    """The first position that a rank had not consumed; the same for all ranks."""
 
 
 class Resuming:
@@ -70,8 +71,9 @@ class Resuming:
         self._here = here
         self._registration = registration
         self._one_at_a_time = asyncio.Lock()
-        self._worked_out: tuple[str, ResumedEpoch] | None = None
-        """For a job, until it is registered: pods forget what was delivered before they know that they can go on."""
+        self._rest_of: tuple[str, ResumedEpoch] | None = None
+        """The name of a job, and what is left of its epoch. Kept until the job is registered: pods first drop their
+        records of the job as it was, and another attempt could not ask for them again."""
 
     async def resume(self, spec: JobSpec, checkpoint: Checkpoint) -> dict[str, Any]:
         """Register a job as it goes on from a checkpoint; again, by another rank, changes nothing.
@@ -92,7 +94,7 @@ class Resuming:
         known = await self._known(spec)
         current = "" if known is None else line_of(known.incarnation)
         if (here := self._table.jobs.get(spec.name)) is not None and not here.job.life.traces_are_final:
-            raise here.owner.recovering()  # it moves with who ran before, or not at all
+            raise here.owner.recovering()  # first it has to move, with the ranks that it has
         incarnation = resumed_incarnation(
             checkpoint.incarnation, checkpoint.epoch, checkpoint.position, spec.world_size, self._settings.num_pods
         )
@@ -118,9 +120,9 @@ class Resuming:
                 f"job {spec.name} has traces of its ranks' own: it can be resumed with the same ranks and pods only"
             )
         rest = resumed if again and resumed is not None else await self._rest(spec, checkpoint, incarnation)
-        self._worked_out = spec.name, rest
+        self._rest_of = spec.name, rest
         info = await self._registration.register_resumed(spec, incarnation, rest)
-        self._worked_out = None
+        self._rest_of = None
         return info
 
     async def _until_nobody_is_alive(self, spec: JobSpec) -> None:
@@ -137,8 +139,8 @@ class Resuming:
             )
 
     async def _rest(self, spec: JobSpec, checkpoint: Checkpoint, incarnation: str) -> ResumedEpoch:
-        if self._worked_out is not None:
-            name, rest = self._worked_out
+        if self._rest_of is not None:
+            name, rest = self._rest_of
             if name == spec.name and Checkpoint(rest.incarnation, rest.epoch, rest.position) == checkpoint:
                 return rest
         done, unknown = await self._done(spec, checkpoint, incarnation)
@@ -156,7 +158,7 @@ class Resuming:
         return known
 
     async def _resumed(self, name: str, line: str) -> ResumedEpoch | None:
-        """How the job as it is now had been resumed before, as far as anybody knows."""
+        """How the job as it is now was resumed before. None: it was not, or no pod knows."""
         if not is_resumed(line):
             return None
         try:
@@ -175,7 +177,7 @@ class Resuming:
             return None
 
     async def _done(self, spec: JobSpec, checkpoint: Checkpoint, incarnation: str) -> tuple[Int64Array, int]:
-        """The samples that were consumed, and how many more nobody knows."""
+        """The samples that were consumed, and how many more were that no pod knows."""
         if checkpoint.position == 0:
             return np.empty(0, dtype=np.int64), 0
         what = f"/peer/v1/jobs/{spec.name}/consumed"
@@ -184,7 +186,7 @@ class Resuming:
         asked = (self._peers.get_bytes(pod, f"{what}{query}&resumed={incarnation}") for pod in others)
         here = self.consumed(spec.name, checkpoint, incarnation)
         answers = [here, *(np.frombuffer(answer, dtype="<i8") for answer in await asyncio.gather(*asked))]
-        # What was assigned before the job moved last, and not received, was dealt to others then.
+        # Samples that were assigned before the last move, and not received, were dealt to others by it.
         newest = max(int(answer[2]) for answer in answers)
         answers = [answer for answer in answers if answer[2] == newest]
         expected, requests = (max(int(answer[place]) for answer in answers) for place in range(2))
@@ -203,11 +205,12 @@ class Resuming:
         return done, max(0, expected - len(done))
 
     def consumed(self, name: str, checkpoint: Checkpoint, resumed: str) -> Int64Array:
-        """What this pod knows of the samples that were consumed: first how many there must be over all pods, how many
-        the epoch has, both 0 when it knows nothing of the job, and how often the job had moved; then their ids."""
+        """What this pod knows of the samples that were consumed. First three numbers: how many there must be over all
+        pods, how many the epoch has (both 0 when the pod does not know the job), and how often the job had moved. Then
+        their ids."""
         at_pod = self._table.jobs.get(name)
         if at_pod is not None and same_line(at_pod.job.incarnation, resumed) and at_pod.job.resumed is not None:
-            # An earlier attempt came as far as this pod; it has all of them.
+            # An earlier attempt to resume has registered the job here already, with all of them.
             before = at_pod.job.resumed
             num_samples = at_pod.job.layout.num_samples
             return np.concatenate([[len(before.done) + before.unknown, num_samples, _IS_RESUMED], before.done])
@@ -226,7 +229,7 @@ class Resuming:
         return self._consumed_of_journal(name, kept, checkpoint)
 
     def _consumed_of_journal(self, name: str, kept: KeptJob, checkpoint: Checkpoint) -> Int64Array:
-        """Of a job that ran on other pods than there are now: it has not been taken up."""
+        """As :meth:`consumed`, of a job that ran on another number of pods: only its journal is here."""
         spec = JobSpec.from_dict(kept.header["spec"])
         of_epoch = [record for record in kept.records if record.epoch == checkpoint.epoch]
         if not of_epoch:

@@ -1,7 +1,8 @@
-"""Who holds a job that this pod does not know, or not any more? The other pods are asked before anybody is believed.
+"""Which token owns a job that this pod does not know, or not any more? The other pods are asked before a client is
+believed.
 
-A pod that came back without its journal would else give the name to whoever comes first, and turn away the team that
-trains under it. Where no pod knows a job, none is left to contradict: then whoever brings it has it.
+A pod that was restarted without its journal would else give the job's name to the first client that asks, and refuse
+the team that trains under it. Where no pod knows a job, the client that names it gets it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class WhoHolds:
         self._peers = peers
 
     async def check_brought(self, name: str, holder: str, incarnation: str) -> None:
-        """Whether to believe who brings a job, by a name that it has had: ask until a pod knows it, or all have said
-        that they do not. This pod's own journal says as much as another pod.
+        """Check a client that registers a job again, by a name that the job has had: ask until a pod knows the job, or
+        all have answered that they do not. This pod's own journal counts as another pod.
 
         Raises :class:`NotAllowed` for a job of another token, :class:`JobLost` for an earlier job of that name, and
         :class:`PodUnreachable` when a pod that may know better does not answer yet.
@@ -49,7 +50,7 @@ class WhoHolds:
     async def _check_answers(
         self, name: str, holder: str, incarnation: str, asking: dict[asyncio.Task[KnownJob], int]
     ) -> None:
-        """As they come: one that has the job is enough."""
+        """Look at each answer as it comes. One pod that has the job is enough."""
         until, waiting = time.monotonic() + PATIENCE_SECONDS, set(asking)
         silent: list[BaseException] = []
         another = False
@@ -75,11 +76,11 @@ class WhoHolds:
     async def known_to_others(self, name: str, holder: str) -> KnownJob | None:
         """What another pod knows of a job; None when none does.
 
-        :param holder: whose token asks. Raises :class:`NotAllowed` when the job is not theirs.
+        :param holder: the owner of the token that asks. Raises :class:`NotAllowed` when the job is another one's.
         """
         found, silent = await self.known_elsewhere(name, holder)
         if not found and silent:
-            raise silent[0]  # it may know the job
+            raise silent[0]  # that pod may know the job
         return found[0] if found else None
 
     async def known_elsewhere(self, name: str, holder: str) -> tuple[list[KnownJob], list[BaseException]]:
