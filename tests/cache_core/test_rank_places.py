@@ -28,6 +28,15 @@ def test_who_has_nothing_to_ask_is_not_waited_for() -> None:
     assert ranks.behind(2) == [1]
 
 
+def test_a_job_begins_anywhere_and_goes_through_its_epochs_one_after_another() -> None:
+    ranks = RankPlaces(2, asks_nothing=lambda epoch, rank: rank == 1 and epoch in (8, 9))
+    assert all(ranks.may_ask(0, epoch) for epoch in (0, 7, 2**31 - 1))
+    ranks.enters(0, 7)
+    assert [epoch for epoch in range(12) if ranks.may_ask(0, epoch)] == list(range(9))
+    assert [epoch for epoch in range(12) if ranks.may_ask(1, epoch)] == list(range(11)), "it has nothing to ask in 8, 9"
+    assert not ranks.may_ask(1, 2**31 - 1)
+
+
 def test_one_that_nobody_has_seen_in_an_epoch_has_begun_all_the_same() -> None:
     ranks = RankPlaces(2)
     ranks.restored(1, NOT_BEGUN, [2])

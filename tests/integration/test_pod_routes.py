@@ -73,7 +73,7 @@ BAD_BATCHES: dict[str, tuple[bytes, str]] = {
     "position twice": (request(positions=[3, 3]), "a position twice"),
     "position past the end": (request(positions=[500]), "rank 0 asks for position 500, but epoch 0"),
     "largest position": (request(positions=[2**63 - 1]), "rank 0 asks for position"),
-    "past the end, later epoch": (request(7, positions=[500]), "rank 0 asks for position 500, but epoch 7"),
+    "past the end, later epoch": (request(1, positions=[500]), "rank 0 asks for position 500, but epoch 1"),
     "wrong rank": (request(rank=2), "rank 2 asks, but job"),
     "largest rank": (request(rank=2**32 - 1), "world_size 2"),
     "too long": (b"RFQ1" + bytes(8 * MAX_BATCH + 100), "longer than"),
@@ -93,10 +93,45 @@ def test_a_refused_request_does_not_move_its_rank_on(three_pods: LocalCluster, j
     for rank in ranks:
         rank.batch(0, np.arange(100))  # what is left of the epoch is more than the pods have memory for
     with pytest.raises(InvalidInput, match="has 500 positions"):
-        ranks[0].batch(7, np.array([500]))
+        ranks[0].batch(1, np.array([500]))
     with pytest.raises(EpochNotReady, match="waits for rank 0 to finish epoch 0"):
         ranks[1].batch(1, np.arange(10))
     assert len(ranks[0].batch(0, np.arange(100, 500)).payloads) == 400, "the rank can't finish its epoch"
+
+
+@pytest.mark.parametrize("order", ["keyed", "explicit"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_epoch_far_beyond_the_running_one_is_refused(
+    three_pods: LocalCluster, job: dict[str, Any], world_size: int, order: str
+) -> None:
+    """It would be the epoch that the job is in, and the running one would be over. A job may begin anywhere, though."""
+    job |= {"world_size": world_size, "order": order, "memory_bytes": 3 * 2**20}
+    ranks = [rank_of(three_pods, job, rank) for rank in range(world_size)]
+    length = NUM_SAMPLES // world_size
+
+    def post(epoch: int) -> None:
+        for rank in ranks if order == "explicit" else []:
+            rank.post_trace(epoch, np.arange(NUM_SAMPLES)[rank.rank :: world_size])
+
+    post(7)
+    first = [rank.batch(7, np.arange(100)).sample_ids.tolist() for rank in ranks]
+    for far in (9, 2**31 - 1):
+        with pytest.raises(InvalidInput, match=f"{far} while job .* is in epoch 7, and the next one is 8") as said:
+            ranks[0].batch(far, np.arange(10))
+        assert "\n" not in str(said.value)
+        if order == "explicit":
+            with pytest.raises(InvalidInput, match=f"asks for epoch {far}"):
+                ranks[0].post_trace(far, np.arange(length))
+    for url in three_pods.pod_urls:
+        (found,) = (each for each in httpx.get(f"{url}/v1/jobs").json() if each["spec"]["name"] == job["name"])
+        assert found["epoch"] == 7, f"{url} was told of another epoch"
+    for epoch in (7, 8):
+        if epoch == 8:
+            post(8)
+        ids = [rank.batch(epoch, np.arange(length)).sample_ids.tolist() for rank in ranks]
+        had = sorted(sample for each in ids for sample in each)
+        assert had == list(range(NUM_SAMPLES)), f"epoch {epoch} is not exactly once any more"
+        assert epoch == 8 or [each[:100] for each in ids] == first, "what was delivered before has changed"
 
 
 def test_random_bytes_to_every_bulk_route(running: str, three_pods: LocalCluster) -> None:

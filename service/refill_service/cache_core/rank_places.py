@@ -1,7 +1,8 @@
 """Where is each rank of a job, and what can still be asked for? The one place that keeps the epoch of a rank.
 
 A rank is in the epoch that it asked for last, and has left those before. It may ask for the epoch before once more,
-when an answer was lost. No rank is served an epoch before every rank has entered the one before it.
+when an answer was lost. No rank is served an epoch before every rank has entered the one before it. A job begins with
+any epoch; from then on, epochs come one after another.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ class RankPlaces:
     @property
     def begun(self) -> bool:
         return self.newest > NOT_BEGUN
+
+    def may_ask(self, rank: int, epoch: int) -> bool:
+        """Whether a rank can be as far as this epoch: who asks for one has been in the one before, or had nothing to
+        ask there. A later one would end the running epoch, and all that lie between."""
+        return not self.begun or all(self._asks_nothing(skipped, rank) for skipped in range(self.newest + 1, epoch))
 
     def homes(self, rank: int) -> list[int]:
         """The pods that a rank has come by in epochs that can still be asked for."""

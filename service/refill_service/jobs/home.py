@@ -65,13 +65,15 @@ class Home:
     async def open(self, request: BatchRequest, *, allow_skipped: bool = False) -> OpenBatch:
         """Once it is known what the positions ask for, and the epoch is open. An error costs nothing here.
 
-        Errors as of :func:`asked_positions`; raises :class:`RequestTooLarge` for more samples than an answer holds.
+        Errors as of :meth:`RankEntry.check_comes_next` and :func:`asked_positions`; raises :class:`RequestTooLarge` for
+        more samples than an answer holds.
 
         :param allow_skipped: whether the rank may have left positions out of epochs before; else it is an error.
         """
         epoch, rank = request.epoch, request.rank
         self._job.check_rank(rank)
         self.record.check_reported(rank)
+        await self.entry.check_comes_next(epoch, rank)  # before its traces replace those of others
         asked = await asked_positions(request, self._job, self._owner)
         AnswerSize(self._owner.answer_bytes).check(self._job.mean_bytes(len(asked.positions)))
         if not allow_skipped:

@@ -320,7 +320,7 @@ class Owner:
         self._refuse_when_closed()
         self.job.check_rank(rank)
         self._carry_out(self._machine.rank_entered(epoch, rank))
-        await self._until_restored()
+        await self.until_restored()
         if (known := self._machine.known(epoch)) is not None:
             return self._running[known]
         if self._machine.state_of(epoch) is EpochState.ENDED:
@@ -351,9 +351,10 @@ class Owner:
     async def wait_for_traces(self) -> None:
         """After a move, what positions ask for is known when nothing is lost any more."""
         if self._life.moves:
-            await self._until_restored()
+            await self.until_restored()
 
-    async def _until_restored(self) -> None:
+    async def until_restored(self) -> None:
+        """After a restart. Raises :class:`PodRecovering` when that takes long."""
         try:
             async with asyncio.timeout(min(self.wait_seconds, PATIENCE_SECONDS)):
                 await self._restored.wait()

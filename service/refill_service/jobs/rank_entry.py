@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from refill.errors import RankTaken, RefillError
+from refill.errors import InvalidInput, RankTaken, RefillError
 from refill.protocol.rank_life import RankLife
 from refill_service.cache_core.home_machine import Entry, HomeMachine
 from refill_service.jobs.home_record import HomeRecord
@@ -37,6 +37,22 @@ class RankEntry:
         self._record = record
         self._leases = leases
         self._peers = peers
+
+    async def check_comes_next(self, epoch: int, rank: int) -> None:
+        """Raises :class:`InvalidInput` for an epoch in which the rank can't be yet, and :class:`PodRecovering` when
+        this pod was restarted and has yet to learn where ranks are."""
+        ranks, name = self._job.life.ranks, self._job.spec.name
+        if self._job.life.recovering and not (ranks.begun and ranks.may_ask(rank, epoch)):
+            await self._owner.until_restored()
+        if not ranks.may_ask(rank, epoch):
+            raise InvalidInput(
+                f"rank {rank} asks for epoch {epoch} while job {name} is in epoch {ranks.newest}, and the next one is "
+                f"{ranks.newest + 1}: epochs come one after another. Is set_epoch right? To leave some out, end the "
+                f"job first (DELETE /v1/jobs/{name}) or use another name",
+                epoch=epoch,
+                rank=rank,
+                newest=ranks.newest,
+            )
 
     async def enter(self, epoch: int, rank: int) -> None:
         """Every owner is told when a rank enters an epoch, so that none waits for it in an earlier one."""
