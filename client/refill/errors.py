@@ -35,6 +35,7 @@ same class. The text is one line that names what was wrong and what to do; what 
     |   |   `-- RankHeld           503  it was a moment ago: if it has ended, its lease does soon
     |   |-- RecordsWanted          428  the home pod was restarted: tell it what this rank has received, ask again
     |   `-- EpochNotReady          503  other ranks have yet to finish the epoch before, or to post traces
+    |-- JournalUnwritable          503  a pod can neither write its journal nor remove it: nothing leaves until it can
     `-- PodUnreachable             503  a pod did not answer in time
         |-- PodBusy                503  it has as much to do as it may: ask again
         `-- PodStopping            503  it ends, and takes nothing new: another one or its successor will
@@ -60,6 +61,7 @@ __all__ = [
     "JobError",
     "JobLost",
     "JobMoved",
+    "JournalUnwritable",
     "MemoryTooSmall",
     "NotAllowed",
     "NotAuthenticated",
@@ -234,6 +236,12 @@ class RecordsWanted(JobError):
 
 
 class EpochNotReady(JobError):
+    status = 503
+
+
+class JournalUnwritable(RefillError):
+    """Details: ``path`` of the journal, on the pod, and ``errno`` of what the system said."""
+
     status = 503
 
 

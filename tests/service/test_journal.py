@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refill.errors import InvalidInput, StoreUnavailable
+from refill.errors import InvalidInput, JournalUnwritable
 from refill.protocol.records import Kind, Record
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.journal import kept_job
@@ -368,8 +368,12 @@ def test_nothing_is_delivered_while_a_wrong_journal_can_not_be_removed(
     with full_disk(100), monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuses)  # as a folder that has become read-only; root may remove everything
         for _ in range(2):
-            with pytest.raises(StoreUnavailable, match="can be neither written nor removed"):
+            with pytest.raises(JournalUnwritable, match="can be neither written nor removed") as said:
                 written.write(table.answer(0, 50))
+            assert f"{said.value.details['path']} can be" in str(said.value)
+            assert str(tmp_path) in said.value.details["path"]
+            assert "Operation not permitted" in str(said.value), "what the system said"
+            assert said.value.status == 503, "it is asked again, until somebody has made room"
     written.write(table.answer(0, 1))
     assert journal.find("run") is None
     closed(journal)

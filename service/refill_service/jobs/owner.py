@@ -17,10 +17,10 @@ from refill.errors import (
     EpochNotReady,
     InvalidInput,
     JobLost,
+    JournalUnwritable,
     PodRecovering,
     RefillError,
     SampleDamaged,
-    StoreUnavailable,
 )
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
@@ -440,7 +440,7 @@ class Owner:
                     await self.epoch_ended(over.number)
                 if self.journal is not None:
                     self.journal.forget(over.number)
-            except StoreUnavailable as error:
+            except JournalUnwritable as error:
                 log.error("job %s: the receipt of epoch %d is not kept: %s", self.job.spec.name, over.number, error)
             finally:
                 del self._running[over.epoch]

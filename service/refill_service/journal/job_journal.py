@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from refill.errors import StoreUnavailable
+from refill.errors import JournalUnwritable
 from refill.protocol.records import Record, encode_records
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.journal.inventory import Inventory
@@ -106,7 +106,7 @@ class JobJournal:
     def write(self, record: Record) -> None:
         """Returns when the record would survive the process, or the journal has been given up.
 
-        Raises :class:`StoreUnavailable` when it can't be written and can't be given up either: then nothing may be
+        Raises :class:`JournalUnwritable` when it can't be written and can't be given up either: then nothing may be
         delivered, since a journal that lacks it would be believed.
         """
         if self._given_up:
@@ -235,9 +235,11 @@ class JobJournal:
         try:
             (self._folder / HEADER).unlink(missing_ok=True)
         except OSError as error:
-            raise StoreUnavailable(
-                f"the journal in {self._folder} can be neither written nor removed ({error.strerror}): nothing is "
-                "delivered until it can"
+            raise JournalUnwritable(
+                f"the journal in {self._folder} can be neither written nor removed ({error.strerror or error}): "
+                "nothing is delivered until it can. Make the pod's journal_dir writable, and see that it has room",
+                path=str(self._folder),
+                errno=error.errno,
             ) from error
 
     def _close_files(self) -> None:
