@@ -30,10 +30,10 @@ same class. The text is one line that names what was wrong and what to do; what 
     |   |-- SamplesSkipped         409  a rank asks for a part of its positions only: samples would be lost
     |   |-- JobMoved               409  asked for by the name that it had on other pods; clients follow by themselves
     |   |-- EpochEnded             410  the job has moved on to a later epoch
-    |   |-- PodRecovering          503  a pod was restarted and has yet to be told what it had delivered
+    |   |-- PodRecovering          503  a pod was restarted and has yet to learn what it had delivered
     |   |-- RankTaken              409  another process is this rank of the job already
     |   |   `-- RankHeld           503  it was a moment ago: if it has ended, its lease does soon
-    |   |-- RecordsWanted          428  the home pod was restarted: tell it what this rank has received, ask again
+    |   |-- RecordsWanted          428  the home pod was restarted: report what this rank has received, ask again
     |   `-- EpochNotReady          503  other ranks have yet to finish the epoch before, or to post traces
     |-- JournalUnwritable          503  a pod can neither write its journal nor remove it: nothing leaves until it can
     `-- PodUnreachable             503  a pod did not answer in time

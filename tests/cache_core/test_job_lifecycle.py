@@ -35,17 +35,17 @@ def life(incarnation: str = "a", begin: Begin | None = None, *, journal_is_whole
     return JobLife("job", incarnation, RankPlaces(2), begin, journal_is_whole=journal_is_whole)
 
 
-def taken_up(incarnation: str = "a", *, moving: bool = False) -> JobLife:
-    return life(incarnation, Begin(incarnation, from_journal=False, taken_up=True, moving=moving))
+def ran_before(incarnation: str = "a", *, moving: bool = False) -> JobLife:
+    return life(incarnation, Begin(incarnation, from_journal=False, ran_before=True, moving=moving))
 
 
 @pytest.mark.parametrize(
     ("here", "journal", "brought", "brought_pods", "order"),
     [
         (None, None, None, None, Register.EVERYWHERE),
-        (None, None, "a", PODS, Register.IF_NOBODY_KNOWS_BETTER),
+        (None, None, "a", PODS, Register.HERE_AFTER_ASKING),
         (None, None, "a", PODS + 1, Register.MOVE),
-        (None, JournalFound("a.1", PODS), "a.1", PODS, Register.IF_NOBODY_KNOWS_BETTER),
+        (None, JournalFound("a.1", PODS), "a.1", PODS, Register.HERE_AFTER_ASKING),
         (None, JournalFound("a.1", PODS, whole=False), "a.1", PODS, Register.MOVE),
         (None, JournalFound("a.1", PODS + 1), "a.1", PODS, Register.MOVE),
         (None, None, "a.1", PODS, Register.MOVE),
@@ -54,7 +54,7 @@ def taken_up(incarnation: str = "a", *, moving: bool = False) -> JobLife:
         (life("a"), None, "b", PODS, Register.EVERYWHERE),  # where it is found to be another job
         (life("a"), None, "a.1", PODS, Register.MOVE),
         (life("a.1"), None, "a", PODS + 1, Register.HERE),
-        (taken_up("a.1"), None, "a.1", PODS, Register.MOVE),
+        (ran_before("a.1"), None, "a.1", PODS, Register.MOVE),
     ],
 )
 def test_how_to_register(
@@ -69,18 +69,18 @@ ASKED = AskPeers.WHO_HAS_IT
 @pytest.mark.parametrize(
     ("journal", "named", "begun", "leads", "elsewhere", "order"),
     [
-        (None, "", False, False, ASKED, Begin("", from_journal=False, taken_up=False)),
+        (None, "", False, False, ASKED, Begin("", from_journal=False, ran_before=False)),
         (None, "", False, True, ASKED, AskPeers.WHO_HAS_IT),
-        (None, "", False, True, None, Begin("", from_journal=False, taken_up=False)),
-        (None, "", False, True, KnownJob("a"), Begin("a", from_journal=False, taken_up=True)),
-        (None, "", False, True, KnownJob("a", begun=False), Begin("a", from_journal=False, taken_up=False)),
-        (None, "a", False, False, ASKED, Begin("a", from_journal=False, taken_up=False)),
-        (None, "a", True, True, ASKED, Begin("a", from_journal=False, taken_up=True)),
-        (JournalFound("a", PODS), "", False, True, ASKED, Begin("a", from_journal=True, taken_up=True)),
-        (JournalFound("a", PODS), "a", False, False, ASKED, Begin("a", from_journal=True, taken_up=True)),
-        (JournalFound("b", PODS), "a", True, False, ASKED, Begin("a", from_journal=False, taken_up=True)),
+        (None, "", False, True, None, Begin("", from_journal=False, ran_before=False)),
+        (None, "", False, True, KnownJob("a"), Begin("a", from_journal=False, ran_before=True)),
+        (None, "", False, True, KnownJob("a", begun=False), Begin("a", from_journal=False, ran_before=False)),
+        (None, "a", False, False, ASKED, Begin("a", from_journal=False, ran_before=False)),
+        (None, "a", True, True, ASKED, Begin("a", from_journal=False, ran_before=True)),
+        (JournalFound("a", PODS), "", False, True, ASKED, Begin("a", from_journal=True, ran_before=True)),
+        (JournalFound("a", PODS), "a", False, False, ASKED, Begin("a", from_journal=True, ran_before=True)),
+        (JournalFound("b", PODS), "a", True, False, ASKED, Begin("a", from_journal=False, ran_before=True)),
         (JournalFound("a", 2), "", False, False, ASKED, AskPeers.WHO_HAS_IT),
-        (JournalFound("a", 2), "", False, False, KnownJob("a.1"), Begin("a.1", from_journal=False, taken_up=True)),
+        (JournalFound("a", 2), "", False, False, KnownJob("a.1"), Begin("a.1", from_journal=False, ran_before=True)),
     ],
 )
 def test_how_to_begin(
@@ -131,7 +131,7 @@ def test_a_move_never_goes_back(elsewhere: list[KnownJob], journal: JournalFound
 
 
 def test_it_waits_for_who_may_know_then_for_ranks_and_not_for_ever() -> None:
-    here = taken_up()
+    here = ran_before()
     assert here.phase is Phase.RECOVERING
     assert here.next_step(Learned(silent=("pod 1",), unreported=(0, 1), waited_seconds=None), 5) == Wait(("pod 1",))
     assert here.waits_for == "pod 1"
@@ -149,7 +149,7 @@ def test_it_waits_for_who_may_know_then_for_ranks_and_not_for_ever() -> None:
 
 
 def test_who_moves_a_job_does_not_go_on_without_a_rank() -> None:
-    here = taken_up("a.1", moving=True)
+    here = ran_before("a.1", moving=True)
     assert here.phase is Phase.MOVING
     assert not here.traces_are_final
     assert here.next_step(Learned(unreported=(1,), waited_seconds=1), 5) == Wait(("rank 1",))
@@ -158,7 +158,7 @@ def test_who_moves_a_job_does_not_go_on_without_a_rank() -> None:
 
 
 def test_who_does_not_know_how_it_was_dealt_waits_for_one_who_will() -> None:
-    here = taken_up("a.1")
+    here = ran_before("a.1")
     unknown = Learned(deal_is_known=False, another_pod_will_recover=True, waited_seconds=100)
     assert here.next_step(unknown, 5) == Wait(("a pod that knows how the epoch was dealt when the job moved",), True)
     with pytest.raises(PodUnreachable, match="no pod knows any more"):
@@ -167,7 +167,7 @@ def test_who_does_not_know_how_it_was_dealt_waits_for_one_who_will() -> None:
 
 def test_received_by_traces_that_nobody_knows() -> None:
     with pytest.raises(JobLost, match="a trace of epoch 2 is known to nobody"):
-        taken_up().next_step(Learned(missing_traces=("a trace of epoch 2",), waited_seconds=6), 5)
+        ran_before().next_step(Learned(missing_traces=("a trace of epoch 2",), waited_seconds=6), 5)
 
 
 def test_silence_is_never_taken_for_knowledge() -> None:
@@ -178,7 +178,7 @@ def test_silence_is_never_taken_for_knowledge() -> None:
     ):
         facts = Learned(silent, unreported, gone, missing, waited_seconds=waited)
         try:
-            step = taken_up().next_step(facts, 5)
+            step = ran_before().next_step(facts, 5)
         except JobLost:
             assert missing
             assert not silent

@@ -84,11 +84,11 @@ class KnownJob:
 
 
 class Register(Enum):
-    """How to go about a registration that a client asks for."""
+    """Where a registration that a client asks for is made."""
 
     EVERYWHERE = "at pod 0, here, and at the others"
     HERE = "here: other pods have it"
-    IF_NOBODY_KNOWS_BETTER = "here, when others have been asked who holds it"
+    HERE_AFTER_ASKING = "here, after the others were asked which token owns it"
     MOVE = "as one that ran on other pods"
 
 
@@ -102,9 +102,9 @@ def how_to_register(
     """A client registers a job.
 
     :param here: the job as it is at this pod.
-    :param num_pods: there are now.
-    :param brought: the incarnation by which the client has it already; None: it has not.
-    :param brought_num_pods: on which it ran then, as far as the client knows.
+    :param num_pods: the number of pods that there are now.
+    :param brought: the incarnation that the client has of the job already; None: it has none.
+    :param brought_num_pods: the number of pods on which that one ran, as far as the client knows.
     """
     if here is not None and not (brought is not None and is_later(brought, here.incarnation)):
         if brought is None or not here.moves:
@@ -115,7 +115,7 @@ def how_to_register(
     enough = journal is not None and journal == JournalFound(brought, num_pods, whole=True)
     if brought_num_pods not in (None, num_pods) or (moves_of(brought) and not enough):
         return Register.MOVE
-    return Register.IF_NOBODY_KNOWS_BETTER
+    return Register.HERE_AFTER_ASKING
 
 
 class AskPeers(Enum):
@@ -130,13 +130,13 @@ class Begin:
 
     :param incarnation: empty: a new one.
     :param from_journal: whether the pod's journal is of this job.
-    :param taken_up: whether it has run before, so that what was answered has to be restored first.
+    :param ran_before: whether the job ran before the pod had it, so that what was answered has to be restored first.
     :param moving: whether this pod learns for all of them what ranks have received.
     """
 
     incarnation: str
     from_journal: bool
-    taken_up: bool
+    ran_before: bool
     moving: bool = False
 
 
@@ -152,12 +152,12 @@ def how_to_begin(
 ) -> Begin | AskPeers:
     """A pod is asked for a job that it does not have.
 
-    :param named: the incarnation, as another pod or a client says it; empty: nobody said.
-    :param begun: ranks were seen to ask for samples: then a pod that does not know the job has lost it.
+    :param named: the incarnation, as another pod or a client names it; empty: not named.
+    :param begun: whether ranks have asked for samples already: then a pod that does not have the job has lost it.
     :param names_jobs: whether this is the pod that names new jobs.
-    :param elsewhere: what another pod knows of the job; None: no other does.
+    :param elsewhere: what another pod knows of the job; None: no other knows it.
 
-    Raises :class:`JobLost` when the job ran on another number of pods, and nobody knows how it went on.
+    Raises :class:`JobLost` when the job ran on another number of pods, and no pod knows whether it has moved.
     """
     if journal is not None and named not in ("", journal.incarnation):
         journal = None  # of an earlier job of that name
@@ -168,22 +168,23 @@ def how_to_begin(
         if elsewhere is not None and (journal is None or is_later(elsewhere.incarnation, journal.incarnation)):
             named, begun, journal = elsewhere.incarnation, elsewhere.begun or journal is not None, None
     if journal is None:
-        return Begin(named, from_journal=False, taken_up=begun)
+        return Begin(named, from_journal=False, ran_before=begun)
     if journal.num_pods != num_pods:
         raise JobLost(
             f"job {name} ran on {journal.num_pods} pods, and there are {num_pods} now: resume it from a checkpoint "
             f"(CacheDataset(..., resume=state)), or end it (DELETE /v1/jobs/{name}) and start it anew",
             job=name,
         )
-    return Begin(journal.incarnation, from_journal=True, taken_up=True)
+    return Begin(journal.incarnation, from_journal=True, ran_before=True)
 
 
 def how_to_move(
     name: str, journal: JournalFound | None, brought: str, elsewhere: Sequence[KnownJob], journal_is_enough: bool
 ) -> Begin:
-    """Pod 0 is to go on with a job that ran on another number of pods, or that moved and was forgotten by all.
+    """Pod 0 is asked to go on with a job that ran on another number of pods, or that moved and was forgotten by all.
 
-    :param elsewhere: what the others know; all have answered.
+    :param brought: the incarnation that the client has of the job.
+    :param elsewhere: what the other pods know of it; all have answered.
     :param journal_is_enough: whether the journal has all that ranks received, for as many pods as there are now.
 
     Raises :class:`JobLost` when another job of that name runs.
@@ -198,12 +199,12 @@ def how_to_move(
     newest = incarnation_of(line_of(brought), moves)
     from_journal = journal is not None and same_line(journal.incarnation, brought)
     if any(each.knows and each.incarnation == newest for each in of_line):
-        return Begin(newest, from_journal, taken_up=True)
-    return Begin(incarnation_of(line_of(brought), moves + 1), from_journal, taken_up=True, moving=True)
+        return Begin(newest, from_journal, ran_before=True)
+    return Begin(incarnation_of(line_of(brought), moves + 1), from_journal, ran_before=True, moving=True)
 
 
 def is_another(name: str) -> JobLost:
-    """For who means an earlier job of that name."""
+    """The error for a request that means an earlier job of that name."""
     return JobLost(
         f"job {name} was ended or lost by the pods and was registered again since: its epoch can't go on with "
         f"every sample exactly once; end the job and start it anew (DELETE /v1/jobs/{name}), or use another name",
@@ -228,14 +229,14 @@ def check_same_settings(name: str, differences: list[str], *, here: bool) -> Non
 class Learned:
     """What a pod that recovers knows after it has asked everybody once more.
 
-    :param silent: other pods that may know something and did not answer, in words.
+    :param silent: other pods that may have records and did not answer, in words.
     :param unreported: ranks of which something may be unknown.
-    :param gone: of these, ranks whose processes had received nothing, and no other was heard of for as long as one may
-        be silent: whoever was the rank before has ended, and what it received is known to nobody.
-    :param missing_traces: without which what was received can't be understood, in words.
+    :param gone: of these, ranks of which only processes were heard that had received nothing, for as long as a lease
+        lasts: the process that was the rank before has ended, and what it received is not known.
+    :param missing_traces: traces without which positions that were received can't be mapped to samples, in words.
     :param deal_is_known: whether this pod has learned how epochs were dealt when the job moved.
     :param another_pod_will_recover: whether another pod that is recovering will recover, whatever others know.
-    :param waited_seconds: since all other pods had answered; None: some have yet to.
+    :param waited_seconds: time since all other pods had answered; None: some have yet to answer.
     """
 
     silent: tuple[str, ...] = ()
@@ -252,7 +253,7 @@ class Wait:
     """Order: ask again after a while.
 
     :param for_what: in words.
-    :param patience_begins: whether the time that ranks have starts anew.
+    :param patience_begins: whether the time that ranks have to report starts anew.
     """
 
     for_what: tuple[str, ...]
@@ -285,20 +286,20 @@ class JobLife:
         *,
         journal_is_whole: bool = False,
     ) -> None:
-        begin = begin or Begin(incarnation, from_journal=False, taken_up=False)
+        begin = begin or Begin(incarnation, from_journal=False, ran_before=False)
         self.name = name
         self.incarnation = incarnation
         self.moves = moves_of(incarnation)
         self.ranks = ranks
-        self.taken_up = begin.taken_up
-        """Whether the pod was restarted while the job ran, so that its ranks have to report what they received."""
+        self.ran_before = begin.ran_before
+        """Whether the job ran before the pod had it, so that its ranks have to report what they received."""
         self.journal_is_whole = journal_is_whole
-        self.lists_all_ranks = not begin.taken_up
+        self.lists_all_ranks = not begin.ran_before
         """Whether a rank that is not known here has not begun: none was forgotten."""
         self.unknown = UnknownDeliveries()
         self.waits_for = ""
         """The ranks and pods whose records it lacks, in words."""
-        self._phase = Phase.MOVING if begin.moving else Phase.RECOVERING if begin.taken_up else Phase.RUNNING
+        self._phase = Phase.MOVING if begin.moving else Phase.RECOVERING if begin.ran_before else Phase.RUNNING
 
     @property
     def phase(self) -> Phase:

@@ -24,19 +24,19 @@ def skipped_for_good(asked: StartedPositions, largest_batch: int) -> tuple[int, 
 
 
 class JudgedEpochs:
-    """Epochs of which a home pod has heard everything that a rank asked.
+    """Epochs of which a home pod has seen all requests of a rank.
 
-    :param knows_all: False: the job was there before this pod, so that a rank may come in the middle of an epoch.
+    :param seen_from_start: False: the job ran before this pod had it, so a rank may come in the middle of an epoch.
     """
 
-    def __init__(self, *, knows_all: bool) -> None:
-        self._knows_all = knows_all
+    def __init__(self, *, seen_from_start: bool) -> None:
+        self._seen_from_start = seen_from_start
         self._first: dict[int, int] = {}
         """By rank, the first epoch that is judged."""
 
     def comes(self, rank: int, epoch: int) -> None:
         """Fact: a rank asks for an epoch here."""
-        self._first.setdefault(rank, epoch if self._knows_all else epoch + 1)
+        self._first.setdefault(rank, epoch if self._seen_from_start else epoch + 1)
 
     def left(self, rank: int, epoch: int) -> None:
         """Fact: a rank asks for an epoch by way of another home."""

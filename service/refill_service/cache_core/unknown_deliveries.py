@@ -1,8 +1,8 @@
-"""Of which requests can nobody tell whether they were answered? Kept until the epochs concerned are over.
+"""Of which requests is it not known whether they were answered? Kept until the epochs concerned are over.
 
-What a rank received is unknown where all who knew lost their memory, or died. It is so from then on: whatever happens
-to pods later, those requests of the rank that are not answered afterwards stay *unknown* in the receipt. That is one
-number for each rank: what it received in epochs before that one is not known.
+What a rank received is unknown where all pods and processes with records of it have lost them or died. It stays
+unknown, whatever happens to pods later: those requests of the rank that are not answered afterwards are *unknown* in
+the receipt. One number for each rank says it: what the rank received in epochs before that one is not known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class UnknownDeliveries:
         self._known_from: dict[int, int] = {}
         """By rank, the first epoch of which all is known that it received."""
         self._from_next: set[int] = set()
-        """Ranks of which nobody knows either in which epoch they were."""
+        """Ranks of which it is not known either in which epoch they were."""
 
     def __bool__(self) -> bool:
         return bool(self._known_from or self._from_next)
@@ -29,7 +29,7 @@ class UnknownDeliveries:
     def restored(self, known_from: Mapping[int, int], without: Collection[int], newest: int) -> None:
         """Fact: the owner has gone on after a restart.
 
-        :param known_from: what others said of each rank, and what was unknown before.
+        :param known_from: by rank, the first epoch of which all that it received is known.
         :param without: ranks that had not reported.
         :param newest: the latest epoch that a rank has entered, -1 if that is not known. Another may have been one
             ahead.
@@ -55,11 +55,11 @@ class UnknownDeliveries:
         return [Record(Kind.UNKNOWN, self._known_from[rank], rank) for rank in ranks]
 
     def ranks(self, epoch: int) -> frozenset[int]:
-        """The ranks of which is unknown what they received in this epoch."""
+        """The ranks of which it is not known what they received in this epoch."""
         return frozenset(self._from_next | {rank for rank, first in self._known_from.items() if epoch < first})
 
     def by_rank(self) -> dict[int, int]:
-        """The first epoch of which all is known."""
+        """By rank, the first epoch of which all that it received is known."""
         return dict(self._known_from)
 
     def records(self) -> Iterator[Record]:

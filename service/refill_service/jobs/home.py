@@ -45,9 +45,9 @@ class Home:
     """One pod as the home of some ranks of one job. What it decides, it asks its ``machine``."""
 
     def __init__(self, job: Job, owner: Owner, peers: JobPeers, remote_memory_bytes: int) -> None:
-        knows_all = not job.life.taken_up and not job.life.moves and job.resumed is None
+        seen_from_start = not job.life.ran_before and not job.life.moves and job.resumed is None
         self.machine: HomeMachine[Payload] = HomeMachine(
-            job.ordinal, job.owner_bounds, remote_memory_bytes, knows_all=knows_all
+            job.ordinal, job.owner_bounds, remote_memory_bytes, seen_from_start=seen_from_start
         )
         self.record = HomeRecord(job)
         self.leases = LeasedRanks(job.spec.name)

@@ -43,7 +43,7 @@ class HomeRecord:
     def rank_opened(self, rank: int) -> None:
         """Fact: a rank of this home asks for an epoch."""
         self._ranks.add(rank)
-        if self._job.life.taken_up and rank not in self._reported:
+        if self._job.life.ran_before and rank not in self._reported:
             # Its process had received nothing. What it receives from now on is known; what another one had is not.
             self._reported.add(rank)
             self._complete_since[rank] = 0 if self._unused.get(rank) else self._job.life.ranks.newest + 2
@@ -120,7 +120,7 @@ class HomeRecord:
         for epoch, rank, positions, samples in self._received.of_samples(first, end):
             yield Record(Kind.RECEIVED, epoch, rank, (positions, samples))
         for rank, since in (
-            self._complete_since.items() if self._job.life.taken_up else dict.fromkeys(self._ranks, 0).items()
+            self._complete_since.items() if self._job.life.ran_before else dict.fromkeys(self._ranks, 0).items()
         ):
             yield Record(Kind.WHOLE, since, rank)
         for rank in self._unused:
@@ -134,7 +134,7 @@ class HomeRecord:
         """Raises :class:`RecordsWanted` when the rank has to report before it is answered."""
         life = self._job.life
         settled = rank in self._reported or (rank in self._unused and not life.recovering)
-        if life.taken_up and not settled:
+        if life.ran_before and not settled:
             raise RecordsWanted(
                 f"pod {self._job.ordinal} was restarted and has yet to be told what rank {rank} of job "
                 f"{self._job.spec.name} has received",

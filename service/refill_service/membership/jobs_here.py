@@ -134,8 +134,8 @@ class JobsHere:
         try:
             if kept is not None and kept.header["fingerprint"] != at_pod.job.info()["fingerprint"]:
                 raise _replaced(spec)
-            if order.taken_up:
-                self._take_up(at_pod, of_now)
+            if order.ran_before:
+                self._restore(at_pod, of_now)
             else:
                 table.begin_journal(at_pod)
         except BaseException:
@@ -150,7 +150,7 @@ class JobsHere:
             job.mapping.num_abstract_chunks,
             job.layout.chunk_size,
             job.mapping.group_size,
-            ", taken up after a restart" if order.taken_up and not order.moving else "",
+            ", taken up after a restart" if order.ran_before and not order.moving else "",
         )
         return at_pod
 
@@ -183,7 +183,7 @@ class JobsHere:
             if resumed is None:
                 resumed = await self._resumed_at(LEADER, spec.name, incarnation)
             await table.remove(spec.name)
-            order = Begin(incarnation, from_journal=False, taken_up=False)
+            order = Begin(incarnation, from_journal=False, ran_before=False)
             at_pod = await table.make(spec, order, lambda pod: self.introduce(pod, at_pod), None, resumed)
             table.begin_journal(at_pod)
             table.put(at_pod)
@@ -194,7 +194,7 @@ class JobsHere:
         try:
             return await self.resumed_at_others(name, order.incarnation)
         except JobLost:
-            if not order.taken_up or epoch_resumed(order.incarnation) is None:
+            if not order.ran_before or epoch_resumed(order.incarnation) is None:
                 raise
             log.warning("job %s: no pod knows any more how it was resumed; epochs after that one go on", name)
             return None
@@ -251,7 +251,7 @@ class JobsHere:
     def is_idle(self, at_pod: JobAtPod) -> bool:
         return at_pod.idle_seconds > self._table.settings.job_idle_seconds
 
-    def _take_up(self, at_pod: JobAtPod, kept: KeptJob | None) -> None:
+    def _restore(self, at_pod: JobAtPod, kept: KeptJob | None) -> None:
         recovery = Recovery(
             at_pod, kept, self._table.settings.recovery_seconds, lambda pod: self.introduce(pod, at_pod)
         )

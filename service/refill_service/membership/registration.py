@@ -1,7 +1,7 @@
 """How does a job become known to all pods, and known again to one that was restarted?
 
 A client registers a job at any pod. Pod 0 names its *incarnation*, so that ranks that come at the same time agree; the
-others take it from there. What is decided is in :func:`how_to_register`.
+others take it from there. :func:`how_to_register` decides.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Registration:
     ) -> dict[str, Any]:
         """Register a job on every pod; registering it again with the same settings changes nothing.
 
-        :param incarnation: of a client that has the job already: this pod was restarted, and takes it up again, if
-            no other pod knows better (:mod:`refill_service.membership.who_holds`).
-        :param num_pods: on which it ran under that name, as far as the client knows.
+        :param incarnation: the one that the client has of the job already: this pod was restarted, and restores the
+            job unless another pod contradicts (:mod:`refill_service.membership.who_holds`).
+        :param num_pods: the number of pods on which that one ran, as far as the client knows.
         """
         known = self._table.jobs.get(spec.name)
         brought = incarnation or ""
@@ -59,19 +59,19 @@ class Registration:
             return await (self._register(spec) if known is not None else self._register_new(spec))
         if order is Register.MOVE:
             return await self._moving.move(spec, brought)
-        if order is Register.IF_NOBODY_KNOWS_BETTER:
+        if order is Register.HERE_AFTER_ASKING:
             await self._who_holds.check_brought(spec.name, spec.holder, brought)
         return await self._here.register(spec, brought, "", begun=True) | {"pods": list(self._settings.pod_urls)}
 
     async def _register_new(self, spec: JobSpec) -> dict[str, Any]:
-        telling = asyncio.create_task(self._tell_others(spec))
+        announcing = asyncio.create_task(self._announce(spec))
         try:
             return await self._register(spec)
         finally:
-            await telling
+            await announcing
 
-    async def _tell_others(self, spec: JobSpec) -> None:
-        """That they may open the dataset; what is wrong with them is found when they are to register the job."""
+    async def _announce(self, spec: JobSpec) -> None:
+        """Let the other pods open the dataset already. Errors are left to the registration that follows."""
         with contextlib.suppress(RefillError):
             body = {"dataset": spec.dataset}
             path = f"/peer/v1/jobs/{spec.name}/opening"
@@ -116,8 +116,8 @@ class Registration:
         return await self._table.remove(name, holder) or any(answer["removed"] for answer in removed)
 
     async def idle_everywhere(self, name: str) -> bool:
-        """Whether a job that is idle here is so at all pods: one that owns little of it, or sends far ahead, is asked
-        seldom. A pod that does not answer may be the one that is in use."""
+        """Whether a job that is idle here is idle at all pods: a pod that owns little of the dataset, or sends far
+        ahead, gets few requests. The job may be in use at a pod that does not answer."""
         path = f"/peer/v1/jobs/{name}"
         asked = (self._peers.call(pod, "GET", path) for pod in self._settings.other_pods)
         answers = await asyncio.gather(*asked, return_exceptions=True)

@@ -131,9 +131,9 @@ class CacheNode:
             self._cleaner.cancel()
             await asyncio.gather(self._cleaner, return_exceptions=True)
         for at_pod in list(self.jobs.values()):
-            knows_all = at_pod.job.life.phase is Phase.RUNNING
+            has_all_records = at_pod.job.life.phase is Phase.RUNNING
             await self.table.close_job(at_pod, self.table.stopping())
-            if knows_all:
+            if has_all_records:
                 await self._hand_over(at_pod)
         self.jobs.clear()
         await self.journal.close()
