@@ -38,11 +38,16 @@ class ForkedPod:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None and not select.select([self._ends], [], [], timeout)[0]:
+        if self.returncode is None and not self._ended_within(timeout):
             raise subprocess.TimeoutExpired(f"pod {self.pid}", timeout or 0)
         found = self.poll()
         assert found is not None
         return found
+
+    def _ended_within(self, seconds: float | None) -> bool:
+        waiting = select.poll()  # select() knows no descriptors from 1,024 on
+        waiting.register(self._ends, select.POLLIN)
+        return bool(waiting.poll(None if seconds is None else 1000 * seconds))
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:

@@ -68,6 +68,10 @@ class DeliveryRecord:
             self._not_complete(error)
         weakref.finalize(self, _remove, self._folder, os.getpid())
 
+    def __del__(self) -> None:
+        if self.__dict__.get("_process") == os.getpid():  # else its files are those of the process that forked this one
+            self._close()
+
     def __getstate__(self) -> dict[str, Any]:
         names = ("made_in", "_folder", "_first_folder", "_fails")
         return {name: self.__dict__[name] for name in names}
@@ -220,7 +224,7 @@ class DeliveryRecord:
             shutil.rmtree(new, ignore_errors=True)
 
     def _close(self) -> None:
-        """The folder has been removed: what was open is of no use."""
+        """What is open is of no use any more."""
         for file in (self._lock, self._alive, None if self._file is None else self._file[1]):
             if file is not None:
                 os.close(file)

@@ -35,8 +35,10 @@ def trained(cluster: LocalCluster, dataset: str, killed: int | None, **settings:
             cluster.kill(killed)
             cluster.restart(killed)
         ranks.ask(epoch, ranks.length // 2, ranks.length)
-    receipts = f"{cluster.pod_urls[0]}/v1/jobs/{job['name']}/epochs"
-    return ranks, [httpx.get(f"{receipts}/{epoch}/receipt").raise_for_status().json() for epoch in range(2)]
+    url = f"{cluster.pod_urls[0]}/v1/jobs/{job['name']}"
+    receipts = [httpx.get(f"{url}/epochs/{epoch}/receipt").raise_for_status().json() for epoch in range(2)]
+    httpx.delete(url).raise_for_status()
+    return ranks, receipts
 
 
 @pytest.mark.parametrize("journal", [True, False])
@@ -74,5 +76,6 @@ def test_an_epoch_after_the_first_reads_less(three_pods: LocalCluster, packed: P
     for epoch in range(2):
         ranks.ask(epoch, 0, ranks.length)
     first, second = (ranks.ranks[0].epoch_counts(epoch)["total"] for epoch in range(2))
+    ranks.ranks[0].end_job()
     assert first["refills"] == NUM_SAMPLES
     assert second["refills"] < 0.8 * NUM_SAMPLES
