@@ -65,9 +65,9 @@ _FIRST_PLACE: Int64Array = np.zeros(1, dtype=np.int64)
 
 
 class Entry(Enum):
-    """Who is to be told before a rank gets samples of an epoch."""
+    """Which owners have to learn that a rank enters an epoch, before it gets samples of it."""
 
-    KNOWN = "nobody: all owners know that the rank is in it, or in a later one"
+    KNOWN = "none: all owners know that the rank is in it, or in a later one"
     MOVES_ON = "every owner, so that none waits for the rank in an earlier one"
     COMES = "every owner, once all pods agree that this process is the rank: it comes from elsewhere, or is new"
 
@@ -198,15 +198,15 @@ class HomeMachine(Generic[Payload]):
     # A rank comes, moves on and goes
 
     def entry(self, epoch: int, rank: int) -> Entry:
-        """Who is to be told that a rank asks for an epoch."""
+        """Which owners have to learn that a rank asks for an epoch."""
         latest = self._entered.get(rank)
         if latest is None:
             return Entry.COMES
         return Entry.KNOWN if latest >= epoch else Entry.MOVES_ON
 
     def entered(self, epoch: int, rank: int) -> None:
-        """Fact: all owners know that a rank asks for an epoch here. It has left those before; of the last one it may
-        still repeat a request."""
+        """Fact: all owners know that a rank asks for an epoch here. It has left the epochs before, but may repeat a
+        request of the last one."""
         self._judged.comes(rank, epoch)
         self._entered[rank] = max(epoch, self._entered.get(rank, -1))
         for old, never_asked in self.remote_memory.forget(rank, before_epoch=epoch).items():
@@ -216,7 +216,7 @@ class HomeMachine(Generic[Payload]):
 
     def left(self, epoch: int, rank: int) -> None:
         """Fact: a rank asks for this epoch by way of another home, which gets from the owners what was sent ahead here.
-        If it comes back, the others have to be told again, so that the same happens to what is at theirs."""
+        If the rank comes back, the owners have to learn it again, so that they send again what was sent ahead there."""
         self._judged.left(rank, epoch)
         self._entered.pop(rank, None)
         self.remote_memory.forget(rank, before_epoch=epoch + 1)

@@ -68,7 +68,7 @@ class RankLeases:
     def asks(self, rank: int, life: RankLife, now: float, *, takes: bool = True) -> Refusal | None:
         """Fact: a life asks for samples of the rank. None: it is the rank, from now on if it was not before.
 
-        :param takes: False: it only speaks for the rank, and is not made it by that.
+        :param takes: False: it only reports something for the rank, and gets no lease by that.
         """
         ended = self._ended.get(rank, {})
         if life in ended:
@@ -87,7 +87,7 @@ class RankLeases:
         return lease.refusal(now, final=lease.heard - first > LEASE_SECONDS)
 
     def heard(self, rank: int, life: RankLife, now: float) -> None:
-        """Fact: a life is there. That makes nobody a rank."""
+        """Fact: the process of this life is there. Renews its lease if it has one, and gives it none."""
         lease = self._leases.get(rank)
         if lease is not None and lease.holder == life:
             lease.heard = now

@@ -39,7 +39,7 @@ class LeasedRanks:
         """Fact: a process asks for samples of a rank. Raises :class:`RankHeld` while another one may still be there,
         and :class:`RankTaken` when it is.
 
-        :param takes: False: it tells something for the rank, and asks for nothing.
+        :param takes: False: it reports something for the rank, and asks for no samples.
         """
         if life is None:
             return

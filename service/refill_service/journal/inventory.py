@@ -1,8 +1,8 @@
 """Are the files of a journal those that the pod left? Their sizes and digests, written down beside them.
 
-Records have checksums, but a file that was cut between two of them, one that is gone and an earlier copy that somebody
-put back look right. So the journal of a job has an inventory: a line for each file, brought up to date before an answer
-leaves. What it does not agree with is not believed (:meth:`Inventory.contradiction`).
+Records have checksums. But these don't show that a file was cut between two records, that a file is gone, or that an
+earlier copy was put back. So the journal of a job has an inventory: a line for each file, brought up to date before an
+answer leaves. A journal that differs from its inventory is not whole (:meth:`Inventory.contradiction`).
 
     refill inventory 1 BYTES DIGEST                of the lines that follow
     NAME STATE[ STATE]                             two while the file is being replaced: either may be there
@@ -45,9 +45,9 @@ _EMPTY = _State(0, xxhash.xxh3_64_hexdigest(b""))
 
 
 class Inventory:
-    """Of the files of one job. Whoever writes or removes one of them says so here.
+    """Of the files of one job. Each write and each removal of a file has to be entered here.
 
-    :param path: read if it is there; written by the first change.
+    :param path: of the inventory. It is read if it is there, and written by the first change.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,18 +55,18 @@ class Inventory:
         self._states: dict[str, tuple[_State, ...]] = {}
         self._lines: dict[str, str] = {}
         self._appended: dict[str, xxhash.xxh3_64] = {}
-        """Digests that go on, of files that grow."""
+        """Digests of files that grow, to be updated by what is appended."""
         self._sizes: dict[str, int] = {}
         self._file: int | None = None
         self._name_on_disk = False
         self.intact = self._read()
-        """Whether it was there, and as it was written."""
+        """Whether the inventory was found, and undamaged."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._states
 
     def adopt(self, contents: Mapping[str, bytes]) -> None:
-        """These files are those that count from now on, whatever was known before. Written with the next change."""
+        """List these files from now on, in place of all that were listed before. Written with the next change."""
         for name in list(self._states):
             self._forget(name)
         for name, data in contents.items():
@@ -76,9 +76,10 @@ class Inventory:
 
     @contextmanager
     def replacing(self, name: str, data: bytes | None, *, sync: bool = False) -> Iterator[None]:
-        """Around what replaces a file by this content, or removes it (None).
+        """To be entered around the replacement of a file by this content, or around its removal (None).
 
-        :param sync: so that the inventory agrees with either of them even if the machine stops meanwhile.
+        :param sync: write to the disk first, so that the inventory allows both the old file and the new one even if the
+            machine stops meanwhile.
         """
         new = _ABSENT if data is None else _state_of(data)
         self._set(name, *self._states.get(name, (_ABSENT,))[:1], new)
@@ -94,7 +95,7 @@ class Inventory:
         self._write()
 
     def will_append(self, name: str) -> None:
-        """Before the first append to a file that is not there yet; others are known already."""
+        """To be called before an append to a file. Lists the file if it is a new one."""
         if name in self._appended:
             return
         self._begin_to_append(name, b"")
@@ -109,9 +110,9 @@ class Inventory:
         self._write()
 
     def contradiction(self, contents: Mapping[str, bytes]) -> str | None:
-        """What shows that these files are not those that were written; None: nothing does.
+        """The first difference between these files and the inventory, in words; None: there is none.
 
-        :param contents: by name, all that there are.
+        :param contents: of all files that there are, by name.
         """
         if not self.intact:
             return "its inventory is lost or damaged"
@@ -162,12 +163,12 @@ class Inventory:
         self._sizes[name] = len(data)
 
     def _write(self) -> None:
-        """In place, by one call: it is all there or not at all, whenever the process stops."""
+        """Overwrite the inventory by one call: it is written as a whole or not at all, whenever the process stops."""
         lines = "\n".join(self._lines.values()).encode()
         title = f"{_TITLE} {len(lines)} {xxhash.xxh3_64_hexdigest(lines)}\n".encode()
         if self._file is None:
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.pwrite(self._file, title + lines, 0)  # what is longer from before stands behind it, and is not read
+        os.pwrite(self._file, title + lines, 0)  # the rest of a longer one before stays behind it, and is not read
 
     def _read(self) -> bool:
         try:

@@ -1,8 +1,9 @@
-"""What survives a restart of a pod? The journals of its jobs: who got what, written down before an answer leaves.
+"""What survives a restart of a pod? The journals of its jobs: which request got which sample, written down before an
+answer leaves.
 
 One folder for each job in ``journal_dir`` (:mod:`.job_files`). What was written survives the process at once, and the
-machine after ``journal_sync_seconds`` (:mod:`.job_journal`). A later run of the pod finds it, and believes it if it is
-whole (:mod:`.kept_job`); else others are asked what they know.
+machine after ``journal_sync_seconds`` (:mod:`.job_journal`). A later run of the pod restores a job from its journal if
+that is whole (:mod:`.kept_job`); else it asks other pods for their records, too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 _ENDED = "ended"
 _KEPT_ENDED = 10_000
 _UNCLAIMED_SECONDS = 14 * 86_400
-"""A job's journal that nobody came back for is removed at a start after so long."""
+"""A journal that was not written to for so long is removed when a pod starts."""
 
 
 class Journal:
@@ -61,7 +62,7 @@ class Journal:
             self._syncing = asyncio.create_task(self._sync_often())
 
     async def close(self) -> None:
-        """All that was written is on the disk then, and says so."""
+        """Close all journals. What was written is on the disk then, and they are marked as whole."""
         if self._syncing is not None:
             self._syncing.cancel()
             await asyncio.gather(self._syncing, return_exceptions=True)
@@ -87,13 +88,13 @@ class Journal:
         return kept
 
     def _say(self, job: str, what: str) -> None:
-        """Once, as journals are looked at often."""
+        """Log it once, as journals are looked at often."""
         if self._said.get(job) != what:
             self._said[job] = what
             log.warning("%s", what)
 
     def holder_of(self, job: str) -> str | None:
-        """Whose token a job of an earlier run of the pod was registered with; None when there is no such job."""
+        """The owner of the token by which a job of an earlier run was registered; None when there is no such job."""
         folder = self._of(job)
         header = None if folder is None else header_of(folder)
         return None if header is None else str(header.get("spec", {}).get("holder", ""))
@@ -106,7 +107,7 @@ class Journal:
         epochs: Iterable[int] = (),
         resumed: ResumedEpoch | None = None,
     ) -> JobJournal | None:
-        """The journal of a job from now on; what there was of it is replaced by ``snapshot`` of these epochs."""
+        """Begin the journal of a job. The one that is there is replaced by ``snapshot`` of these epochs."""
         folder = self._of(job)
         if folder is None:
             return None
@@ -118,7 +119,7 @@ class Journal:
         return journal
 
     def keep(self, job: str, pod: int, records: bytes) -> None:
-        """What another pod had delivered when it ended: it may not come back, and its volume with it."""
+        """Keep the records that another pod handed over when it ended: that pod, and its volume, may not come back."""
         folder = self._of(job)
         if (journal := self._open.get(job)) is not None:
             journal.keep(pod, records)
@@ -132,13 +133,13 @@ class Journal:
             inventory.close()
 
     def let_go(self, job: str, journal: JobJournal | None) -> None:
-        """Fact: the pod has let go of a job, and may find it here again. Another of its name may have begun since."""
+        """Fact: the pod has forgotten a job, and may restore it from here. Another of its name may have begun since."""
         if journal is not None and self._open.get(job) is journal:
             del self._open[job]
             journal.close()
 
     def end(self, job: str, incarnation: str) -> None:
-        """Fact: the job has ended; whoever comes back to it hears so."""
+        """Fact: the job has ended. Its name is kept, so that later requests for it are refused."""
         if (journal := self._open.pop(job, None)) is not None:
             journal.give_up()
         if (folder := self._of(job)) is not None:
@@ -160,7 +161,7 @@ class Journal:
         return sum(journal.used_bytes for journal in self._open.values())
 
     def _of(self, job: str) -> Path | None:
-        # Asked for by whatever stands in a URL: what no job is called may be no file's name either.
+        # The name may come from a URL: one that no job can have must not become a file's name.
         return job_folder(self._folder, job) if self._folder is not None and is_job_name(job) else None
 
     def _failed(self, error: OSError) -> None:

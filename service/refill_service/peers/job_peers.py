@@ -27,7 +27,7 @@ Introduce = Callable[[int], Awaitable[None]]
 """Registers the job at a pod that was restarted."""
 
 PATIENCE_SECONDS = 4.0
-"""At most, whatever ``wait_seconds`` is: clients wait 5 s or more for an answer, and are to be told what is missing."""
+"""At most, whatever ``wait_seconds`` is: clients wait 5 s or more, and the answer should say what is missing."""
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 _SAY_EVERY_SECONDS = 10.0
