@@ -13,7 +13,7 @@ import pytest
 from tests.membership.pods_in_process import PodsInProcess, Rank, Training
 from tests.pod_fixtures import NUM_SAMPLES
 
-from refill.errors import RankTaken, RefillError
+from refill.errors import MemoryTooSmall, RankTaken, RefillError
 from refill.protocol.job_spec import JobSpec
 
 Packed = tuple[str, dict[str, bytes]]
@@ -156,3 +156,29 @@ def test_an_epoch_that_is_known_in_part_only_is_not_said_to_be_missing(packed: P
     training.all_ask(2)
     for epoch in (1, 2):
         training.check(epoch)
+
+
+@pytest.mark.parametrize("journal", [True, False])
+@pytest.mark.parametrize("policy", ["drain", "exact", "redox"])
+def test_a_pod_that_comes_back_with_less_memory(
+    packed: Packed, tmp_path: Path, journal: bool, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes its jobs up again with what it has. `redox` keeps as many slots as it had: its error says what to do."""
+    with PodsInProcess(2, tmp_path, journal=journal) as pods:
+        spec = spec_of(packed, memory_bytes=2_000_000, policy=policy)
+        training = Training(pods, spec, NUM_SAMPLES, timeout_seconds=60 if policy != "redox" else 3)
+        training.all_ask(0, 0, 200)
+        pods.kill(1)
+        pods._settings["memory_bytes"] = "1MiB"
+        pods.start(1)
+        if policy == "redox":
+            with pytest.raises(MemoryTooSmall, match=r"policy redox .*its memory back, or end the job"):
+                training.all_ask(0)
+            return
+        training.all_ask(0)
+        training.check(0)
+        training.all_ask(1)
+        training.check(1)
+        said = [each.getMessage() for each in caplog.records if "2,000,000 bytes" in each.getMessage()]
+        assert len(said) == 1, f"it is said once: {said}"
+        assert "goes on with 1,048,576" in said[0]

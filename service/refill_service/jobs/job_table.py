@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +16,7 @@ from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import Begin, is_another
 from refill_service.cache_core.job_memory import JobMemory, most_memory
+from refill_service.cache_core.policies import redox
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.posted_traces import memory_with_traces, trace_memory
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
@@ -36,6 +38,8 @@ from refill_service.peers.peers import Peers
 from refill_service.settings import Settings
 
 __all__ = ["JobTable"]
+
+log = logging.getLogger(__name__)
 
 
 class JobTable:
@@ -139,7 +143,8 @@ class JobTable:
             most_bytes = most_memory(share_bytes, parts)
             if spec.order == "explicit":
                 most_bytes = memory_with_traces(most_bytes, dataset.num_samples)
-            memory_bytes = self._memory_for(spec, 0 if kept is None else kept.header["memory_bytes"], most_bytes)
+            kept_bytes = 0 if kept is None else kept.header["memory_bytes"]
+            memory_bytes = self._memory_for(spec, kept_bytes, most_bytes, ran_before=begin.ran_before)
             # Before anything is made in its size; shares are about equal.
             dataset.check_room(-(-dataset.num_samples // settings.num_pods))
             layout = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size or _chunk_size(spec, dataset))
@@ -245,10 +250,11 @@ class JobTable:
     def was_ended(self, name: str) -> JobLost:
         return JobLost(f"job {name} was ended while it was asked for samples", job=name)
 
-    def _memory_for(self, spec: JobSpec, kept_bytes: int, most_bytes: int) -> int:
+    def _memory_for(self, spec: JobSpec, kept_bytes: int, most_bytes: int, *, ran_before: bool) -> int:
         """
         :param kept_bytes: what the job has had before a restart, whatever its team has now; 0: it is a new one.
         :param most_bytes: what it can use; a job that names no memory gets no more, so that others find room.
+        :param ran_before: it ran before a restart, and goes on with less where its policy can.
         """
         used: Counter[str] = Counter()
         for at_pod in self.jobs.values():
@@ -257,11 +263,23 @@ class JobTable:
         free = for_jobs_bytes - used.total()
         may_have = free if kept_bytes else self._quotas.left_for(spec.holder, for_jobs_bytes, used)
         wanted = kept_bytes or spec.memory_bytes or min(most_bytes, int(may_have * self.settings.job_memory_fraction))
+        slots_stay = spec.shuffle and spec.policy == redox.KIND.name
+        if ran_before and wanted > may_have > 0 and not slots_stay:
+            log.warning(
+                "job %s had %s bytes of this pod before its restart, and goes on with %s: there is no more",
+                spec.name,
+                f"{wanted:,}",
+                f"{may_have:,}",
+            )
+            return may_have
         if wanted > may_have or wanted == 0:
+            keeps_slots = "; policy redox keeps as many slots as it had: give the pod its memory back, or end the job"
+            to_do = f"{keeps_slots} and begin the epoch anew" if ran_before and slots_stay else ""
             raise MemoryTooSmall(
                 f"memory too small: job {spec.name} wants {wanted:,} bytes and pod {self.settings.ordinal} has "
                 f"{may_have:,} of {self.settings.memory_bytes:,} free (pinned: {self._pinned.memory_bytes:,}; "
-                f"taken: {self._taken(spec.holder)}{f'; kept for others: {free - may_have:,}' * (free > may_have)})",
+                f"taken: {self._taken(spec.holder)}{f'; kept for others: {free - may_have:,}' * (free > may_have)})"
+                f"{to_do}",
                 pod=self.settings.ordinal,
             )
         return wanted
