@@ -129,17 +129,17 @@ def test_more_ids_than_a_request_has_are_several_requests(two_pods: LocalCluster
 def test_a_batch_has_a_number_of_positions_and_of_bytes(connection: PodConnection, url: str) -> None:
     too_many = b"RFQ1" + bytes(8 * MAX_BATCH + 1000)
     assert refused(httpx.post(f"{url}/batch", content=too_many)) == (413, "RequestTooLarge")
-    connection.post_trace(7, np.arange(LARGE_SAMPLES))
+    connection.post_trace(1, np.arange(LARGE_SAMPLES))
     with pytest.raises(RequestTooLarge, match="ask for fewer at once, or raise sending_bytes"):
-        connection.batch(7, np.arange(400))
-    assert len(connection.batch(7, np.arange(20)).payloads) == 20
+        connection.batch(1, np.arange(400))
+    assert len(connection.batch(1, np.arange(20)).payloads) == 20
 
 
 def test_a_batch_of_repeats_is_no_way_around_that(connection: PodConnection) -> None:
     """A trace of one's own may name one sample as often as it likes."""
-    connection.post_trace(8, np.repeat(np.arange(5), 100))
+    connection.post_trace(2, np.repeat(np.arange(5), 100))
     with pytest.raises(RequestTooLarge):
-        connection.batch(8, np.arange(500))
+        connection.batch(2, np.arange(500))
 
 
 def test_a_trace_longer_than_the_job_has_memory_for_is_refused_before_it_comes(
@@ -218,8 +218,8 @@ def test_a_rank_tells_of_few_epochs_and_of_samples_that_there_are(
 
 def test_positions_of_a_job_do_not_change_by_how_they_are_bounded(connection: PodConnection, url: str) -> None:
     """After all of that, an epoch is delivered: each sample of its trace once."""
-    connection.post_trace(7, np.arange(LARGE_SAMPLES))
-    request = BatchRequest(7, 0, np.arange(20)).encode()
+    connection.post_trace(1, np.arange(LARGE_SAMPLES))
+    request = BatchRequest(1, 0, np.arange(20)).encode()
     assert httpx.post(f"{url}/batch", content=request, timeout=30).status_code == 200
-    ids = [i for start in range(0, 500, 50) for i in connection.batch(7, np.arange(start, start + 50)).sample_ids]
+    ids = [i for start in range(0, 500, 50) for i in connection.batch(1, np.arange(start, start + 50)).sample_ids]
     assert sorted(ids) == list(range(LARGE_SAMPLES))
