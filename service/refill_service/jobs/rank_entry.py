@@ -7,6 +7,7 @@ import logging
 from refill.errors import InvalidInput, RankTaken, RefillError
 from refill.protocol.rank_life import RankLife
 from refill_service.cache_core.home_machine import Entry, HomeMachine
+from refill_service.cache_core.rank_places import LONGEST_STEP
 from refill_service.jobs.home_record import HomeRecord
 from refill_service.jobs.job import Job
 from refill_service.jobs.leased_ranks import LeasedRanks
@@ -42,13 +43,13 @@ class RankEntry:
         """Raises :class:`InvalidInput` for an epoch in which the rank can't be yet, and :class:`PodRecovering` when
         this pod was restarted and has yet to learn where ranks are."""
         ranks, name = self._job.life.ranks, self._job.spec.name
-        if self._job.life.recovering and not (ranks.begun and ranks.may_ask(rank, epoch)):
+        if self._job.life.recovering and not (ranks.begun and ranks.may_ask(epoch)):
             await self._owner.until_restored()
-        if not ranks.may_ask(rank, epoch):
+        if not ranks.may_ask(epoch):
             raise InvalidInput(
-                f"rank {rank} asks for epoch {epoch} while job {name} is in epoch {ranks.newest}, and the next one is "
-                f"{ranks.newest + 1}: epochs come one after another. Is set_epoch right? To leave some out, end the "
-                f"job first (DELETE /v1/jobs/{name}) or use another name",
+                f"rank {rank} asks for epoch {epoch} while job {name} is in epoch {ranks.newest}: at most "
+                f"{LONGEST_STEP:,} may be left out. Was set_epoch given a number of steps? To go on there all the "
+                f"same, end the job first (refill end {name}) or use another name",
                 epoch=epoch,
                 rank=rank,
                 newest=ranks.newest,
