@@ -523,3 +523,30 @@ def test_a_policy_whose_memory_outlives_epochs(packed: tuple[str, Any]) -> None:
                     assert owner.history[epoch].exact_reads == 0, "bytes that were to stay were gone"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("known_from", [1, 2, 3])
+def test_what_is_unknown_in_an_epoch_is_unknown_in_its_final_receipt(packed: tuple[str, Any], known_from: int) -> None:
+    async def run() -> None:
+        async with owner_of(packed[0], 300_000) as owner:
+            final: dict[int, tuple[int, int]] = {}
+
+            async def epoch_ended(epoch: int) -> None:
+                receipt = await owner.receipt(epoch)
+                final[epoch] = (receipt.missing, receipt.unknown)
+
+            owner.epoch_ended = epoch_ended
+            owner.job.life.unknown.known_from(0, known_from)
+            length = owner.job.samples_per_rank()
+            for epoch in range(known_from + 4):
+                owner.rank_opens(epoch, 0, 0)
+                left_out = BATCH if epoch < known_from else 0
+                for start in range(0, length - left_out, BATCH):
+                    await take(owner, epoch, 0, start)
+                await asyncio.gather(*owner._closing_books)
+            last_batch = (length - 1) % BATCH + 1
+            for epoch in range(known_from):
+                assert final[epoch] == (0, last_batch), f"(missing, unknown) of epoch {epoch}"
+            assert final[known_from] == (0, 0), "all that it asked for is known"
+
+    asyncio.run(run())

@@ -421,7 +421,8 @@ class Owner:
         self.history[state.number] = state.counts
         for record in self._life.unknown.epoch_opens(state.number):
             self._write(record)
-        self._life.unknown.forget(before_epoch=min(order.live_epochs))
+        # Not what the receipts of those say that are about to be closed: they are written after this.
+        self._life.unknown.forget(before_epoch=min([*order.live_epochs, *(epoch.number for epoch in self._running)]))
         if order.carried_from is not None:
             before = self._running[order.carried_from].payloads
             for sample in order.carried.samples.tolist():
