@@ -189,6 +189,23 @@ class TestRanksThatComeAndGo:
         machine.left(0, 0)
         assert (machine.unused_ahead(0), machine.remote_memory.used) == ({}, 0)
 
+    def test_what_a_rank_leaves_behind_that_enters_the_next_epoch_elsewhere_was_never_asked_for(self) -> None:
+        """Its owners count it as delivered, and send nothing of an epoch that the rank has left to the other home."""
+        machine = home()
+        machine.entered(0, 0)
+        machine.ended(the_request(machine, ask(machine, 45)), [sent(1), sent(2)])
+        ask(machine, 46, first=1)
+        on_its_way = the_request(machine, ask(machine, 47, first=5))
+        machine.left(1, 0)
+        assert machine.unused_ahead(0) == {0: 1}
+        machine.left(1, 0)
+        machine.ended(on_its_way, [sent(6)])
+        assert machine.unused_ahead(0) == {0: 2}, "it came when the rank had left"
+        machine.left(2, 0)
+        assert (machine.unused_ahead(0), machine.remote_memory.used) == ({0: 2}, 0)
+        machine.books_closed(0)
+        assert machine.unused_ahead(0) == {}
+
     def test_nothing_is_kept_of_what_comes_after_a_rank_has_left(self) -> None:
         """Nor when it has a batch here that ends after it left, or comes back: else the receipt counts it as missing,
         while the rank got it by way of the other home."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.membership.pods_in_process import PodsInProcess, Rank, Training
 from tests.pod_fixtures import NUM_SAMPLES
+from tests.waiting import until
 
 from refill.errors import MemoryTooSmall, RankTaken, RefillError
 from refill.protocol.job_spec import JobSpec
@@ -182,3 +183,22 @@ def test_a_pod_that_comes_back_with_less_memory(
         said = [each.getMessage() for each in caplog.records if "2,000,000 bytes" in each.getMessage()]
         assert len(said) == 1, f"it is said once: {said}"
         assert "goes on with 1,048,576" in said[0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_sent_ahead_to_a_home_that_the_rank_has_left_was_not_delivered(
+    packed: Packed, tmp_path: Path, seed: int
+) -> None:
+    """Its owner may have sent the last sample ahead, which the rank never asks for: it goes on in the next epoch, by way
+    of the other pod."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        training = Training(pods, spec_of(packed, world_size=1, seed=seed), NUM_SAMPLES)
+        training.ask(0, 0, 0, NUM_SAMPLES - 1)
+        training.ranks[0]._pods._home = pods.pod_urls[1]
+        training.ask(0, 1, 0, 20)
+
+        def is_counted() -> bool:
+            found = training.receipt(0)
+            return (found["delivered"], found["missing"], found["exact"]) == (NUM_SAMPLES - 1, 1, False)
+
+        until(is_counted, "a receipt that says of the sample that never came that it is missing")

@@ -98,6 +98,8 @@ class _Asking:
     """Batches that are being assembled."""
     most_under_way: int = 0
     """As many as the rank has workers that ask."""
+    epoch_left: bool = False
+    """The rank asks for a later epoch by way of another home."""
 
 
 class Batch(Generic[Payload]):
@@ -209,19 +211,25 @@ class HomeMachine(Generic[Payload]):
         request of the last one."""
         self._judged.comes(rank, epoch)
         self._entered[rank] = max(epoch, self._entered.get(rank, -1))
-        for old, never_asked in self.remote_memory.forget(rank, before_epoch=epoch).items():
-            self._never_asked[old, rank] += never_asked
+        self._never_asked_before(epoch, rank)
         for key in [known for known in self._asking if known[1] == rank and known[0] < epoch - 1]:
             del self._asking[key]
 
     def left(self, epoch: int, rank: int) -> None:
-        """Fact: a rank asks for this epoch by way of another home, which gets from the owners what was sent ahead here.
-        If the rank comes back, the owners have to learn it again, so that they send again what was sent ahead there."""
+        """Fact: a rank asks for this epoch by way of another home, which gets from the owners what was sent ahead here
+        for it. What was sent for epochs before, nobody will ask for. If the rank comes back, the owners have to learn
+        it again, so that they send again what was sent ahead there."""
         self._judged.left(rank, epoch)
         self._entered.pop(rank, None)
+        self._never_asked_before(epoch, rank)
         self.remote_memory.forget(rank, before_epoch=epoch + 1)
         for key in [known for known in self._asking if known[1] == rank]:
-            del self._asking[key]  # and what is still on its way is refused
+            # What is still on its way is refused.
+            self._asking.pop(key).epoch_left = key[0] < epoch
+
+    def _never_asked_before(self, epoch: int, rank: int) -> None:
+        for old, never_asked in self.remote_memory.forget(rank, before_epoch=epoch).items():
+            self._never_asked[old, rank] += never_asked
 
     def skipped(self, rank: int, before_epoch: int) -> tuple[int, int, int] | None:
         """``(epoch, start, end)`` of positions that a rank which asks for an epoch has left out of one before."""
@@ -329,6 +337,8 @@ class HomeMachine(Generic[Payload]):
         # nobody would come for it.
         is_here = self._asking.get((epoch, rank)) is request.asking
         sent, started = list(sent_ahead), request.asking.started
+        if request.asking.epoch_left and (late := sum(each.position not in started for each in sent)):
+            self._never_asked[epoch, rank] += late
         kept = self.remote_memory.settle(
             request.wire.room_bytes,
             (
