@@ -189,8 +189,8 @@ def test_a_pod_that_comes_back_with_less_memory(
 def test_what_was_sent_ahead_to_a_home_that_the_rank_has_left_was_not_delivered(
     packed: Packed, tmp_path: Path, seed: int
 ) -> None:
-    """Its owner may have sent the last sample ahead, which the rank never asks for: it goes on in the next epoch, by way
-    of the other pod."""
+    """Its owner may have sent the last sample ahead, which the rank never asks for: it goes on in the next epoch, by
+    way of the other pod."""
     with PodsInProcess(2, tmp_path, journal=False) as pods:
         training = Training(pods, spec_of(packed, world_size=1, seed=seed), NUM_SAMPLES)
         training.ask(0, 0, 0, NUM_SAMPLES - 1)
