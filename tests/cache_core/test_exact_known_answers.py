@@ -11,11 +11,9 @@ from numpy.testing import assert_allclose
 from tests.cache_core.portable_order import PortableRandom
 
 from refill_service.cache_core.exact.chunk_caches import ChunkRead, ClairvoyantCache, EarliestUseCache, Plan
-from refill_service.cache_core.exact.importance import rank_scores, sample_losses, share_of
 from refill_service.cache_core.exact.known_uses import KnownUses, Uses
 from refill_service.cache_core.exact.sample_caches import (
     FifoCache,
-    ImportanceCache,
     LruCache,
     NeverEvictCache,
 )
@@ -119,51 +117,3 @@ def test_an_epoch_is_a_scan_that_a_cache_by_recency_does_not_survive(share: floa
         cache = make(lengths, int(share * num_samples))
         assert hits(cache, epochs[0], num_samples) == 0
         assert_allclose(hits(cache, epochs[1], num_samples) / num_samples, expected, atol=0.005)
-
-
-@pytest.mark.parametrize(
-    ("losses", "ranks"),
-    [
-        ([0.3, 0.5, 0.4], [2.3026, 2.4849, 2.3979]),
-        ([0.6, 1.2, 0.8], [2.3026, 2.4849, 2.3979]),
-        ([0.3, 0.5, 0.5, 0.1], [2.3979, 2.4849, 2.4849, 2.3026]),
-    ],
-)
-def test_ranks_within_a_batch(losses: list[float], ranks: list[float]) -> None:
-    assert_allclose(rank_scores(np.array(losses)), ranks, atol=5e-5)
-
-
-def test_the_loss_of_each_sample_is_what_the_batchs_is_the_mean_of() -> None:
-    logits, labels = np.array([[2.0, -1.0, 0.5], [1000.0, 0.0, -1000.0]]), np.array([2, 0])
-    expected = [-np.log(np.exp(0.5) / np.exp(logits[0]).sum()), 0.0]
-    assert_allclose(sample_losses(logits, labels), expected, atol=1e-12)
-
-
-def test_the_shares_of_the_papers_example() -> None:
-    draws = [4, 7, 3, 5, 3, 5, 2, 2, 1, 10]
-    assert share_of(draws, 0, 2, improving=True) == [3, 3, 5, 5, 2]
-    assert share_of(draws, 0, 2, improving=False) == [4, 3, 3, 2, 1]
-    cached_twice = share_of(draws, 0, 2, improving=False, is_cached=lambda sample: sample == 2, repetition=2)
-    assert cached_twice == [2, 2, 4, 3, 3]
-
-
-def test_importance() -> None:
-    """SHADE's Algorithm 1, with two places."""
-    cache, done = ImportanceCache(np.ones(6, dtype=np.int64), 2), []
-    batches = [(1, 2, 3), (3, 4, 1), (4, 2, 5), (5, 3, 4)]
-    losses = [(0.9, 0.2, 0.6), (0.1, 0.8, 0.5), (0.7, 0.3, 0.4), (0.2, 0.9, 0.6)]
-    uses = KnownUses(np.concatenate(batches), 6)
-    for batch, of_batch in zip(batches, losses, strict=True):
-        for sample in batch:
-            if cache.holds(sample):
-                done.append("hit")
-                continue
-            read = cache.missed(sample, 0, uses)
-            evicted = [f"evict {each}" for each in read.forgotten.tolist()]
-            done += evicted or ["insert" if cache.holds(sample) else "past"]
-        cache.scored(batch, rank_scores(np.array(of_batch)).tolist())
-    assert done[:3] == ["insert", "insert", "past"]
-    assert done[3:6] == ["evict 2", "past", "hit"]
-    assert done[6:9] == ["evict 3", "past", "past"]
-    assert done[9:] == ["evict 1", "past", "hit"]
-    assert [sample for sample in range(6) if cache.holds(sample)] == [4, 5]

@@ -81,9 +81,8 @@ POLICIES: dict[str, PolicyTerms] = {
                 "eviction",
                 "rolling",
                 "what stays in memory, by plans that know what comes (rolling, renewal) or by next use (earliest); of "
-                "samples that are read one by one: the first ones (never), the last ones (fifo), the last used (lru), "
-                "those that matter most to training (importance)",
-                choices=("rolling", "renewal", "earliest", "never", "fifo", "lru", "importance"),
+                "samples that are read one by one: the first ones (never), the last ones (fifo), the last used (lru)",
+                choices=("rolling", "renewal", "earliest", "never", "fifo", "lru"),
             ),
         ),
     ),

@@ -104,6 +104,17 @@ class ClairvoyantCache:
         self._price *= math.exp(self._step * (1 if was_cut else min(1.0, fill - 1)))
         return ChunkRead(first, end, kept, np.setdiff1d(before, kept, assume_unique=True))
 
+    def shrink(self) -> Int64Array:
+        """Forget what there is no room for since ``capacity_bytes`` became less; returns it. It is read again."""
+        if self.held_bytes <= self.capacity_bytes:
+            return np.empty(0, dtype=np.int64)
+        held = np.flatnonzero(self._uses_left)
+        held = held[self._random.sample(range(len(held)), len(held))]
+        too_much = np.searchsorted(np.cumsum(self._lengths[held]), self.held_bytes - self.capacity_bytes)
+        forgotten = np.sort(held[: int(too_much) + 1])
+        self.forget(forgotten)
+        return forgotten
+
     def _as_fits(self, samples: Int64Array) -> tuple[int, bool]:
         """How many uses of these samples there is room for, the earliest first, and whether that cuts the plan."""
         _, first_uses = np.unique(samples, return_index=True)
@@ -150,7 +161,7 @@ class EarliestUseCache:
         added = next_uses.keys() - self._next_uses.keys()
         for each in added:
             self._keep(each, next_uses[each])
-        forgotten = sorted(self._shrink() - added)
+        forgotten = sorted(set(self.shrink().tolist()) - added)
         kept = [each for each in range(first, end) if each in self._next_uses]
         return ChunkRead(first, end, np.array(kept, dtype=np.int64), np.array(forgotten, dtype=np.int64))
 
@@ -159,14 +170,15 @@ class EarliestUseCache:
         self.held_bytes += int(self._lengths[sample])
         heapq.heappush(self._latest, (-use, sample))
 
-    def _shrink(self) -> set[int]:
-        dropped = set()
+    def shrink(self) -> Int64Array:
+        """Forget what is used last and there is no room for; returns it."""
+        dropped = []
         while self.held_bytes > self.capacity_bytes:
             use, sample = heapq.heappop(self._latest)
             if self._next_uses.get(sample) == -use:
                 self._drop(sample)
-                dropped.add(sample)
-        return dropped
+                dropped.append(sample)
+        return np.array(sorted(dropped), dtype=np.int64)
 
     def _drop(self, sample: int) -> None:
         del self._next_uses[sample]

@@ -1,15 +1,13 @@
 """Which samples does a cache keep that reads them one by one, and looks at the past only?
 
 ``never`` evicts nothing (CoorDL, section 4.1): in a random order in which each sample comes once an epoch no other rule
-hits more. ``fifo`` is DELI's, ``lru`` a yardstick, ``importance`` SHADE's (its Algorithm 1, APP with a ghost cache).
+hits more. ``fifo`` is DELI's, ``lru`` a yardstick.
 """
 
 from __future__ import annotations
 
-import heapq
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -17,7 +15,7 @@ from refill_service.cache_core.exact.chunk_caches import ChunkRead
 from refill_service.cache_core.exact.known_uses import Uses
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["FifoCache", "ImportanceCache", "LruCache", "NeverEvictCache", "SampleCache"]
+__all__ = ["FifoCache", "LruCache", "NeverEvictCache", "SampleCache"]
 
 
 class SampleCache(ABC):
@@ -45,6 +43,13 @@ class SampleCache(ABC):
         self._held[sample] = None
         self.held_bytes += int(self._lengths[sample])
         return ChunkRead(sample, sample + 1, np.array([sample]), np.array(sorted(evicted), dtype=np.int64))
+
+    def shrink(self) -> Int64Array:
+        """Evict what there is no room for since ``capacity_bytes`` became less; returns it."""
+        evicted = []
+        while self.held_bytes > self.capacity_bytes:
+            evicted.append(self._evict(next(iter(self._held))))
+        return np.array(sorted(evicted), dtype=np.int64)
 
     def forget(self, samples: Int64Array) -> None:
         """Fact: these are not in memory any more, or never came."""
@@ -86,50 +91,3 @@ class LruCache(FifoCache):
     def used(self, sample: int, time: int, uses: Uses) -> bool:
         self._held.move_to_end(sample)
         return True
-
-
-class ImportanceCache(SampleCache):
-    """SHADE's adaptive priority-aware prediction. Scores are those of the last time that a sample was trained with.
-
-    A batch has two phases: its samples are fetched one by one, and then it is scored, since the scores of this visit
-    exist only after the fetch. What was taken in before it had a score is not evicted until it has one.
-    """
-
-    def __init__(self, lengths: Int64Array, capacity_bytes: int) -> None:
-        super().__init__(lengths, capacity_bytes)
-        self._ghost: dict[int, float] = {}
-        """The last score of every sample that has one, in memory or not."""
-        self._least: list[tuple[float, int]] = []
-        """A heap of (score, sample) of those in memory; outdated ones stay in it until they come up."""
-
-    def scored(self, samples: Iterable[int], scores: Iterable[float]) -> None:
-        """Fact: a batch was trained with, and these are its scores; see ``importance.rank_scores``."""
-        for sample, score in zip(samples, scores, strict=True):
-            self._ghost[sample] = score
-            if sample in self._held:
-                heapq.heappush(self._least, (score, sample))
-
-    def _make_room(self, sample: int) -> list[int] | None:
-        score, size_bytes = self._ghost.get(sample), int(self._lengths[sample])
-        victims: list[tuple[float, int]] = []
-        freed_bytes = 0
-        while self.held_bytes - freed_bytes + size_bytes > self.capacity_bytes:
-            least = self._least_important()
-            if score is None or least is None or score < least[0]:
-                for each in victims:
-                    heapq.heappush(self._least, each)
-                return None
-            victims.append(heapq.heappop(self._least))
-            freed_bytes += int(self._lengths[least[1]])
-        if score is not None:
-            heapq.heappush(self._least, (score, sample))
-        return [self._evict(victim) for _, victim in victims]
-
-    def _least_important(self) -> tuple[float, int] | None:
-        """The smaller id among equals."""
-        while self._least:
-            score, sample = self._least[0]
-            if sample in self._held and self._ghost[sample] == score:
-                return score, sample
-            heapq.heappop(self._least)
-        return None

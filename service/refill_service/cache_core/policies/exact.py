@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.exact.chunk_caches import ChunkRead, ClairvoyantCache, EarliestUseCache
 from refill_service.cache_core.exact.known_uses import Uses
-from refill_service.cache_core.exact.sample_caches import FifoCache, ImportanceCache, LruCache, NeverEvictCache
+from refill_service.cache_core.exact.sample_caches import FifoCache, LruCache, NeverEvictCache
 from refill_service.cache_core.policies.drain import default_chunk_size
 from refill_service.cache_core.policies.interface import (
     NO_ORDERS,
@@ -52,6 +52,7 @@ class ExactCache(Protocol):
     def holds(self, sample: int) -> bool: ...
     def used(self, sample: int, time: int, uses: Uses) -> bool: ...
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead: ...
+    def shrink(self) -> Int64Array: ...
     def forget(self, samples: Int64Array) -> None: ...
 
 
@@ -74,7 +75,6 @@ _CACHES: dict[str, Callable[[Int64Array, Int64Array, int, str], ExactCache]] = {
     "never": lambda starts, lengths, capacity_bytes, key: NeverEvictCache(lengths, capacity_bytes),
     "fifo": lambda starts, lengths, capacity_bytes, key: FifoCache(lengths, capacity_bytes),
     "lru": lambda starts, lengths, capacity_bytes, key: LruCache(lengths, capacity_bytes),
-    "importance": lambda starts, lengths, capacity_bytes, key: ImportanceCache(lengths, capacity_bytes),
 }
 
 
@@ -112,13 +112,9 @@ class ExactPolicy(Policy):
     def memory_changed(self, capacity_bytes: int) -> Orders:
         self._capacity_bytes = capacity_bytes
         if self._cache is None:
-            self._cache = self._make_cache(self._starts, self._lengths, capacity_bytes, self._key)
-        return self._go_on(until=-1)
-
-    def scored(self, samples: Int64Array, scores: NDArray[np.float64]) -> Orders:
-        if isinstance(self._cache, ImportanceCache):
-            self._cache.scored(samples.tolist(), scores.tolist())
-        return NO_ORDERS
+            for_cache = capacity_bytes - capacity_bytes // _AHEAD_PART
+            self._cache = self._make_cache(self._starts, self._lengths, for_cache, self._key)
+        return self._within_memory(self._go_on(until=-1))
 
     def close(self) -> Carried:
         held = np.array([each for each in np.flatnonzero(self._here).tolist() if self._holds(each)], dtype=np.int64)
@@ -134,13 +130,13 @@ class ExactPolicy(Policy):
         return Carried(going, cache)
 
     def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
+        was_in_memory = self._arrived_here[asked].tolist()  # and leaves with this answer, whatever is evicted now
         orders = self._go_on(until=int(self._uses.times_of(asked).max()))
-        for sample in asked.tolist():
-            if self._here[sample] and not self._arrived_here[sample]:
+        for sample, was_there in zip(asked.tolist(), was_in_memory, strict=True):
+            if self._here[sample] and not was_there:
                 self._awaited.add(sample)
             self._leaves(sample)
-        self._count_bytes()
-        return asked, orders
+        return asked, self._within_memory(orders)
 
     def stays(self, samples: Int64Array) -> NDArray[np.bool_] | None:
         return np.fromiter(map(self._holds, samples.tolist()), dtype=bool, count=len(samples))
@@ -237,7 +233,8 @@ class ExactPolicy(Policy):
             cache.used(sample, time, self._uses)
             self._note(sample)
             return
-        cache.capacity_bytes = max(0, self._capacity_bytes - self._due_bytes)
+        ahead_bytes = max(self._due_bytes, self._capacity_bytes // _AHEAD_PART)
+        cache.capacity_bytes = max(0, self._capacity_bytes - ahead_bytes)
         read = cache.missed(sample, time, self._uses)
         for each in (sample, *read.kept.tolist(), *read.forgotten.tolist()):
             self._note(each)
@@ -257,6 +254,18 @@ class ExactPolicy(Policy):
         found = np.array(gone, dtype=np.int64)
         self._here[found] = self._arrived_here[found] = False
         return found
+
+    def _within_memory(self, orders: Orders) -> Orders:
+        """And what the cache gives up for samples that wait for a rank that is behind, or as there is less memory."""
+        cache, gone = self._cache, [NO_SAMPLES]
+        while cache is not None and cache.held_bytes and self._due_bytes + cache.held_bytes > self._capacity_bytes:
+            cache.capacity_bytes = max(0, self._capacity_bytes - self._due_bytes)
+            evicted = cache.shrink()
+            for sample in evicted.tolist():
+                self._note(sample)  # it may be due, and then stays all the same
+            gone.append(self._gone(evicted))
+        self._count_bytes()
+        return orders if len(gone) == 1 else Orders(orders.reads, np.unique(np.concatenate([orders.drops, *gone])))
 
     def _drop_oldest(self) -> Int64Array:
         """Of a rank that is behind, the sample that it would ask for next; it is read alone then."""
