@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tests.membership.pods_in_process import PodsInProcess, Rank, Training
 from tests.membership.test_losses import Packed, spec_of
 from tests.pod_fixtures import NUM_SAMPLES
 
-from refill.errors import PodBusy
+from refill.errors import InvalidInput, PodBusy, RefillError
 from refill_service.cache_core import rank_leases
 
 
@@ -75,3 +76,46 @@ def test_all_memory_is_lost_when_the_epoch_that_was_resumed_is_long_over(packed:
             for rank in ranks:
                 found += rank.batch(3, np.arange(start, min(start + 50, length))).sample_ids.tolist()
         assert sorted(found) == list(range(NUM_SAMPLES))
+
+
+@pytest.mark.parametrize("policy", ["drain", "redox"])
+def test_what_was_dealt_when_a_job_moved_outlives_a_refused_resume(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """Whatever epoch the refused one names, the running one goes on as it was dealt, not as the seed says."""
+    with PodsInProcess(3, tmp_path, journal=False) as pods:
+        training = Training(pods, spec_of(packed, policy=policy, world_size=4), NUM_SAMPLES, batch=10)
+        training.all_ask(0, 0, 100)
+        pods.scale(2)
+        training.all_ask(0, 100, 150)
+        dealt = [pods.node(pod).jobs[training.spec.name].job.traced_epochs for pod in range(2)]
+        assert dealt == [[0], [0]], "the epoch was not dealt anew"
+        with monkeypatch.context() as silent:
+            silent.setattr(rank_leases, "LEASE_SECONDS", 0.0)  # ranks were silent for so long, and come back
+            incarnation = training.ranks[0].info()["incarnation"]
+            refused = Rank(pods, replace(training.spec, world_size=2), 0, process=3, timeout_seconds=3)
+            with pytest.raises(InvalidInput, match="nothing is left of epoch 9"):
+                refused.resume(incarnation, 9, 250)
+        training.all_ask(0, 150)
+        training.check(0)
+        for epoch in (1, 2, 3):
+            training.all_ask(epoch)
+            training.check(epoch)
+        kept = [pods.node(pod).jobs[training.spec.name].job.traced_epochs for pod in range(2)]
+        assert kept == [[], []], "what was dealt anew is kept though nobody can ask for that epoch any more"
+
+
+def test_what_was_dealt_when_a_job_moved_outlives_a_rank_that_asks_far_ahead(packed: Packed, tmp_path: Path) -> None:
+    """A rank asks for one epoch after another, and is told to wait each time; the others are in the first."""
+    with PodsInProcess(3, tmp_path, journal=False) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0, 0, 100)
+        pods.scale(2)
+        training.all_ask(0, 100, 200)
+        training.ask(0, 0, 200)
+        training.ranks[0].timeout_seconds = 1
+        for epoch in (1, 2, 3):
+            with contextlib.suppress(RefillError):
+                training.ask(0, epoch, 0, 20)
+        training.ask(1, 0, 200)
+        assert training.truth(0) == (0, 0), f"(missing, twice): {training.truth(0)}"

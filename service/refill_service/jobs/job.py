@@ -162,17 +162,21 @@ class Job:
                 return None
             elif self.spec.order == "keyed":
                 found = self._keyed(epoch)
+                if epoch > self.life.ranks.newest + 1:
+                    return found  # somebody is curious: no rank can ask for it yet
             else:
                 return None
             self._remember(epoch, found)
         return found
 
     def _remember(self, epoch: int, traces: Traces) -> None:
+        """Whoever names an epoch, earlier ones may run: only what can be made again is dropped, not what was posted."""
         self._traces[epoch] = traces
-        self.forget_traces(before_epoch=epoch - _KEPT_EPOCHS + 1)
+        for old in [known for known in self._traces if known <= epoch - _KEPT_EPOCHS]:
+            del self._traces[old]
 
     def forget_traces(self, before_epoch: int) -> None:
-        """Fact: nobody can ask for earlier epochs any more."""
+        """Fact: nobody can ask for earlier epochs any more. What ranks posted, or was dealt anew, goes only now."""
         for old in [known for known in (*self._traces, *self.posted.epochs) if known < before_epoch]:
             self._traces.pop(old, None)
             self.posted.forget(old)

@@ -434,6 +434,7 @@ class Owner:
     def _close_books(self, over: RunningEpoch) -> None:
         """An epoch that will not be asked for again leaves its receipt."""
         over.payloads.clear()
+        self.job.forget_traces(before_epoch=over.number + 1)
 
         async def close() -> None:
             try:
