@@ -13,7 +13,7 @@ from prometheus_client import Histogram
 from refill.credentials import ShownToken
 from refill.errors import RefillError
 from refill.protocol.records import encode_records
-from refill_service.cache_core.job_lifecycle import Phase
+from refill_service.cache_core.job_lifecycle import Phase, expected
 from refill_service.cache_core.shared_room import SharedRoom
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.early_opening import EarlyOpening
@@ -130,17 +130,23 @@ class CacheNode:
         if self._cleaner is not None:
             self._cleaner.cancel()
             await asyncio.gather(self._cleaner, return_exceptions=True)
-        for at_pod in list(self.jobs.values()):
-            has_all_records = at_pod.job.life.phase is Phase.RUNNING
-            await self.table.close_job(at_pod, self.table.stopping())
-            if has_all_records:
-                await self._hand_over(at_pod)
+        for name, at_pod in list(self.jobs.items()):
+            try:
+                await self._close_job(at_pod)
+            except Exception as error:  # the others have journals to close, and tables to hand over
+                log.error("job %s was not closed in order: %s", name, error, exc_info=not expected(error))
         self.jobs.clear()
         await self.journal.close()
         self.client_memory.close()
         await self.opening.close()
         await self.peers.close()
         self.pinned.close()
+
+    async def _close_job(self, at_pod: JobAtPod) -> None:
+        has_all_records = at_pod.job.life.phase is Phase.RUNNING
+        await self.table.close_job(at_pod, self.table.stopping())
+        if has_all_records:
+            await self._hand_over(at_pod)
 
     async def _hand_over(self, at_pod: JobAtPod) -> None:
         """Leave what was delivered with another pod, for the next pod of this name."""
@@ -181,6 +187,9 @@ class CacheNode:
         while True:
             await asyncio.sleep(min(10.0, idle_seconds / 4))
             for name in [n for n, at_pod in self.jobs.items() if at_pod.idle_seconds > idle_seconds]:
-                if await self.registration.idle_everywhere(name):
-                    log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
-                    await self.table.remove(name)
+                try:
+                    if await self.registration.idle_everywhere(name):
+                        log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
+                        await self.table.remove(name)
+                except Exception as error:  # it is tried again, and the others are looked at
+                    log.error("job %s, which is idle, was not removed: %s", name, error, exc_info=not expected(error))
