@@ -316,8 +316,8 @@ class Job:
         if reach > most_bytes:
             raise MemoryTooSmall(
                 f"memory too small: job {self.spec.name} has {most_bytes:,} bytes for chunks on pod {self.ordinal}, "
-                f"and its largest chunk of {self.layout.chunk_size} samples takes {reach:,} of its blob; raise "
-                "REFILL_MEMORY_BYTES or lower chunk_size",
+                f"and its largest chunk of {self.layout.chunk_size} samples takes {reach:,} of its blob; end jobs "
+                "that are over (refill jobs), raise REFILL_MEMORY_BYTES or lower chunk_size",
                 pod=self.ordinal,
                 abstract_bytes=most_bytes,
                 largest_chunk_bytes=reach,
@@ -336,7 +336,8 @@ class Job:
             raise MemoryTooSmall(
                 f"memory too small: job {self.spec.name} has {abstract_bytes:,} bytes for chunks on pod "
                 f"{self.ordinal}, and its largest chunk of {self.layout.chunk_size} samples takes "
-                f"{int(chunk_bytes.max()):,}; raise REFILL_MEMORY_BYTES or lower chunk_size",
+                f"{int(chunk_bytes.max()):,}; end jobs that are over (refill jobs), raise REFILL_MEMORY_BYTES or lower "
+                "chunk_size",
                 pod=self.ordinal,
                 abstract_bytes=abstract_bytes,
                 largest_chunk_bytes=int(chunk_bytes.max()),
