@@ -62,8 +62,7 @@ def test_every_eviction_keeps_the_order(three_pods: LocalCluster, packed: Packed
 
 
 def test_an_epoch_after_the_first_reads_less(three_pods: LocalCluster, packed: Packed) -> None:
-    """Memory outlives the epoch: it has room for about half of the dataset, but for what ranks that are behind wait for.
-    How far they are behind each other is left to them here."""
+    """Memory outlives the epoch: it has room for half of the dataset, less what ranks that are behind wait for."""
     total = sum(map(len, packed[1].values()))
     job = settings_of(
         packed[0],
