@@ -119,3 +119,41 @@ def test_what_was_dealt_when_a_job_moved_outlives_a_rank_that_asks_far_ahead(pac
                 training.ask(0, epoch, 0, 20)
         training.ask(1, 0, 200)
         assert training.truth(0) == (0, 0), f"(missing, twice): {training.truth(0)}"
+
+
+@pytest.mark.parametrize(("epoch", "position"), [(9, 10), (9, 0), (1, 10)])
+def test_a_running_job_is_not_replaced_by_one_from_where_it_has_never_been(
+    packed: Packed, tmp_path: Path, epoch: int, position: int
+) -> None:
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0, 0, 100)
+        incarnation = training.ranks[0].info()["incarnation"]
+        other = Rank(pods, replace(training.spec, world_size=4), 0, process=3, timeout_seconds=3)
+        with pytest.raises(InvalidInput, match=f"is in epoch 0, and has never been at epoch {epoch}, .*DELETE"):
+            other.resume(incarnation, epoch, position)
+        training.all_ask(0, 100)
+        training.check(0)
+
+
+def test_a_running_job_goes_on_from_the_end_of_its_epoch(packed: Packed, tmp_path: Path) -> None:
+    """A state that was saved when the epoch was over says: position 0 of the next."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0)
+        incarnation = training.ranks[0].info()["incarnation"]
+        other = Rank(pods, replace(training.spec, world_size=4), 0, process=3, timeout_seconds=3)
+        assert other.resume(incarnation, 1, 0)["resumed"]["epoch"] == 1
+
+
+def test_a_job_that_nobody_runs_goes_on_from_where_pods_have_not_seen_it(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks have ended: what pods know may be less than what was."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0, 0, 100)
+        incarnation = training.ranks[0].info()["incarnation"]
+        monkeypatch.setattr(rank_leases, "LEASE_SECONDS", 0.0)  # as if they had been silent for so long
+        other = Rank(pods, replace(training.spec, world_size=4), 0, process=3, timeout_seconds=3)
+        assert other.resume(incarnation, 2, 0)["resumed"]["epoch"] == 2

@@ -74,6 +74,8 @@ class KnownJob:
     """Whether that pod has the records of what ranks have received, now or as soon as it has recovered."""
     ranks_alive: int = 0
     """Ranks whose home it is and whose lease is not over."""
+    newest: int = NOT_BEGUN
+    """The latest epoch that a rank has asked for, as far as that pod knows."""
 
     def to_dict(self) -> dict[str, Any]:
         return vars(self).copy()

@@ -246,6 +246,7 @@ class JobsHere:
             world_size=spec.world_size,
             knows=life.has_records,
             ranks_alive=at_pod.home.leases.num_alive(),
+            newest=life.ranks.newest,
         )
 
     def is_idle(self, at_pod: JobAtPod) -> bool:

@@ -24,6 +24,7 @@ from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import KnownJob
+from refill_service.cache_core.rank_places import NOT_BEGUN
 from refill_service.cache_core.resumed_epoch import (
     ResumedEpoch,
     consumed_before,
@@ -119,6 +120,8 @@ class Resuming:
             raise InvalidInput(
                 f"job {spec.name} has traces of its ranks' own: it can be resumed with the same ranks and pods only"
             )
+        if not again:
+            await self._check_was_reached(spec, checkpoint)
         rest = resumed if again and resumed is not None else await self._rest(spec, checkpoint, incarnation)
         self._rest_of = spec.name, rest
         info = await self._registration.register_resumed(spec, incarnation, rest)
@@ -127,16 +130,35 @@ class Resuming:
 
     async def _until_nobody_is_alive(self, spec: JobSpec) -> None:
         """Raises :class:`PodBusy` while ranks are alive that resumed a job from the same state in another number."""
-        known, silent = await self._who_holds.known_elsewhere(spec.name, spec.holder)
-        if silent:
-            raise silent[0]
-        with contextlib.suppress(UnknownJob):
-            known.append(self._here.known(spec.name))
+        known = await self._known_to_all(spec)
         if alive := sum(each.ranks_alive for each in known):
             raise PodBusy(
                 f"job {spec.name} was resumed from this state with world_size {known[-1].world_size}, and {alive} of "
                 f"those ranks are alive: when they have ended, it goes on with world_size {spec.world_size}"
             )
+
+    async def _check_was_reached(self, spec: JobSpec, checkpoint: Checkpoint) -> None:
+        """Raises :class:`InvalidInput` when ranks are alive in a job that has never been as far as the checkpoint: that
+        is of another job, and must not take the place of this one."""
+        known = await self._known_to_all(spec)
+        newest = max((each.newest for each in known), default=NOT_BEGUN)
+        # What is saved at the end of an epoch goes on at the start of the next.
+        reached = (checkpoint.epoch, checkpoint.position) <= (newest + 1, 0)
+        if newest > NOT_BEGUN and not reached and any(each.ranks_alive for each in known):
+            raise InvalidInput(
+                f"job {spec.name} runs, is in epoch {newest}, and has never been at epoch {checkpoint.epoch}, position "
+                f"{checkpoint.position}: resume from a checkpoint of this job, or use another name, or end the job "
+                f"first (DELETE /v1/jobs/{spec.name})"
+            )
+
+    async def _known_to_all(self, spec: JobSpec) -> list[KnownJob]:
+        """What each pod knows of the job, this one too. Raises what kept a pod from answering."""
+        known, silent = await self._who_holds.known_elsewhere(spec.name, spec.holder)
+        if silent:
+            raise silent[0]
+        with contextlib.suppress(UnknownJob):
+            known.append(self._here.known(spec.name))
+        return known
 
     async def _rest(self, spec: JobSpec, checkpoint: Checkpoint, incarnation: str) -> ResumedEpoch:
         if self._rest_of is not None:
