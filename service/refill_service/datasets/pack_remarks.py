@@ -35,6 +35,15 @@ def remarks_on(scan: SourceScan, classes: str, class_names: list[str] | None) ->
                 True,
             )
         )
+    if scan.mixed_members:
+        members = _some([f"{name or 'no extension'} {count:,}" for name, count in scan.mixed_members])
+        found.append(
+            Remark(
+                f"samples have different members ({members} of {scan.num_samples:,}), which a DataLoader does not put"
+                " into one batch: CacheDataset(..., transform=function) can name them alike",
+                True,
+            )
+        )
     if scan.num_empty:
         found.append(Remark(f"{_count(scan.num_empty, 'empty file')}, packed so: {scan.empty_file}", True))
     if scan.num_dangling:

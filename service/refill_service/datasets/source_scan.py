@@ -80,6 +80,8 @@ class SourceScan:
         self.num_dangling = 0
         """Links that lead nowhere, which are left out."""
         self.dangling_link = ""
+        self.mixed_members: list[tuple[str, int]] = []
+        """Where no member is in all samples, the extensions and how many have each; the most frequent first."""
         self.split = Split(FIRST)
         self._num_dotted = 0
         self._seed = seed
@@ -171,6 +173,11 @@ class SourceScan:
                 " WHERE instr(extension, X'2E') > 0"
             )
         (self.num_samples,) = self._database.execute("SELECT count(DISTINCT key) FROM member").fetchone()
+        counts = self._database.execute(
+            "SELECT extension, count(*) FROM member GROUP BY 1 ORDER BY 2 DESC, 1"
+        ).fetchall()
+        if counts and counts[0][1] < self.num_samples:
+            self.mixed_members = [(os.fsdecode(extension), count) for extension, count in counts]
 
     def _insert(self, batch: list[tuple[int, bytes, bytes, bytes, int]]) -> None:
         self._database.executemany("INSERT INTO member VALUES (?, ?, ?, ?, ?)", batch)
