@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,35 @@ def test_who_has_nothing_to_ask_is_not_waited_for() -> None:
     assert ranks.all_entered(1)
     ranks.enters(0, 2)
     assert ranks.behind(2) == [1]
+
+
+@pytest.mark.parametrize("begins", [0, 7])
+def test_who_asks_nothing_in_any_epoch_holds_none_back(begins: int) -> None:
+    """Though its traces are known for some epochs only, and posted when others are there already."""
+    posted: set[int] = set()
+    ranks = RankPlaces(3, asks_nothing=lambda epoch, rank: rank == 2 and epoch in posted)
+    for epoch in range(begins, begins + 20):
+        ranks.enters(0, epoch)
+        ranks.enters(1, epoch)
+        posted = {epoch - 1, epoch}
+        if epoch >= begins + 4:
+            assert epoch - 5 <= ranks.oldest_needed < epoch
+    assert list(ranks) == [(0, begins + 19), (1, begins + 19)], "it has entered none all the same"
+
+
+def test_an_epoch_that_a_rank_can_still_be_served_in_is_needed_whatever_it_asks_later() -> None:
+    ranks = RankPlaces(2, asks_nothing=lambda epoch, rank: rank == 1 and epoch > 3)
+    ranks.comes_by(0, 3, home=0)
+    ranks.comes_by(1, 3, home=1)
+    for epoch in (4, 5):  # it is served 3 while the owner has 3, 4 and 5 open
+        ranks.comes_by(0, epoch, home=0)
+        assert ranks.oldest_needed <= 2
+    for epoch in range(6, 12):
+        ranks.comes_by(0, epoch, home=0)
+    assert ranks.oldest_needed == 7
+    assert ranks.homes(1) == [1]
+    ranks.comes_by(1, 12, home=0)
+    assert ranks.oldest_needed == 10
 
 
 def test_a_job_begins_anywhere_and_goes_on_in_steps() -> None:

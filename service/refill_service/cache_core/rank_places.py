@@ -13,6 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 __all__ = ["LONGEST_STEP", "NOT_BEGUN", "RankPlaces"]
 
 NOT_BEGUN = -1
+
+_SAFELY_OVER = 3
+"""An epoch that lies so far behind the newest has ended at all owners: a rank that asks nothing in those since can't be
+served in it any more."""
 LONGEST_STEP = 1000
 """Epochs from the newest to one that may be asked for."""
 
@@ -26,7 +30,15 @@ class RankPlaces:
     def __init__(self, world_size: int, asks_nothing: Callable[[int, int], bool] = lambda epoch, rank: False) -> None:
         self._asks_nothing = asks_nothing
         self._epochs = [NOT_BEGUN] * world_size
+        self._newest = NOT_BEGUN
+        self._first = 0
+        """The epoch that the job began with, as far as is known here."""
+        self._passed = [NOT_BEGUN] * world_size
+        """By rank, up to which epoch it has nothing to ask after the one that it is in. Kept, as traces are not."""
+        self._counts_in = [NOT_BEGUN] * world_size
+        """By rank, the epoch that it is in, or a later one that it has passed by safely."""
         self._in_epoch = Counter({NOT_BEGUN: world_size})
+        """How many ranks count as being in each."""
         self._homes: dict[int, dict[int, int]] = {}
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -39,11 +51,12 @@ class RankPlaces:
     @property
     def newest(self) -> int:
         """The latest epoch that a rank has asked for; ``NOT_BEGUN`` when none has."""
-        return max(self._in_epoch)
+        return self._newest
 
     @property
     def oldest(self) -> int:
-        """The earliest epoch that a rank is in; ``NOT_BEGUN`` while one has not begun."""
+        """The earliest epoch that a rank is in; ``NOT_BEGUN`` while one has not begun. Who asks nothing in epoch after
+        epoch does not hold it back."""
         return min(self._in_epoch)
 
     @property
@@ -62,7 +75,10 @@ class RankPlaces:
 
     def homes(self, rank: int) -> list[int]:
         """The pods that a rank has come by in epochs that can still be asked for."""
-        return sorted(home for home, at in self._homes.get(rank, {}).items() if at >= self.oldest_needed)
+        return sorted(home for home, at in self._homes.get(rank, {}).items() if at >= self._homes_from(rank))
+
+    def _homes_from(self, rank: int) -> int:
+        return min(self.oldest_needed, self._epochs[rank] - 1)
 
     def with_homes(self) -> Iterator[tuple[int, list[int]]]:
         """``(rank, its homes)`` of those that have begun, also where it is not known in which epoch they are."""
@@ -70,15 +86,34 @@ class RankPlaces:
 
     def enters(self, rank: int, epoch: int) -> bool:
         """Fact: a rank asks for this epoch. Returns whether it has left those before only now."""
-        before = self._epochs[rank]
-        if epoch <= before:
+        if epoch <= self._epochs[rank]:
             return False
         self._epochs[rank] = epoch
+        self._count_in(rank, epoch)
+        if epoch > self._newest:
+            if not self.begun:
+                self._first = epoch
+            self._newest = epoch
+            self._pass_by()
+        return True
+
+    def _pass_by(self) -> None:
+        for rank, at in enumerate(self._epochs):
+            following = max(self._passed[rank] + 1, at + 1, self._first)
+            while following <= self._newest and self._asks_nothing(following, rank):
+                self._passed[rank] = following
+                following += 1
+            self._count_in(rank, min(self._passed[rank], self._newest - _SAFELY_OVER))
+
+    def _count_in(self, rank: int, epoch: int) -> None:
+        before = self._counts_in[rank]
+        if epoch <= before:
+            return
+        self._counts_in[rank] = epoch
         self._in_epoch[epoch] += 1
         self._in_epoch[before] -= 1
         if not self._in_epoch[before]:
             del self._in_epoch[before]
-        return True
 
     def comes_by(self, rank: int, epoch: int, home: int) -> bool:
         """Fact: a rank asks for this epoch by way of a home pod. Returns whether that was not known."""
@@ -90,7 +125,7 @@ class RankPlaces:
         if is_new:
             homes[home] = epoch
         self.enters(rank, epoch)
-        for left in [each for each, at in homes.items() if at < self.oldest_needed]:
+        for left in [each for each, at in homes.items() if at < self._homes_from(rank)]:
             del homes[left]
         return is_new
 
