@@ -4,7 +4,7 @@ All processes of a rank share it: the training process and its loader workers, f
 a file for each epoch, to which each batch is appended (16 bytes a sample), and it outlives a worker that is killed. It
 ends with the training process: a lock shows whether any process that uses the folder lives, and the next training
 process removes folders that nobody uses. A folder that is removed under a running process is begun anew, and its
-records are not taken to be complete.
+records are not taken to be complete; nor are they when a file of an epoch is missing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import tempfile
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from refill.own_life import has_ended, own_life
 from refill.protocol.records import Kind, Record, RecordReader, encode_records
 from refill.protocol.wire_format import Int64Array
 
@@ -34,7 +35,9 @@ __all__ = ["DeliveryRecord"]
 
 log = logging.getLogger(__name__)
 
-_NUM_REPORTS, _MOVES = range(2)
+_NUM_REPORTS, _MOVES, _SINCE, _NUM_EPOCHS, _EPOCHS = range(5)
+"""Places of numbers in the lock file: how often the record was reported, how often the job had moved by then, the epoch
+from which on the record is complete, and the epochs of which there must be a file, after their number."""
 _LEFTOVER_SECONDS = 86_400
 _NEW = "refill-new-"
 
@@ -46,8 +49,7 @@ class DeliveryRecord:
     """
 
     _lock: int | None
-    """The file that is locked. It holds two numbers: how often the record was reported, and how often the job had moved
-    by then."""
+    """The file that is locked. It holds what all processes must agree on, and is not missed unseen as others are."""
     _file: tuple[int, int] | None
     """``(epoch, descriptor)`` that was written last."""
     _moves_seen: int
@@ -66,7 +68,8 @@ class DeliveryRecord:
             self._make(whole=True)
         except OSError as error:
             self._not_complete(error)
-        weakref.finalize(self, _remove, self._folder, os.getpid())
+        # Last at exit: loader workers end first, and would else take the removal for somebody else's.
+        Finalize(self, _remove, args=(self._folder, os.getpid()), exitpriority=-100)
 
     def __del__(self) -> None:
         if self.__dict__.get("_process") == os.getpid():  # else its files are those of the process that forked this one
@@ -116,7 +119,7 @@ class DeliveryRecord:
                 known = [record.columns[0] for record in records if record.kind is Kind.RECEIVED]
                 if known and np.isin(consumed, np.concatenate(known)).all():
                     return True
-                (self._folder / "since").write_text(str(epoch + 1))
+                _write(lock, _SINCE, epoch + 1)
                 return _number(lock, _MOVES) == 0
         except OSError as error:
             self._not_complete(error)
@@ -125,10 +128,8 @@ class DeliveryRecord:
     def is_unknown_before(self, epoch: int) -> None:
         """Fact: another process was this rank before, and what it received in epochs before this one is not known."""
         try:
-            with self._locked():
-                path = self._folder / "since"
-                before = int(path.read_text()) if path.exists() else 0
-                path.write_text(str(max(before, epoch)))
+            with self._locked() as lock:
+                _write(lock, _SINCE, max(_number(lock, _SINCE), epoch))
         except OSError as error:
             self._not_complete(error)
 
@@ -146,7 +147,7 @@ class DeliveryRecord:
                 # Who receives of an epoch may have samples of the one before, that other ranks are in still. A trace
                 # may be posted while they are two epochs behind.
                 oldest = record.epoch - (1 if record.kind is Kind.RECEIVED else 2)
-                self._append(record.epoch, record.encode(), oldest)
+                self._append(lock, record.epoch, record.encode(), oldest)
         except OSError as error:
             self._not_complete(error)
         return True
@@ -160,9 +161,10 @@ class DeliveryRecord:
         """
         try:
             with self._locked() as lock:
-                numbers = _number(lock, _NUM_REPORTS) + 1, max(moves, _number(lock, _MOVES))
-                os.pwrite(lock, b"".join(number.to_bytes(8, "little") for number in numbers), 0)
-                since = int((self._folder / "since").read_text()) if (self._folder / "since").exists() else 0
+                _write(lock, _NUM_REPORTS, _number(lock, _NUM_REPORTS) + 1, max(moves, _number(lock, _MOVES)))
+                since = _number(lock, _SINCE)
+                for epoch in _epochs(lock):
+                    self._must_exist(epoch)
                 files = [path.read_bytes() for path in sorted(self._folder.glob("epoch-*"))]
                 parts = [_intact(file) for file in files]
                 # What was cut, where a worker was killed or the disk was full, hides all that was written after it.
@@ -196,6 +198,8 @@ class DeliveryRecord:
 
     def _open(self) -> int:
         if not self._folder.exists():
+            if has_ended(own_life(self.made_in)):
+                raise FileNotFoundError(errno.ENOENT, "the training process has ended")
             # Another rank's record is made when it is needed.
             never_made = self._folder != self._first_folder and (self._first_folder / "whole").exists()
             if not never_made:
@@ -230,13 +234,18 @@ class DeliveryRecord:
                 os.close(file)
         self._lock, self._alive, self._file = None, None, None
 
-    def _append(self, epoch: int, data: bytes, oldest: int) -> None:
-        if self._file is not None and _was_removed(self._file[1]):
-            raise OSError(errno.ENOENT, "it was removed")
-        if self._file is None or self._file[0] != epoch:
-            if self._file is not None:
-                os.close(self._file[1])
+    def _append(self, lock: int, epoch: int, data: bytes, oldest: int) -> None:
+        if self._file is not None and (self._file[0] != epoch or _was_removed(self._file[1])):
+            os.close(self._file[1])
+            self._file = None
+        if self._file is None:
+            there_were = _epochs(lock)
+            if epoch in there_were:
+                self._must_exist(epoch)
             self._file = (epoch, os.open(self._path(epoch), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
+            # Between the two that a process makes and drops: one that is killed here leaves no file that seems to lack.
+            epochs = sorted(each for each in there_were | {epoch} if each >= oldest)
+            _write(lock, _NUM_EPOCHS, len(epochs), *epochs)
             self._drop_before(oldest)
         if os.write(self._file[1], data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -246,11 +255,16 @@ class DeliveryRecord:
             if int(path.name.removeprefix("epoch-")) < epoch:
                 path.unlink()
 
+    def _must_exist(self, epoch: int) -> None:
+        """The file of an epoch may be removed alone: by what cleans folders of old files."""
+        if not self._path(epoch).exists():
+            self._not_complete(OSError(errno.ENOENT, f"epoch-{epoch} in it was removed"))
+
     def _not_complete(self, error: OSError) -> None:
         """Fact: the record could not be read or written. It must not be reported as complete from now on."""
         with contextlib.suppress(OSError):
             (self._folder / "whole").unlink(missing_ok=True)
-        if not self._fails:
+        if not self._fails and not has_ended(own_life(self.made_in)):
             self._fails = True
             log.warning(
                 "%s: %s: should a pod lose its memory, nobody will know what this rank has received",
@@ -296,6 +310,16 @@ def _intact(records: bytes) -> bytes:
 
 def _number(lock: int, place: int) -> int:
     return int.from_bytes(os.pread(lock, 8, 8 * place), "little")
+
+
+def _write(lock: int, place: int, *numbers: int) -> None:
+    """From this place on, all at once: who writes may be killed."""
+    os.pwrite(lock, b"".join(number.to_bytes(8, "little") for number in numbers), 8 * place)
+
+
+def _epochs(lock: int) -> set[int]:
+    """The epochs of which there must be a file."""
+    return {_number(lock, _EPOCHS + n) for n in range(_number(lock, _NUM_EPOCHS))}
 
 
 def _remove(folder: Path, process: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import NamedTuple
 
 from refill.errors import InvalidInput
@@ -41,7 +42,7 @@ class EpochPlace:
         return self._resumed is not None
 
     def set_epoch(self, epoch: int) -> None:
-        _check(epoch)
+        epoch = _checked(epoch)
         if self._handed_out or (self._resumed is not None and self._resumed.epoch != epoch):
             self._resumed = None
         self._epoch = epoch
@@ -49,7 +50,7 @@ class EpochPlace:
 
     def resume(self, place: Iteration) -> None:
         """Go on at ``place.start``. Where that is the end, the next epoch follows; its own, if set again, is empty."""
-        _check(place.epoch)
+        _checked(place.epoch)
         at_end = place.start == place.length > 0
         self._resumed = place
         self._epoch = place.epoch + at_end
@@ -75,6 +76,12 @@ class EpochPlace:
             self._handed_out = True
 
 
-def _check(epoch: int) -> None:
-    if not 0 <= epoch < 2**31:
-        raise InvalidInput(f"epoch must be 0 to {2**31 - 1}, got {epoch}")
+def _checked(epoch: int) -> int:
+    """Of any type that counts, such as NumPy's."""
+    try:
+        number = -1 if isinstance(epoch, bool) else operator.index(epoch)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**31:
+        raise InvalidInput(f"epoch must be 0 to {2**31 - 1}, got {epoch!r}")
+    return number

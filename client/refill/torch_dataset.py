@@ -90,6 +90,10 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         allow_skipped: bool = False,
         **settings: Any,
     ) -> None:
+        if "name" in settings:
+            raise InvalidInput(f"CacheDataset has no setting 'name': job={job!r} is the job's name")
+        if "holder" in settings:
+            raise InvalidInput("CacheDataset has no setting 'holder': pods take it from the token")
         said = {"world_size": world_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last, **settings}
         self._settings = {"name": job, "dataset": dataset} | {
             n: value for n, value in said.items() if value is not None

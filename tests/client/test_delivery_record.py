@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import pickle
 import resource
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +122,104 @@ def test_a_folder_that_was_removed_is_said_and_what_comes_after_is_not_taken_to_
     assert after.add(received(0, 8), after.num_reports())
     assert reported(after) == ([8, 9, 10, 11], False)
     assert "it was removed: should a pod lose its memory, nobody will know" in caplog.text
+
+
+LOOP_THAT_FAILS = """
+import multiprocessing.util, signal  # as torch imports it: before anything ends
+from refill.delivery_record import DeliveryRecord
+from refill.protocol.records import Kind, Record
+
+def work(record, ready):
+    ended = []
+    signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+    record.add(Record(Kind.TRACE, 0, 0, ((),)), 0)
+    ready.set()
+    while not ended:
+        signal.pause()
+    record.add(Record(Kind.TRACE, 0, 0, ((),)), 0)
+
+context = multiprocessing.get_context("fork")
+record, ready = DeliveryRecord(), context.Event()
+context.Process(target=work, args=(record, ready), daemon=True).start()
+assert ready.wait(60)
+raise KeyError("of the loop")
+"""
+
+
+def test_a_training_process_that_ends_takes_it_away_after_its_workers(tmp_path: Path) -> None:
+    """A worker that was still to be ended took the folder's removal for somebody else's, and said so below the error
+    that ended the loop."""
+    ended = subprocess.run(
+        [sys.executable, "-c", LOOP_THAT_FAILS],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.stderr.endswith("KeyError: 'of the loop'\n"), ended.stderr
+    assert list(tmp_path.glob("refill-*")) == []
+
+
+def add_as_an_orphan(record: DeliveryRecord, folder: Path, said: Connection) -> None:
+    while os.getppid() == record.made_in:
+        time.sleep(0.01)
+    shutil.rmtree(folder)
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda entry: messages.append(entry.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("refill.delivery_record").addHandler(handler)
+    record.add(received(0, 8), record.num_reports())
+    said.send((messages, folder.exists()))
+
+
+def be_killed_with_a_worker(folder: Path, said: Connection) -> None:
+    record = DeliveryRecord()
+    record.add(received(0, 0), record.num_reports())
+    (folder,) = folder.iterdir()
+    multiprocessing.get_context("fork").Process(
+        target=add_as_an_orphan, args=(record, folder, said), daemon=True
+    ).start()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_whose_training_process_was_killed_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=be_killed_with_a_worker, args=(tmp_path, there))
+    process.start()
+    process.join(30)
+    assert process.exitcode == -9
+    assert here.poll(30), "the worker did not end"
+    assert here.recv() == ([], False)
+
+
+@pytest.mark.parametrize("by", ["the same process", "a new worker", "nobody"])
+@pytest.mark.parametrize("removed", [0, 1])
+def test_a_file_of_an_epoch_that_was_removed_is_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, removed: int, by: str
+) -> None:
+    """What cleans temporary folders goes by the age of each file."""
+    record = DeliveryRecord()
+    for epoch in (0, 1):
+        assert record.add(received(epoch, 8 * epoch), record.num_reports())
+    next(tmp_path.glob(f"refill-*/epoch-{removed}")).unlink()
+    if by != "nobody":
+        after = record if by == "the same process" else pickle.loads(pickle.dumps(record))
+        assert after.add(received(removed, 16), after.num_reports())
+    left = [8, 9, 10, 11] if removed == 0 else [0, 1, 2, 3]
+    added = [] if by == "nobody" else [16, 17, 18, 19]
+    assert reported(record) == (left + added, False)
+    assert f"epoch-{removed} in it was removed: should a pod lose its memory, nobody will know" in caplog.text
+
+
+def test_files_of_old_epochs_are_not_missed() -> None:
+    """Two workers, one of which is an epoch behind."""
+    record = DeliveryRecord()
+    other = pickle.loads(pickle.dumps(record))
+    for epoch in range(6):
+        for worker in (record, other) if epoch % 2 else (other, record):
+            assert worker.add(received(epoch, 8 * epoch), worker.num_reports())
+        assert reported(other)[1], f"in epoch {epoch}"
+        assert since(record) >= epoch - 1
 
 
 def test_a_folder_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.client.conftest import NUM_SAMPLES
 from tests.client.fake_pod import FakePod
@@ -123,10 +124,16 @@ def test_an_epoch_that_was_broken_off_begins_again(dataset_of: DatasetOf) -> Non
     assert next(iter(sampler)) == Position(1, 0), "all positions were handed out"
 
 
-@pytest.mark.parametrize("epoch", [-1, 2**31])
-def test_an_epoch_that_can_not_be_is_refused(dataset_of: DatasetOf, epoch: int) -> None:
-    with pytest.raises(InvalidInput, match="epoch must be"):
+@pytest.mark.parametrize("epoch", [-1, 2**31, 1.5, True, "3", None])
+def test_an_epoch_that_can_not_be_is_refused(dataset_of: DatasetOf, epoch: Any) -> None:
+    with pytest.raises(InvalidInput, match=f"epoch must be 0 to 2147483647, got {epoch!r}"):
         EpochSampler(dataset_of()).set_epoch(epoch)
+
+
+def test_an_epoch_may_be_a_number_of_numpy(dataset_of: DatasetOf) -> None:
+    sampler = EpochSampler(dataset_of())
+    sampler.set_epoch(np.int64(3))  # type: ignore[arg-type]
+    assert epochs_of(sampler) == {3}
 
 
 def test_a_sampler_of_ones_own_is_posted_and_served(pod: FakePod, dataset_of: DatasetOf) -> None:

@@ -200,3 +200,18 @@ def test_importing_refill_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
     assert "module 'refill' has no attribute 'nothing'" in done.stderr
     assert refill.__version__
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"name": "other"}, "CacheDataset has no setting 'name': job='job' is the job's name"),
+        ({"holder": "x"}, "CacheDataset has no setting 'holder': pods take it from the token"),
+        ({"chunk": 8}, r"unknown job setting 'chunk'; there are: chunk_size, (?!.*\b(name|holder)\b)"),
+    ],
+    ids=["another job's name", "the holder", "misspelt"],
+)
+def test_what_is_no_setting_is_refused(dataset_of: DatasetOf, setting: dict[str, Any], message: str) -> None:
+    """A name among the settings would have registered another job."""
+    with pytest.raises(InvalidInput, match=message):
+        dataset_of(**setting)

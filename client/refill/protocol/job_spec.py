@@ -109,7 +109,8 @@ class JobSpec:
             raise InvalidInput(f"job settings must be an object of names and values, got {str(given)[:100]!r}")
         known = {setting.name for setting in dataclasses.fields(cls)}
         if unknown := sorted(set(given) - known):
-            raise InvalidInput(f"unknown job setting {unknown[0]!r}; there are: {', '.join(sorted(known))}")
+            there_are = ", ".join(sorted(known - {"name", "holder"}))  # not of those that anybody says among settings
+            raise InvalidInput(f"unknown job setting {unknown[0]!r}; there are: {there_are}")
         if missing := [name for name in ("name", "dataset") if name not in given]:
             raise InvalidInput(f"job setting {missing[0]} is missing")
         return cls(**given)
