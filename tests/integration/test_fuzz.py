@@ -78,17 +78,21 @@ def state(url: str) -> Any:
     told = {name: counts[name] for name in ("takes", "misses", "bytes_read", "delivered_bytes", "batches")}
     kinds = ("abstract", "remote", "recent", "sending", "receiving")
     resident = {kind: metric(url, "refill_resident_bytes", kind=kind) for kind in kinds}
-    return httpx.get(f"{url}/v1/jobs").json(), told, resident
+    of_time = ("idle_seconds", "ranks_alive")
+    jobs = [{name: job[name] for name in job if name not in of_time} for job in httpx.get(f"{url}/v1/jobs").json()]
+    return jobs, told, resident
 
 
 def settled(url: str) -> Any:
     """The state once chunks that were read ahead have come."""
     before, same = None, 0
-    while same < 3:
+    for _ in range(600):
         now = state(url)
         before, same = now, same + 1 if now == before else 0
+        if same == 3:
+            return before
         time.sleep(0.1)
-    return before
+    raise AssertionError(f"the state of the pod goes on changing: {before}")
 
 
 def operations() -> list[str]:
