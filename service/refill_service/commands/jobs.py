@@ -7,10 +7,7 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
-from refill.errors import InvalidInput, PodUnreachable, error_from_wire
-from refill_service.commands.service_arguments import add_service_arguments, client_of
+from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
 
 __all__ = ["add_commands"]
 
@@ -41,32 +38,17 @@ def add_commands(commands: Any) -> None:
 
 def _list(args: argparse.Namespace) -> int:
     with client_of(args, _TIMEOUT_SECONDS) as client:
-        pods = _asked(client, "GET", args.url, "/v1/pods")["pods"] or [args.url]
-        found = _of_all_pods([_asked(client, "GET", url, "/v1/jobs") for url in pods])
+        pods = ask(client, "GET", args.url, "/v1/pods")["pods"] or [args.url]
+        found = _of_all_pods([ask(client, "GET", url, "/v1/jobs") for url in pods])
     print(json.dumps(found, indent=2) if args.json else _shown(found))
     return 0
 
 
 def _end(args: argparse.Namespace) -> int:
     with client_of(args, _TIMEOUT_SECONDS) as client:
-        _asked(client, "DELETE", args.url, f"/v1/jobs/{quote(args.job, safe='')}")
+        ask(client, "DELETE", args.url, f"/v1/jobs/{quote(args.job, safe='')}")
     print(f"job {args.job} was ended")
     return 0
-
-
-def _asked(client: httpx.Client, method: str, url: str, path: str) -> Any:
-    try:
-        answer = client.request(method, f"{url.rstrip('/')}{path}")
-        content = answer.json()
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise InvalidInput(f"--url {url!r} is not the URL of a service, like http://refill:8000") from error
-    except httpx.HTTPError as error:
-        raise PodUnreachable(f"{url} does not answer: {str(error) or type(error).__name__}", url=url) from error
-    except ValueError:
-        content = answer.text
-    if answer.status_code != 200:
-        raise error_from_wire(content, status=answer.status_code, source=url)
-    return content
 
 
 def _of_all_pods(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:

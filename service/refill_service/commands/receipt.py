@@ -7,10 +7,7 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
-from refill.errors import InvalidInput, PodUnreachable, error_from_wire
-from refill_service.commands.service_arguments import add_service_arguments, client_of
+from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
 
 __all__ = ["add_commands"]
 
@@ -35,26 +32,10 @@ def add_commands(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     with client_of(args, _TIMEOUT_SECONDS) as client:
-        receipt = _fetch(client, args.url, args.job, args.epoch)
+        path = f"/v1/jobs/{quote(args.job, safe='')}/epochs/{args.epoch}/receipt"
+        receipt: dict[str, Any] = ask(client, "GET", args.url, path)
     print(json.dumps(receipt, indent=2) if args.json else _shown(receipt))
     return 0 if receipt["exact"] else 1
-
-
-def _fetch(client: httpx.Client, url: str, job: str, epoch: int) -> dict[str, Any]:
-    path = f"{url.rstrip('/')}/v1/jobs/{quote(job, safe='')}/epochs/{epoch}/receipt"
-    try:
-        answer = client.get(path)
-        content = answer.json()
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise InvalidInput(f"--url {url!r} is not the URL of a service, like http://refill:8000") from error
-    except httpx.HTTPError as error:
-        raise PodUnreachable(f"{url} does not answer: {str(error) or type(error).__name__}", url=url) from error
-    except ValueError:
-        content = answer.text
-    if answer.status_code != 200:
-        raise error_from_wire(content, status=answer.status_code, source=url)
-    found: dict[str, Any] = content
-    return found
 
 
 def _shown(receipt: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Which service does a command of people ask, and how does it show who asks? Shared by ``receipt`` and ``top``."""
+"""Which service does a command of people ask, and how does it show who asks? For ``receipt``, ``jobs`` and ``top``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 
 from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE, Credentials
+from refill.errors import InvalidInput, PodUnreachable, error_from_wire
 
-__all__ = ["add_service_arguments", "client_of"]
+__all__ = ["add_service_arguments", "ask", "client_of"]
 
 _URL_VARIABLE = "REFILL_URL"
 _DEFAULT_URL = "http://127.0.0.1:8000"
@@ -41,3 +42,20 @@ def client_of(args: argparse.Namespace, timeout_seconds: float) -> httpx.Client:
         verify=credentials.ssl_context() if args.url.startswith("https:") else False,
         event_hooks={"request": [show_token]},
     )
+
+
+def ask(client: httpx.Client, method: str, url: str, path: str) -> Any:
+    """The JSON that a pod answers with. Raises :class:`InvalidInput` for what is no URL, :class:`PodUnreachable`, and
+    what the pod says is wrong."""
+    try:
+        answer = client.request(method, f"{url.rstrip('/')}{path}")
+        content = answer.json()
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise InvalidInput(f"--url {url!r} is not the URL of a service, like http://refill:8000") from error
+    except httpx.HTTPError as error:
+        raise PodUnreachable(f"{url} does not answer: {str(error) or type(error).__name__}", url=url) from error
+    except ValueError:
+        content = answer.text
+    if answer.status_code != 200:
+        raise error_from_wire(content, status=answer.status_code, source=url)
+    return content

@@ -2,8 +2,9 @@
 
 The order of every rank is known, so what to read and what to keep follows from it alone: the owner goes through the
 requests to its share in the order in which ranks in step would make them, a little ahead of the ranks, and orders what
-has to be read. So the same job reads the same in each run, however fast its ranks are. What stays in memory until when
-is decided by a cache of :mod:`refill_service.cache_core.exact`, which lives over all epochs.
+has to be read. What stays in memory until when is decided by a cache of :mod:`refill_service.cache_core.exact`, which
+lives over all epochs. Each run gives the same samples for the same requests; what it reads for that differs a little,
+since samples that wait for a rank that is behind take memory from the cache.
 """
 
 from __future__ import annotations
