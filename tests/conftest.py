@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from refill_service.demo import local_cluster
-from refill_service.demo.local_cluster import free_ports
+from refill_service.demo.local_cluster import PortClaims
 from tests import forked_pods
 
 pytest_plugins = ["tests.pod_fixtures"]
@@ -85,7 +85,7 @@ class S3Server:
         return name
 
 
-_given: set[int] = set()
+_ports = PortClaims()
 
 
 @pytest.fixture(scope="session")
@@ -127,11 +127,8 @@ def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Se
 
 
 def free_port() -> int:
-    """Another one each time: who got one may not listen on it yet."""
-    while (port := free_ports(1)[0]) in _given:
-        pass
-    _given.add(port)
-    return port
+    """Another one each time, and in every process: who got one may not listen on it yet."""
+    return _ports.take(1)[0]
 
 
 def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: str) -> None:

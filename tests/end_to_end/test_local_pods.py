@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +21,6 @@ import pytest
 import torch.utils.data
 
 import refill
-from refill_service.demo.local_cluster import free_ports
 
 REFILL = [sys.executable, "-m", "refill_service.cli"]
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("REFILL_")}
@@ -67,7 +69,13 @@ def serving(folder: Path, *arguments: str, **environment: str) -> Iterator[Pods]
 
 
 def ports() -> tuple[str, ...]:
-    (port,) = free_ports(1)
+    """For three pods, which listen 10 ports apart; below those that other tests take one by one."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 19_000)
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for taken in (port + 10 * pod + other for pod in range(3) for other in (0, 1)):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", taken))
+            break
     return "--port", str(port), "--peer-port", str(port + 1)
 
 

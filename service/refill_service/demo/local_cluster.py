@@ -21,7 +21,7 @@ import httpx
 from refill.credentials import CA_FILE_VARIABLE, Credentials
 from refill.errors import PodUnreachable
 
-__all__ = ["LocalCluster", "free_ports"]
+__all__ = ["LocalCluster", "PortClaims"]
 
 _START_SECONDS = 30
 _PORTS = range(20_000, 32_000)
@@ -54,6 +54,7 @@ class LocalCluster:
         self._peer_scheme = "https" if "peer_tls_cert" in settings else "http"
         self._ports: list[tuple[int, int]] = []
         """Of clients and of other pods, by ordinal: for life, as the names of a StatefulSet's pods."""
+        self._claims = PortClaims()
         self._take_ports(num_pods)
         self.num_pods = num_pods
         self._log_folder = log_folder
@@ -85,6 +86,7 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        self._claims.give_back()
 
     def stop(self) -> None:
         """SIGTERM to all, SIGKILL to those that do not end. A second Ctrl-C must not leave any behind."""
@@ -151,7 +153,7 @@ class LocalCluster:
         return [peer_port for _, peer_port in self._ports[: self.num_pods]]
 
     def _take_ports(self, num_pods: int) -> None:
-        ports = iter(free_ports(2 * max(0, num_pods - len(self._ports))))
+        ports = iter(self._claims.take(2 * max(0, num_pods - len(self._ports))))
         self._ports += zip(ports, ports, strict=True)
 
     def _start(self, pod: int) -> subprocess.Popen[bytes]:
@@ -199,15 +201,34 @@ def _start_process(arguments: list[str], environment: dict[str, str], log: IO[by
     )
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on, chosen at random."""
-    found: list[int] = []
-    with contextlib.ExitStack() as stack:
+class PortClaims:
+    """Ports of this machine that no other claim names, from :meth:`take` until :meth:`give_back`.
+
+    A port that nobody listens on yet, or that nobody listens on while its pod is restarted, looks free to all others.
+    So a claim holds the UDP port of the same number, which refill has no other use for: it ends with its process.
+    """
+
+    def __init__(self) -> None:
+        self._claims: list[socket.socket] = []
+
+    def take(self, count: int) -> list[int]:
+        """So many ports, chosen at random."""
+        taken: list[int] = []
         for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-            if len(found) == count:
-                return found
-            probe = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                found.append(port)
-    raise PodUnreachable(f"of ports {_PORTS.start} to {_PORTS.stop - 1} fewer than {count} are free")
+            if len(taken) == count:
+                return taken
+            claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            try:
+                claim.bind(("127.0.0.1", port))
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+            except OSError:
+                claim.close()
+                continue
+            self._claims.append(claim)
+            taken.append(port)
+        raise PodUnreachable(f"of ports {_PORTS.start} to {_PORTS.stop - 1} fewer than {count} are free")
+
+    def give_back(self) -> None:
+        while self._claims:
+            self._claims.pop().close()

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from rich.table import Table
 from refill.errors import InvalidInput, RefillError
 from refill_service.datasets.pack import pack
 from refill_service.demo.digits import NUM_TEST, write_digits
-from refill_service.demo.local_cluster import LocalCluster
+from refill_service.demo.local_cluster import LocalCluster, PortClaims
 
 __all__ = ["run"]
 
@@ -99,9 +98,8 @@ def _train(bar: Progress, what: str, folder: Path, epochs: int, options: list[st
 
 @contextlib.contextmanager
 def _ranks(folder: Path, options: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    claim = PortClaims()
+    (port,) = claim.take(1)
     processes: list[subprocess.Popen[str]] = []
     try:
         for rank in range(NUM_RANKS):
@@ -128,6 +126,7 @@ def _ranks(folder: Path, options: list[str]) -> Iterator[list[subprocess.Popen[s
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        claim.give_back()
 
 
 def _counts(pod_url: str, epoch: int) -> dict[str, Any]:
