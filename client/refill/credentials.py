@@ -10,13 +10,16 @@ import ssl
 import time
 from pathlib import Path
 
+from refill.environment import check_spelling
 from refill.errors import InvalidInput
 
-__all__ = ["CA_FILE_VARIABLE", "TOKEN_FILE_VARIABLE", "TOKEN_VARIABLE", "Credentials", "ShownToken"]
+__all__ = ["CA_FILE_VARIABLE", "TOKEN_FILE_VARIABLE", "TOKEN_VARIABLE", "VARIABLES", "Credentials", "ShownToken"]
 
 TOKEN_VARIABLE = "REFILL_TOKEN"
 TOKEN_FILE_VARIABLE = "REFILL_TOKEN_FILE"
 CA_FILE_VARIABLE = "REFILL_CA_FILE"
+VARIABLES = (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, CA_FILE_VARIABLE)
+"""All that a client reads. Pods have others, which may be set beside it on one machine."""
 
 _LOOK_SECONDS = 2.0
 _SHOW_OLD_SECONDS = 120.0
@@ -76,10 +79,11 @@ class Credentials:
     :param token_file: holds the bearer token; None: REFILL_TOKEN_FILE, else the token is REFILL_TOKEN, else none.
     :param ca_file: PEM certificates that the service's must be signed by; None: REFILL_CA_FILE, else the system's.
 
-    Raises :class:`InvalidInput` for a file, or a REFILL_TOKEN, that can't be used.
+    Raises :class:`InvalidInput` for a file, or a REFILL_TOKEN, that can't be used, and for a misspelt variable.
     """
 
     def __init__(self, token_file: str | None = None, ca_file: str | None = None) -> None:
+        check_spelling(os.environ, VARIABLES)
         path = token_file or os.environ.get(TOKEN_FILE_VARIABLE)
         self._token: ShownToken | None = ShownToken(Path(path)) if path else None
         if self._token is None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from refill.errors import InvalidInput
 
-__all__ = ["EpochPlace", "Iteration"]
+__all__ = ["EpochPlace", "Iteration", "checked_epoch"]
 
 
 class Iteration(NamedTuple):
@@ -42,7 +42,7 @@ class EpochPlace:
         return self._resumed is not None
 
     def set_epoch(self, epoch: int) -> None:
-        epoch = _checked(epoch)
+        epoch = checked_epoch(epoch)
         if self._handed_out or (self._resumed is not None and self._resumed.epoch != epoch):
             self._resumed = None
         self._epoch = epoch
@@ -50,7 +50,7 @@ class EpochPlace:
 
     def resume(self, place: Iteration) -> None:
         """Go on at ``place.start``. Where that is the end, the next epoch follows; its own, if set again, is empty."""
-        _checked(place.epoch)
+        checked_epoch(place.epoch)
         at_end = place.start == place.length > 0
         self._resumed = place
         self._epoch = place.epoch + at_end
@@ -76,8 +76,8 @@ class EpochPlace:
             self._handed_out = True
 
 
-def _checked(epoch: int) -> int:
-    """Of any type that counts, such as NumPy's."""
+def checked_epoch(epoch: int) -> int:
+    """Of any type that counts, such as NumPy's. Raises :class:`InvalidInput` for what is no epoch."""
     try:
         number = -1 if isinstance(epoch, bool) else operator.index(epoch)
     except TypeError:

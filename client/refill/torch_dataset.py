@@ -17,6 +17,7 @@ import torch.utils.data
 from refill.credentials import Credentials
 from refill.decoders import Decode, decode_member, make_decode
 from refill.delivery_record import DeliveryRecord
+from refill.epoch_place import checked_epoch
 from refill.epoch_sampler import Position
 from refill.errors import InvalidInput, JobLost, SamplesSkipped
 from refill.hole_guard import Hole, HoleGuard
@@ -179,7 +180,9 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._samplers.append(weakref.ref(sampler))
 
     def set_epoch(self, epoch: int) -> None:
-        """As ``set_epoch`` of its samplers, for trainers that reach the dataset of a loader and not its sampler."""
+        """As ``set_epoch`` of its samplers, for trainers that reach the dataset of a loader and not its sampler.
+        Without a sampler in this process it sets nothing."""
+        checked_epoch(epoch)
         for known in self._samplers:
             if (sampler := known()) is not None:
                 sampler.set_epoch(epoch)
@@ -192,6 +195,11 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     def rank(self) -> int:
         """The rank that this process asks for."""
         return self._new_connection().rank if self._connection is None else self._connection.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that share each epoch."""
+        return (self._connection or self._new_connection()).spec.world_size
 
     @property
     def samples_per_rank(self) -> int:

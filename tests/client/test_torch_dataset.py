@@ -173,6 +173,20 @@ def test_errors_of_the_pod_are_raised_where_the_job_is_registered(
         EpochSampler(dataset_of())
 
 
+def test_a_dataset_without_a_sampler_refuses_what_is_no_epoch(dataset_of: DatasetOf) -> None:
+    for epoch in (-1, 1.5, "3", None, 2**31):
+        with pytest.raises(InvalidInput, match="epoch must be"):
+            dataset_of().set_epoch(epoch)  # type: ignore[arg-type]
+    dataset_of().set_epoch(3)
+
+
+def test_a_dataset_tells_its_rank_and_world_size(dataset_of: DatasetOf) -> None:
+    dataset = dataset_of(rank=2, world_size=3)
+    assert (dataset.rank, dataset.world_size) == (2, 3)
+    EpochSampler(dataset)
+    assert (dataset.rank, dataset.world_size) == (2, 3)
+
+
 def test_rank_and_world_size_are_those_of_the_launcher(dataset_of: DatasetOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")

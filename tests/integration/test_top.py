@@ -23,9 +23,9 @@ from tests.refill_command import refill_says
 from refill_service.demo.local_cluster import LocalCluster
 
 
-def top(url: str) -> list[str]:
+def top(*url: str) -> list[str]:
     """The lines of one frame."""
-    command = [sys.executable, "-m", "refill_service.cli", "top", url, "--once", "--interval", "0.2"]
+    command = [sys.executable, "-m", "refill_service.cli", "top", *url, "--once", "--interval", "0.2"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout.splitlines()
@@ -57,7 +57,7 @@ def test_jobs_and_ranks_and_all_pods(three_pods: LocalCluster, job: dict[str, An
 def test_a_cache_without_jobs(tmp_path: Path) -> None:
     """Its pod names itself by an address that can't be reached from here, as those within a cluster can't."""
     with LocalCluster(1, tmp_path, {"memory_bytes": "1MiB", "pod_urls": "http://127.0.0.1:1"}) as cluster:
-        lines = top(cluster.pod_urls[0])
+        lines = top("--url", cluster.pod_urls[0])
         assert "1 pod, 0 jobs" in lines[0]
         assert "No job is registered." in lines
         assert list(rows(lines, "memory")) == [cluster.pod_urls[0].removeprefix("http://")]

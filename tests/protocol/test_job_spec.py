@@ -38,6 +38,11 @@ def test_differences_are_empty_only_for_equal_jobs(one: JobSpec, other: JobSpec)
     assert len(one.differences(other)) == len(other.differences(one))
 
 
+def test_a_difference_says_whose_value_is_which() -> None:
+    of_the_job, of_the_client = JobSpec("run", "s3://b/d", seed=0), JobSpec("run", "s3://b/d", seed=7)
+    assert of_the_job.differences(of_the_client) == ["seed: yours is 7, the job's 0"]
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

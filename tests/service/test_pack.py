@@ -121,13 +121,17 @@ class TestContents:
             "ü.txt": "é".encode(),
             ".hidden": b"",
             ".git/config": b"",
+            ".DS_Store": b"of a Mac",
+            "d.e/Thumbs.db": b"of Windows",
+            "desktop.ini": b"of Windows",
+            "__MACOSX/._a.txt": b"of an archive that was made on a Mac",
         }
         write_files(tmp_path / "src", files)
         os.symlink(tmp_path / "src" / "a.txt", tmp_path / "src" / "link.txt")
         summary = packed(tmp_path / "src", (tmp_path / "out").as_uri())
         objects, metadata, _, samples = everything((tmp_path / "out").as_uri())
         assert metadata["classes"] is None
-        assert (summary.num_hidden, summary.num_files, summary.num_samples) == (2, 11, len(samples))
+        assert (summary.num_hidden, summary.num_files, summary.num_samples) == (6, 11, len(samples))
         found = {tuple(sorted(members_of(sample + bytes(1024)))) for sample in samples}
         assert found == {
             (("a.json", b"2"), ("a.txt", b"1")),

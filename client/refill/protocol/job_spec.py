@@ -124,9 +124,9 @@ class JobSpec:
         return found
 
     def differences(self, other: JobSpec) -> list[str]:
-        """The settings of a client that differ, as ``name: mine, theirs`` texts."""
+        """The settings in which a client's differ from these, the job's. A text for each says whose value is which."""
         return [
-            f"{name}: {getattr(self, name)!r}, {getattr(other, name)!r}"
+            f"{name}: yours is {getattr(other, name)!r}, the job's {getattr(self, name)!r}"
             for name in (setting.name for setting in dataclasses.fields(self))
             if getattr(self, name) != getattr(other, name) and name not in ("num_epochs", "holder")
         ]

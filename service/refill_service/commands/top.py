@@ -31,7 +31,8 @@ def add_commands(commands: Any) -> None:
         "misses, waste, progress, memory, store. Ctrl-C ends it. Piped, it prints one frame.",
         epilog="example: refill top http://refill:8000",
     )
-    add_service_arguments(parser, "url", metavar="URL", nargs="?")
+    parser.add_argument("service", metavar="URL", nargs="?", help="as --url")
+    add_service_arguments(parser, "--url")
     parser.add_argument("--once", action="store_true", help="print one frame, after one interval, and end")
     parser.add_argument(
         "--interval", type=_seconds, default=2.0, metavar="SECONDS", help="time between frames (default: %(default)g)"
@@ -49,6 +50,7 @@ def _run(args: argparse.Namespace) -> int:
     from refill_service.top.top_figures import figures_between
     from refill_service.top.top_view import frame
 
+    args.url = args.service or args.url
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
     with _Pods(args.url, client_of(args, _TIMEOUT_SECONDS)) as pods:
         scrapes = deque([pods.first_scrape()])

@@ -24,6 +24,8 @@ from refill_service.datasets.sample_names import FIRST, LAST, Split, choose_spli
 __all__ = ["SourceMember", "SourceSample", "SourceScan"]
 
 _INSERT_BATCH = 1000
+_OF_DESKTOPS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}
+"""What Windows and macOS leave in folders, and show to nobody."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class SourceScan:
         self.num_samples = 0
         self.num_bytes = 0
         self.num_hidden = 0
-        """Hidden files and folders, which are left out."""
+        """Hidden files and folders, which are left out, as are those that desktops hide."""
         self.num_excluded = 0
         """Files that ``include`` leaves out, and what is neither file nor folder."""
         self.top_folders: list[str] = []
@@ -196,7 +198,7 @@ class SourceScan:
                 with os.scandir(os.path.join(self.folder, above)) as entries:
                     for entry in entries:
                         path = f"{above}/{entry.name}" if above else entry.name
-                        if entry.name.startswith("."):
+                        if entry.name.startswith(".") or entry.name.lower() in _OF_DESKTOPS:
                             self.num_hidden += 1
                         elif entry.is_dir():
                             if not above:
