@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -30,29 +31,49 @@ def refill(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=1700)
 
 
-@pytest.mark.timeout(1800)  # eleven million requests: minutes of a core that others use, too
+@pytest.mark.full_size
+@pytest.mark.timeout(1800)  # ten million requests: minutes of a core that others use, too
 def test_paper_table() -> None:
     """Redox Table 6: misses within 2 %, remote requests within 5 % (random + prefetch 10 %), 8.54 exact."""
-    done = refill("simulate", "--paper", "--json")
-    assert done.returncode == 0, done.stderr
-    rows = {row["variant"]: row for row in json.loads(done.stdout)}
-    assert len(rows) == 4
-    for name, row in rows.items():
-        assert row.keys() >= KEYS
-        assert row["misses"] == pytest.approx(row["paper_misses"], rel=0.02), name
+    for name, row in paper_rows(part=1).items():
         if "no prefetch" in name:
             assert round(row["remote_requests"] / 1e5, 2) == 8.54, name
         else:
             tolerance = 0.10 if "random" in name else 0.05
             assert row["remote_requests"] == pytest.approx(row["paper_remote_requests"], rel=tolerance), name
-        assert (row["delivered"], row["duplicates"], row["missing"]) == (1_281_167, 0, 0), name
+
+
+@pytest.mark.timeout(600)
+def test_an_eighth_of_the_paper_table() -> None:
+    """As the whole, but that remote memory and the window are an eighth, too: each answer brings less ahead, and there
+    are up to a ninth more remote requests."""
+    for name, row in paper_rows(part=8).items():
+        if "no prefetch" in name:
+            assert 8 * row["remote_requests"] == pytest.approx(8.54e5, rel=0.003), name
+        else:
+            assert 1 < 8 * row["remote_requests"] / row["paper_remote_requests"] < 1.12, name
+
+
+def paper_rows(part: int) -> dict[str, dict[str, Any]]:
+    """The rows of `refill simulate --paper`, with what holds for any part of it checked."""
+    done = refill("simulate", "--paper", "--part", str(part), "--json")
+    assert done.returncode == 0, done.stderr
+    rows = {row["variant"]: row for row in json.loads(done.stdout)}
+    assert len(rows) == 4
+    delivered = (1_281_167 // part, 0, 0)
+    for name, row in rows.items():
+        assert row.keys() >= KEYS
+        assert row["part"] == part
+        assert part * row["misses"] == pytest.approx(row["paper_misses"], rel=0.02), name
+        assert (row["delivered"], row["duplicates"], row["missing"]) == delivered, name
         assert row["batch_size"] == 1
         batches = row["in_batches"]
         assert batches.keys() == KEYS
         assert batches["batch_size"] == 256
-        assert (batches["delivered"], batches["duplicates"], batches["missing"]) == (1_281_167, 0, 0), name
+        assert (batches["delivered"], batches["duplicates"], batches["missing"]) == delivered, name
         # What memory can answer is answered first, so that a batch's refills find more slots vacant.
         assert 0.9 * row["misses"] < batches["misses"] < row["misses"], name
+    return rows
 
 
 def test_json_has_the_documented_keys_and_is_reproducible() -> None:
@@ -95,5 +116,7 @@ def test_bad_input_is_one_line() -> None:
     done = refill("simulate", "--samples", "0")
     assert done.returncode == 2
     assert done.stderr == "refill: num_samples must be at least 1, got 0\n"
+    done = refill("simulate", "--part", "8")
+    assert done.stderr == "refill: --part goes with --paper, and must be from 1 to 100, got 8\n"
     with pytest.raises(InvalidInput, match="chunk size 64 is larger"):
         simulate(SimulationSettings(num_samples=10))

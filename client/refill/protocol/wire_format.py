@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +71,7 @@ FRAME_HEADER_BYTES = _FRAME.size
 _ARRAYS = 3
 
 
-@dataclass(frozen=True)
-class BatchRequest:
+class BatchRequest(NamedTuple):
     """One batch of one rank.
 
     Three fields are set by home pods only: how much the owner may send ahead (``room_bytes``), the position below

@@ -86,7 +86,7 @@ class AbstractMemory:
                 f"abstract chunk {abstract_chunk} slot {slot}: asked for more often than its group has samples"
             )
         chunk = group.start + row * (group.step or 1)
-        filled = np.flatnonzero(fillable[row])
+        filled = fillable[row].nonzero()[0]
         samples = filled + self._starts[chunk]
         locations = filled + slots.start
         consumed[row, filled] = True

@@ -88,7 +88,7 @@ class Kept(NamedTuple):
     refused: int
 
 
-@dataclass
+@dataclass(slots=True)
 class _Asking:
     """What a rank asks of an epoch here."""
 
@@ -109,6 +109,23 @@ class Batch(Generic[Payload]):
     :param repeats: places that repeat a sample of the epoch, and get exactly that.
     :param of_owners: by pod, places to ask it for.
     """
+
+    __slots__ = (
+        "_missing",
+        "arriving",
+        "asked",
+        "asking",
+        "awaited",
+        "epoch",
+        "found",
+        "num_sent_ahead",
+        "of_owners",
+        "own",
+        "positions",
+        "rank",
+        "repeats",
+        "sample_ids",
+    )
 
     def __init__(self, epoch: int, rank: int, positions: Int64Array, asked: Int64Array, asking: _Asking) -> None:
         self.epoch = epoch
@@ -160,7 +177,7 @@ class Batch(Generic[Payload]):
         return cast(list[Payload], self.found)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class OwnerRequest:
     """One request of a home to an owner."""
 

@@ -20,17 +20,17 @@ The row chosen is fillable at the wanted ``slot``; -1 when no chunk is.
 
 def choose_best(fillable: NDArray[np.bool_], slot: int, generator: random.Random) -> int:
     """The chunk that fills most slots, ties at random."""
-    filled = np.where(fillable[:, slot], fillable.sum(axis=1), 0)
-    most = filled.max(initial=0)
-    if most == 0:
-        return -1
-    best = np.flatnonzero(filled == most)
+    able = fillable[:, slot].nonzero()[0]
+    if len(able) < 2:
+        return able.item() if len(able) else -1
+    filled = fillable.sum(axis=1, dtype=np.int32)[able]
+    best = able[filled == filled.max()]
     return int(best[0] if len(best) == 1 else best[generator.randrange(len(best))])
 
 
 def choose_random(fillable: NDArray[np.bool_], slot: int, generator: random.Random) -> int:
     """Any chunk that can answer the wanted slot."""
-    able = np.flatnonzero(fillable[:, slot])
+    able = fillable[:, slot].nonzero()[0]
     return int(able[generator.randrange(len(able))]) if len(able) else -1
 
 

@@ -23,6 +23,9 @@ from refill_service.planning.simulation import (
 
 __all__ = ["add_commands"]
 
+_MOST_PARTS = 100
+"""Of less, remote memory and the window are too small to be like the whole."""
+
 
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
@@ -85,12 +88,21 @@ def add_commands(commands: Any) -> None:
         action="store_true",
         help="the four variants of the papers' table (ImageNet-1k, three pods) beside the papers' values; a minute",
     )
+    parser.add_argument(
+        "--part",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --paper: an Nth of its dataset, remote memory and window (default: 1, all of it)",
+    )
     parser.set_defaults(func=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
     if args.batch < 0:
         raise InvalidInput(f"--batch must be at least 1, got {args.batch}")
+    if args.part != 1 and not (args.paper and 1 <= args.part <= _MOST_PARTS):
+        raise InvalidInput(f"--part goes with --paper, and must be from 1 to {_MOST_PARTS}, got {args.part}")
     return _paper(args) if args.paper else _one(args)
 
 
@@ -134,16 +146,18 @@ def _with_progress(settings: SimulationSettings) -> SimulationResult:
 
 def _paper(args: argparse.Namespace) -> int:
     seed = PAPER_SEED if args.seed is None else args.seed
-    batch = args.batch or LOOP_BATCH
+    batch, unit = args.batch or LOOP_BATCH, args.part / 1e5
     rows: list[dict[str, Any]] = []
     if not args.json:
         print("ImageNet-1k: 1,281,167 samples, K=64, S=10, 3 pods, remote memory 10,000 samples; counts in 1e5")
+        if args.part > 1:
+            print(f"1 part of {args.part} of it was simulated, and counts are multiplied by {args.part}")
         print(f"requests one by one, as the papers', and what it is in batches of {batch}, as loops ask pods")
         print(
             f"variant                misses  paper  in {batch:<4} remote requests  paper  in {batch:<4} "
             "read x  dup.  missing"
         )
-    runs = [(variant, seed, size) for variant in PAPER_VARIANTS for size in (1, batch)]
+    runs = [(variant, seed, size, args.part) for variant in PAPER_VARIANTS for size in (1, batch)]
     with ProcessPoolExecutor() as pool:
         results = pool.map(_variant, *zip(*runs, strict=True))
         for variant, result, in_batches in zip(PAPER_VARIANTS, results, results, strict=False):
@@ -151,6 +165,7 @@ def _paper(args: argparse.Namespace) -> int:
                 {
                     "variant": variant.name,
                     "batch_size": 1,
+                    "part": args.part,
                     "paper_misses": variant.paper_misses * 1e5,
                     "paper_remote_requests": variant.paper_remote_requests * 1e5,
                 }
@@ -159,9 +174,9 @@ def _paper(args: argparse.Namespace) -> int:
             )
             if not args.json:
                 print(
-                    f"{variant.name:20} {result.misses / 1e5:8.3f} {variant.paper_misses:6.2f} "
-                    f"{in_batches.misses / 1e5:8.3f} {result.remote_requests / 1e5:14.3f} "
-                    f"{variant.paper_remote_requests:6.2f} {in_batches.remote_requests / 1e5:8.3f} "
+                    f"{variant.name:20} {result.misses * unit:8.3f} {variant.paper_misses:6.2f} "
+                    f"{in_batches.misses * unit:8.3f} {result.remote_requests * unit:14.3f} "
+                    f"{variant.paper_remote_requests:6.2f} {in_batches.remote_requests * unit:8.3f} "
                     f"{result.read_amplification:6.2f} {result.duplicates:5} {result.missing:8}"
                 )
                 sys.stdout.flush()
@@ -170,5 +185,5 @@ def _paper(args: argparse.Namespace) -> int:
     return 0
 
 
-def _variant(variant: PaperVariant, seed: int, batch_size: int) -> SimulationResult:
-    return simulate(variant.settings(seed, batch_size))
+def _variant(variant: PaperVariant, seed: int, batch_size: int, part: int) -> SimulationResult:
+    return simulate(variant.settings(seed, batch_size, part))

@@ -110,14 +110,17 @@ class PaperVariant:
     paper_misses: float
     paper_remote_requests: float
 
-    def settings(self, seed: int = PAPER_SEED, batch_size: int = 1) -> SimulationSettings:
+    def settings(self, seed: int = PAPER_SEED, batch_size: int = 1, part: int = 1) -> SimulationSettings:
+        """
+        :param part: one part of so many, with as large a part of remote memory and of the window.
+        """
         return SimulationSettings(
-            num_samples=1_281_167,
+            num_samples=1_281_167 // part,
             chunk_size=64,
             group_size=10,
             num_pods=3,
-            remote_memory_samples=10_000,
-            window=self.window,
+            remote_memory_samples=10_000 // part,
+            window=self.window // part,
             batch_size=batch_size,
             policy="redox",
             refill=self.refill,
