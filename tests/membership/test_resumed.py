@@ -56,6 +56,23 @@ def test_resumed_again_from_the_same_state_with_another_number(
         assert had.isdisjoint(rest)
 
 
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_resumed_again_from_a_state_that_was_saved_before_the_first_batch(
+    packed: Packed, tmp_path: Path, world_size: int
+) -> None:
+    """Position 0 of what was left of the epoch is not position 0 of the epoch: half of it had been consumed."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0, 0, 100)
+        had = set(training.samples.values())
+        first = resumed(pods, training, 4, process=2)
+        training.ranks = first
+        again = resumed(pods, training, world_size, process=3, position=0)
+        rest = rest_of(again, 0)
+        assert len(set(rest)) == NUM_SAMPLES - len(had), "samples are missing"
+        assert had.isdisjoint(rest), f"{len(had & {*rest})} samples came twice"
+
+
 def test_all_memory_is_lost_when_the_epoch_that_was_resumed_is_long_over(packed: Packed, tmp_path: Path) -> None:
     with PodsInProcess(2, tmp_path, journal=False) as pods:
         training = Training(pods, spec_of(packed), NUM_SAMPLES)

@@ -28,6 +28,7 @@ from refill_service.cache_core.rank_places import NOT_BEGUN
 from refill_service.cache_core.resumed_epoch import (
     ResumedEpoch,
     consumed_before,
+    epoch_resumed,
     is_resumed,
     keyed_traces,
     resumed_incarnation,
@@ -200,8 +201,8 @@ class Resuming:
 
     async def _done(self, spec: JobSpec, checkpoint: Checkpoint, incarnation: str) -> tuple[Int64Array, int]:
         """The samples that were consumed, and how many more were that no pod knows."""
-        if checkpoint.position == 0:
-            return np.empty(0, dtype=np.int64), 0
+        if checkpoint.position == 0 and epoch_resumed(checkpoint.incarnation) != checkpoint.epoch:
+            return np.empty(0, dtype=np.int64), 0  # else ranks had consumed some of it before it was resumed there
         what = f"/peer/v1/jobs/{spec.name}/consumed"
         query = f"?incarnation={checkpoint.incarnation}&epoch={checkpoint.epoch}&position={checkpoint.position}"
         others = self._settings.other_pods
@@ -213,7 +214,7 @@ class Resuming:
         answers = [answer for answer in answers if answer[2] == newest]
         expected, requests = (max(int(answer[place]) for answer in answers) for place in range(2))
         done = np.unique(np.concatenate([answer[3:] for answer in answers]))
-        if expected == 0:
+        if requests == 0:
             raise JobLost(
                 f"job {spec.name} can't be resumed at epoch {checkpoint.epoch}, position {checkpoint.position}: no pod "
                 "knows any more what was delivered before; start the epoch anew, under another job name",
