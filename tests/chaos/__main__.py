@@ -1,6 +1,6 @@
 """Tries to break "each sample exactly once an epoch", seed after seed: ``python -m tests.chaos``, or ``make chaos``.
 
-python -m tests.chaos --seconds 120            as many seeds as fit, policies in turn
+python -m tests.chaos --seconds 120            as many seeds as fit
 python -m tests.chaos --seed 17 --policy redox  one run again
 """
 
@@ -17,7 +17,8 @@ from benchmarks.machine import machine
 from benchmarks.s3_server import s3_server
 from tests.chaos.chaos_dataset import ChaosDataset, dataset_in_s3
 from tests.chaos.chaos_run import ChaosRun, repeated_by
-from tests.chaos.schedule import setting_of
+from tests.chaos.draw import setting_of
+from tests.chaos.kinds import ALL, THEMES
 
 _FAULT_SECONDS = 8.0
 
@@ -28,12 +29,16 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="run this many seeds, however long it takes")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--seed", type=int, help="run this seed alone")
-    parser.add_argument("--policy", choices=["drain", "redox"], help="default: in turn")
+    parser.add_argument("--policy", choices=["drain", "redox"], help="default: by the seed")
     parser.add_argument("--volumes", choices=["kept", "none", "mixed"], help="of killed pods; default: by the seed")
-    parser.add_argument("--scale", action="store_true", default=None, help="change the number of pods, too")
+    parser.add_argument("--themes", type=_themes, help="such as observers,memory; none; default: by the seed")
+    parser.add_argument("--kinds", action="store_true", help="say what can go wrong, and run nothing")
     parser.add_argument("--fault-seconds", type=float, default=_FAULT_SECONDS, help="time in which faults begin, a run")
     parser.add_argument("--keep-going", action="store_true", help="run on after a failure")
     given = parser.parse_args()
+    if given.kinds:
+        print(*(f"{kind.name:20}{kind.theme and f'({kind.theme})':12} {kind.says}" for kind in ALL.values()), sep="\n")
+        return 0
     signal.signal(signal.SIGTERM, _stop)
     with s3_server() as environment:
         return _run_all(given, dataset_in_s3(environment))
@@ -44,16 +49,16 @@ def _run_all(given: argparse.Namespace, dataset: ChaosDataset) -> int:
     started, totals, failed, runs = time.monotonic(), Counter[str](), 0, 0
     seed = given.first_seed if given.seed is None else given.seed
     while True:
-        policy = given.policy or ("drain", "redox")[seed % 2]
-        setting = setting_of(seed, policy, given.volumes, given.scale)
+        setting = setting_of(seed, given.policy, given.volumes, given.themes)
         run = ChaosRun(setting, dataset, given.fault_seconds)
         outcome = run.run()
         runs += 1
         totals.update(outcome.faults)
-        totals.update(deliveries=outcome.deliveries, asked_again=outcome.asked_again, receipts=outcome.receipts)
+        totals.update(deliveries=outcome.deliveries, asked_again=outcome.asked_again, receipts=outcome.verdict.receipts)
+        totals[f"runs {str(outcome.verdict).split(' ')[0]}"] += 1
         print(
             f"seed {seed}: {setting.policy}, {setting.pods} pods, {setting.ranks} ranks, volumes {setting.volumes}, "
-            f"{len(run.schedule)} faults, {outcome.seconds:.0f} s: {'FAILED' if outcome.problems else 'exact'}",
+            f"{', '.join(setting.themes)}, {len(run.schedule)} faults, {outcome.seconds:.0f} s: {outcome.verdict}",
             flush=True,
         )
         if outcome.problems:
@@ -68,6 +73,13 @@ def _run_all(given: argparse.Namespace, dataset: ChaosDataset) -> int:
             break
     print(f"{runs} runs, {failed} failed; " + ", ".join(f"{what}: {count:,}" for what, count in sorted(totals.items())))
     return 1 if failed else 0
+
+
+def _themes(names: str) -> tuple[str, ...]:
+    given = () if names == "none" else tuple(sorted(names.split(",")))
+    if unknown := {*given} - {*THEMES}:
+        raise argparse.ArgumentTypeError(f"no theme {', '.join(unknown)}; there are {', '.join(THEMES)}")
+    return given
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

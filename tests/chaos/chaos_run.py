@@ -14,40 +14,33 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 from tests.chaos.chaos_dataset import ChaosDataset
+from tests.chaos.draw import schedule_of
 from tests.chaos.ground_truth import GroundTruth
-from tests.chaos.rank import RankPlan, read_answers
+from tests.chaos.kinds import ALL
+from tests.chaos.legs import Checkpoint, Legs
+from tests.chaos.rank import RankPlan
 from tests.chaos.rank_process import RankProcess
-from tests.chaos.schedule import Fault, Setting, schedule_of
+from tests.chaos.schedule import Fault, Setting
 from tests.chaos.store_relay import StoreFaults, store_relay
 from tests.chaos.tcp_relay import Link, Relay
+from tests.chaos.verdict import Loss, Verdict
 
 from refill_service.demo.local_cluster import LocalCluster
 
 __all__ = ["ChaosRun", "Outcome", "repeated_by"]
 
-EPOCHS = 3
 _BATCH = 16
+_MOST_RANKS = 4
 _GRACE_SECONDS = 60.0
 """After the last fault is healed: pods that nobody answers are given up after less."""
-_SHARE = 0.5
-"""Of requests to the store that a fault hits."""
-_STALLED_SHARE = 0.1
-_ANSWERS_RESET = 2
-_DELAY_SECONDS = 0.05
+_FAST = 0.25
+"""Of the pause between two batches, for a rank that is ahead of the others."""
 _LOG_LINES = 15
-_STORE_FAULTS = {
-    "store refuses": "refused",
-    "store answers short": "short",
-    "store answers wrong": "wrong",
-    "store is slow": "slow",
-    "store stalls": "stalled",
-}
 
 
 @dataclass
@@ -55,16 +48,19 @@ class Outcome:
     """What became of a run."""
 
     setting: Setting
-    problems: list[str]
+    verdict: Verdict
     done: list[tuple[float, str]]
     """What was done to it, and when: seconds from its beginning."""
     faults: Counter[str] = field(default_factory=Counter)
     """How often each kind came about."""
     deliveries: int = 0
     asked_again: int = 0
-    receipts: int = 0
     logs: list[str] = field(default_factory=list)
     seconds: float = 0.0
+
+    @property
+    def problems(self) -> list[str]:
+        return self.verdict.problems
 
     def report(self, schedule: Sequence[Fault], repeat: str) -> str:
         """All that helps to find out what went wrong."""
@@ -86,50 +82,136 @@ def repeated_by(setting: Setting, fault_seconds: float) -> str:
     """The command of a run with the same faults at the same times; what pods make of them may differ."""
     return (
         f"python -m tests.chaos --seed {setting.seed} --policy {setting.policy} --volumes {setting.volumes} "
-        f"--fault-seconds {fault_seconds:g}" + (" --scale" if setting.scales else "")
+        f"--fault-seconds {fault_seconds:g} --themes {','.join(setting.themes) or 'none'}"
     )
 
 
 class ChaosRun:
-    """One run. Everything it starts ends with it, however it ends."""
+    """One run. Everything it starts ends with it, however it ends. Kinds of faults use what is public."""
+
+    cluster: LocalCluster
+    relay: Relay
+    store: StoreFaults
+    folder: Path
 
     def __init__(self, setting: Setting, dataset: ChaosDataset, seconds: float) -> None:
         self.setting = setting
         self.schedule = schedule_of(setting, seconds)
+        self.down: set[int] = set()
+        """Pods that are not to be touched: somebody brings them back."""
+        self.ranks_down: set[int] = set()
+        """So of ranks."""
         self._dataset = dataset
         self._seconds = seconds
         self._todo: list[tuple[float, int, str, Callable[[], None]]] = []
         """What is to be done next: when, a number of its own, what, how."""
         self._numbers = itertools.count()
-        self._outcome = Outcome(setting, [], [])
-        self._down: set[int] = set()
-        self._ranks: list[RankProcess] = []
-        self._rank_down: set[int] = set()
+        self._verdict = Verdict()
+        self._outcome = Outcome(setting, self._verdict, [])
+        self._losses: list[Loss] = []
+        self._bystanders: list[RankProcess] = []
+        self._resumed_at = 0
+        self._legs = Legs(self._plan, setting.seed)
 
     def run(self) -> Outcome:
         started = time.monotonic()
         with contextlib.ExitStack() as stack:
-            self._folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-            stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            self._store: StoreFaults = stack.enter_context(store_relay(self._dataset.endpoint, self.setting.seed))
-            self._relay = stack.enter_context(Relay())
+            self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+            stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            self.store = stack.enter_context(store_relay(self._dataset.endpoint, self.setting.seed))
+            self.relay = stack.enter_context(Relay())
             self._pod_links: dict[tuple[int, int], Link] = {}
-            self._cluster = stack.enter_context(self._pods())
+            self.cluster = stack.enter_context(self._pods())
             self._rank_links = [
-                [self._relay.link(int(url.rpartition(":")[2])) for url in self._cluster.pod_urls]
-                for _ in range(self.setting.ranks)
+                [self.relay.link(int(url.rpartition(":")[2])) for url in self.cluster.pod_urls]
+                for _ in range(_MOST_RANKS)
             ]
             self._name = f"chaos-{uuid.uuid4().hex[:8]}"
-            for rank in range(self.setting.ranks):
-                self._ranks.append(RankProcess(self._plan(rank)))
-                stack.callback(self._ranks[rank].stop)
+            stack.callback(self._stop_all)
+            self._legs.begin(self.setting.ranks)
             self._let_it_run()
-            if not self._outcome.problems:
+            if not self._verdict.problems and not self._verdict.refused:
                 self._judge()
-            if self._outcome.problems:
+            if self._verdict.problems:
                 self._outcome.logs = self._last_logs()
         self._outcome.seconds = time.monotonic() - started
         return self._outcome
+
+    @property
+    def ranks(self) -> list[RankProcess]:
+        return self._legs.ranks
+
+    def journal_of(self, pod: int) -> Path:
+        return self.folder / f"journal-{pod}"
+
+    def links_of_rank(self, rank: int) -> list[Link]:
+        return self._rank_links[rank]
+
+    def links_of_pods(self, from_pod: int, to_pod: int) -> list[Link]:
+        link = self._pod_links.get((from_pod, to_pod))
+        return [] if link is None else [link]
+
+    def home_url(self, rank: int, pod: int) -> str:
+        if self.setting.unix_socket and rank == 0:
+            return f"unix:{self.folder}/pod-{pod}.sock"
+        return self._url(rank, pod)
+
+    def take_down(self, pod: int) -> bool:
+        """The pod is the caller's until it brings it back. False: it is somebody else's, or there is none."""
+        if pod in self.down or pod >= len(self.cluster.processes):
+            return False
+        self.down.add(pod)
+        return True
+
+    def start_later(self, fault: Fault, pod: int) -> None:
+        def start() -> None:
+            self.cluster.restart(pod, wait=False)
+            self.down.discard(pod)
+
+        self.then(fault, f"pod {pod} starts", start)
+
+    def then(self, fault: Fault, what: str, do: Callable[[], None]) -> None:
+        """When the fault ends, or after as long again."""
+        self._do_at(time.monotonic() - self._began + fault.seconds, what, do)
+
+    def lost(self, what: str) -> None:
+        """See :class:`Loss`."""
+        self._losses.append(Loss(what, *self._legs.epochs()))
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Of the job where it is now; None when it has no further to go."""
+        found = self._legs.checkpoint()
+        return None if found is None or found.epoch >= self.setting.epochs else found
+
+    def stop_ranks(self) -> None:
+        """All are killed; somebody begins a leg, or restarts them. Bystanders go with them."""
+        self.ranks_down = set(range(len(self.ranks)))
+        self._legs.stop()
+        for process in self._bystanders:
+            process.kill()
+        self._bystanders = []
+
+    def restart_ranks(self, homes: Sequence[str]) -> None:
+        for process, home in zip(self.ranks, homes, strict=True):
+            process.restart(home)
+        self.ranks_down.clear()
+
+    def begin_leg(self, num_ranks: int, checkpoint: Checkpoint) -> None:
+        self._resumed_at = checkpoint.epoch
+        self._legs.begin(num_ranks, checkpoint)
+        self.ranks_down.clear()
+
+    def add_bystander(self, kind: str, rank: int) -> None:
+        """See :mod:`tests.chaos.bystander`."""
+        number = sum(self._outcome.faults[kind] for kind in ("observer", "twin"))
+        plan = self.ranks[rank].plan
+        file, tmp = f"{self.folder}/{kind}-{number}", f"{self.folder}/tmp-{kind}-{number}"
+        plan = replace(plan, file=file, tmp=tmp, workers=int(kind == "twin"), timeout_seconds=1)
+        self._bystanders.append(RankProcess(plan, "bystander"))
+
+    def _stop_all(self) -> None:
+        for process in [*self.ranks, *self._bystanders]:
+            process.stop()
 
     def _pods(self) -> LocalCluster:
         setting = self.setting
@@ -138,57 +220,56 @@ class ChaosRun:
             "pinned_fraction": setting.pinned_fraction,
             "wait_seconds": 2,
             "peer_timeout_seconds": 10,
+            "recovery_seconds": 15,
         }
         if setting.volumes != "none":
-            settings["journal_dir"] = f"{self._folder}/journal-{{ordinal}}"
+            settings["journal_dir"] = f"{self.folder}/journal-{{ordinal}}"
         if setting.unix_socket:
-            settings["unix_socket"] = f"{self._folder}/pod-{{ordinal}}.sock"
+            settings["unix_socket"] = f"{self.folder}/pod-{{ordinal}}.sock"
         environment = dict(self._dataset.environment) | {
-            "AWS_ENDPOINT_URL": self._store.url,
+            "AWS_ENDPOINT_URL": self.store.url,
             "REFILL_STORE_FIRST_BACKOFF_SECONDS": "0.02",
             "REFILL_STORE_MAX_BACKOFF_SECONDS": "0.2",
             "REFILL_STORE_REQUEST_TIMEOUT_SECONDS": "2",
         }
-        return LocalCluster(setting.pods, self._folder, settings, environment, self._peer_url)
+        return LocalCluster(setting.pods, self.folder, settings, environment, self._peer_url)
 
     def _peer_url(self, from_pod: int, to_pod: int, url: str) -> str:
         if (from_pod, to_pod) not in self._pod_links:
-            self._pod_links[from_pod, to_pod] = self._relay.link(int(url.rpartition(":")[2]))
+            self._pod_links[from_pod, to_pod] = self.relay.link(int(url.rpartition(":")[2]))
         return f"http://127.0.0.1:{self._pod_links[from_pod, to_pod].port}"
 
-    def _plan(self, rank: int) -> RankPlan:
+    def _plan(self, leg: int, rank: int, num_ranks: int) -> RankPlan:
         setting = self.setting
+        is_apart = "apart" in setting.themes
         spec = {
             "name": self._name,
             "dataset": self._dataset.url,
-            "world_size": setting.ranks,
+            "world_size": num_ranks,
             "seed": setting.seed,
             "policy": setting.policy,
             "chunk_size": setting.chunk_size,
             "order": setting.order,
-            "memory_bytes": 600_000,
+            # With less than the dataset no rank begins an epoch before all are near the end of the one before.
+            "memory_bytes": 2_000_000 if is_apart else 600_000,
         }
-        steps = EPOCHS * len(self._dataset.checksums) / setting.ranks / _BATCH / setting.workers
+        steps = setting.epochs * len(self._dataset.checksums) / num_ranks / _BATCH / setting.workers
         return RankPlan(
             service=self._url(rank, setting.home_of(rank)),
-            home=self._home(rank, setting.home_of(rank)),
+            home=self.home_url(rank, setting.home_of(rank)),
             spec=spec,
             rank=rank,
-            epochs=EPOCHS,
-            file=f"{self._folder}/rank-{rank}",
+            epochs=setting.epochs,
+            file=f"{self.folder}/rank-{leg}-{rank}",
+            tmp=f"{self.folder}/tmp-{leg}-{rank}",
             seed=setting.seed,
             batch=_BATCH,
             workers=setting.workers,
-            step_seconds=self._seconds / steps,
+            step_seconds=self._seconds / steps * (_FAST if is_apart and rank == 0 else 1),
         )
 
     def _url(self, rank: int, pod: int) -> str:
         return f"http://127.0.0.1:{self._rank_links[rank][pod].port}"
-
-    def _home(self, rank: int, pod: int) -> str:
-        if self.setting.unix_socket and rank == 0:
-            return f"unix:{self._folder}/pod-{pod}.sock"
-        return self._url(rank, pod)
 
     def _let_it_run(self) -> None:
         self._until_all_ranks_receive()
@@ -202,168 +283,51 @@ class ChaosRun:
                 _, _, what, do = heapq.heappop(self._todo)
                 self._outcome.done.append((now, what))
                 do()
-            for rank, process in enumerate(self._ranks):
-                if rank not in self._rank_down and (failure := process.failure) is not None:
-                    self._outcome.problems.append(f"rank {rank} failed: {failure}")
+            for rank, process in enumerate(self.ranks):
+                if rank not in self.ranks_down and (failure := process.failure) is not None:
+                    self._verdict.rank_ended(failure, self._losses)
                     return
             if not self._todo:
                 deadline = deadline or now + _GRACE_SECONDS
-                if all(process.done for process in self._ranks):
+                if all(process.done for process in self.ranks):
                     return
                 if now > deadline:
-                    stuck = [rank for rank, process in enumerate(self._ranks) if not process.done]
-                    self._outcome.problems.append(f"ranks {stuck} were not done {_GRACE_SECONDS:.0f} s after the end")
+                    stuck = [rank for rank, process in enumerate(self.ranks) if not process.done]
+                    self._verdict.problems.append(f"ranks {stuck} were not done {_GRACE_SECONDS:.0f} s after the end")
                     return
             time.sleep(0.01)
 
     def _until_all_ranks_receive(self) -> None:
         """Faults are to meet a job that runs."""
         deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline and not all(
-            process.failure or any(read_answers(Path(process.plan.file))) for process in self._ranks
-        ):
+        while time.monotonic() < deadline and not self._legs.have_begun:
             time.sleep(0.02)
 
     def _do_at(self, at_seconds: float, what: str, do: Callable[[], None]) -> None:
         heapq.heappush(self._todo, (at_seconds, next(self._numbers), what, do))
 
-    def _then(self, fault: Fault, what: str, do: Callable[[], None]) -> None:
-        """When the fault ends."""
-        self._do_at(time.monotonic() - self._began + fault.seconds, what, do)
-
     def _begin(self, fault: Fault) -> None:
-        if self._carry_out(fault):
+        if ALL[fault.kind].do(self, fault):
             self._outcome.faults[fault.kind] += 1
         else:
             self._outcome.done.append((time.monotonic() - self._began, "not done: its target is down"))
 
-    def _carry_out(self, fault: Fault) -> bool:
-        """Do what a fault says; False when its target is down already."""
-        kind, _, what = fault.kind.partition(" ")
-        if what == "pod":
-            return self._to_pod(fault, kind, fault.target[0])
-        if kind == "scale":
-            return self._scale(fault, fault.target[0])
-        if what == "pods":
-            if (link := self._pod_links.get((fault.target[0], fault.target[1]))) is None:
-                return False
-            self._to_links(fault, kind, [link])
-        elif what == "rank":
-            return self._to_rank(fault, kind, fault.target[0])
-        else:
-            self._to_store(fault)
-        return True
-
-    def _to_pod(self, fault: Fault, kind: str, pod: int) -> bool:
-        cluster = self._cluster
-        if pod in self._down or pod >= len(cluster.processes):
-            return False
-        self._down.add(pod)
-        if kind == "pause":
-            cluster.pause(pod)
-            self._then(fault, f"pod {pod} goes on", lambda: self._up(pod, lambda: cluster.resume(pod)))
-            return True
-        if kind == "end":
-            cluster.processes[pod].terminate()
-            cluster.processes[pod].wait(30)
-        else:
-            cluster.kill(pod)
-        if kind == "lose":
-            shutil.rmtree(self._folder / f"journal-{pod}", ignore_errors=True)
-        self._then(fault, f"pod {pod} starts", lambda: self._up(pod, lambda: cluster.restart(pod, wait=False)))
-        return True
-
-    def _scale(self, fault: Fault, num_pods: int) -> bool:
-        if self._down or num_pods == self._cluster.num_pods:
-            return False
-        self._down |= set(range(self.setting.pods))
-        self._cluster.end()
-
-        def start() -> None:
-            self._cluster.start(num_pods)
-            self._down.clear()
-
-        self._then(fault, f"{num_pods} pods start", start)
-        return True
-
-    def _up(self, pod: int, how: Callable[[], None]) -> None:
-        how()
-        self._down.discard(pod)
-
-    def _to_links(self, fault: Fault, kind: str, links: list[Link]) -> None:
-        def heal() -> None:
-            for link in links:
-                link.cut, link.delay_seconds = False, 0.0
-                if kind == "cut" and int(fault.seconds * 100) % 2:  # some find their connections alive, some dead
-                    self._relay.reset(link)
-
-        for link in links:
-            if kind == "reset":
-                link.resets += _ANSWERS_RESET
-            elif kind == "cut":
-                link.cut = True
-            else:
-                link.delay_seconds = _DELAY_SECONDS
-        if kind != "reset":
-            self._then(fault, f"{fault.kind} {fault.target} ends", heal)
-
-    def _to_rank(self, fault: Fault, kind: str, rank: int) -> bool:
-        process = self._ranks[rank]
-        if rank in self._rank_down:
-            return False
-        if kind == "kill":
-            process.kill()
-            process.restart(self._home(rank, fault.target[1]))
-        elif kind == "pause":
-            self._rank_down.add(rank)
-            process.pause()
-
-            def resume() -> None:
-                process.resume()
-                self._rank_down.discard(rank)
-
-            self._then(fault, f"rank {rank} goes on", resume)
-        else:
-            self._to_links(fault, kind, self._rank_links[rank])
-        return True
-
-    def _to_store(self, fault: Fault) -> None:
-        store, what = self._store, _STORE_FAULTS[fault.kind]
-        setattr(store, what, _STALLED_SHARE if what == "stalled" else _SHARE)
-        self._then(fault, f"{fault.kind}: ends", lambda: setattr(store, what, 0.0))
-
     def _judge(self) -> None:
-        outcome, setting = self._outcome, self.setting
-        files = [Path(process.plan.file) for process in self._ranks]
-        truth = GroundTruth(files, self._dataset.checksums)
-        outcome.problems += truth.check(EPOCHS, setting.ranks)
+        outcome = self._outcome
+        truth = GroundTruth(self._legs.leg(), self._dataset.checksums)
         outcome.deliveries, outcome.asked_again = truth.deliveries, truth.asked_again
         links = [*self._pod_links.values(), *itertools.chain.from_iterable(self._rank_links)]
         outcome.faults["answers reset"] += sum(link.answers_reset for link in links)
-        for what, count in self._store.counts.items():
+        for what, count in self.store.counts.items():
             outcome.faults[f"store requests {what}"] += count
-        if not outcome.problems:
-            self._check_receipts()
+        self._verdict.judge(truth, self.setting.epochs, self._losses, self._receipt, self._resumed_at)
+        for path in self.folder.glob("twin-*"):
+            if path.suffix == "" and (received := path.read_text()):
+                self._verdict.problems.append(f"{path.name} received, while the rank lived: {received[:200]}")
 
-    def _check_receipts(self) -> None:
-        """An epoch that is long over has no receipt where a volume was lost with it, or the job has moved; the last one
-        always has."""
-        for epoch in range(EPOCHS):
-            url = f"{self._cluster.pod_urls[0]}/v1/jobs/{self._name}/epochs/{epoch}/receipt"
-            answer = self._receipt(url)
-            lost = self.setting.volumes != "kept" or self.setting.scales
-            if answer.status_code == 400 and epoch + 1 < EPOCHS and lost:
-                continue
-            if answer.status_code != 200:
-                self._outcome.problems.append(f"epoch {epoch} has no receipt: {answer.text[:300]}")
-                continue
-            receipt: dict[str, Any] = answer.json()
-            self._outcome.receipts += 1
-            if any(receipt[name] for name in ("duplicates", "unknown", "missing")):
-                self._outcome.problems.append(f"the receipt of epoch {epoch} says: {receipt}")
-
-    def _receipt(self, url: str) -> httpx.Response:
+    def _receipt(self, epoch: int) -> httpx.Response:
         """Pods that were just restarted are given time to recover, as anybody gives them who asks."""
+        url = f"{self.cluster.pod_urls[0]}/v1/jobs/{self._name}/epochs/{epoch}/receipt"
         deadline = time.monotonic() + _GRACE_SECONDS
         while True:
             with contextlib.suppress(httpx.TransportError):
@@ -376,7 +340,7 @@ class ChaosRun:
 
     def _last_logs(self) -> list[str]:
         found = []
-        for path in sorted(self._folder.glob("*.log")):
+        for path in sorted(self.folder.glob("*.log")):
             lines = path.read_text(errors="replace").splitlines()[-_LOG_LINES:]
             found += [f"{path.name}:", *(f"  {line}" for line in lines)]
         return found

@@ -1,16 +1,53 @@
-"""Was every sample delivered exactly once? Counted from what ranks wrote down, with no word of the pods believed."""
+"""Was every sample delivered exactly once? Counted from what ranks wrote down, with no word of the pods believed.
+
+A job that was resumed has several *legs*: the ranks of before, up to the checkpoint, and those that went on from there.
+What a leg received after the checkpoint was consumed by nobody, and comes again.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.chaos.rank import read_answers
 
-__all__ = ["GroundTruth"]
+__all__ = ["Consumed", "GroundTruth", "Leg"]
 
 _SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Leg:
+    """The ranks of a job from one resume to the next, and where they began."""
+
+    files: Sequence[Path]
+    """By rank."""
+    epoch: int = 0
+    position: int = 0
+    """All ranks of the leg before had consumed so far when the checkpoint was saved."""
+    before: Leg | None = None
+    """The leg that saved the checkpoint."""
+    dealt_anew: bool = False
+    """Whether positions of ``epoch`` are those of what was left of it, from 0 on."""
+
+
+class Consumed(NamedTuple):
+    """What was consumed of an epoch."""
+
+    unanswered: int
+    twice: list[int]
+    """Samples that came more than once; as often as they came too often."""
+    never: list[int]
+    changed: int
+    """Positions that got another sample when they were asked for again."""
+
+    @property
+    def in_doubt(self) -> int:
+        """So many, at least, a receipt has to call unknown."""
+        return max(len(self.twice), len(self.never), self.changed)
 
 
 class GroundTruth:
@@ -19,55 +56,87 @@ class GroundTruth:
     :param checksums: crc32 of each sample of the dataset, by its id.
     """
 
-    def __init__(self, files: Sequence[Path], checksums: Sequence[int]) -> None:
-        self.problems: list[str] = []
-        """One line for each kind of thing that went wrong, in each epoch."""
+    def __init__(self, leg: Leg, checksums: Sequence[int]) -> None:
+        self.damaged: list[str] = []
+        """Whatever is said of deliveries, these are wrong."""
         self.asked_again = 0
         """Positions that were asked for more than once, and got the same sample."""
+        self.deliveries = 0
+        self._changed: list[tuple[int, str]] = []
         self._checksums = checksums
-        self._samples: dict[tuple[int, int, int], int] = {}
-        """By epoch, rank and position."""
-        for rank, path in enumerate(files):
-            self._read(rank, path)
+        self._leg = leg
+        self._samples: dict[int, dict[tuple[int, int, int], int]] = {}
+        """Of each leg by its identity: by epoch, rank and position."""
+        each: Leg | None = leg
+        while each is not None:
+            self._samples[id(each)] = {}
+            for rank, path in enumerate(each.files):
+                self._read(each, rank, path)
+            self.deliveries += len(self._samples[id(each)])
+            each = each.before
 
-    @property
-    def deliveries(self) -> int:
-        return len(self._samples)
-
-    def _read(self, rank: int, path: Path) -> None:
+    def _read(self, leg: Leg, rank: int, path: Path) -> None:
+        samples_of = self._samples[id(leg)]
         for epoch, positions, samples, checksums in read_answers(path):
             for position, sample, checksum in zip(positions, samples, checksums, strict=True):
                 where = f"epoch {epoch}, rank {rank}, position {position}"
                 if not 0 <= sample < len(self._checksums):
-                    self.problems.append(f"{where}: there is no sample {sample}")
+                    self.damaged.append(f"{where}: there is no sample {sample}")
                 elif checksum != self._checksums[sample]:
-                    self.problems.append(f"{where}: the bytes of sample {sample} are wrong")
-                before = self._samples.get((epoch, rank, position))
+                    self.damaged.append(f"{where}: the bytes of sample {sample} are wrong")
+                before = samples_of.get((epoch, rank, position))
                 if before is None:
-                    self._samples[epoch, rank, position] = sample
+                    samples_of[epoch, rank, position] = sample
                 elif before == sample:
                     self.asked_again += 1
                 else:
-                    self.problems.append(f"{where}: sample {before}, and asked again sample {sample}")
+                    self._changed.append((epoch, f"{where}: sample {before}, and asked again sample {sample}"))
 
-    def check(self, epochs: int, ranks: int) -> list[str]:
-        """All problems, after each epoch was looked at; empty when each gave every sample exactly once.
+    def of_epoch(self, epoch: int) -> Consumed:
+        """The ranks divide the dataset without a rest; what was left of an epoch may take repeats."""
+        num_samples = len(self._checksums)
+        prefix = list(self._prefix(self._leg, epoch))
+        own = {key: sample for key, sample in self._samples[id(self._leg)].items() if key[0] == epoch}
+        leg, ranks = self._leg, len(self._leg.files)
+        first = leg.position if leg.epoch == epoch and not leg.dealt_anew else 0
+        length = num_samples // ranks
+        if leg.epoch == epoch and leg.dealt_anew:
+            length = -(-(num_samples - len(prefix)) // ranks)
+        if epoch < leg.epoch:
+            length, own = 0, {}
+        elif leg.epoch == epoch:
+            own = {key: sample for key, sample in own.items() if key[2] >= first}
+        unanswered = sum((epoch, rank, at) not in own for rank in range(ranks) for at in range(first, length))
+        repeats = max(0, len(prefix) + ranks * (length - first) - num_samples)
+        counts = Counter([*prefix, *own.values()])
+        twice = [sample for sample, count in counts.items() for _ in range(count - 1)]
+        never = sorted(set(range(num_samples)) - set(counts))
+        of_rest = set(own.values()) - set(prefix)  # repeats are of the rest, and no others
+        for sample in [sample for sample in twice if sample in of_rest][:repeats]:
+            twice.remove(sample)
+        return Consumed(unanswered, sorted(twice), never, sum(each == epoch for each, _ in self._changed))
 
-        The ranks divide the dataset without a rest.
-        """
-        length = len(self._checksums) // ranks
-        for epoch in range(epochs):
-            of_epoch = {(rank, at): s for (number, rank, at), s in self._samples.items() if number == epoch}
-            unanswered = [(r, at) for r in range(ranks) for at in range(length) if (r, at) not in of_epoch]
-            counts = Counter(of_epoch.values())
-            twice = sorted(sample for sample, count in counts.items() if count > 1)
-            never = sorted(set(range(len(self._checksums))) - set(counts))
-            for what, found in (
-                ("(rank, position) without an answer", unanswered),
-                ("samples that came more than once", twice),
-                ("samples that never came", never),
-            ):
-                if found:
-                    shown = [*map(str, found[:_SHOWN]), *["..."] * (len(found) > _SHOWN)]
-                    self.problems.append(f"epoch {epoch}: {len(found)} {what}: {', '.join(shown)}")
-        return self.problems
+    def _prefix(self, leg: Leg, epoch: int) -> Iterator[int]:
+        """The samples of an epoch that were consumed before a leg began."""
+        before = leg.before
+        if before is None or epoch > leg.epoch:
+            return
+        yield from self._prefix(before, epoch)
+        end = leg.position if epoch == leg.epoch else len(self._checksums)
+        start = before.position if before.epoch == epoch and not before.dealt_anew else 0
+        for (of_epoch, _, position), sample in self._samples[id(before)].items():
+            if of_epoch == epoch and start <= position < end:
+                yield sample
+
+    def problems_of(self, epoch: int) -> list[str]:
+        """In words, empty when the epoch gave every sample exactly once."""
+        found = self.of_epoch(epoch)
+        problems = [f"epoch {epoch}: {found.unanswered} positions without an answer"] * bool(found.unanswered)
+        for what, samples in (("came more than once", found.twice), ("never came", found.never)):
+            if samples:
+                shown = [*map(str, samples[:_SHOWN]), *["..."] * (len(samples) > _SHOWN)]
+                problems.append(f"epoch {epoch}: {len(samples)} samples that {what}: {', '.join(shown)}")
+        return problems + [text for of_epoch, text in self._changed if of_epoch == epoch][:_SHOWN]
+
+    def check(self, epochs: int) -> list[str]:
+        return self.damaged + [problem for epoch in range(epochs) for problem in self.problems_of(epoch)]

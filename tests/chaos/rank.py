@@ -25,12 +25,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from refill.delivery_record import DeliveryRecord
 from refill.errors import RefillError
 from refill.pod_connection import PodConnection
+from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["Answer", "RankPlan", "read_answers"]
+__all__ = ["Answer", "Begun", "RankPlan", "end_with_input", "read_answers", "read_begun"]
 
 _AGAIN_BATCHES = 3
 _AGAIN_SHARE = 0.03
@@ -47,12 +49,16 @@ class RankPlan:
     epochs: int
     file: str
     seed: int
+    tmp: str = ""
+    """Its TMPDIR; empty: the one that there is."""
     batch: int = 16
     workers: int = 2
     """Threads that ask, as loader workers do: their batches overlap."""
     step_seconds: float = 0.0
     """Between two batches of a worker."""
     timeout_seconds: float = 60.0
+    checkpoint: tuple[str, int, int] | None = None
+    """``(incarnation, epoch, position)`` from which the job is resumed; None: from its beginning."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -67,6 +73,20 @@ class Answer(NamedTuple):
     checksums: list[int]
 
 
+class Begun(NamedTuple):
+    """What the pods said of the job when a rank began."""
+
+    incarnation: str
+    epoch: int
+    """The first one that the rank asks for."""
+    start: int
+    """The first position in it."""
+    length: int
+    """Positions of that epoch."""
+    dealt_anew: bool
+    """Whether they are positions of what was left of the epoch when the job was resumed."""
+
+
 def read_answers(path: Path) -> Iterator[Answer]:
     """The answers that a rank wrote down."""
     if path.exists():
@@ -75,11 +95,17 @@ def read_answers(path: Path) -> Iterator[Answer]:
             yield Answer(*json.loads(line))
 
 
+def read_begun(file: str) -> Begun | None:
+    path = Path(f"{file}.begun")
+    return Begun(*json.loads(path.read_text())) if path.exists() else None
+
+
 class _Rank:
     def __init__(self, plan: RankPlan) -> None:
         self._plan = plan
+        self._record = DeliveryRecord()
         self._pods = PodConnection(
-            plan.service, JobSpec.from_dict(plan.spec), plan.rank, plan.home, plan.timeout_seconds
+            plan.service, JobSpec.from_dict(plan.spec), plan.rank, plan.home, plan.timeout_seconds, self._record
         )
         self._chooser = random.Random(f"{plan.seed} {plan.rank} {os.getpid()}")
         self._writing = threading.Lock()
@@ -89,29 +115,61 @@ class _Rank:
         before = [(answer.epoch, answer.positions[0]) for answer in read_answers(Path(self._plan.file))]
         _end_half_a_line(Path(self._plan.file))
         done = set(before[: max(0, len(before) - _AGAIN_BATCHES)])
-        first = max((epoch for epoch, _ in done), default=0)
+        begun = read_begun(self._plan.file) or self._begin()
         length = int(self._pods.info()["samples_per_rank"])
-        starts = range(0, length, self._plan.batch)
+        first = max((epoch for epoch, _ in done), default=begun.epoch)
+        consumed = [start + at for epoch, start in done if epoch == first for at in range(self._plan.batch)]
+        if first == begun.epoch:
+            consumed += range(begun.start)
+        if consumed:  # as a loop says that loads a checkpoint from within an epoch
+            self._record.resumes_within(first, np.array(consumed))
         with ThreadPoolExecutor(self._plan.workers) as workers:
             for epoch in range(first, self._plan.epochs):
                 self._post_trace(epoch, length)
-                wanted = [start for start in starts if (epoch, start) not in done]
-                list(workers.map(lambda start, epoch=epoch: self._step(epoch, start, length), wanted))
+                starts = self._starts(epoch, begun, length)
+                wanted = [start for start in starts if (epoch, start.start) not in done]
+                list(workers.map(lambda start, epoch=epoch: self._step(epoch, start), wanted))
             last = self._plan.epochs - 1
-            list(workers.map(lambda start: self._ask(last, start, length), starts))
+            starts = self._starts(last, begun, length)
+            list(workers.map(lambda start: self._ask(last, start), starts))
         Path(f"{self._plan.file}.done").touch()
         while True:
             time.sleep(0.1)
-            self._ask(last, self._chooser.choice(starts), length)
+            if starts:
+                self._ask(last, self._chooser.choice(starts))
 
-    def _step(self, epoch: int, start: int, length: int) -> None:
-        if start and self._chooser.random() < _AGAIN_SHARE:
-            self._ask(epoch, self._chooser.randrange(0, start, self._plan.batch), length)
-        self._ask(epoch, start, length)
+    def _begin(self) -> Begun:
+        """Register the job, or resume it, and write down how it begins."""
+        if self._plan.checkpoint is None:
+            info = self._pods.info()
+            begun = Begun(info["incarnation"], 0, 0, int(info["samples_per_rank"]), False)
+        else:
+            incarnation, epoch, position = self._plan.checkpoint
+            info = self._pods.resume(*self._plan.checkpoint)
+            resumed, length = info["resumed"], int(info["samples_per_rank"])
+            of_rest = resumed is not None and resumed["epoch"] == epoch
+            length = int(resumed["samples_per_rank"]) if of_rest else length
+            dealt_anew = resumed is not None and line_of(info["incarnation"]) != line_of(incarnation)
+            begun = Begun(info["incarnation"], epoch, 0 if dealt_anew else position, length, dealt_anew)
+        new = Path(f"{self._plan.file}.begun.new")
+        new.write_text(json.dumps(begun))
+        new.replace(f"{self._plan.file}.begun")
+        return begun
+
+    def _starts(self, epoch: int, begun: Begun, length: int) -> list[range]:
+        """Positions of each batch."""
+        first, end = (begun.start, begun.length) if epoch == begun.epoch else (0, length)
+        return [range(start, min(start + self._plan.batch, end)) for start in range(first, end, self._plan.batch)]
+
+    def _step(self, epoch: int, positions: range) -> None:
+        if positions.start >= self._plan.batch and self._chooser.random() < _AGAIN_SHARE:
+            back = self._chooser.randrange(1, positions.start // self._plan.batch + 1) * self._plan.batch
+            self._ask(epoch, range(positions.start - back, positions.start - back + self._plan.batch))
+        self._ask(epoch, positions)
         time.sleep(self._plan.step_seconds)
 
-    def _ask(self, epoch: int, start: int, length: int) -> None:
-        positions = np.arange(start, min(start + self._plan.batch, length))
+    def _ask(self, epoch: int, asked: range) -> None:
+        positions = np.arange(asked.start, asked.stop)
         answer = self._pods.batch(epoch, positions)
         checksums = [zlib.crc32(payload) for payload in answer.payloads]
         line = Answer(epoch, positions.tolist(), answer.sample_ids.tolist(), checksums)
@@ -137,14 +195,19 @@ def _end_half_a_line(path: Path) -> None:
             file.truncate(content.rfind(b"\n") + 1)
 
 
-def _end_with_input() -> None:
-    sys.stdin.read()
-    os._exit(0)
+def end_with_input() -> None:
+    """Let a thread end this process when its standard input closes."""
+
+    def wait() -> None:
+        sys.stdin.read()
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def main() -> None:
     plan = RankPlan(**json.loads(sys.argv[1]))
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    end_with_input()
     try:
         _Rank(plan).run()
     except RefillError as error:

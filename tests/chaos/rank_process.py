@@ -17,10 +17,14 @@ _ROOT = Path(__file__).parents[2]
 
 
 class RankProcess:
-    """Its errors go to ``FILE.log``."""
+    """Its errors go to ``FILE.log``.
 
-    def __init__(self, plan: RankPlan) -> None:
+    :param program: ``rank``, or one that takes the same plan.
+    """
+
+    def __init__(self, plan: RankPlan, program: str = "rank") -> None:
         self.plan = plan
+        self._program = program
         self._process = self._start()
 
     @property
@@ -63,11 +67,15 @@ class RankProcess:
             self.kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(_ROOT), *sys.path])}
+        if self.plan.tmp:
+            Path(self.plan.tmp).mkdir(exist_ok=True)
+            environment |= {"TMPDIR": self.plan.tmp}
         with Path(f"{self.plan.file}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.rank", self.plan.to_json()],
+                [sys.executable, "-m", f"tests.chaos.{self._program}", self.plan.to_json()],
                 cwd=_ROOT,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(_ROOT), *sys.path])},
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

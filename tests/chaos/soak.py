@@ -26,7 +26,7 @@ import httpx
 from benchmarks.machine import machine
 from benchmarks.s3_server import s3_server
 from tests.chaos.chaos_dataset import ChaosDataset, dataset_in_s3
-from tests.chaos.ground_truth import GroundTruth
+from tests.chaos.ground_truth import GroundTruth, Leg
 from tests.chaos.memory_trend import trend_of
 from tests.chaos.pod_samples import PodSample, read_csv, sample_of, write_csv
 from tests.chaos.rank import RankPlan
@@ -89,8 +89,8 @@ class SoakJob:
         if not self.done:
             stuck = time.monotonic() - self._began > _STUCK_SECONDS
             return failures + [f"{self.name} was not done after {_STUCK_SECONDS:.0f} s"] * stuck
-        truth = GroundTruth([Path(rank.plan.file) for rank in self._ranks], self._dataset.checksums)
-        return failures + [f"{self.name}: {problem}" for problem in truth.check(EPOCHS, RANKS)]
+        truth = GroundTruth(Leg([Path(rank.plan.file) for rank in self._ranks]), self._dataset.checksums)
+        return failures + [f"{self.name}: {problem}" for problem in truth.check(EPOCHS)]
 
     def end(self) -> None:
         for rank in self._ranks:

@@ -6,16 +6,20 @@ import json
 import socket
 import threading
 from pathlib import Path
+from typing import Any, ClassVar
 
+import httpx
 import numpy as np
 import pytest
 from tests.chaos.chaos_dataset import ChaosDataset, dataset_in_s3
 from tests.chaos.chaos_run import ChaosRun, repeated_by
-from tests.chaos.ground_truth import GroundTruth
+from tests.chaos.draw import schedule_of, setting_of
+from tests.chaos.ground_truth import GroundTruth, Leg
+from tests.chaos.kinds import ALL, THEMES
 from tests.chaos.memory_trend import trend_of
 from tests.chaos.rank import Answer
-from tests.chaos.schedule import schedule_of, setting_of
 from tests.chaos.tcp_relay import Relay
+from tests.chaos.verdict import Loss, Verdict
 from tests.conftest import S3Server
 
 FAULT_SECONDS = 3.0
@@ -27,32 +31,29 @@ def dataset(s3_server: S3Server) -> ChaosDataset:
 
 
 @pytest.mark.parametrize(
-    ("seed", "policy", "volumes", "scales"),
+    ("seed", "policy", "volumes", "themes"),
     [
-        (1, "redox", "kept", False),
-        (2, "drain", "none", False),
-        (3, "redox", "mixed", False),
-        (4, "drain", "kept", False),
-        (5, "drain", "mixed", True),
+        (1, "redox", "kept", ("journals", "twins")),
+        (2, "drain", "none", ("memory", "observers")),
+        (3, "redox", "mixed", ("apart", "ends")),
+        (4, "drain", "kept", ("resumes", "wiped")),
+        (5, "drain", "mixed", ("scaling",)),
     ],
 )
 def test_epochs_are_exact_through_a_schedule_of_faults(
-    dataset: ChaosDataset, seed: int, policy: str, volumes: str, scales: bool
+    dataset: ChaosDataset, seed: int, policy: str, volumes: str, themes: tuple[str, ...]
 ) -> None:
-    run = ChaosRun(setting_of(seed, policy, volumes, scales), dataset, FAULT_SECONDS)
+    run = ChaosRun(setting_of(seed, policy, volumes, themes), dataset, FAULT_SECONDS)
     outcome = run.run()
     assert not outcome.problems, outcome.report(run.schedule, repeated_by(run.setting, FAULT_SECONDS))
-    assert outcome.receipts, "no receipt was looked at"
+    assert outcome.verdict.receipts, "no receipt was looked at"
 
 
 def test_a_schedule_follows_from_its_seed() -> None:
-    settings = [setting_of(seed) for seed in range(40)]
-    assert [schedule_of(setting, 5) for setting in settings] == [schedule_of(setting_of(s), 5) for s in range(40)]
-    kinds = {fault.kind for setting in settings for fault in schedule_of(setting, 20)}
-    assert {"kill pod", "lose pod", "end pod", "pause pod", "cut pods", "reset rank", "kill rank"} <= kinds
-    for setting in settings:
-        lossy = setting.volumes != "kept"
-        assert not (lossy and any(fault.kind == "kill rank" for fault in schedule_of(setting, 20)))
+    settings = [setting_of(seed) for seed in range(100)]
+    assert [schedule_of(setting, 5) for setting in settings] == [schedule_of(setting_of(s), 5) for s in range(100)]
+    assert {theme for setting in settings for theme in setting.themes} == {*THEMES}
+    assert {fault.kind for setting in settings for fault in schedule_of(setting, 20)} == {*ALL}
 
 
 CHECKSUMS = [100, 101, 102, 103]
@@ -64,7 +65,7 @@ def truth(tmp_path: Path, *answers: tuple[int, Answer]) -> list[str]:
     for rank, answer in answers:
         with files[rank].open("a") as file:
             file.write(json.dumps(answer) + "\n")
-    return GroundTruth(files, CHECKSUMS).check(epochs=1, ranks=2)
+    return GroundTruth(Leg(files), CHECKSUMS).check(epochs=1)
 
 
 WHOLE = Answer(0, [0, 1], [3, 0], [103, 100])
@@ -80,7 +81,7 @@ class TestGroundTruth:
         [
             (Answer(0, [0, 1], [1, 3], [101, 103]), "1 samples that came more than once: 3"),
             (Answer(0, [0], [1], [101]), "1 samples that never came: 2"),
-            (Answer(0, [0], [1], [101]), "1 (rank, position) without an answer: (1, 1)"),
+            (Answer(0, [0], [1], [101]), "1 positions without an answer"),
             (Answer(0, [0, 1], [1, 2], [101, 1]), "the bytes of sample 2 are wrong"),
             (Answer(0, [0, 1], [1, 4], [101, 1]), "there is no sample 4"),
         ],
@@ -95,7 +96,78 @@ class TestGroundTruth:
 
     def test_a_line_that_was_cut_by_a_kill_counts_for_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "rank-1").write_text(json.dumps(OTHER)[:-3])
-        assert "epoch 0: 2 (rank, position) without an answer: (1, 0), (1, 1)" in truth(tmp_path, (0, WHOLE))
+        assert "epoch 0: 2 positions without an answer" in truth(tmp_path, (0, WHOLE))
+
+
+def written(path: Path, *answers: Answer) -> Path:
+    path.write_text("".join(f"{json.dumps(answer)}\n" for answer in answers))
+    return path
+
+
+class TestResumedTruth:
+    """Two ranks had two of three positions each of six samples; what was left is dealt to one, or to two again."""
+
+    SAMPLES = (100, 101, 102, 103, 104, 105)
+
+    def of(self, tmp_path: Path, position: int, *answers: Answer) -> list[str]:
+        first = [
+            written(tmp_path / "0-0", Answer(0, [0, 1], [3, 0], [103, 100])),
+            written(tmp_path / "0-1", Answer(0, [0, 1], [1, 2], [101, 102])),
+        ]
+        files = [written(tmp_path / f"1-{rank}", answer) for rank, answer in enumerate(answers)]
+        return GroundTruth(Leg(files, 0, position, Leg(first), dealt_anew=True), self.SAMPLES).check(1)
+
+    def test_the_rest_is_what_nobody_had_before_the_checkpoint(self, tmp_path: Path) -> None:
+        assert self.of(tmp_path, 2, Answer(0, [0, 1], [4, 5], [104, 105])) == []
+        assert self.of(tmp_path, 1, Answer(0, [0, 1, 2, 3], [4, 5, 0, 2], [104, 105, 100, 102])) == []
+
+    def test_what_was_had_before_the_checkpoint_must_not_come_again(self, tmp_path: Path) -> None:
+        found = self.of(tmp_path, 2, Answer(0, [0, 1], [4, 3], [104, 103]))
+        assert found == [
+            "epoch 0: 1 samples that came more than once: 3",
+            "epoch 0: 1 samples that never came: 5",
+        ]
+
+    def test_ranks_that_do_not_divide_the_rest_repeat_of_it(self, tmp_path: Path) -> None:
+        rest = [Answer(0, [0, 1], [4, 5], [104, 105]), Answer(0, [0, 1], [0, 2], [100, 102])]
+        assert self.of(tmp_path, 1, *rest) == []
+        three = [Answer(0, [0], [4], [104]), Answer(0, [0], [5], [105]), Answer(0, [0], [4], [104])]
+        assert self.of(tmp_path, 2, *three) == []
+        three[2] = Answer(0, [0], [3], [103])
+        assert self.of(tmp_path, 2, *three) == ["epoch 0: 1 samples that came more than once: 3"]
+
+
+class TestVerdict:
+    RECEIPT: ClassVar = {"exact": True, "duplicates": 0, "missing": 0, "unknown": 0}
+
+    def of(self, tmp_path: Path, losses: list[Loss], **receipt: Any) -> str:
+        """Of an epoch in which sample 1 came twice, and sample 3 never."""
+        files = [written(tmp_path / "0", Answer(0, [0, 1, 2, 3], [0, 1, 1, 2], [100, 101, 101, 102]))]
+        verdict, answer = Verdict(), httpx.Response(200, json=self.RECEIPT | receipt)
+        verdict.judge(GroundTruth(Leg(files), CHECKSUMS), 1, losses, lambda epoch: answer, 0)
+        return str(verdict)
+
+    def test_wrong_and_said_to_be_exact(self, tmp_path: Path) -> None:
+        assert self.of(tmp_path, [Loss("record", 0, 0), Loss("memory", 0, 0)]) == "FAILED"
+
+    def test_unknown_where_nobody_can_know(self, tmp_path: Path) -> None:
+        unknown = {"exact": False, "unknown": 1}
+        assert self.of(tmp_path, [Loss("record", 0, 0), Loss("memory", 0, 0)], **unknown) == "unknown in epochs [0]"
+        assert self.of(tmp_path, [Loss("memory", 0, 0)], **unknown) == "FAILED", "somebody knew"
+        later = [Loss("record", 0, 0), Loss("memory", 3, 3)]
+        assert self.of(tmp_path, later, **unknown) == "FAILED", "it was lost when it was not needed any more"
+
+    def test_a_rank_that_ends(self) -> None:
+        both, line = [Loss("record", 0, 0), Loss("memory", 1, 1)], "rank 1: JobLost: job x is gone"
+        for losses, lines, said in (
+            (both, line, f"refused ({line})"),
+            (both[:1], line, "FAILED"),
+            (both, "Traceback\n" + line, "FAILED"),
+            (both, "rank 1: InvalidInput: x", "FAILED"),
+        ):
+            verdict = Verdict()
+            verdict.rank_ended(lines, losses)
+            assert str(verdict) == said
 
 
 def read_to_end(client: socket.socket) -> None:

@@ -1,0 +1,44 @@
+"""Who asks beside the ranks? Objects that only look, and second processes of a rank; both live on to the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.chaos.kinds.kind import Kind, a_rank
+from tests.chaos.schedule import Fault
+
+if TYPE_CHECKING:
+    from tests.chaos.chaos_run import ChaosRun
+
+_AT_ONCE = (0.0, 0.0)
+
+
+def _begin(run: ChaosRun, fault: Fault) -> bool:
+    if fault.target[0] >= len(run.ranks):
+        return False
+    run.add_bystander(fault.kind, fault.target[0])
+    return True
+
+
+KINDS = [
+    Kind(
+        "observer",
+        "a process registers the job as a rank, for its length and the epoch's counts, and asks for no batch",
+        lambda _: 4,
+        _begin,
+        a_rank,
+        theme="observers",
+        lasts=_AT_ONCE,
+        most=2,
+    ),
+    Kind(
+        "twin",
+        "a second process of a rank asks for its batches, and is to be refused each time",
+        lambda _: 4,
+        _begin,
+        a_rank,
+        theme="twins",
+        lasts=_AT_ONCE,
+        most=2,
+    ),
+]

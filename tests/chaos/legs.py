@@ -1,0 +1,105 @@
+"""Which processes are a job's ranks, from its beginning or from where it was resumed, and how far have they come?"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tests.chaos.ground_truth import Leg
+from tests.chaos.rank import RankPlan, read_answers, read_begun
+from tests.chaos.rank_process import RankProcess
+
+__all__ = ["Checkpoint", "Legs"]
+
+_EARLIER_BATCHES = 3
+"""A checkpoint is so many batches old, at most."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    incarnation: str
+    epoch: int
+    position: int
+    leg: int
+    """The number of the leg that saved it."""
+
+
+class Legs:
+    """The ranks that there are, and the files of those before.
+
+    :param plan_of: the plan of a rank, by ``(leg, rank, number of ranks)``.
+    """
+
+    def __init__(self, plan_of: Callable[[int, int, int], RankPlan], seed: int) -> None:
+        self._plan_of = plan_of
+        self._chooser = random.Random(f"checkpoints {seed}")
+        self._checkpoints: list[Checkpoint | None] = []
+        self._files: list[list[Path]] = []
+        self.ranks: list[RankProcess] = []
+
+    def begin(self, num_ranks: int, checkpoint: Checkpoint | None = None) -> None:
+        leg = len(self._files)
+        plans = [self._plan_of(leg, rank, num_ranks) for rank in range(num_ranks)]
+        if checkpoint is not None:
+            state = (checkpoint.incarnation, checkpoint.epoch, checkpoint.position)
+            plans = [replace(plan, checkpoint=state) for plan in plans]
+        self._checkpoints.append(checkpoint)
+        self._files.append([Path(plan.file) for plan in plans])
+        self.ranks = []
+        for plan in plans:
+            self.ranks.append(RankProcess(plan))
+
+    def stop(self) -> None:
+        """Kill all of them."""
+        for process in self.ranks:
+            process.kill()
+
+    @property
+    def have_begun(self) -> bool:
+        """Whether each has received something, or has ended."""
+        return all(process.failure or any(read_answers(Path(process.plan.file))) for process in self.ranks)
+
+    def epochs(self) -> tuple[int, int]:
+        """The first and the last epoch that ranks are in."""
+        newest = [max((answer.epoch for answer in read_answers(path)), default=0) for path in self._files[-1]]
+        return min(newest), max(newest)
+
+    def checkpoint(self) -> Checkpoint | None:
+        """One that all ranks have come to, a few batches ago; None when not all have begun."""
+        begun = [read_begun(process.plan.file) for process in self.ranks]
+        if None in begun or (first := begun[0]) is None:
+            return None
+        places = []
+        for path in self._files[-1]:
+            positions = defaultdict[int, set[int]](set)
+            for answer in read_answers(path):
+                positions[answer.epoch] |= {*answer.positions}
+            newest = max(positions, default=first.epoch)
+            place = first.start if newest == first.epoch else 0
+            while place in positions[newest]:
+                place += 1
+            places.append((newest, place))
+        epoch, position = min(places)
+        start = first.start if epoch == first.epoch else 0
+        batch = self.ranks[0].plan.batch
+        earlier = max(start, position - batch * self._chooser.randrange(_EARLIER_BATCHES))
+        earlier -= (earlier - start) % batch
+        last = max((answer.positions[-1] for path in self._files[-1] for answer in read_answers(path)), default=0)
+        if earlier > last:
+            return Checkpoint(first.incarnation, epoch + 1, 0, len(self._files) - 1)
+        return Checkpoint(first.incarnation, epoch, earlier, len(self._files) - 1)
+
+    def leg(self) -> Leg:
+        """The ranks that there are now, with those before from whose checkpoints they went on."""
+        return self._leg(len(self._files) - 1)
+
+    def _leg(self, number: int) -> Leg:
+        files, checkpoint = self._files[number], self._checkpoints[number]
+        if checkpoint is None:
+            return Leg(files)
+        begun = read_begun(str(files[0]))
+        dealt_anew = begun is not None and begun.dealt_anew
+        return Leg(files, checkpoint.epoch, checkpoint.position, self._leg(checkpoint.leg), dealt_anew)
