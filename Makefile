@@ -28,6 +28,10 @@ AUDIT_FLAGS ?=
 BASE_IMAGE_FLAGS ?=
 SOAK_FLAGS ?=
 
+# Thousands of processes of the tests import the same modules: what Python compiles is kept, though the environment
+# may say otherwise.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test quick test-security test-trainers test-image check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)

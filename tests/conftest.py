@@ -27,11 +27,6 @@ pytest_plugins = ["tests.pod_fixtures"]
 local_cluster._STOP_SIGNAL = signal.SIGKILL
 local_cluster._start_process = forked_pods.start
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Tests run side by side in several processes: a port that one has chosen must not be another's before it is taken.
-    _worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-    local_cluster._PORTS = local_cluster._PORTS[_worker :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
-
 # How long a draw takes says how busy the machine is. The same ones each time, so that a change fails by its own doing;
 # others, and more of them, with TEST_FLAGS=--hypothesis-profile=thorough.
 _UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

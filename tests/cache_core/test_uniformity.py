@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from cluster_model import ClusterModel, Shape
-from scipy import stats
 
 from refill_service.cache_core.epoch_order import KeyedTraces
 from refill_service.cache_core.policies.interface import EpochBegan, Orders, Policy
@@ -101,6 +100,8 @@ def smallest_p(categories: np.ndarray, num_categories: int, chunk_size: int) -> 
 
     :param categories: ``(num_epochs, num_samples)``, bin of the position or rank of each sample in each epoch.
     """
+    from scipy import stats  # slow to import
+
     num_epochs, num_samples = categories.shape
     counts = np.array([(categories == category).sum(axis=0) for category in range(num_categories)])
     expected = counts.sum(axis=1, keepdims=True) / num_samples

@@ -6,8 +6,6 @@ import json
 import re
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.docker.locked import PROJECT, ROOT, entries
@@ -61,6 +59,9 @@ def test_the_bill_of_materials_lists_what_is_locked() -> None:
 
 
 def test_the_bill_of_materials_has_the_hashes_of_what_may_be_installed() -> None:
+    from cyclonedx.schema import SchemaVersion  # slow to import
+    from cyclonedx.validation.json import JsonStrictValidator
+
     text = (ROOT / "docker" / "sbom.cdx.json").read_text()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     locked = {(canonicalize_name(each.name), str(each.specifier)): set(has) for each, has in entries("requirements")}
