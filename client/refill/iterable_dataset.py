@@ -25,6 +25,9 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
     Worker w of W asks for every W-th run of ``batch_size`` positions; give the DataLoader the same ``batch_size`` and
     each of its batches is one request, and ``len(loader)`` is right. Call ``set_epoch`` before each epoch: workers
     can't know by themselves that another one begins.
+
+    With ``on_damaged="skip"`` another sample of the same run stands for one that is damaged, a second time: a rank that
+    yielded fewer samples than the others would end before them.
     """
 
     def __init__(self, service_url: str, *, batch_size: int = 64, **arguments: Any) -> None:
@@ -172,7 +175,7 @@ class _DealtSamples(Iterator[Any]):
         positions = self._next_positions()
         if not len(positions):
             raise StopIteration
-        self._fetched = iter(self._dataset.samples_of(self._epoch, positions))
+        self._fetched = iter(self._dataset.samples_of(self._epoch, positions, as_many=True))
         return next(self)
 
     def _next_positions(self) -> Int64Array:

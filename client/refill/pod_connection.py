@@ -12,7 +12,7 @@ import numpy as np
 
 from refill.credentials import Credentials
 from refill.delivery_record import DeliveryRecord
-from refill.errors import InvalidInput, RequestTooLarge, UnknownJob
+from refill.errors import InvalidInput, RefillError, RequestTooLarge, UnknownJob
 from refill.job_pods import JobPods
 from refill.pod_channel import PodChannel, Wait
 from refill.protocol.incarnation import moves_of
@@ -26,6 +26,7 @@ __all__ = ["PodConnection", "ReceivedBatch"]
 log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 5.0
+_NAMED_DAMAGED = 20
 _OF_ONE_PROCESS = ("_process", "_of_thread", "_of_ranks")
 
 
@@ -43,6 +44,8 @@ class PodConnection:
     :param credentials: None: those of the environment.
     :param allow_skipped: whether this rank may leave out positions below ones that it asks for.
     :param connect_timeout_seconds: how long reaching a pod's machine may take; all of its addresses are tried.
+    :param goes_without_damaged: whether a batch comes without the samples that are damaged, which
+        ``ReceivedBatch.damaged`` then names. Else that is an error.
     """
 
     def __init__(
@@ -56,12 +59,16 @@ class PodConnection:
         credentials: Credentials | None = None,
         allow_skipped: bool = False,
         connect_timeout_seconds: float = 2.0,
+        *,
+        goes_without_damaged: bool = False,
     ) -> None:
         if not timeout_seconds >= 0:
             raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
         if not 0 < connect_timeout_seconds < float("inf"):
             raise InvalidInput(f"connect_timeout_seconds must be above 0, got {connect_timeout_seconds!r}")
         self.allow_skipped = allow_skipped
+        self._goes_without_damaged = goes_without_damaged
+        self._num_damaged = 0
         self._record = record or DeliveryRecord()
         self._channel = PodChannel(credentials or Credentials(), connect_timeout_seconds)
         self._pods = JobPods(service_url, spec, rank, home, timeout_seconds, self._record, self._channel)
@@ -145,7 +152,29 @@ class PodConnection:
         return received
 
     def _batch_path(self) -> str:
-        return self._pods.data_path("batch") + ("&allow_skipped=true" if self.allow_skipped else "")
+        path = self._pods.data_path("batch")
+        return (
+            path
+            + ("&allow_skipped=true" if self.allow_skipped else "")
+            + ("&damaged=say" if self._goes_without_damaged else "")
+        )
+
+    def goes_without(self, epoch: int, positions: Int64Array, sample_ids: Int64Array, why: list[RefillError]) -> None:
+        """Fact: this rank goes on without what came for these positions, since it is damaged. Receipts tell."""
+        for error in why:
+            self._num_damaged += 1
+            if self._num_damaged <= _NAMED_DAMAGED:
+                log.warning("job %s goes on without a sample: %s", self.spec.name, error)
+        if self._num_damaged - len(why) < _NAMED_DAMAGED <= self._num_damaged:
+            log.warning("job %s: this process names no further damaged samples; receipts do", self.spec.name)
+        damaged = Record(Kind.DAMAGED, epoch, self.rank, (positions, sample_ids))
+        while not self._record.add(damaged, self._record.num_reports()):
+            pass  # reported in between, without this
+        body = np.concatenate([positions, sample_ids]).astype("<i8").tobytes()
+        try:
+            self._pods.retried(None, self._pods.calls("PUT", f"epochs/{epoch}/ranks/{self.rank}/damaged", content=body))
+        except InvalidInput as error:  # pods of an earlier version
+            log.warning("job %s: the receipt of epoch %d does not tell of it: %s", self.spec.name, epoch, error)
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         """Exactly these samples, outside of any epoch. In as many requests as pods want it split into."""

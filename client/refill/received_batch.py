@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import http.client
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
-from refill.errors import InvalidInput, RefillError
+from refill.errors import InvalidInput, RefillError, SampleDamaged, error_from_wire
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
 
 __all__ = ["Expected", "ReceivedBatch", "decode_frame", "read_frame"]
 
 
 class ReceivedBatch:
-    """Samples of one answer. ``payloads`` are views into one buffer, which lives as long as any of them."""
+    """Samples of one answer. ``payloads`` are views into one buffer, which lives as long as any of them.
 
-    def __init__(self, sample_ids: Int64Array, payloads: list[memoryview]) -> None:
+    :param damaged: by place, why there is no sample; its payload is empty.
+    """
+
+    def __init__(
+        self, sample_ids: Int64Array, payloads: list[memoryview], damaged: dict[int, RefillError] | None = None
+    ) -> None:
         self.sample_ids = sample_ids
         self.payloads = payloads
+        self.damaged = damaged or {}
         self.num_bytes = sum(map(len, payloads))
 
 
@@ -55,10 +62,23 @@ def decode_frame(frame: memoryview, expected: Expected, source: str) -> Received
             if asked is not None and not np.array_equal(asked, found):
                 raise InvalidInput(f"frame answers other requests than the {len(asked)} that were made")
     payloads, start = [], FRAME_HEADER_BYTES + header.arrays_bytes
-    for size in lengths.tolist():
-        payloads.append(frame[start : start + size])
-        start += size
-    return ReceivedBatch(found_ids.copy(), payloads)
+    damaged: dict[int, RefillError] = {}
+    for place, size in enumerate(lengths.tolist()):
+        if size < 0:
+            damaged[place] = _error_in(frame[start : start - size], source)
+            payloads.append(frame[start:start])
+        else:
+            payloads.append(frame[start : start + size])
+        start += abs(size)
+    return ReceivedBatch(found_ids.copy(), payloads, damaged)
+
+
+def _error_in(text: memoryview, source: str) -> RefillError:
+    try:
+        answer = json.loads(bytes(text))
+    except ValueError:
+        answer = bytes(text)
+    return error_from_wire(answer, status=SampleDamaged.status, source=source)
 
 
 def _checked_header(head: memoryview, length: int) -> FrameHeader:

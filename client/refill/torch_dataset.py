@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import time
@@ -19,7 +20,7 @@ from refill.decoders import Decode, decode_member, make_decode
 from refill.delivery_record import DeliveryRecord
 from refill.epoch_place import checked_epoch
 from refill.epoch_sampler import Position
-from refill.errors import InvalidInput, JobLost, SamplesSkipped
+from refill.errors import InvalidInput, JobLost, RefillError, SampleDamaged, SamplesSkipped
 from refill.hole_guard import Hole, HoleGuard
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.incarnation import line_of
@@ -33,6 +34,8 @@ __all__ = ["CacheDataset", "SampleDecoder"]
 Transform = Callable[[dict[str, Any]], Any]
 
 _COUNTED_WORKERS = 256
+_STAND_INS = 16
+"""So many samples, from all over the dataset, are tried in place of a first batch that is all damaged."""
 _LOOKS_SECONDS = (0.1, 0.3, 0.6)
 """Before samples are called skipped, pods are asked so often, with these pauses."""
 
@@ -62,6 +65,8 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         rank's; the loader or the sampler then loads it as ever. Right with the same ranks and pods, too.
     :param allow_skipped: whether positions that a sampler hands out may be left out, so that their samples are lost.
         Else that is an error (:class:`refill.errors.SamplesSkipped`): it happens when a trainer divides a sampler.
+    :param on_damaged: ``"skip"``: go on without a sample whose bytes are damaged or can't be decoded; the receipt names
+        it. Its batch is one shorter. ``"raise"``: that is :class:`refill.errors.SampleDamaged`.
     :param settings: further settings of :class:`refill.protocol.job_spec.JobSpec`, such as ``chunk_size``.
 
     Nothing is asked of the pods before the first use: a sampler, a length or a sample. Then the job is registered, and
@@ -89,12 +94,15 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         connect_timeout_seconds: float = 2.0,
         resume: Any = None,
         allow_skipped: bool = False,
+        on_damaged: str = "raise",
         **settings: Any,
     ) -> None:
         if "name" in settings:
             raise InvalidInput(f"CacheDataset has no setting 'name': job={job!r} is the job's name")
         if "holder" in settings:
             raise InvalidInput("CacheDataset has no setting 'holder': pods take it from the token")
+        if on_damaged not in ("raise", "skip"):
+            raise InvalidInput(f"on_damaged must be 'raise' or 'skip', got {on_damaged!r}")
         said = {"world_size": world_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last, **settings}
         self._settings = {"name": job, "dataset": dataset} | {
             n: value for n, value in said.items() if value is not None
@@ -109,19 +117,22 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._resume = None if resume is None else ResumeState.from_dict(resume)
         self._record = DeliveryRecord()
         self.allow_skipped = allow_skipped
+        self._skips_damaged = on_damaged == "skip"
+        self._spare: Any = None
+        """A sample that came, for a batch of which nothing else is left."""
         self._guard = HoleGuard()
         self._is_rank = False
         self._connection: PodConnection | None = None
         self._num_samples: int | None = None
         self._warned = False
         self._samplers: list[weakref.ref[torch.utils.data.DistributedSampler[Any]]] = []
-        # Samples and bytes that each process has fetched, in memory that loader workers share: row 0 is for the
-        # training process. One writer for each row, so that no lock is needed.
-        self._fetched = torch.zeros((1 + _COUNTED_WORKERS, 2), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        # Samples and bytes that each process has fetched, and samples that were damaged, in memory that loader workers
+        # share: row 0 is for the training process. One writer for each row, so that no lock is needed.
+        self._fetched = torch.zeros((1 + _COUNTED_WORKERS, 3), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_samplers": []}
+        return self.__dict__ | {"_samplers": [], "_spare": None}
 
     def __len__(self) -> int:
         """Samples of the whole dataset."""
@@ -155,10 +166,12 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             return self.__getitems__(index)
         return self._exactly([index])[0]
 
-    def samples_of(self, epoch: int, positions: Int64Array, iteration: int = 0) -> list[Any]:
+    def samples_of(self, epoch: int, positions: Int64Array, iteration: int = 0, *, as_many: bool = False) -> list[Any]:
         """The samples that answer positions ``(n,)`` of this rank, by one request.
 
         :param iteration: of a sampler, as :meth:`positions_begin` has numbered it; 0: of none.
+        :param as_many: as many as positions: another one of them stands for a damaged sample that is skipped. Else it
+            is left out.
 
         Raises :class:`SamplesSkipped` when the sampler has handed out positions before that nobody asks for.
         """
@@ -166,14 +179,16 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         batch = self.connection.batch(epoch, positions)
         if hole is not None and not self.allow_skipped:
             self._check_skipped(epoch, hole)
-        return self._received(batch)
+        return self._answered(self.connection, epoch, positions, batch, as_many=as_many)
 
     def samples_for_rank(self, rank: int, epoch: int, positions: Int64Array) -> list[Any]:
         """The samples that answer positions ``(n,)`` of another rank, whose process is sent what this one reads.
 
         Without ``__key__``, since text can't be sent as tensors are.
         """
-        return self._received(self.connection.of_rank(rank).batch(epoch, positions), with_keys=False)
+        connection = self.connection.of_rank(rank)
+        batch = connection.batch(epoch, positions)
+        return self._answered(connection, epoch, positions, batch, with_keys=False, as_many=True)
 
     def is_sampled_by(self, sampler: torch.utils.data.DistributedSampler[Any]) -> None:
         """Fact: a sampler of this dataset was made in this process."""
@@ -265,8 +280,13 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
     def fetched(self) -> tuple[int, int]:
         """``(samples, bytes)`` that this process and its loader workers have fetched so far."""
-        samples, num_bytes = self._fetched.sum(dim=0).tolist()
+        samples, num_bytes, _ = self._fetched.sum(dim=0).tolist()
         return samples, num_bytes
+
+    @property
+    def num_damaged(self) -> int:
+        """Damaged samples that this process and its loader workers have gone on without (``on_damaged="skip"``)."""
+        return int(self._fetched[:, 2].sum())
 
     def state_at(self, epoch: int, position: int, length: int, sampler: Any = None) -> dict[str, Any]:
         """The state of a loop of this rank that has consumed ``position`` of an epoch's ``length`` positions."""
@@ -415,11 +435,59 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             raise IndexError(f"there is no sample {wrong[0]}; the dataset has samples 0 to {len(self) - 1}")
         return self._received(self.connection.samples(ids))
 
-    def _received(self, batch: ReceivedBatch, with_keys: bool = True) -> list[Any]:
+    def _received(self, batch: ReceivedBatch) -> list[Any]:
+        self._count(len(batch.payloads), batch.num_bytes)
+        return [self._decoded(batch, place) for place in range(len(batch.payloads))]
+
+    def _answered(
+        self,
+        connection: PodConnection,
+        epoch: int,
+        positions: Int64Array,
+        batch: ReceivedBatch,
+        *,
+        with_keys: bool = True,
+        as_many: bool,
+    ) -> list[Any]:
+        if not self._skips_damaged:
+            self._count(len(batch.payloads), batch.num_bytes)
+            return [self._decoded(batch, place, with_keys) for place in range(len(batch.payloads))]
+        samples: list[Any] = []
+        damaged: dict[int, RefillError] = {}
+        for place in range(len(batch.payloads)):
+            try:
+                samples.append(self._decoded(batch, place, with_keys))
+            except SampleDamaged as error:
+                damaged[place] = error
+        self._count(len(samples), batch.num_bytes, len(damaged))
+        if samples:
+            self._spare = samples[-1]
+        if damaged:
+            places = list(damaged)
+            connection.goes_without(epoch, positions[places], batch.sample_ids[places], list(damaged.values()))
+            if as_many or not samples:
+                stand_in = samples[0] if samples else self._stand_in(int(batch.sample_ids[0]), damaged[0])
+                for place in places if as_many else places[:1]:
+                    samples.insert(place, stand_in)
+        return samples
+
+    def _stand_in(self, sample_id: int, damaged: RefillError) -> Any:
+        """A sample that comes a second time, for a batch of which nothing is left: it can't be empty, nor can it be
+        left out, since ranks take their steps together. Raises ``damaged`` when there is none to be had."""
+        if self._spare is None and self.connection.spec.order == "keyed":  # else any may be one that is not asked for
+            for step in range(1, _STAND_INS + 1):
+                other = (sample_id + step * len(self) // (_STAND_INS + 1)) % len(self)
+                with contextlib.suppress(SampleDamaged):
+                    self._spare = self._exactly([other])[0]
+                    break
+        if self._spare is None:
+            raise damaged
+        return self._spare
+
+    def _count(self, samples: int, num_bytes: int, damaged: int = 0) -> None:
         worker = torch.utils.data.get_worker_info()
         row = self._fetched[0 if worker is None else 1 + worker.id % _COUNTED_WORKERS]
-        row += torch.tensor([len(batch.payloads), batch.num_bytes])
-        return self._decoded(batch, with_keys)
+        row += torch.tensor([samples, num_bytes, damaged])
 
     def _new_connection(self) -> PodConnection:
         default_rank, default_world_size = _place_in_world()
@@ -439,6 +507,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             self._credentials,
             self.allow_skipped,
             self._connect_timeout_seconds,
+            goes_without_damaged=self._skips_damaged,
         )
 
 
@@ -449,29 +518,29 @@ class SampleDecoder:
         self._decode = make_decode(decode)
         self._transform = transform
 
-    def __call__(self, batch: ReceivedBatch, with_keys: bool = True) -> list[Any]:
-        """Raises what the transform raises, with a note that names the sample.
+    def __call__(self, batch: ReceivedBatch, place: int, with_keys: bool = True) -> Any:
+        """The sample at a place of a batch. Raises what the transform raises, with a note that names the sample, and
+        :class:`SampleDamaged` for one that can't be read.
 
         :param with_keys: False leaves out ``__key__``.
         """
+        if place in batch.damaged:
+            raise batch.damaged[place]
         decode, transform = self._decode, self._transform
-        samples: list[Any] = []
-        for sample_id, payload in zip(batch.sample_ids.tolist(), batch.payloads, strict=True):
-            key, members = parse_members(payload, sample_id)
-            sample: dict[str, Any] = {"__key__": key, "__id__": sample_id} if with_keys else {"__id__": sample_id}
-            for extension, view in members.items():
-                # A copy: one sample kept by the caller must not keep the whole batch's buffer.
-                data = bytes(view)
-                sample[extension] = data if decode is None else decode_member(decode, extension, data, sample_id, key)
-            if transform is None:
-                samples.append(sample)
-                continue
-            try:
-                samples.append(transform(sample))
-            except Exception as error:
-                error.add_note(f"in the transform of sample {sample_id} ({key!r})")
-                raise
-        return samples
+        sample_id = int(batch.sample_ids[place])
+        key, members = parse_members(batch.payloads[place], sample_id)
+        sample: dict[str, Any] = {"__key__": key, "__id__": sample_id} if with_keys else {"__id__": sample_id}
+        for extension, view in members.items():
+            # A copy: one sample kept by the caller must not keep the whole batch's buffer.
+            data = bytes(view)
+            sample[extension] = data if decode is None else decode_member(decode, extension, data, sample_id, key)
+        if transform is None:
+            return sample
+        try:
+            return transform(sample)
+        except Exception as error:
+            error.add_note(f"in the transform of sample {sample_id} ({key!r})")
+            raise
 
 
 def _without_none(settings: dict[str, Any]) -> dict[str, Any]:

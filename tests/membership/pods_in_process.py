@@ -25,8 +25,7 @@ from refill.pod_channel import PodChannel, Wait
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
-from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, decode_frame_arrays
-from refill.received_batch import Expected
+from refill.received_batch import Expected, decode_frame
 from refill_service.peers.peers import PODS_HEADER, Body, BodyPieces, FrameReader, Peers
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
@@ -273,11 +272,7 @@ class CalledPods(PodChannel):
         status, _, answer = self._request("POST", pod, path, body)
         if status != 200:
             raise error_from_wire(httpx.Response(status, content=answer).json(), status=status, source=pod)
-        frame = memoryview(answer)
-        header = FrameHeader.decode(frame[:FRAME_HEADER_BYTES])
-        found_positions, found_ids, lengths = decode_frame_arrays(header, frame[FRAME_HEADER_BYTES:])
-        assert expected.positions is None or np.array_equal(expected.positions, found_positions)
-        return ReceivedBatch(found_ids.copy(), [memoryview(b"")] * len(lengths))
+        return decode_frame(memoryview(answer), expected, pod)
 
 
 class PodsOfRank(JobPods):
@@ -307,8 +302,11 @@ class Rank(PodConnection):
         process: int = 1,
         timeout_seconds: float = 30,
         record: DeliveryRecord | None = None,
+        goes_without_damaged: bool = False,
     ) -> None:
-        super().__init__(pods.pod_urls[0], spec, rank, None, timeout_seconds, record)
+        super().__init__(
+            pods.pod_urls[0], spec, rank, None, timeout_seconds, record, goes_without_damaged=goes_without_damaged
+        )
         self._channel = CalledPods(pods)
         self._pods = PodsOfRank(pods.pod_urls[0], spec, rank, None, timeout_seconds, self._record, self._channel)
         self._pods.process = process
@@ -331,8 +329,12 @@ class Training:
         end = self.length if end is None else min(end, self.length)
         for start in range(first, end, self.batch):
             positions = np.arange(start, min(start + self.batch, end))
-            found = self.ranks[rank].batch(epoch, positions).sample_ids.tolist()
-            for position, sample in zip(positions.tolist(), found, strict=True):
+            batch = self.ranks[rank].batch(epoch, positions)
+            if batch.damaged:
+                places = list(batch.damaged)
+                why = list(batch.damaged.values())
+                self.ranks[rank].goes_without(epoch, positions[places], batch.sample_ids[places], why)
+            for position, sample in zip(positions.tolist(), batch.sample_ids.tolist(), strict=True):
                 before = self.samples.setdefault((epoch, rank, position), sample)
                 assert before == sample, (
                     f"rank {rank} epoch {epoch} position {position}: {before}, asked again {sample}"

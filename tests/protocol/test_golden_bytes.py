@@ -71,6 +71,13 @@ ASKED = golden("""
     4600000000000000 ffffffff00000000       # samples 70 and 2**32 - 1
     0300000000000000 0200000000000000       # of 3 and 2 bytes
 """)
+WITHOUT_DAMAGED = golden("""
+    52464631 00000000
+    0200000000000000 0500000000000000       # two samples, 5 bytes
+    0900000000000000 0800000000000000       # for positions 9 and 8
+    4600000000000000 4700000000000000       # samples 70 and 71
+    0300000000000000 feffffffffffffff       # of 3 bytes; and an error, as JSON, of 2
+""")
 
 
 class TestWire:
@@ -85,6 +92,12 @@ class TestWire:
         header = FrameHeader.decode(ASKED)
         arrays = decode_frame_arrays(header, ASKED[FRAME_HEADER_BYTES:])
         assert [array.tolist() for array in arrays] == [[9, 8], [70, 2**32 - 1], [3, 2]]
+
+    def test_a_frame_without_a_damaged_sample(self) -> None:
+        found = encode_frame_head(ids(9, 8), ids(70, 71), ids(3, -2))
+        check("a frame without a damaged sample", found, WITHOUT_DAMAGED, THE_MAGIC)
+        arrays = decode_frame_arrays(FrameHeader.decode(found), found[FRAME_HEADER_BYTES:])
+        assert arrays[2].tolist() == [3, -2]
 
     def test_another_version_is_refused_by_name(self) -> None:
         with pytest.raises(InvalidInput, match="not a request of this version"):
@@ -118,6 +131,10 @@ RECORDS = [
     (Record(Kind.WILL_RECOVER, 9, 1), "00000000 00000000 09 00 52dd 09000000 01000000"),
     (Record(Kind.UNKNOWN, 9, 1), "00000000 00000000 0a 00 a20f 09000000 01000000"),
     (Record(Kind.UNUSED, 9, 1), "00000000 00000000 0b 00 cd43 09000000 01000000"),
+    (
+        Record(Kind.DAMAGED, 7, 3, (ids(0), ids(5))),
+        "10000000 31455ba4 0c 00 5e3e 07000000 03000000 0000000000000000 0500000000000000",
+    ),
 ]
 
 

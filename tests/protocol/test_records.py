@@ -15,7 +15,7 @@ NUMBERS = st.integers(-(2**63), 2**63 - 1)
 def records(draw: st.DrawFn) -> Record:
     kind = draw(st.sampled_from(list(Kind)))
     count = draw(st.integers(0, 5))
-    columns = 2 if kind in (Kind.ANSWERED, Kind.RECEIVED) else 1
+    columns = 2 if kind in (Kind.ANSWERED, Kind.RECEIVED, Kind.DAMAGED) else 1
     arrays = [np.array(draw(st.lists(NUMBERS, min_size=count, max_size=count)), dtype=np.int64) for _ in range(columns)]
     return Record(kind, draw(st.integers(0, 2**32 - 1)), draw(st.integers(0, 2**32 - 1)), tuple(arrays))
 

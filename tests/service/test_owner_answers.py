@@ -49,7 +49,9 @@ class Pods:
         self.streams: list[Stream] = []
 
     @asynccontextmanager
-    async def frames(self, pod: int, what: str, body: bytes) -> AsyncIterator[FrameReader]:
+    async def frames(
+        self, pod: int, what: str, body: bytes, *, says_damage: bool = False
+    ) -> AsyncIterator[FrameReader]:
         self.streams.append(Stream(body))
         yield FrameReader(self.streams[-1], f"pod {pod}")  # type: ignore[arg-type]
 

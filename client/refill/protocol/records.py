@@ -12,6 +12,7 @@ A stream of records, each with a checksum of its own. All integers are little-en
     WHOLE     rank          nothing                            all that it has received from this epoch on is reported
     UNKNOWN   rank          nothing                            what it received in epochs before is not known
     UNUSED    rank          nothing                            its process that reports has received nothing
+    DAMAGED   who received  positions i64[n] | samples i64[n]  a rank: these were damaged, and it went on without them
 
 and of pods to each other, without a payload: ALL_RANKS, every rank that has begun is among the OPENED; WHOLE_TABLE, all
 that the owner has answered is among the ANSWERED; NOT_RECOVERING, the pod that sends this is not recovering the job;
@@ -56,9 +57,10 @@ class Kind(IntEnum):
     WILL_RECOVER = 9
     UNKNOWN = 10
     UNUSED = 11
+    DAMAGED = 12
 
 
-_COLUMNS = {kind: 2 if kind in (Kind.ANSWERED, Kind.RECEIVED) else 1 for kind in Kind}
+_COLUMNS = {kind: 2 if kind in (Kind.ANSWERED, Kind.RECEIVED, Kind.DAMAGED) else 1 for kind in Kind}
 
 
 class Record(NamedTuple):

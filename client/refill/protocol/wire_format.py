@@ -7,6 +7,9 @@ All integers are little-endian. A *request* names positions; a *frame* carries s
     frame     magic "RFF1" | reserved u32 | count u64 | payload_bytes u64
               | positions i64[count] | sample_ids i64[count] | lengths i64[count] | payload u8[payload_bytes]
 
+A client that goes on without damaged samples says so (``damaged=say`` in the request's path). For a sample that can't
+be read it then gets, in place of its bytes, the error as JSON, and a length below 0: that of the text, negated.
+
 The sizes of a frame follow from its first 24 bytes, and the payload is one run of bytes, so a reader can place
 it into one preallocated buffer. Client and home pod exchange one request and one frame per batch. A home pod asks an
 owner to *take* with the same request, and is answered with three frames in one stream:
@@ -152,7 +155,7 @@ class FrameHeader:
 def encode_frame_head(positions: Int64Array, sample_ids: Int64Array, lengths: Int64Array) -> bytes:
     """Header and arrays of a frame; the payload follows it on the wire. Each array has shape ``(count,)``."""
     count = len(positions)
-    head = _FRAME.pack(b"RFF1", 0, count, int(lengths.sum()) if count else 0)
+    head = _FRAME.pack(b"RFF1", 0, count, int(np.abs(lengths).sum()) if count else 0)
     return b"".join(
         [
             head,
@@ -162,7 +165,8 @@ def encode_frame_head(positions: Int64Array, sample_ids: Int64Array, lengths: In
 
 
 def decode_frame_arrays(header: FrameHeader, arrays: bytes | bytearray | memoryview) -> list[Int64Array]:
-    """``[positions, sample_ids, lengths]``, each of shape ``(count,)``, as views into ``arrays``.
+    """``[positions, sample_ids, lengths]``, each of shape ``(count,)``, as views into ``arrays``. A length below 0 is
+    that of an error in place of a sample.
 
     Raises :class:`InvalidInput` when the lengths don't add up to the payload.
     """
@@ -172,6 +176,7 @@ def decode_frame_arrays(header: FrameHeader, arrays: bytes | bytearray | memoryv
     lengths = columns[2]
     # The largest is looked at, too, because a sum of damaged lengths may wrap around.
     least, most = (int(lengths.min()), int(lengths.max())) if header.count else (0, 0)
-    if least < 0 or most > header.payload_bytes or int(lengths.sum()) != header.payload_bytes:
+    too_large = max(-least, most) > header.payload_bytes
+    if too_large or int(np.abs(lengths).sum()) != header.payload_bytes:
         raise InvalidInput("frame's lengths do not add up to its payload")
     return list(columns)

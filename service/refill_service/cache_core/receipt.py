@@ -15,12 +15,13 @@ from refill_service.cache_core.sample_mapping import Int64Array
 __all__ = ["EpochReceipt", "receipt_of", "sum_of_receipts"]
 
 _COUNTS = ("requests", "delivered", "duplicates", "missing", "unknown", "redirected")
+_MOST_SHOWN = 100
 _PRIME_1, _PRIME_2 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 @dataclass(frozen=True)
 class EpochReceipt:
-    """Counts of requests that are no repeats. ``requests == delivered + missing + unknown``."""
+    """Counts of requests that are no repeats. ``requests == delivered + missing + unknown + damaged``."""
 
     requests: int = 0
     """What the traces ask of this owner."""
@@ -40,9 +41,14 @@ class EpochReceipt:
     """Of which samples were delivered: two epochs in which every sample came once have the same."""
     digest: int = 0
     """Of which sample answered which request: equal for runs that made the same decisions."""
+    damaged: int = 0
+    """Requests whose sample is damaged, so that the rank went on without it."""
+    damaged_samples: tuple[int, ...] = ()
+    """Some of these samples, by their ids."""
 
     @property
     def exact(self) -> bool:
+        """Whether every sample came exactly once, but for those that are damaged."""
         return not (self.duplicates or self.missing or self.unknown)
 
     def without(self, ranks: dict[int, int]) -> EpochReceipt:
@@ -50,6 +56,16 @@ class EpochReceipt:
         fewer = sum(ranks.values())
         left = {rank: count - ranks.get(rank, 0) for rank, count in self.ranks.items()}
         return replace(self, delivered=self.delivered - fewer, missing=self.missing + fewer, ranks=left)
+
+    def with_damaged(self, ranks: Sequence[dict[int, int]], named: Sequence[Sequence[int]]) -> EpochReceipt:
+        """Less what ranks went on without, of each of several homes: how many, by rank, and which, as far as they are
+        named. A rank may have told two of them."""
+        samples = {sample for of_home in named for sample in of_home}
+        twice = sum(map(len, named)) - len(samples)
+        fewer = min(sum(sum(of_home.values()) for of_home in ranks) - twice, self.delivered)
+        left = {rank: max(0, count - sum(each.get(rank, 0) for each in ranks)) for rank, count in self.ranks.items()}
+        shown = tuple(sorted(samples)[:_MOST_SHOWN])
+        return replace(self, delivered=self.delivered - fewer, damaged=fewer, damaged_samples=shown, ranks=left)
 
     def with_done(self, done: Int64Array) -> EpochReceipt:
         """With samples that were delivered before the job was resumed from a checkpoint, by others than these ranks."""
@@ -68,9 +84,10 @@ class EpochReceipt:
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> EpochReceipt:
-        digests = {name: int(given[name], 16) for name in ("samples_digest", "digest")}
+        samples_digest, digest = (int(given[name], 16) for name in ("samples_digest", "digest"))
         ranks = {int(rank): count for rank, count in given["ranks"].items()}
-        return cls(**{name: given[name] for name in _COUNTS}, ranks=ranks, **digests)
+        counts: dict[str, Any] = {name: given[name] for name in _COUNTS}
+        return cls(**counts, ranks=ranks, samples_digest=samples_digest, digest=digest)
 
 
 def receipt_of(
@@ -118,8 +135,9 @@ def sum_of_receipts(receipts: Sequence[EpochReceipt]) -> EpochReceipt:
     for receipt in receipts:
         for rank, count in receipt.ranks.items():
             ranks[rank] = ranks.get(rank, 0) + count
+    sums: dict[str, Any] = {name: sum(getattr(receipt, name) for receipt in receipts) for name in _COUNTS}
     return EpochReceipt(
-        **{name: sum(getattr(receipt, name) for receipt in receipts) for name in _COUNTS},
+        **sums,
         ranks=ranks,
         samples_digest=sum(receipt.samples_digest for receipt in receipts) % 2**64,
         digest=sum(receipt.digest for receipt in receipts) % 2**64,

@@ -39,7 +39,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _shown(receipt: dict[str, Any]) -> str:
-    verdict = "exact" if receipt["exact"] else "still running" if receipt["running"] else "NOT EXACT"
+    damaged = receipt.get("damaged", 0)  # pods of an earlier version do not say it
+    exact = f"exact but for {damaged:,} damaged" if damaged else "exact"
+    verdict = exact if receipt["exact"] else "still running" if receipt["running"] else "NOT EXACT"
     of_what = f"job {receipt['job']}, epoch {receipt['epoch']} (policy {receipt['policy']}, seed {receipt['seed']})"
     lines = [
         f"{of_what}: {verdict}",
@@ -50,6 +52,10 @@ def _shown(receipt: dict[str, Any]) -> str:
         f"  redirected  {receipt['redirected']:>14,}",
         f"  repeats     {receipt['repeats']:>14,}  positions that repeat a sample (padding, replacement)",
     ]
+    if damaged:
+        named = receipt["damaged_samples"]
+        more = f" and {damaged - len(named):,} more" if damaged > len(named) else ""
+        lines.insert(5, f"  damaged     {damaged:>14,}  ranks went on without: {', '.join(map(str, named))}{more}")
     ranks = list(receipt["ranks"].items())
     lines += [f"  rank {rank:<6} {count:>14,}" for rank, count in ranks[:_SHOWN_RANKS]]
     if len(ranks) > _SHOWN_RANKS:

@@ -29,8 +29,11 @@ class ExactSamples:
         self._owner = owner
         self._peers = peers
 
-    async def read(self, sample_ids: Int64Array) -> list[Payload]:
-        """Raises :class:`RequestTooLarge` when they are more bytes than an answer may have."""
+    async def read(self, sample_ids: Int64Array, *, says_damage: bool = False) -> list[Payload]:
+        """Raises :class:`RequestTooLarge` when they are more bytes than an answer may have.
+
+        :param says_damage: whether :class:`Damage` stands for a sample that is damaged; else it is raised.
+        """
         ids, place_of = np.unique(sample_ids, return_inverse=True)
         owners = self._job.owner_of(ids)
         found: list[Payload] = [b""] * len(ids)
@@ -40,9 +43,9 @@ class ExactSamples:
             for start in range(0, len(places), MAX_SAMPLES):
                 part = places[start : start + MAX_SAMPLES]
                 if pod == self._job.ordinal:
-                    data: Sequence[Payload] = await self._owner.exact(ids[part], size)
+                    data: Sequence[Payload] = await self._owner.exact(ids[part], size, says_damage=says_damage)
                 else:
-                    data = await self._peers.patiently(pod, partial(self._read_at, pod, ids[part], size))
+                    data = await self._peers.patiently(pod, partial(self._read_at, pod, ids[part], size, says_damage))
                 for place, payload in zip(part.tolist(), data, strict=True):
                     found[place] = payload
 
@@ -52,10 +55,13 @@ class ExactSamples:
             size.check(int(lengths[place_of].sum()))
         return [found[place] for place in place_of.tolist()]
 
-    async def _read_at(self, pod: int, sample_ids: Int64Array, size: AnswerSize) -> Sequence[Payload]:
+    async def _read_at(
+        self, pod: int, sample_ids: Int64Array, size: AnswerSize, says_damage: bool
+    ) -> Sequence[Payload]:
         part = size.part()
         try:
-            async with self._peers.frames(pod, "samples", sample_ids.astype("<i8").tobytes()) as frames:
+            ids = sample_ids.astype("<i8").tobytes()
+            async with self._peers.frames(pod, "samples", ids, says_damage=says_damage) as frames:
                 return (await frames.frame(part.add)).payloads
         except BaseException:
             part.forget()

@@ -39,6 +39,8 @@ class OpenBatch:
     asked: AskedPositions
     own_epoch: RunningEpoch | None
     """Of this pod's share; None: nothing is asked of it."""
+    says_damage: bool
+    """Whether :class:`Damage` stands for a sample that is damaged; else it is raised."""
 
 
 class Home:
@@ -62,7 +64,7 @@ class Home:
         """Requests under way end with ``why``."""
         await self._answers.close(why)
 
-    async def open(self, request: BatchRequest, *, allow_skipped: bool = False) -> OpenBatch:
+    async def open(self, request: BatchRequest, *, allow_skipped: bool = False, says_damage: bool = False) -> OpenBatch:
         """Once it is known what the positions ask for, and the epoch is open. An error costs nothing here.
 
         Errors as of :meth:`RankEntry.check_comes_next` and :func:`asked_positions`; raises :class:`RequestTooLarge` for
@@ -80,7 +82,7 @@ class Home:
             self._nothing_was_skipped(rank, before_epoch=epoch)
         await self.entry.enter(epoch, rank)  # not before: what is refused must not move the rank on
         here = self._job.share.holds(asked.samples).any()
-        return OpenBatch(asked, await self._owner.open(epoch, rank) if here else None)
+        return OpenBatch(asked, await self._owner.open(epoch, rank) if here else None, says_damage)
 
     async def assemble(self, opened: OpenBatch) -> Batch[Payload]:
         """The batch, with all its samples."""
@@ -90,37 +92,40 @@ class Home:
         try:
             with span("batch", job=self._job.spec.name, epoch=epoch, rank=rank, positions=len(positions)):
                 await all_done(
-                    self._take_own(batch, opened.own_epoch),
-                    self._take_of_owners(batch, batch.of_owners),
-                    self._take_arriving(batch),
-                    self._read_repeats(batch),
+                    self._take_own(batch, opened),
+                    self._take_of_owners(batch, batch.of_owners, opened.says_damage),
+                    self._take_arriving(batch, opened.says_damage),
+                    self._read_repeats(batch, opened.says_damage),
                 )
             self.machine.complete(batch, sum(map(len, batch.payloads)))
         finally:
             self.machine.over(batch)
         return batch
 
-    async def _take_own(self, batch: Batch[Payload], epoch: RunningEpoch | None) -> None:
+    async def _take_own(self, batch: Batch[Payload], opened: OpenBatch) -> None:
+        epoch, says_damage = opened.own_epoch, opened.says_damage
         if epoch is not None and len(places := batch.own):
-            batch.put(places, *await self._owner.take(epoch, batch.rank, batch.asked[places]))
+            taken = await self._owner.take(epoch, batch.rank, batch.asked[places], says_damage=says_damage)
+            batch.put(places, *taken)
 
-    async def _take_of_owners(self, batch: Batch[Payload], of_owners: dict[int, Int64Array]) -> None:
+    async def _take_of_owners(self, batch: Batch[Payload], of_owners: dict[int, Int64Array], says_damage: bool) -> None:
         asks = [
-            self._peers.patiently(pod, partial(self._answers.ask, batch, pod, places, len(of_owners) - i))
+            self._peers.patiently(pod, partial(self._answers.ask, batch, pod, places, len(of_owners) - i, says_damage))
             for i, (pod, places) in enumerate(of_owners.items())
         ]
         for places, answer in zip(of_owners.values(), await all_done(*asks), strict=True):
             batch.put(places, *answer)
 
-    async def _take_arriving(self, batch: Batch[Payload]) -> None:
+    async def _take_arriving(self, batch: Batch[Payload], says_damage: bool) -> None:
         """What other answers bring ahead; what of it was lost on the way is asked for."""
         if batch.awaited:
             await self._answers.wait_for(batch.awaited)
-            await self._take_of_owners(batch, self.machine.arrived(batch))
+            await self._take_of_owners(batch, self.machine.arrived(batch), says_damage)
 
-    async def _read_repeats(self, batch: Batch[Payload]) -> None:
+    async def _read_repeats(self, batch: Batch[Payload], says_damage: bool) -> None:
         if len(places := batch.repeats):
-            batch.put(places, batch.asked[places], await self.exact.read(batch.asked[places]))
+            repeated = await self.exact.read(batch.asked[places], says_damage=says_damage)
+            batch.put(places, batch.asked[places], repeated)
 
     def _nothing_was_skipped(self, rank: int, before_epoch: int) -> None:
         """Raises :class:`SamplesSkipped` when a rank that asks for an epoch has left out positions of one before."""

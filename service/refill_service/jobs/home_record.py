@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from refill.errors import InvalidInput, PodUnreachable, RecordsWanted
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import BatchRequest, Int64Array
+from refill_service.cache_core.damaged_samples import DamagedSamples
 from refill_service.cache_core.epoch_order import check_ids
 from refill_service.cache_core.received_samples import ReceivedSamples
 from refill_service.jobs.job import Job
@@ -26,6 +27,8 @@ class HomeRecord:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self.damaged = DamagedSamples()
+        """What ranks went on without."""
         self._ranks: set[int] = set()
         """Ranks that have come here."""
         self._complete_since: dict[int, int] = {}
@@ -83,6 +86,8 @@ class HomeRecord:
                 self._add_received(record.epoch, rank, *record.columns)
             elif record.kind is Kind.TRACE and record.rank == rank:
                 self._add_trace(record.epoch, rank, record.columns[0])
+            elif record.kind is Kind.DAMAGED and record.rank == rank:
+                self.rank_goes_without(record.epoch, rank, *record.columns)
             elif record.kind is Kind.WHOLE and record.rank == rank:
                 whole_since = record.epoch
             elif record.kind is Kind.UNUSED and record.rank == rank:
@@ -94,6 +99,20 @@ class HomeRecord:
         if whole_since is not None:
             self._complete_since[rank] = whole_since
         return count
+
+    def rank_goes_without(self, epoch: int, rank: int, positions: Int64Array, sample_ids: Int64Array) -> None:
+        """Fact: a rank goes on without what came for these positions, since it is damaged.
+
+        Raises :class:`InvalidInput` for what is not in the dataset.
+        """
+        last = self._job.layout.num_samples - 1
+        if len(sample_ids) and not 0 <= int(sample_ids.min()) <= int(sample_ids.max()) <= last:
+            raise InvalidInput(f"rank {rank} tells of damaged samples that are not in the dataset, 0 to {last}")
+        if (traces := self._job.known_traces(epoch)) is not None:  # repeats are counted where they are no repeats
+            inside = (positions >= 0) & (positions < traces.length(rank))
+            positions, sample_ids = positions[inside], sample_ids[inside]
+            sample_ids = sample_ids[~traces.asked(rank, positions)[1]]
+        self.damaged.told(epoch, rank, sample_ids.tolist())
 
     def _add_received(self, epoch: int, rank: int, positions: Int64Array, sample_ids: Int64Array) -> None:
         known = self._received.epochs(rank)

@@ -166,17 +166,26 @@ class JobAtPod:
 
         Samples that were sent ahead and never asked for were not delivered.
         """
-        here = await self.receipt_here(epoch)
-        answers = [here, *await self.peers.call_all("GET", f"epochs/{epoch}/receipt")]
-        total = sum_of_receipts([EpochReceipt.from_dict(answer["receipt"]) for answer in answers])
-        for answer in answers:
-            total = total.without({int(rank): count for rank, count in answer["unused_ahead"].items()})
+        total, answers = await self._sum_of_pods(epoch)
+        total = total.with_damaged(
+            [_by_rank(answer.get("damaged", {})) for answer in answers],
+            [answer.get("damaged_samples", ()) for answer in answers],
+        )
         spec, resumed = self.job.spec, self.job.resumed
         if resumed is not None and resumed.epoch == epoch:
             total = replace(total.with_done(resumed.done), unknown=total.unknown + resumed.unknown)
         of_what = {"job": spec.name, "epoch": epoch, "seed": spec.seed, "policy": self.job.policy}
         running = epoch >= self.owner.epoch and not total.exact
         return of_what | {"running": running, "repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
+
+    async def _sum_of_pods(self, epoch: int) -> tuple[EpochReceipt, list[dict[str, Any]]]:
+        """The receipt before damage is told from delivery, and the pods' parts of it."""
+        here = await self.receipt_here(epoch)
+        answers = [here, *await self.peers.call_all("GET", f"epochs/{epoch}/receipt")]
+        total = sum_of_receipts([EpochReceipt.from_dict(answer["receipt"]) for answer in answers])
+        for answer in answers:
+            total = total.without(_by_rank(answer["unused_ahead"]))
+        return total, answers
 
     async def skipped(self, epoch: int, rank: int, start: int, end: int) -> tuple[int, int] | None:
         """The first part of the positions ``[start, end)`` that a rank has not asked for, be it that they are still to
@@ -186,11 +195,11 @@ class JobAtPod:
         found = None if asked is None else asked.missing(start, end)
         if asked is None or found is None or found[0] >= asked.first:
             return found
-        receipt = await self.receipt(epoch)
-        had = receipt["ranks"].get(str(rank), 0) + receipt["repeats"]
+        receipt, answers = await self._sum_of_pods(epoch)
+        had = receipt.ranks.get(rank, 0) + sum(answer["repeats"] for answer in answers)
         had += self.home.machine.positions_under_way(epoch, rank)
         # Else it was served by another home; owners know how much.
-        return None if receipt["unknown"] or had >= asked.first + asked.count else found
+        return None if receipt.unknown or had >= asked.first + asked.count else found
 
     async def receipt_here(self, epoch: int) -> dict[str, Any]:
         """This pod's part of it: of its share, and of what other pods sent it ahead."""
@@ -202,6 +211,8 @@ class JobAtPod:
             "receipt": (await self.owner.receipt(epoch)).to_dict(),
             "unused_ahead": {str(rank): count for rank, count in home.unused_ahead(epoch).items()},
             "repeats": home.history[epoch].repeats if epoch in home.history else 0,
+            "damaged": {str(rank): count for rank, count in self.home.record.damaged.by_rank(epoch).items()},
+            "damaged_samples": self.home.record.damaged.named(epoch),
         }
 
     async def epoch_ended(self, epoch: int) -> None:
@@ -211,6 +222,7 @@ class JobAtPod:
         if not known:
             self._add_up(self.ended[epoch])
         self.home.machine.books_closed(epoch)
+        self.home.record.damaged.forget(epoch)
         while len(self.ended) > _KEPT_RECEIPTS:
             self.ended.pop(next(iter(self.ended)))
         if self.owner.journal is not None:
@@ -221,3 +233,7 @@ class JobAtPod:
             self.receipts[outcome] += ended["receipt"][outcome]
         # Sent ahead in vain: its owner, another pod, has counted it as delivered, and does not know better.
         self.receipts["missing"] += sum(ended["unused_ahead"].values())
+
+
+def _by_rank(told: dict[str, int]) -> dict[int, int]:
+    return {int(rank): count for rank, count in told.items()}

@@ -7,6 +7,7 @@ epoch fetches chunks and keeps what is wanted -> the bytes leave with the answer
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
@@ -51,7 +52,7 @@ from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.journal.journal import JobJournal
 from refill_service.memory.byte_gate import ByteGate
-from refill_service.memory.payload import Payload
+from refill_service.memory.payload import Damage, Payload
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.object_store.store_patience import within
 from refill_service.observing.tracing import span
@@ -149,13 +150,16 @@ class Owner:
         self.job.check_rank(rank)
         self._carry_out(self._machine.rank_came(epoch, rank, home))
 
-    async def take(self, state: RunningEpoch, rank: int, asked: Int64Array) -> tuple[Int64Array, list[Payload]]:
+    async def take(
+        self, state: RunningEpoch, rank: int, asked: Int64Array, *, says_damage: bool = False
+    ) -> tuple[Int64Array, list[Payload]]:
         """Answer requests for samples of this share: ``(sample ids, their bytes)`` in the order of ``asked``.
 
         Raises :class:`EpochEnded` when the epoch was ended since it was opened.
 
         :param state: as :meth:`open` has returned it.
         :param asked: ``(n,)`` sample ids that the rank's trace asks for, all different, none a repeat.
+        :param says_damage: whether :class:`Damage` stands for a sample that is damaged; else it is raised.
         """
         self._refuse_when_closed()
         epoch = state.number
@@ -177,17 +181,25 @@ class Owner:
                 await state.wait_for([samples[i] for i in missing], taken.wait_until_bytes, self.wait_seconds)
             for i, payload in zip(missing, state.leave(taken.samples[missing]), strict=True):
                 payloads[i] = payload
-            await self._replay(state, samples, payloads)
+            await self._replay(state, samples, payloads, says_damage)
         except BaseException:
             # Who asks again finds what is here already, within the limit of what is kept of answers that left.
-            here = {sample: found for sample, found in zip(samples, payloads, strict=True) if found is not None}
-            self._recent.put(epoch, list(here), list(here.values()))
+            self._keep_recent(epoch, samples, payloads)
             raise
-        found = [payload for payload in payloads if payload is not None]
-        self._recent.put(epoch, samples, found)
-        return taken.samples + first, found
+        self._keep_recent(epoch, samples, payloads)
+        return taken.samples + first, [payload for payload in payloads if payload is not None]
 
-    async def _replay(self, state: RunningEpoch, samples: list[int], payloads: list[Payload | None]) -> None:
+    def _keep_recent(self, epoch: int, samples: list[int], payloads: list[Payload | None]) -> None:
+        here = {
+            sample: payload
+            for sample, payload in zip(samples, payloads, strict=True)
+            if payload is not None and type(payload) is not Damage
+        }
+        self._recent.put(epoch, list(here), list(here.values()))
+
+    async def _replay(
+        self, state: RunningEpoch, samples: list[int], payloads: list[Payload | None], says_damage: bool
+    ) -> None:
         """Fill in what is missing: its bytes have left with an answer that never came through, or are damaged."""
         gone = [i for i, payload in enumerate(payloads) if payload is None]
         state.counts.replays += len(gone)
@@ -196,7 +208,7 @@ class Owner:
             if payloads[i] is None:
                 payloads[i] = self._elsewhere(samples[i])
         lost = [i for i in gone if payloads[i] is None]
-        results = await self._exact(state.counts, [samples[i] for i in lost])
+        results = await self._exact(state.counts, [samples[i] for i in lost], says_damage)
         for i, result in zip(lost, results, strict=True):
             payloads[i] = None if isinstance(result, BaseException) else result
         _raise_first(results)
@@ -223,7 +235,9 @@ class Owner:
         self._recent.put(epoch, samples, payloads)
         return ahead.positions[here], ahead.samples[here] + first, payloads
 
-    async def exact(self, sample_ids: Int64Array, size: AnswerSize | None = None) -> list[Payload]:
+    async def exact(
+        self, sample_ids: Int64Array, size: AnswerSize | None = None, *, says_damage: bool = False
+    ) -> list[Payload]:
         """The bytes of exactly these samples of the share, outside of any epoch's protocol. All different, or one of
         them is read several times.
 
@@ -232,7 +246,7 @@ class Owner:
         samples = sample_ids - self.job.share.first_sample
         (size or AnswerSize(self.answer_bytes)).add(int(self.job.records.length[samples].sum()))
         counts = self._epochs[-1].counts if self._epochs else OwnerCounts(EpochCounts())
-        results = await self._exact(counts, samples.tolist())
+        results = await self._exact(counts, samples.tolist(), says_damage)
         _raise_first(results)
         return [result for result in results if not isinstance(result, BaseException)]
 
@@ -456,7 +470,7 @@ class Owner:
         self._carry_out(self._machine.room_is_wanted())
         self.job.forget_traces(before_epoch=self._machine.oldest_traces)
 
-    async def _exact(self, counts: OwnerCounts, samples: list[int]) -> list[Payload | BaseException]:
+    async def _exact(self, counts: OwnerCounts, samples: list[int], says_damage: bool) -> list[Payload | BaseException]:
         """Read single samples; what went wrong stands in the place of each that failed."""
         self._refuse_when_closed()
         records, dataset = self.job.records, self.job.dataset
@@ -486,6 +500,8 @@ class Owner:
             for place, sample in to_read:
                 try:
                     found[place] = await read(sample + first)
+                except SampleDamaged as error:
+                    found[place] = Damage(json.dumps(error.to_wire()).encode()) if says_damage else error
                 except Exception as error:
                     found[place] = error
                 except asyncio.CancelledError as error:
@@ -496,7 +512,7 @@ class Owner:
         await asyncio.gather(*(read_some() for _ in samples[:_READS_AT_ONCE]))
         if any(isinstance(each, asyncio.CancelledError) for each in found):
             self._refuse_when_closed()  # the store was closed under its reads
-        payloads = [each for each in found if not isinstance(each, BaseException)]
+        payloads = [each for each in found if not isinstance(each, (BaseException, Damage))]
         counts.exact_reads += len(payloads)
         counts.exact_bytes += sum(map(len, payloads))
         return found

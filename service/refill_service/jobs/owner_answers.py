@@ -45,14 +45,16 @@ class OwnerAnswers:
             task.cancel()
         await asyncio.gather(*self._receiving, return_exceptions=True)
 
-    async def ask(self, batch: Batch[Payload], pod: int, places: Int64Array, owners_left: int) -> Answer:
+    async def ask(
+        self, batch: Batch[Payload], pod: int, places: Int64Array, owners_left: int, says_damage: bool = False
+    ) -> Answer:
         """Ask an owner for places of a batch, once."""
         request = self._machine.ask(batch, pod, places, owners_left)
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Answer] = loop.create_future()
         self._ended[request] = loop.create_future()
         with span("ask owner", pod=pod, positions=len(places)):
-            task = asyncio.create_task(self._receive(request, answered))
+            task = asyncio.create_task(self._receive(request, answered, says_damage))
             self._receiving.add(task)
             task.add_done_callback(lambda task: self._has_ended(request, task, answered))
             return await answered
@@ -62,11 +64,13 @@ class OwnerAnswers:
         if under_way := [self._ended[request] for request in requests if request in self._ended]:
             await asyncio.wait(under_way)
 
-    async def _receive(self, request: OwnerRequest, answered: asyncio.Future[Answer]) -> list[SentAhead[Payload]]:
+    async def _receive(
+        self, request: OwnerRequest, answered: asyncio.Future[Answer], says_damage: bool
+    ) -> list[SentAhead[Payload]]:
         """Read an owner's answer: which positions it sends ahead, what was asked for, what is sent ahead."""
         pod, wire = request.pod, request.wire
         restarts = self._record.restarts_of(pod)
-        async with self._peers.frames(pod, "take", wire.encode()) as frames:
+        async with self._peers.frames(pod, "take", wire.encode(), says_damage=says_damage) as frames:
             self._machine.announced(request, (await frames.frame()).positions)
             asked = await frames.frame()
             self._record.came(pod, restarts, wire, wire.positions, asked.sample_ids)

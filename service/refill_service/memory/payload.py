@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["Payload", "Payloads"]
+__all__ = ["Damage", "Payload", "Payloads"]
 
 Payload = bytes | memoryview
 """The bytes of a sample: its own, or a view into the buffer that it came with, which it keeps whole."""
+
+
+class Damage(bytes):
+    """In place of a sample that can't be read: the error, as JSON."""
 
 
 class Payloads:

@@ -26,6 +26,7 @@ Answer = TypeVar("Answer")
 Introduce = Callable[[int], Awaitable[None]]
 """Registers the job at a pod that was restarted."""
 
+SAYS_DAMAGE = "&damaged=say"
 PATIENCE_SECONDS = 4.0
 """At most, whatever ``wait_seconds`` is: clients wait 5 s or more, and the answer should say what is missing."""
 _FIRST_PAUSE_SECONDS = 0.05
@@ -103,10 +104,15 @@ class JobPeers:
         return answers
 
     @asynccontextmanager
-    async def frames(self, pod: int, what: str, body: bytes) -> AsyncIterator[FrameReader]:
-        """One request that is answered with frames; made once."""
+    async def frames(
+        self, pod: int, what: str, body: bytes, *, says_damage: bool = False
+    ) -> AsyncIterator[FrameReader]:
+        """One request that is answered with frames; made once.
+
+        :param says_damage: whether a sample that is damaged is answered by its error in the frame.
+        """
         self.sent_bytes[pod] += len(body)
-        async with self._peers.frames(pod, self.path(what), body) as frames:
+        async with self._peers.frames(pod, self.path(what) + (SAYS_DAMAGE if says_damage else ""), body) as frames:
             try:
                 yield frames
             finally:

@@ -27,6 +27,7 @@ from refill.credentials import ShownToken
 from refill.errors import PodUnreachable, RefillError, error_from_wire
 from refill.pod_link import GONE_SECONDS, PROBE_AFTER_SECONDS
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
+from refill_service.memory.payload import Damage
 from refill_service.observing.request_id import REQUEST_ID_HEADER, current_request_id
 from refill_service.observing.tracing import trace_headers
 from refill_service.peers.certificates import Certificates
@@ -70,7 +71,7 @@ class Frame:
 
     positions: Int64Array
     sample_ids: Int64Array
-    payloads: list[memoryview]
+    payloads: list[memoryview | Damage]
 
 
 class FrameReader:
@@ -91,9 +92,11 @@ class FrameReader:
         if check_bytes is not None:
             check_bytes(header.payload_bytes)
         positions, sample_ids, lengths = decode_frame_arrays(header, await self._exactly(header.arrays_bytes))
-        payloads = []
+        payloads: list[memoryview | Damage] = []
         for length in lengths.tolist():
-            if length <= len(self._piece):  # as below, but without the cost of a call for each small sample
+            if length < 0:
+                payloads.append(Damage(await self._exactly(-length)))
+            elif length <= len(self._piece):  # as below, but without the cost of a call for each small sample
                 payloads.append(self._piece[:length])
                 self._piece = self._piece[length:]
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Body, FastAPI, Path, Query, Request, Response
@@ -224,6 +224,10 @@ def client_routes(node: CacheNode) -> APIRouter:
         allow_skipped: Annotated[
             bool, Query(description="Whether positions of epochs before may be left out.")
         ] = False,
+        damaged: Annotated[
+            Literal["raise", "say"],
+            Query(description="What becomes of a damaged sample: an error, or its error in place of its bytes."),
+        ] = "raise",
     ) -> Response:
         at_pod = node.table.find(job, incarnation)
         resources_of(request).enter_context(at_pod.in_use())
@@ -231,7 +235,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         at_pod.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
         at_pod.home.record.check_reported(wanted.rank)  # else who comes first after a restart would be the rank
         at_pod.home.leases.asks(wanted.rank, life_of(life))
-        opened = await at_pod.home.open(wanted, allow_skipped=allow_skipped)
+        opened = await at_pod.home.open(wanted, allow_skipped=allow_skipped, says_damage=damaged == "say")
         room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
         await room.enter(len(wanted.positions))  # nothing was taken yet
         batch = await at_pod.home.assemble(opened)
@@ -277,6 +281,28 @@ def client_routes(node: CacheNode) -> APIRouter:
         async with coming_trace(request, at_pod.job, epoch, rank) as ids:
             await post_trace(at_pod, epoch, rank, ids)
         return {"positions": len(ids)}
+
+    @routes.put(
+        "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}/damaged",
+        tags=["data"],
+        summary="What a rank goes on without, since it is damaged: positions, then their samples (int64).",
+        openapi_extra=_BINARY_BODY,
+    )
+    @takes_body(2 * BATCH_BODY_BYTES)
+    async def goes_without(
+        job: JobName, epoch: Number, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
+    ) -> dict[str, int]:
+        at_pod = node.table.find(job, incarnation)
+        resources_of(request).enter_context(at_pod.in_use())
+        at_pod.job.check_rank(rank)
+        at_pod.home.record.check_reported(rank)
+        at_pod.home.leases.asks(rank, life_of(life), takes=False)
+        told = read_int64s(await request.body())
+        if len(told) % 2:
+            raise InvalidInput(f"{len(told)} integers are not as many samples as positions")
+        positions, samples = told.reshape(2, -1)
+        at_pod.home.record.rank_goes_without(epoch, rank, positions, samples)
+        return {"damaged": len(samples)}
 
     @routes.get(
         "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}",

@@ -195,7 +195,11 @@ def _progress(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
         "Requests for this pod's share in epochs that have ended for good, by what their receipt says.",
         labels=[JOB, "outcome"],
     )
+    damaged = CounterMetricFamily(
+        "refill_damaged_samples", "Damaged samples that ranks of this home went on without.", labels=[JOB]
+    )
     for name, at_pod in jobs.items():
+        damaged.add_metric([name], at_pod.home.record.damaged.total)
         delivered.add_metric([name], sum(counts.delivered_bytes for counts in at_pod.home.machine.history.values()))
         share.add_metric([name], at_pod.job.share_bytes)
         if (progress := at_pod.owner.progress()) is not None:
@@ -203,7 +207,7 @@ def _progress(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
             positions.add_metric([name], progress[1])
         for outcome in RECEIPT_OUTCOMES:
             receipts.add_metric([name, outcome], at_pod.receipts[outcome])
-    yield from (delivered, share, positions, answered, receipts)
+    yield from (delivered, share, positions, answered, receipts, damaged)
 
 
 _CORE_COUNTERS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
@@ -31,6 +31,7 @@ __all__ = ["peer_routes"]
 Incarnation = Annotated[str, Query(max_length=64)]
 Holder = Annotated[str, Query(max_length=255)]
 Pod = Annotated[int, Query(ge=0)]
+Damaged = Literal["raise", "say"]
 Count = Annotated[int, Query(ge=0, lt=2**62)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
 
@@ -113,7 +114,9 @@ def peer_routes(node: CacheNode) -> APIRouter:
 
     @routes.post("/take")
     @takes_body(BATCH_BODY_BYTES)
-    async def take(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> Response:
+    async def take(
+        job: str, incarnation: Incarnation, pod: Pod, request: Request, damaged: Damaged = "raise"
+    ) -> Response:
         """Three frames: what will be sent ahead (no payload), what was asked for, what is sent ahead."""
         at_pod = node.table.find(job, incarnation)
         resources_of(request).enter_context(at_pod.in_use())
@@ -121,7 +124,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
         asked, epoch = await at_pod.asked_of_this_pod(wanted)
         room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
         await room.enter(len(asked.positions))  # nothing was taken yet
-        sample_ids, payloads = await at_pod.owner.take(epoch, asked.rank, asked.samples)
+        sample_ids, payloads = await at_pod.owner.take(epoch, asked.rank, asked.samples, says_damage=damaged == "say")
         ahead_positions, ahead_ids, ahead_payloads = at_pod.owner.ahead(
             asked.epoch,
             asked.rank,
@@ -140,13 +143,16 @@ def peer_routes(node: CacheNode) -> APIRouter:
 
     @routes.post("/samples")
     @takes_body(SAMPLES_BODY_BYTES)
-    async def samples(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> Response:
+    async def samples(
+        job: str, incarnation: Incarnation, pod: Pod, request: Request, damaged: Damaged = "raise"
+    ) -> Response:
         at_pod = node.table.find(job, incarnation)
         resources_of(request).enter_context(at_pod.in_use())
         ids = checked_ids(at_pod, await request.body())
         room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
         await room.enter(len(ids))
-        frame = OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.owner.exact(ids))
+        payloads = await at_pod.owner.exact(ids, says_damage=damaged == "say")
+        frame = OutgoingFrame(np.full(len(ids), -1), ids, payloads)
         room.holds(frame.total_bytes)
         return FrameResponse([frame], lambda sent: count_sent(pod, sent))
 
