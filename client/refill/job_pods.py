@@ -124,6 +124,11 @@ class JobPods:
     def incarnation(self) -> str:
         return str(self.info()["incarnation"])
 
+    @property
+    def run(self) -> str | None:
+        """Which run of the job's name this is; None: it has not been registered from here."""
+        return None if self._info is None else line_of(str(self._info["incarnation"]))
+
     def asks_as_rank(self) -> None:
         """Fact: this process asks as the rank. So it is to be heard of from now on, though it was copied to here."""
         self.is_rank = True

@@ -237,9 +237,14 @@ class PodConnection:
         return answer["skipped"] is not None
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
-        """Counts of an epoch, of each pod and in sum."""
-        path = self._pods.job_path(f"epochs/{epoch}")
-        return self._pods.retried(None, lambda home, wait: self._channel.call("GET", home, path, wait))
+        """Counts of an epoch, of each pod and in sum: of this run of the job, also when it has ended. Who has not asked
+        for anything yet registers nothing by that, and looks at the run that runs, or ended last."""
+        path, run = self._pods.job_path(f"epochs/{epoch}"), self._pods.run
+        return self._pods.retried(
+            self._pods.service_url if run is None else None,
+            lambda pod, wait: self._channel.call("GET", pod, path, wait, params={"run": run} if run else {}),
+            register=False,
+        )
 
     def end_job(self) -> None:
         """End the job on all pods and free its memory; nothing happens when that was done before."""

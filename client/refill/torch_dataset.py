@@ -384,8 +384,8 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             )
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
-        """What the pods counted in an epoch: ``{"total": {...}, "pods": [...]}``."""
-        return self.connection.epoch_counts(epoch)
+        """What the pods counted in an epoch: ``{"total": {...}, "pods": [...]}``; also when the job has ended."""
+        return (self._connection or self._new_connection()).epoch_counts(epoch)
 
     def end_job(self) -> None:
         """End the job on all pods and free its memory; one rank's call is enough."""

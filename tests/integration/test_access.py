@@ -157,6 +157,22 @@ def test_a_job_is_its_holders_alone(secured: Secured, job: dict[str, Any]) -> No
     assert len(mine.batch(0, np.arange(20)).sample_ids) == 20, "the attempts have ended it"
 
 
+def test_receipts_of_a_run_that_ended_are_its_holders_alone(secured: Secured, job: dict[str, Any]) -> None:
+    """Its name is free then, and still no other team is told that there was such a run."""
+    mine = secured.rank("vision", job)
+    whole_epoch(mine, 0)
+    mine.end_job()
+    path = f"/v1/jobs/{job['name']}/epochs/0"
+    for pod in range(3):
+        assert secured.get(f"{path}/receipt", "vision", pod=pod).json()["exact"]
+        for run in ("", f"?run={mine.info()['incarnation']}"):
+            for what in (path, f"{path}/receipt"):
+                answer = secured.get(what + run, "speech", pod=pod)
+                assert (answer.status_code, answer.json()["error"]) == (404, "UnknownJob"), what
+        assert job["name"] in [run["job"] for run in secured.get("/v1/runs", "vision", pod=pod).json()]
+        assert job["name"] not in secured.get("/v1/runs", "speech", pod=pod).text
+
+
 def test_it_stays_so_when_pods_were_restarted(secured: Secured, job: dict[str, Any]) -> None:
     mine = secured.rank("vision", job)
     before = mine.batch(0, np.arange(40)).sample_ids

@@ -39,6 +39,16 @@ def test_jobs_are_listed_with_who_uses_them_and_ended(
     assert capsys.readouterr().out == f"job {name} was ended\n"
     assert name not in listed(three_pods, capsys)
 
+    assert main(["jobs", "--ended", "--url", three_pods.pod_urls[0]]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["JOB", "RUN", "EPOCHS", "ENDED", "POLICY", "DATASET"]
+    (run,) = (line.split()[1] for line in lines if line.split()[0] == name)
+    for which in ([], ["--run", run]):
+        assert main(["receipt", name, "0", *which, "--url", three_pods.pod_urls[1]]) == 0
+        assert f"run {run}, ended): exact" in capsys.readouterr().out
+    assert main(["receipt", name, "0", "--run", "ffffffff", "--url", three_pods.pod_urls[1]]) == 2
+    assert f"no pod knows run ffffffff of job {name}" in capsys.readouterr().err
+
 
 def test_what_can_not_be_listed_or_ended_is_said_in_one_line(
     three_pods: LocalCluster, capsys: pytest.CaptureFixture[str]

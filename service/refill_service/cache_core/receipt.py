@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["EpochReceipt", "receipt_of", "sum_of_receipts"]
+__all__ = ["EpochReceipt", "receipt_of", "sum_of_parts", "sum_of_receipts", "without_damaged"]
 
 _COUNTS = ("requests", "delivered", "duplicates", "missing", "unknown", "redirected")
 _MOST_SHOWN = 100
@@ -127,6 +127,25 @@ def receipt_of(
         samples_digest=_sum(_mixed(samples)),
         digest=_sum(_mixed(_mixed(samples) ^ asked.astype(np.uint64))),
     )
+
+
+def sum_of_parts(parts: Sequence[dict[str, Any]]) -> EpochReceipt:
+    """What pods tell of an epoch, each of its share and of what was sent ahead to it, as JSON has it: before damage is
+    told from delivery."""
+    total = sum_of_receipts([EpochReceipt.from_dict(part["receipt"]) for part in parts])
+    for part in parts:
+        total = total.without(_by_rank(part["unused_ahead"]))
+    return total
+
+
+def without_damaged(total: EpochReceipt, parts: Sequence[dict[str, Any]]) -> EpochReceipt:
+    """Less what ranks went on without, as pods tell it. Those of an earlier version don't."""
+    damaged = [_by_rank(part.get("damaged", {})) for part in parts]
+    return total.with_damaged(damaged, [part.get("damaged_samples", ()) for part in parts])
+
+
+def _by_rank(told: dict[str, int]) -> dict[int, int]:
+    return {int(rank): count for rank, count in told.items()}
 
 
 def sum_of_receipts(receipts: Sequence[EpochReceipt]) -> EpochReceipt:

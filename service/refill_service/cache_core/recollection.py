@@ -118,6 +118,10 @@ class Recollection:
         known = set(self._asked) | set(self._received) | entered
         return sorted(epoch for epoch in known if epoch >= self.oldest_entered - 1)
 
+    def epochs_of_table(self) -> list[int]:
+        """Those of which the pod's own table was found, whether or not they can still be asked for, ascending."""
+        return sorted(self._asked)
+
     def forget_partly_known(self) -> None:
         """Drop epochs that all ranks have left and of which a rank did not report all, since it was resumed within one:
         the samples that it had of them must not be dealt again."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from refill_service.commands.receipt import SHOWN_OF_RUN
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
 
 __all__ = ["add_commands"]
@@ -23,12 +26,13 @@ def add_commands(commands: Any) -> None:
         epilog="example: refill jobs --url http://refill:8000",
     )
     add_service_arguments(listing, "--url")
+    listing.add_argument("--ended", action="store_true", help="runs that have ended, whose receipts can still be had")
     listing.add_argument("--json", action="store_true", help="print them as JSON")
     listing.set_defaults(func=_list)
     end = commands.add_parser(
         "end",
         help="end a job and free its memory",
-        description="End a job on all pods. Its receipts and what it knows of its epochs go with it.",
+        description="End a job on all pods. Its receipts are kept for a while: refill jobs --ended.",
         epilog="example: refill end run-1 --url http://refill:8000",
     )
     end.add_argument("job", metavar="JOB", help="name of the job")
@@ -39,8 +43,10 @@ def add_commands(commands: Any) -> None:
 def _list(args: argparse.Namespace) -> int:
     with client_of(args, _TIMEOUT_SECONDS) as client:
         pods = ask(client, "GET", args.url, "/v1/pods")["pods"] or [args.url]
-        found = _of_all_pods([ask(client, "GET", url, "/v1/jobs") for url in pods])
-    print(json.dumps(found, indent=2) if args.json else _shown(found))
+        lists = [ask(client, "GET", url, "/v1/runs" if args.ended else "/v1/jobs") for url in pods]
+    found = _ended(lists) if args.ended else _of_all_pods(lists)
+    shown = _shown_ended if args.ended else _shown
+    print(json.dumps(found, indent=2) if args.json else shown(found))
     return 0
 
 
@@ -78,6 +84,27 @@ def _of_all_pods(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return sorted(jobs.values(), key=lambda job: (job["idle_seconds"], job["name"]))
 
 
+def _ended(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One entry for each run, the newest first."""
+    runs: dict[tuple[str, str], dict[str, Any]] = {}
+    for run in (run for of_pod in lists for run in of_pod):
+        known = runs.setdefault((run["job"], run["run"]), run)
+        known["first_epoch"] = min(known["first_epoch"], run["first_epoch"])
+        known["last_epoch"] = max(known["last_epoch"], run["last_epoch"])
+    return sorted(runs.values(), key=lambda run: -float(run["ended_at"]))
+
+
+def _shown_ended(runs: list[dict[str, Any]]) -> str:
+    if not runs:
+        return "no runs that have ended"
+    rows = [("JOB", "RUN", "EPOCHS", "ENDED", "POLICY", "DATASET")]
+    for run in runs:
+        first, last = run["first_epoch"], run["last_epoch"]
+        epochs, ago = str(first) if first == last else f"{first} to {last}", _ago(time.time() - run["ended_at"])
+        rows.append((run["job"], run["run"][:SHOWN_OF_RUN], epochs, ago, run["policy"], run["dataset"]))
+    return _table(rows)
+
+
 def _shown(jobs: list[dict[str, Any]]) -> str:
     if not jobs:
         return "no jobs"
@@ -87,6 +114,10 @@ def _shown(jobs: list[dict[str, Any]]) -> str:
         ranks = f"{job['ranks_alive']}/{job['world_size']}"
         memory = f"{job['memory_bytes'] / (1 << 20):,.1f} MiB"
         rows.append((job["name"], epoch, ranks, memory, _ago(job["idle_seconds"]), job["policy"], job["dataset"]))
+    return _table(rows)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

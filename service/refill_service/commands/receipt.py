@@ -1,4 +1,4 @@
-"""``refill receipt``: what an epoch of a running job delivered, and whether it was every sample exactly once."""
+"""``refill receipt``: what an epoch of a job delivered, and whether it was every sample exactly once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from urllib.parse import quote
 
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
 
-__all__ = ["add_commands"]
+__all__ = ["SHOWN_OF_RUN", "add_commands"]
 
+SHOWN_OF_RUN = 8
+"""Letters of its name."""
 _TIMEOUT_SECONDS = 60
 _SHOWN_RANKS = 16
 
@@ -26,13 +28,20 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("job", metavar="JOB", help="name of the job")
     parser.add_argument("epoch", metavar="EPOCH", type=int, help="number of the epoch, from 0")
     add_service_arguments(parser, "--url")
+    parser.add_argument(
+        "--run",
+        default="",
+        metavar="RUN",
+        help="which run of this name, or the beginning of it, as refill jobs --ended lists them (default: the one that "
+        "runs, else the one that ended last)",
+    )
     parser.add_argument("--json", action="store_true", help="print the receipt as JSON")
     parser.set_defaults(func=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
     with client_of(args, _TIMEOUT_SECONDS) as client:
-        path = f"/v1/jobs/{quote(args.job, safe='')}/epochs/{args.epoch}/receipt"
+        path = f"/v1/jobs/{quote(args.job, safe='')}/epochs/{args.epoch}/receipt?run={quote(args.run, safe='')}"
         receipt: dict[str, Any] = ask(client, "GET", args.url, path)
     print(json.dumps(receipt, indent=2) if args.json else _shown(receipt))
     return 0 if receipt["exact"] else 1
@@ -42,7 +51,9 @@ def _shown(receipt: dict[str, Any]) -> str:
     damaged = receipt.get("damaged", 0)  # pods of an earlier version do not say it
     exact = f"exact but for {damaged:,} damaged" if damaged else "exact"
     verdict = exact if receipt["exact"] else "still running" if receipt["running"] else "NOT EXACT"
-    of_what = f"job {receipt['job']}, epoch {receipt['epoch']} (policy {receipt['policy']}, seed {receipt['seed']})"
+    settings = f"policy {receipt['policy']}, seed {receipt['seed']}"
+    run = f"run {receipt['run'][:SHOWN_OF_RUN]}{', ended' if receipt['ended'] else ''}"
+    of_what = f"job {receipt['job']}, epoch {receipt['epoch']} ({settings}, {run})"
     lines = [
         f"{of_what}: {verdict}",
         f"  delivered   {receipt['delivered']:>14,} of {receipt['requests']:,} requests",

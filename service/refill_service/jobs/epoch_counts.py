@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from refill_service.cache_core.home_machine import HomeCounts
 from refill_service.cache_core.policies.interface import EpochCounts
-from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.running_epoch import OwnerCounts
 
-__all__ = ["counts_here", "counts_of_all_pods"]
+if TYPE_CHECKING:
+    from refill_service.jobs.job_at_pod import JobAtPod
+
+__all__ = ["counts_here", "counts_of_all_pods", "no_counts", "sum_of_counts"]
 
 
 async def counts_of_all_pods(at_pod: JobAtPod, epoch: int) -> dict[str, Any]:
-    """``{"pods": [counts of each pod], "total": their sum}``."""
-    others = await at_pod.peers.call_all("GET", f"epochs/{epoch}")
-    pods = sorted([counts_here(at_pod, epoch), *others], key=lambda counts: int(counts["pod"]))
+    """``{"pods": [counts of each pod], "total": their sum}``, and of what."""
+    counts = [counts_here(at_pod, epoch), *await at_pod.peers.call_all("GET", f"epochs/{epoch}")]
+    of_what = {"job": at_pod.job.spec.name, "run": at_pod.job.run, "epoch": epoch, "ended": False}
+    return of_what | sum_of_counts(counts)
+
+
+def sum_of_counts(counts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    pods = sorted(counts, key=lambda counts: int(counts["pod"]))
     total: dict[str, Any] = {}
-    for counts in pods:
-        for name, value in counts.items():
+    for each in pods:
+        for name, value in each.items():
             if name not in ("pod", "epoch"):
                 total[name] = total.get(name, 0) + value
-    return {"job": at_pod.job.spec.name, "epoch": epoch, "pods": pods, "total": total}
+    return {"pods": pods, "total": total}
 
 
 def counts_here(at_pod: JobAtPod, epoch: int) -> dict[str, Any]:
     """At this pod; zeros when nothing happened."""
-    owner = at_pod.owner.history.get(epoch) or OwnerCounts(EpochCounts())
-    home = at_pod.home.machine.history.get(epoch) or HomeCounts()
+    owner = at_pod.owner.history.get(epoch)
+    home = at_pod.home.machine.history.get(epoch)
+    if owner is None and home is None and (written := at_pod.ended.get(epoch, {}).get("counts")) is not None:
+        return dict(written)  # of before a restart
+    return _flat(at_pod.job.ordinal, epoch, owner or OwnerCounts(EpochCounts()), home or HomeCounts())
+
+
+def no_counts(pod: int, epoch: int) -> dict[str, Any]:
+    """Of a pod that was restarted within the epoch, and has only written down what it delivered."""
+    return _flat(pod, epoch, OwnerCounts(EpochCounts()), HomeCounts())
+
+
+def _flat(pod: int, epoch: int, owner: OwnerCounts, home: HomeCounts) -> dict[str, Any]:
     owned = asdict(owner)
     core = owned.pop("core")
-    counts: dict[str, Any] = {"pod": at_pod.job.ordinal, "epoch": epoch}
+    counts: dict[str, Any] = {"pod": pod, "epoch": epoch}
     counts |= core | {"bytes_wasted": owner.core.bytes_wasted} | owned | asdict(home)
     return counts

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from refill.errors import EpochEnded, EpochNotReady, InvalidInput, JobLost, MemoryTooSmall
+from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import terms_of
 from refill.protocol.records import Kind, Record
@@ -95,6 +96,11 @@ class Job:
         )
         self._moved_epochs: set[int] = set()
         self._traces_came = Changes()
+
+    @property
+    def run(self) -> str:
+        """Tells this registration of the name from others, before and after, wherever the job moves."""
+        return line_of(self.incarnation)
 
     def mean_bytes(self, num_samples: int) -> int:
         """What so many samples take, about."""

@@ -14,8 +14,9 @@ from refill.errors import InvalidInput
 from refill.protocol.rank_life import RankLife
 from refill.protocol.records import Kind, Record, RecordReader, encode_records
 from refill.protocol.wire_format import BatchRequest
-from refill_service.cache_core.receipt import EpochReceipt, sum_of_receipts
+from refill_service.cache_core.receipt import EpochReceipt, sum_of_parts, without_damaged
 from refill_service.jobs.asked_positions import AskedPositions, asked_positions
+from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
 from refill_service.jobs.owner import Owner
@@ -167,25 +168,19 @@ class JobAtPod:
         Samples that were sent ahead and never asked for were not delivered.
         """
         total, answers = await self._sum_of_pods(epoch)
-        total = total.with_damaged(
-            [_by_rank(answer.get("damaged", {})) for answer in answers],
-            [answer.get("damaged_samples", ()) for answer in answers],
-        )
+        total = without_damaged(total, answers)
         spec, resumed = self.job.spec, self.job.resumed
         if resumed is not None and resumed.epoch == epoch:
             total = replace(total.with_done(resumed.done), unknown=total.unknown + resumed.unknown)
-        of_what = {"job": spec.name, "epoch": epoch, "seed": spec.seed, "policy": self.job.policy}
-        running = epoch >= self.owner.epoch and not total.exact
-        return of_what | {"running": running, "repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
+        of_what = {"job": spec.name, "run": self.job.run, "seed": spec.seed, "policy": self.job.policy}
+        state = {"epoch": epoch, "ended": False, "running": epoch >= self.owner.epoch and not total.exact}
+        return of_what | state | {"repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
 
     async def _sum_of_pods(self, epoch: int) -> tuple[EpochReceipt, list[dict[str, Any]]]:
         """The receipt before damage is told from delivery, and the pods' parts of it."""
         here = await self.receipt_here(epoch)
         answers = [here, *await self.peers.call_all("GET", f"epochs/{epoch}/receipt")]
-        total = sum_of_receipts([EpochReceipt.from_dict(answer["receipt"]) for answer in answers])
-        for answer in answers:
-            total = total.without(_by_rank(answer["unused_ahead"]))
-        return total, answers
+        return sum_of_parts(answers), answers
 
     async def skipped(self, epoch: int, rank: int, start: int, end: int) -> tuple[int, int] | None:
         """The first part of the positions ``[start, end)`` that a rank has not asked for, be it that they are still to
@@ -213,27 +208,29 @@ class JobAtPod:
             "repeats": home.history[epoch].repeats if epoch in home.history else 0,
             "damaged": {str(rank): count for rank, count in self.home.record.damaged.by_rank(epoch).items()},
             "damaged_samples": self.home.record.damaged.named(epoch),
+            "counts": counts_here(self, epoch),
         }
 
     async def epoch_ended(self, epoch: int) -> None:
         """Its part of the receipt is final."""
         known = epoch in self.ended
-        self.ended[epoch] = await self.receipt_here(epoch)
-        if not known:
-            self._add_up(self.ended[epoch])
+        part = await self.receipt_here(epoch)
         self.home.machine.books_closed(epoch)
         self.home.record.damaged.forget(epoch)
+        if not known:
+            self.keep_receipt(part)
+
+    def keep_receipt(self, part: dict[str, Any]) -> None:
+        """Fact: this is the pod's part of the receipt of an epoch that has ended for good."""
+        self.ended[part["epoch"]] = part
+        self._add_up(part)
         while len(self.ended) > _KEPT_RECEIPTS:
             self.ended.pop(next(iter(self.ended)))
         if self.owner.journal is not None:
-            self.owner.journal.keep_receipt(self.ended[epoch])
+            self.owner.journal.keep_receipt(part)
 
     def _add_up(self, ended: dict[str, Any]) -> None:
         for outcome in RECEIPT_OUTCOMES:
             self.receipts[outcome] += ended["receipt"][outcome]
         # Sent ahead in vain: its owner, another pod, has counted it as delivered, and does not know better.
         self.receipts["missing"] += sum(ended["unused_ahead"].values())
-
-
-def _by_rank(told: dict[str, int]) -> dict[int, int]:
-    return {int(rank): count for rank, count in told.items()}

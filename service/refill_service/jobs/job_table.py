@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import Begin, is_another
 from refill_service.cache_core.job_memory import JobMemory, most_memory
+from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.policies import redox
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.posted_traces import memory_with_traces, trace_memory
@@ -28,7 +30,9 @@ from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.owner import Owner
+from refill_service.jobs.run_parts import part_of_job, part_of_journal
 from refill_service.journal.journal import Journal, KeptJob
+from refill_service.journal.kept_parts import KeptParts
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.pinned_tier import PinnedTier
 from refill_service.object_store.store_patience import within
@@ -41,12 +45,16 @@ __all__ = ["JobTable"]
 
 log = logging.getLogger(__name__)
 
+_GIVE_SECONDS = 2.0
+"""How long the end of a job waits for another pod to take a copy of its receipts."""
+
 
 class JobTable:
     """The jobs of one pod.
 
     :param gate: bounds the bytes of reads in flight, over all jobs.
     :param opening: opens datasets.
+    :param kept_parts: of runs that have ended.
     """
 
     def __init__(
@@ -58,10 +66,12 @@ class JobTable:
         gate: ByteGate,
         pinned: PinnedTier,
         opening: EarlyOpening,
+        kept_parts: KeptParts,
     ) -> None:
         self.settings = settings
         self.journal = journal
         self.opening = opening
+        self.kept_parts = kept_parts
         self.jobs: dict[str, JobAtPod] = {}
         self.takes_jobs = True
         """False when the pod ends."""
@@ -208,13 +218,14 @@ class JobTable:
             "memory_bytes": job.memory_bytes,
             "num_pods": job.num_pods,
             "num_samples": job.layout.num_samples,
+            "share": [job.share.first_sample, job.share.end_sample],
         }
         at_pod.owner.journal = self.journal.begin(
             job.spec.name, header, at_pod.owner.snapshot, at_pod.owner.live_epochs, job.resumed
         )
 
     async def remove(self, name: str, holder: str | None = None) -> bool:
-        """End a job on this pod, free its memory and forget what it delivered; False when there is none.
+        """End a job on this pod, free its memory and keep its receipts alone; False when there is none.
 
         :param holder: whose token asks for it; None: a pod for reasons of its own. Raises :class:`NotAllowed` when the
             job belongs to another one.
@@ -225,11 +236,26 @@ class JobTable:
         if at_pod is None:
             kept = self.journal.find(name)
             if kept is not None:
+                part = await asyncio.to_thread(part_of_journal, kept, self.settings.ordinal, time.time())
                 self.journal.end(name, kept.header["incarnation"])
+                await self._keep(part)
             return kept is not None
         self.journal.end(name, at_pod.job.incarnation)
         await self.close_job(at_pod, self.was_ended(name))
+        await self._keep(await part_of_job(at_pod, time.time()))
         return True
+
+    async def _keep(self, part: RunPart | None) -> None:
+        """Here, and at the pod after this one: a pod that is restarted does not lose it."""
+        if part is None or not part.about["epochs"]:
+            return
+        self.kept_parts.put(part)
+        following = (self.settings.ordinal + 1) % self.settings.num_pods
+        if following != self.settings.ordinal:
+            with contextlib.suppress(RefillError, TimeoutError):
+                async with asyncio.timeout(_GIVE_SECONDS):
+                    path = f"/peer/v1/jobs/{part.about['job']}/ended"
+                    await self._peers.call(following, "PUT", path, part.encode())
 
     async def forget(self, name: str) -> None:
         """Let go of a job that could not be taken up, as if this pod had never heard of it; journals stay."""

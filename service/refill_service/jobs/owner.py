@@ -123,6 +123,11 @@ class Owner:
         """The latest epoch that a rank has entered; -1 when none has."""
         return self._ranks.newest
 
+    @property
+    def epochs_begun(self) -> list[int]:
+        """Those that have no final receipt yet and that a rank has entered."""
+        return sorted(running.number for running in self._running.values() if running.number <= self.epoch)
+
     def progress(self) -> tuple[int, int] | None:
         """``(answered, all)`` requests of the epoch that the job is in, or was in last as far as is known here."""
         return self._machine.progress()

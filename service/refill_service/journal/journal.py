@@ -93,6 +93,15 @@ class Journal:
             self._said[job] = what
             log.warning("%s", what)
 
+    def state_of(self, job: str) -> object:
+        """Another one whenever :meth:`find` may find something else; None when there is nothing."""
+        folder = self._of(job)
+        if folder is None or not (folder / HEADER).exists():
+            return None
+        with suppress(OSError):
+            return sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir())
+        return None
+
     def holder_of(self, job: str) -> str | None:
         """The owner of the token by which a job of an earlier run was registered; None when there is no such job."""
         folder = self._of(job)

@@ -32,6 +32,7 @@ from refill_service.cache_core.job_lifecycle import (
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, epoch_resumed, is_resumed
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_table import JobTable
+from refill_service.jobs.run_parts import parts_without_receipt
 from refill_service.journal.journal import KeptJob
 from refill_service.membership.recovery import Recovery
 from refill_service.membership.who_holds import WhoHolds
@@ -142,6 +143,10 @@ class JobsHere:
             await table.close_job(at_pod, table.was_ended(name))
             raise
         table.put(at_pod)
+        if of_now is not None:
+            self._keep_receipts(
+                at_pod, await asyncio.to_thread(list, parts_without_receipt(of_now, at_pod.job.ordinal))
+            )
         job = at_pod.job
         log.info(
             "job %s: %s, %d abstract chunks of %d samples, group size %d%s",
@@ -153,6 +158,13 @@ class JobsHere:
             ", taken up after a restart" if order.ran_before and not order.moving else "",
         )
         return at_pod
+
+    def _keep_receipts(self, at_pod: JobAtPod, parts: list[dict[str, Any]]) -> None:
+        """Of epochs that were over, and of which the journal lacks a receipt."""
+        oldest = min(at_pod.owner.live_epochs, default=0)
+        for part in parts:
+            if part["epoch"] < oldest and part["epoch"] not in at_pod.ended:
+                at_pod.keep_receipt(part)
 
     def check_was_the_same(self, spec: JobSpec, kept: KeptJob | None) -> None:
         """Raises :class:`NotAllowed` and :class:`JobConflict` when a journal is of a job of another kind."""

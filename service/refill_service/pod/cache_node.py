@@ -21,10 +21,12 @@ from refill_service.datasets.index_room import IndexRoom
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_table import JobTable
 from refill_service.journal.journal import Journal
+from refill_service.journal.kept_parts import KeptParts
 from refill_service.membership.jobs_here import JobsHere
 from refill_service.membership.moving import Moving
 from refill_service.membership.registration import Registration
 from refill_service.membership.resuming import Resuming
+from refill_service.membership.runs import Runs
 from refill_service.membership.who_holds import WhoHolds
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.client_memory import ClientMemory
@@ -92,9 +94,8 @@ class CacheNode:
             Path(settings.pinned_dir) if settings.pinned_dir else None,
             settings.pinned_dir_bytes,
         )
-        self.journal = Journal(
-            Path(settings.journal_dir) if settings.journal_dir else None, settings.journal_sync_seconds
-        )
+        journal_dir = Path(settings.journal_dir) if settings.journal_dir else None
+        self.journal = Journal(journal_dir, settings.journal_sync_seconds)
         for_jobs_bytes = settings.memory_bytes - self.pinned.memory_bytes
         self.gate = ByteGate(int(for_jobs_bytes * settings.in_flight_fraction), _FIRST_READS_BYTES)
         limit_bytes = settings.sending_limit_bytes // (2 if settings.num_pods > 1 else 1)
@@ -111,7 +112,17 @@ class CacheNode:
         self._stores = WarmStores(store_settings or StoreSettings.from_environment(), self.store_counters)
         self.index_room = IndexRoom(settings.memory_bytes)
         self.opening = EarlyOpening(self._open_dataset)
-        self.table = JobTable(settings, self.quotas, self.peers, self.journal, self.gate, self.pinned, self.opening)
+        self.table = JobTable(
+            settings,
+            self.quotas,
+            self.peers,
+            self.journal,
+            self.gate,
+            self.pinned,
+            self.opening,
+            KeptParts(journal_dir),
+        )
+        self.runs = Runs(self.table, self.peers)
         who_holds = WhoHolds(self.table, self.peers)
         self.jobs_here = JobsHere(self.table, self.peers, who_holds)
         self.moving = Moving(self.table, self.peers, who_holds, self.jobs_here)

@@ -26,7 +26,6 @@ from refill.protocol.wire_format import (
     BatchRequest,
     Int64Array,
 )
-from refill_service.jobs.epoch_counts import counts_of_all_pods
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.trace_posting import post_trace
 from refill_service.membership.resuming import Checkpoint
@@ -83,6 +82,16 @@ Life = Annotated[
     Query(max_length=LONGEST_LIFE, description="The training process that asks (refill.protocol.rank_life)."),
 ]
 RequiredLife = Annotated[str, Query(max_length=LONGEST_LIFE)]
+
+
+Run = Annotated[
+    str,
+    Query(
+        max_length=64,
+        description="Which run of this name, as receipts and /v1/runs call it, or the beginning of that; none: the one "
+        "that runs, else the one that ended last.",
+    ),
+]
 
 
 class Report(BaseModel):
@@ -368,12 +377,16 @@ def client_routes(node: CacheNode) -> APIRouter:
         return Response(status_code=204)
 
     @routes.get("/v1/jobs/{job}/epochs/{epoch}", tags=["jobs"], summary="Counts of an epoch, each pod and their sum.")
-    async def epoch_counts(job: JobName, epoch: Number) -> dict[str, Any]:
-        return await counts_of_all_pods(node.table.find(job, looked_at=True), epoch)
+    async def epoch_counts(job: JobName, epoch: Number, request: Request, run: Run = "") -> dict[str, Any]:
+        return await node.runs.counts(job, epoch, run, holder_of(request))
 
     @routes.get("/v1/jobs/{job}/epochs/{epoch}/receipt", tags=["jobs"], summary="What an epoch delivered to whom.")
-    async def receipt(job: JobName, epoch: Number) -> dict[str, Any]:
-        return await node.table.find(job, looked_at=True).receipt(epoch)
+    async def receipt(job: JobName, epoch: Number, request: Request, run: Run = "") -> dict[str, Any]:
+        return await node.runs.receipt(job, epoch, run, holder_of(request))
+
+    @routes.get("/v1/runs", tags=["jobs"], summary="Runs that have ended and whose receipts this pod keeps.")
+    async def runs(request: Request) -> list[dict[str, Any]]:
+        return node.runs.ended(holder_of(request))
 
     return routes
 

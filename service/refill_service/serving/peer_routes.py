@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from refill.errors import InvalidInput, PodRecovering
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
+from refill_service.cache_core.kept_runs import RunPart
 from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.job_at_pod import HandedOver, JobAtPod
 from refill_service.jobs.trace_posting import keep_trace
@@ -27,6 +29,8 @@ from refill_service.serving.request_guard import resources_of
 from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
 __all__ = ["peer_routes"]
+
+_MOST_PART_BYTES = 4 << 20
 
 Incarnation = Annotated[str, Query(max_length=64)]
 Holder = Annotated[str, Query(max_length=255)]
@@ -243,6 +247,23 @@ def peer_routes(node: CacheNode) -> APIRouter:
     async def resumed(job: str, incarnation: Incarnation) -> Response:
         """Of what is left of the epoch (:class:`ResumedEpoch`)."""
         return Response(node.jobs_here.resumed(job, incarnation).encode(), media_type="application/octet-stream")
+
+    @routes.put("/ended")
+    @takes_body(_MOST_PART_BYTES)
+    async def ended(job: str, request: Request) -> dict[str, bool]:
+        """From the pod before this one: its part of the receipts of a run that has ended."""
+        try:
+            part = RunPart.decode(await request.body())
+        except (ValueError, KeyError, TypeError, zlib.error) as error:
+            raise InvalidInput(f"that is no part of a run: {error}") from error
+        node.table.kept_parts.put(part)
+        return {"kept": True}
+
+    @routes.get("/runs/{epoch}")
+    async def runs(
+        job: str, epoch: Number, run: Annotated[str, Query(max_length=64)] = "", holder: Holder = ""
+    ) -> list[dict[str, Any]]:
+        return await node.runs.parts_here(job, epoch, run, holder)
 
     @routes.get("/epochs/{epoch}/receipt")
     async def receipt(job: str, epoch: Number, incarnation: Incarnation) -> dict[str, Any]:

@@ -1,0 +1,136 @@
+"""What is there to be kept of a run at one pod when it ends, or when the pod finds it in its journal?
+
+And what do the parts of all pods say together? The receipt of an epoch, and its counts, as those of a job that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from refill.protocol.incarnation import line_of
+from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
+from refill_service.cache_core.kept_runs import RunPart
+from refill_service.cache_core.policies.registry import policy_that_runs
+from refill_service.cache_core.receipt import EpochReceipt, receipt_of, sum_of_parts, sum_of_receipts, without_damaged
+from refill_service.cache_core.recollection import Recollection
+from refill_service.cache_core.resumed_epoch import ResumedEpoch, epoch_resumed, keyed_traces
+from refill_service.jobs.epoch_counts import no_counts, sum_of_counts
+from refill_service.jobs.job import Job
+from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.journal.kept_job import KeptJob
+
+__all__ = [
+    "about_job",
+    "counts_of_parts",
+    "part_of_job",
+    "part_of_journal",
+    "parts_without_receipt",
+    "receipt_of_parts",
+]
+
+
+async def part_of_job(at_pod: JobAtPod, ended_at: float) -> RunPart | None:
+    """Of a job that has been closed. None: nobody had asked for anything."""
+    epochs = dict(at_pod.ended)
+    for epoch in at_pod.owner.epochs_begun:
+        epochs[epoch] = await at_pod.receipt_here(epoch)
+    return RunPart.of(about_job(at_pod.job, ended_at), epochs.values()) if epochs else None
+
+
+def about_job(job: Job, ended_at: float = 0.0) -> dict[str, Any]:
+    """What it is, beside what it delivered.
+
+    :param ended_at: seconds since 1970; 0: it has not ended, as far as is known.
+    """
+    return _about(job.spec, job.incarnation, job.ordinal, job.num_pods, job.resumed, ended_at)
+
+
+def part_of_journal(kept: KeptJob, ordinal: int, ended_at: float = 0.0) -> RunPart:
+    """Of a job that nobody has asked for since the pod was restarted. Epochs that had not ended are left out where the
+    journal is not whole: others know more of them."""
+    header = kept.header
+    spec = JobSpec.from_dict(header["spec"])
+    epochs = kept.receipts | {part["epoch"]: part for part in parts_without_receipt(kept, ordinal)}
+    about = _about(spec, header["incarnation"], ordinal, header["num_pods"], kept.resumed, ended_at)
+    return RunPart.of(about, epochs.values())
+
+
+def parts_without_receipt(kept: KeptJob, ordinal: int) -> Iterator[dict[str, Any]]:
+    """Of the epochs whose receipts the pod had yet to write when it ended. None where its journal is not whole."""
+    if not kept.whole or "share" not in kept.header:  # of an earlier version
+        return
+    spec = JobSpec.from_dict(kept.header["spec"])
+    recollection = Recollection()
+    recollection.add(kept.records, ordinal)
+    recollection.table_is_whole = True
+    first, end = kept.header["share"]
+    for epoch in recollection.epochs_of_table():
+        if epoch in kept.receipts or (traces := _traces(kept, spec, recollection, epoch)) is None:
+            continue
+        answered = recollection.answered(epoch, traces, first, end)
+        unknown = [rank for rank, known_from in recollection.known_from.items() if epoch < known_from]
+        receipt = receipt_of(*answered, first, end, traces, unknown)
+        yield {"epoch": epoch, "receipt": receipt.to_dict(), "unused_ahead": {}, "repeats": 0}
+
+
+def _traces(kept: KeptJob, spec: JobSpec, recollection: Recollection, epoch: int) -> Traces | None:
+    posted = {rank: ids for (of_epoch, rank), ids in recollection.traces.items() if of_epoch == epoch}
+    num_samples = kept.header["num_samples"]
+    if len(posted) == spec.world_size:
+        return ExplicitTraces(num_samples, posted)
+    resumed = epoch_resumed(kept.header["incarnation"])
+    if spec.order != "keyed" or (kept.resumed is None and resumed is not None and epoch <= resumed):
+        return None
+    return keyed_traces(spec, epoch, num_samples, kept.resumed)
+
+
+def _about(
+    spec: JobSpec, incarnation: str, pod: int, num_pods: int, resumed: ResumedEpoch | None, ended_at: float
+) -> dict[str, Any]:
+    done = None
+    if resumed is not None:
+        consumed = replace(EpochReceipt().with_done(resumed.done), unknown=resumed.unknown)
+        done = {"epoch": resumed.epoch, "receipt": consumed.to_dict()}
+    return {
+        "job": spec.name,
+        "run": line_of(incarnation),
+        "team": spec.holder,
+        "pod": pod,
+        "num_pods": num_pods,
+        "dataset": spec.dataset,
+        "policy": policy_that_runs(spec.policy, shuffle=spec.shuffle),
+        "seed": spec.seed,
+        "world_size": spec.world_size,
+        "ended_at": ended_at,
+        "consumed_before": done,
+    }
+
+
+def receipt_of_parts(about: dict[str, Any], parts: list[dict[str, Any]], epoch: int) -> dict[str, Any]:
+    """As :meth:`JobAtPod.receipt`.
+
+    :param about: of any of the parts.
+    :param parts: each pod's of this epoch.
+    """
+    total = without_damaged(sum_of_parts(parts), parts)
+    done = about["consumed_before"]
+    if done is not None and done["epoch"] == epoch:
+        before = EpochReceipt.from_dict(done["receipt"])
+        total = replace(sum_of_receipts([total, before]), damaged=total.damaged, damaged_samples=total.damaged_samples)
+    of_what = {name: about[name] for name in ("job", "run", "seed", "policy")}
+    ended = about["ended_at"] > 0
+    running = not ended and not total.exact and epoch >= max(about.get("epochs", [epoch]))
+    state = {"epoch": epoch, "ended": ended, "running": running}
+    return of_what | state | {"repeats": sum(part["repeats"] for part in parts)} | total.to_dict()
+
+
+def counts_of_parts(about: dict[str, Any], parts: dict[int, dict[str, Any]], epoch: int) -> dict[str, Any]:
+    """As :func:`counts_of_all_pods`.
+
+    :param parts: by pod.
+    """
+    of_what = {"job": about["job"], "run": about["run"], "epoch": epoch, "ended": about["ended_at"] > 0}
+    return of_what | sum_of_counts(part.get("counts") or no_counts(pod, epoch) for pod, part in parts.items())

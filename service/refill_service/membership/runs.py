@@ -1,0 +1,162 @@
+"""Which runs does a job's name stand for, and what did each deliver, after it has ended or its pods were restarted?
+
+Each pod has its own part of a run: in the job itself while that runs, kept when it has ended, or in the pod's journal
+when nobody has asked for the job since a restart. The pod after it keeps a copy of what has ended. A receipt is the sum
+of the parts of all pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from refill.errors import InvalidInput, RefillError, UnknownJob
+from refill.protocol.incarnation import line_of
+from refill_service.cache_core.kept_runs import RunPart
+from refill_service.jobs.epoch_counts import counts_of_all_pods
+from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.job_table import JobTable
+from refill_service.jobs.run_parts import about_job, counts_of_parts, part_of_journal, receipt_of_parts
+from refill_service.peers.peers import Peers
+
+__all__ = ["Runs"]
+
+_LEAST_PREFIX = 4
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A run, with each pod's part of one epoch."""
+
+    about: dict[str, Any]
+    parts: dict[int, dict[str, Any]]
+
+
+class Runs:
+    """What clients are told of runs by way of this pod."""
+
+    def __init__(self, table: JobTable, peers: Peers) -> None:
+        self._table = table
+        self._peers = peers
+        self._reading = asyncio.Lock()
+        self._journals: dict[str, tuple[object, RunPart]] = {}
+        """By job, what was made of its journal, and of which state of that."""
+
+    async def receipt(self, job: str, epoch: int, run: str, team: str) -> dict[str, Any]:
+        """Of the run that runs, or ended last; or of the one that ``run`` begins the name of."""
+        at_pod = self._table.jobs.get(job)
+        if at_pod is not None and _is_meant(at_pod.job.run, run):
+            return await at_pod.receipt(epoch)
+        found = await self._find(job, epoch, run, team)
+        return receipt_of_parts(found.about, list(found.parts.values()), epoch)
+
+    async def counts(self, job: str, epoch: int, run: str, team: str) -> dict[str, Any]:
+        """Of an epoch; parameters as of :meth:`receipt`."""
+        at_pod = self._table.jobs.get(job)
+        if at_pod is not None and _is_meant(at_pod.job.run, run):
+            return await counts_of_all_pods(at_pod, epoch)
+        found = await self._find(job, epoch, run, team)
+        return counts_of_parts(found.about, found.parts, epoch)
+
+    def ended(self, team: str) -> list[dict[str, Any]]:
+        """Runs that have ended, of which this pod keeps something; the newest first."""
+        runs: dict[tuple[str, str], dict[str, Any]] = {}
+        for part in self._table.kept_parts.of(team):
+            about = part.about
+            told = runs.setdefault(
+                (about["job"], about["run"]),
+                {name: about[name] for name in ("job", "run", "dataset", "policy", "world_size", "ended_at")}
+                | {"first_epoch": about["epochs"][0], "last_epoch": about["epochs"][-1]},
+            )
+            told["first_epoch"] = min(told["first_epoch"], about["epochs"][0])
+            told["last_epoch"] = max(told["last_epoch"], about["epochs"][-1])
+        return list(runs.values())
+
+    async def parts_here(self, job: str, epoch: int, run: str, team: str) -> list[dict[str, Any]]:
+        """All that this pod has of runs of this name: ``{"about", "part"}`` of each, whose part is None where it has
+        none of the epoch."""
+        told = []
+        for part in self._table.kept_parts.of(team, job):
+            if _is_meant(part.about["run"], run):
+                told.append({"about": part.about, "part": part.epoch(epoch)})
+        at_pod = self._table.jobs.get(job)
+        if at_pod is not None:
+            if at_pod.job.spec.holder in ("", team) and _is_meant(at_pod.job.run, run):
+                told.append({"about": about_job(at_pod.job), "part": await _part_of(at_pod, epoch)})
+        elif (of_journal := await self._of_journal(job, team)) is not None and _is_meant(of_journal.about["run"], run):
+            told.append({"about": of_journal.about, "part": of_journal.epoch(epoch)})
+        return told
+
+    async def _of_journal(self, job: str, team: str) -> RunPart | None:
+        """Of a job that nobody has asked for since this pod was restarted."""
+        journal = self._table.journal
+        async with self._reading:
+            state = journal.state_of(job)
+            if state is None or journal.holder_of(job) not in ("", team):
+                self._journals.pop(job, None)
+                return None
+            known = self._journals.get(job)
+            if known is None or known[0] != state:
+                kept = await asyncio.to_thread(journal.find, job)
+                if kept is None:
+                    return None
+                known = state, await asyncio.to_thread(part_of_journal, kept, self._table.settings.ordinal)
+                self._journals[job] = known
+            return known[1]
+
+    async def _find(self, job: str, epoch: int, run: str, team: str) -> _Found:
+        """Raises :class:`UnknownJob` for a run that no pod knows, or of which a pod's part is lost, and
+        :class:`InvalidInput` for a name that fits several, or an epoch that it has not."""
+        told, silent = await self._told(job, epoch, run, team)
+        runs: dict[str, list[dict[str, Any]]] = {}
+        for each in told:
+            runs.setdefault(each["about"]["run"], []).append(each)
+        if not runs:
+            if silent:
+                raise silent[0]  # that pod may know it
+            which = f"run {run} of job {job}" if run else f"job {job}"
+            raise UnknownJob(f"no pod knows {which}, nor receipts of it: register it first", job=job)
+        if run and len(runs) > 1:
+            raise InvalidInput(f"run {run} of job {job} may be {' or '.join(sorted(runs))}: say more of it")
+        # One that has not ended is the newest.
+        newest = max(runs, key=lambda each: max(found["about"]["ended_at"] or time.time() for found in runs[each]))
+        about = max((found["about"] for found in runs[newest]), key=lambda about: about["ended_at"])
+        parts = {found["about"]["pod"]: found["part"] for found in runs[newest] if found["part"] is not None}
+        if not parts:
+            raise InvalidInput(f"epoch {epoch} of job {job} has not begun, or is long over (run {about['run']})")
+        if lacks := [pod for pod in range(about["num_pods"]) if pod not in parts]:
+            if silent:
+                raise silent[0]
+            raise UnknownJob(
+                f"what pod {lacks[0]} delivered in epoch {epoch} of job {job} is not known any more: it was restarted "
+                "since, and receipts last as long as pods' memory, or their journals",
+                job=job,
+            )
+        return _Found(about, parts)
+
+    async def _told(
+        self, job: str, epoch: int, run: str, team: str
+    ) -> tuple[list[dict[str, Any]], list[BaseException]]:
+        """What this pod and the others have, and the errors of those that did not answer."""
+        path = f"/peer/v1/jobs/{job}/runs/{epoch}?run={quote(run, safe='')}&holder={quote(team, safe='')}"
+        asked = (self._peers.call(pod, "GET", path) for pod in self._table.settings.other_pods)
+        answers = await asyncio.gather(self.parts_here(job, epoch, run, team), *asked, return_exceptions=True)
+        silent: list[BaseException] = [each for each in answers if isinstance(each, RefillError)]
+        for each in answers:
+            if isinstance(each, BaseException) and not isinstance(each, RefillError):
+                raise each
+        return [found for each in answers if isinstance(each, list) for found in each], silent
+
+
+async def _part_of(at_pod: JobAtPod, epoch: int) -> dict[str, Any] | None:
+    try:
+        return await at_pod.receipt_here(epoch)
+    except InvalidInput:
+        return None
+
+
+def _is_meant(run: str, asked: str) -> bool:
+    return not asked or run == line_of(asked) or (len(asked) >= _LEAST_PREFIX and run.startswith(asked))
