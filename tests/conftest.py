@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, settings
 
 from refill_service.demo import local_cluster
 from refill_service.demo.local_cluster import PortClaims
-from tests import forked_pods
+from tests import forked_processes
 
 pytest_plugins = ["tests.pod_fixtures"]
 
 # What a test leaves behind need not end in order, which takes a fifth of the CPU of a pod's whole life here.
 local_cluster._STOP_SIGNAL = signal.SIGKILL
-local_cluster._start_process = forked_pods.start
+local_cluster._start_process = forked_processes.start_pod
 
 # How long a draw takes says how busy the machine is. The same ones each time, so that a change fails by its own doing;
 # others, and more of them, with TEST_FLAGS=--hypothesis-profile=thorough.

@@ -53,12 +53,18 @@ def test_trains_and_every_sample_comes_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_everything_stops_with_it(tmp_path: Path, number: signal.Signals) -> None:
-    process = demo(tmp_path)
+@pytest.mark.parametrize(
+    ("number", "what", "option"),
+    [
+        pytest.param(signal.SIGINT, "through refill", "--service", id="Ctrl-C while it trains through refill"),
+        pytest.param(signal.SIGTERM, "from files", "--train", id="SIGTERM while it trains from files"),
+    ],
+)
+def test_everything_stops_with_it(tmp_path: Path, number: signal.Signals, what: str, option: str) -> None:
+    process = demo(tmp_path, "--epochs", "1")
     deadline = time.monotonic() + 60
-    while not any("refill_service.demo.train" in line and "--service" in line for line in started_by(tmp_path)):
-        assert process.poll() is None, "the demo ended before it trained through refill"
+    while not any("refill_service.demo.train" in line and option in line for line in started_by(tmp_path)):
+        assert process.poll() is None, f"the demo ended before it trained {what}"
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.send_signal(number)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import httpx
-from tests import forked_pods
+from tests import forked_processes
 from tests.conftest import free_port
 from tests.helm.mounted_secrets import Secrets, mount
 from tests.helm.rendering import Release
@@ -33,7 +33,7 @@ class StatefulPods:
         self._folder = folder
         self._ports = [(free_port(), free_port(), free_port()) for _ in range(most_pods)]
         mount(release.pod_template["spec"], folder, secrets or {})
-        self._running: dict[int, forked_pods.ForkedPod] = {}
+        self._running: dict[int, forked_processes.ForkedProcess] = {}
 
     @property
     def pod_urls(self) -> list[str]:
@@ -98,7 +98,9 @@ class StatefulPods:
         # Datasets of tests lie in folders, which a release names only if it is asked to.
         environment["REFILL_DATASET_URLS"] = environment.get("REFILL_DATASET_URLS") or "s3://,file:///"
         with self._log(ordinal).open("ab") as log:
-            self._running[ordinal] = forked_pods.start(self._release.container["command"][1:], environment, log)
+            self._running[ordinal] = forked_processes.start_pod(
+                self._release.container["command"][1:], environment, log
+            )
 
     def _end(self, ordinal: int) -> None:
         process = self._running.pop(ordinal)

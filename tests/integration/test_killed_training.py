@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import pytest
+from tests.forked_processes import ForkedProcess, start_rank
 from tests.pod_fixtures import NUM_SAMPLES
 from torch.utils.data import DataLoader, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -117,7 +117,7 @@ def test_killed_ranks_go_on_from_their_last_checkpoints(
 ) -> None:
     """Two ranks are killed at different places, with batches consumed that no checkpoint knows, and go on."""
 
-    def start(rank: int, stop_after: int, num_workers: int) -> subprocess.Popen[str]:
+    def start(rank: int, stop_after: int, num_workers: int) -> tuple[ForkedProcess, IO[str], IO[str]]:
         arguments = arguments_of(job | settings | {"world_size": 2}) | {"rank": rank}
         told = {
             **form,
@@ -129,31 +129,30 @@ def test_killed_ranks_go_on_from_their_last_checkpoints(
             "log": str(tmp_path / f"{rank}.log"),
             "checkpoint": str(tmp_path / f"{rank}.checkpoint"),
         }
-        command = [sys.executable, str(Path(__file__).with_name("training_process.py")), json.dumps(told)]
-        return subprocess.Popen(
-            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        return start_rank(Path(__file__).with_name("training_process.py"), json.dumps(told))
+
+    @contextlib.contextmanager
+    def lives(*each: tuple[int, int]) -> Iterator[list[tuple[ForkedProcess, IO[str]]]]:
+        """Of both ranks, by the batches after which it stops and its workers; killed in the end, with its workers."""
+        started = [start(rank, stop_after, num_workers) for rank, (stop_after, num_workers) in enumerate(each)]
+        try:
+            yield [(process, said) for process, _, said in started]
+        finally:
+            for process, told, said in started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # workers would wait for it for ever
+                process.wait()
+                told.close()
+                said.close()
 
     other_workers = 2 if form["stateful"] else 0
     for num_workers, stops in ((2, (8, 20)), (other_workers, (13, 5))):
-        lives = [start(rank, stop_after, num_workers) for rank, stop_after in enumerate(stops)]
-        try:
-            for process in lives:
-                assert process.stdout is not None
-                assert process.stdout.readline() == "stopped\n"
-        finally:
-            for process in lives:
-                os.killpg(process.pid, signal.SIGKILL)  # with its workers: they would wait for it for ever
-                process.communicate()
-    lives = [start(rank, -1, 2) for rank in range(2)]
-    try:
-        for process in lives:
-            process.communicate(timeout=90)
-            assert process.returncode == 0
-    finally:
-        for process in lives:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+        with lives(*((stop_after, num_workers) for stop_after in stops)) as ranks:
+            for _, said in ranks:
+                assert said.readline() == "stopped\n"
+    with lives((-1, 2), (-1, 2)) as ranks:
+        for process, _ in ranks:
+            assert process.wait(90) == 0
     lines = [line.split() for rank in range(2) for line in (tmp_path / f"{rank}.log").read_text().splitlines()]
     for epoch in range(2):
         ids = [int(sample) for number, *samples in lines for sample in samples if number == str(epoch)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.trainers.digits import EXAMPLES, NUM_DIGITS, with_digits
-from tests.trainers.launching import NUM_SAMPLES, SCRIPTS, Place, check_exact, ids_of
+from tests.trainers.launching import NUM_SAMPLES, SCRIPTS, Place, check_exact, ids_of, in_every_number_of_processes
 from torch.utils.data import DataLoader
 
 import refill
@@ -44,7 +44,7 @@ EPOCHS: dict[int, list[Case]] = {
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("processes", EPOCHS)
+@pytest.mark.parametrize("processes", in_every_number_of_processes(2))
 def test_epochs_are_exact(place: Place, processes: int) -> None:
     cases = [{"job": place.new_job()} | case for case in EPOCHS[processes]]
     script = SCRIPTS / "accelerate_epochs.py"
@@ -118,7 +118,7 @@ KILLED: dict[int, list[Case]] = {
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("processes", KILLED)
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.every_number), 2])
 def test_killed_jobs_go_on_with_what_they_have_not_had(place: Place, tmp_path: Path, processes: int) -> None:
     """From Accelerate's own checkpoint, of an earlier step: what came after it is trained with again."""
     cases = [{"job": place.new_job()} | case for case in KILLED[processes]]

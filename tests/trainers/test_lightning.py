@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from tests.trainers.launching import NUM_SAMPLES, SCRIPTS, Launched, Place, check_exact, ids_of
+from tests.trainers.launching import (
+    NUM_SAMPLES,
+    SCRIPTS,
+    Launched,
+    Place,
+    check_exact,
+    ids_of,
+    in_every_number_of_processes,
+)
 
 SCRIPT = SCRIPTS / "lightning_job.py"
 CASES = {
@@ -16,25 +25,31 @@ CASES = {
 """The last one is killed by SIGKILL, and those before in the same process stop."""
 
 
-FOUR = pytest.param(4, id="4 processes", marks=pytest.mark.every_number)
+class Trained(NamedTuple):
+    place: Place
+    processes: int
+    job: str
+    """Its cases are jobs of this name, and their own."""
+    first: Launched
+    """Was killed."""
+    resumed: Launched
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(1, id="1 process"), pytest.param(2, id="2 processes"), FOUR],
-)
-def trained(place: Place, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
-    """``(processes, name of the jobs, the run that was killed, the one that went on)``."""
-    processes, job, folder = request.param, place.new_job(), tmp_path_factory.mktemp("lightning")
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("processes", in_every_number_of_processes(2))
+def test_a_run_that_was_killed_and_went_on(place: Place, tmp_path: Path, processes: int) -> None:
+    """All cases in two launches: starting them is most of what this costs."""
+    job = place.new_job()
     first, resumed = (
-        place.launch(SCRIPT, job, folder, phase, *CASES[processes], processes=processes, seconds=500)
+        place.launch(SCRIPT, job, tmp_path, phase, *CASES[processes], processes=processes, seconds=500)
         for phase in ("first", "resumed")
     )
     assert first.returncode == -9 or "(SIGKILL)" in first.output, first.output[-4000:]
-    return processes, job, first, resumed.checked()
-
-
-pytestmark = pytest.mark.timeout(1000)
+    trained = Trained(place, processes, job, first, resumed.checked())
+    in_mid_epoch_it_goes_on_with_what_it_has_not_had(trained)
+    after_a_checkpoint_of_an_epochs_end_the_next_one_is_served_to_any_loader(trained)
+    in_mid_epoch_a_loader_without_a_state_is_refused(trained)
+    limited_epochs_begin_anew_and_validation_is_in_order_and_whole(trained)
 
 
 def steps_of_epoch(processes: int) -> int:
@@ -47,8 +62,8 @@ def trained_with(first: Launched, resumed: Launched, case: str, epoch: int, save
     return ids_of(before + resumed.lines, case=case, epoch=epoch, kind="train")
 
 
-def test_a_run_that_was_killed_in_mid_epoch_goes_on_with_what_it_has_not_had(place: Place, trained: Any) -> None:
-    processes, job, first, resumed = trained
+def in_mid_epoch_it_goes_on_with_what_it_has_not_had(trained: Trained) -> None:
+    place, processes, job, first, resumed = trained
     steps = steps_of_epoch(processes)
     for case in CASES[processes]:
         if case.startswith(("timed", "stateful", "iterable")):
@@ -56,8 +71,8 @@ def test_a_run_that_was_killed_in_mid_epoch_goes_on_with_what_it_has_not_had(pla
                 check_exact(place, f"{job}-{case}", epoch, trained_with(first, resumed, case, epoch, steps * 3 // 2))
 
 
-def test_after_a_checkpoint_of_an_epochs_end_the_next_one_is_served_to_any_loader(place: Place, trained: Any) -> None:
-    processes, job, first, resumed = trained
+def after_a_checkpoint_of_an_epochs_end_the_next_one_is_served_to_any_loader(trained: Trained) -> None:
+    place, processes, job, first, resumed = trained
     steps = steps_of_epoch(processes)
     for case in CASES[processes]:
         if case.startswith(("validated", "last")):
@@ -65,8 +80,8 @@ def test_after_a_checkpoint_of_an_epochs_end_the_next_one_is_served_to_any_loade
                 check_exact(place, f"{job}-{case}", epoch, trained_with(first, resumed, case, epoch, steps * 2))
 
 
-def test_in_mid_epoch_a_loader_without_a_state_is_refused(trained: Any) -> None:
-    processes, _, _, resumed = trained
+def in_mid_epoch_a_loader_without_a_state_is_refused(trained: Trained) -> None:
+    _, processes, _, _, resumed = trained
     errors = [line for line in resumed.lines if line["kind"] == "error"]
     plain = [case for case in CASES[processes] if case.startswith("plain")]
     assert sorted(line["case"] for line in errors) == sorted(plain * processes)
@@ -74,8 +89,8 @@ def test_in_mid_epoch_a_loader_without_a_state_is_refused(trained: Any) -> None:
     assert all("refill.timed(loader, dataset)" in line["error"] for line in errors)
 
 
-def test_limited_epochs_begin_anew_and_validation_is_in_order_and_whole(place: Place, trained: Any) -> None:
-    processes, job, first, _ = trained
+def limited_epochs_begin_anew_and_validation_is_in_order_and_whole(trained: Trained) -> None:
+    place, processes, job, first, _ = trained
     for epoch in range(3):
         ids = ids_of(first.lines, case="limited", epoch=epoch, kind="train")
         assert len(ids) == len(set(ids)) == steps_of_epoch(processes) // 2 * 8 * processes

@@ -9,7 +9,14 @@ from tests.trainers.launching import SCRIPTS, Place, check_exact, ids_of
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("processes", "workers"), [(1, 2), (2, 1), pytest.param(4, 1, marks=pytest.mark.every_number)])
+@pytest.mark.parametrize(
+    ("processes", "workers"),
+    [
+        (2, 1),
+        pytest.param(1, 2, marks=pytest.mark.every_number),
+        pytest.param(4, 1, marks=pytest.mark.every_number),
+    ],
+)
 def test_a_killed_run_goes_on_with_what_it_has_not_had(
     place: Place, tmp_path: Path, processes: int, workers: int
 ) -> None:
