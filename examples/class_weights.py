@@ -14,20 +14,14 @@ url, dataset_url, job = sys.argv[1:]
 dist.init_process_group("gloo")  # what ranks exchange here lies in memory of the CPU
 rank, ranks = dist.get_rank(), dist.get_world_size()
 
-# The labels, by one pass over the dataset. Keep them in a file for the runs to come.
-everything = refill.CacheDataset(url, dataset=dataset_url, job=f"{job}-labels", decode={"cls": int, "png": len})
-sampler = refill.EpochSampler(everything)
-labels = torch.zeros(len(everything), dtype=torch.int64)
-for batch in torch.utils.data.DataLoader(everything, batch_size=100, sampler=sampler):
-    labels[batch["__id__"]] = batch["cls"]
-dist.all_reduce(labels, op=dist.ReduceOp.MAX)  # each rank has read its part
+dataset = refill.CacheDataset(url, dataset=dataset_url, job=job, decode=True, order="explicit")
+labels = torch.from_numpy(dataset.labels)  # of all samples, by id: `refill pack` wrote them beside the index
 
 # Each rank draws its part of an epoch, with a seed of its own. The generator goes into checkpoints.
 weights = 1.0 / torch.bincount(labels)[labels]
 generator = torch.Generator().manual_seed(1000 + rank)
 draws = torch.utils.data.WeightedRandomSampler(weights, len(labels) // ranks, generator=generator)
 
-dataset = refill.CacheDataset(url, dataset=dataset_url, job=job, decode=True, order="explicit")
 sampler = refill.TraceSampler(dataset, draws)
 loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
 for epoch in range(2):

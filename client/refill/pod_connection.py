@@ -18,7 +18,7 @@ from refill.pod_channel import PodChannel, Wait
 from refill.protocol.incarnation import moves_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
-from refill.protocol.wire_format import MAX_SAMPLES, BatchRequest, Int64Array
+from refill.protocol.wire_format import MAX_LABELS, MAX_SAMPLES, BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch
 
 __all__ = ["PodConnection", "ReceivedBatch"]
@@ -195,10 +195,23 @@ class PodConnection:
     def _samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
         expected = Expected(sample_ids=sample_ids)
+        return self._fetched("samples", body, expected)
+
+    def _fetched(self, what: str, body: bytes, expected: Expected) -> ReceivedBatch:
         return self._pods.retried(
-            None,
-            lambda home, wait: self._channel.fetch(home, self._pods.data_path("samples"), body, expected, wait),
+            None, lambda home, wait: self._channel.fetch(home, self._pods.data_path(what), body, expected, wait)
         )
+
+    def labels(self, num_samples: int) -> Int64Array:
+        """Of all samples of a dataset that has labels."""
+        found = np.empty(num_samples, dtype=np.int64)
+        for first in range(0, num_samples, MAX_LABELS):
+            end = min(first + MAX_LABELS, num_samples)
+            body = np.array([first, end], dtype="<i8").tobytes()
+            expected = Expected(sample_ids=np.array([first], dtype=np.int64))
+            part = self._fetched("labels", body, expected)
+            found[first:end] = np.frombuffer(part.payloads[0], dtype="<i4")
+        return found
 
     def post_trace(self, epoch: int, sample_ids: Int64Array) -> None:
         """Say which samples this rank asks for in an epoch, in which order."""

@@ -124,6 +124,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._is_rank = False
         self._connection: PodConnection | None = None
         self._num_samples: int | None = None
+        self._labels: Int64Array | None = None
         self._warned = False
         self._samplers: list[weakref.ref[torch.utils.data.DistributedSampler[Any]]] = []
         # Samples and bytes that each process has fetched, and samples that were damaged, in memory that loader workers
@@ -132,7 +133,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_samplers": [], "_spare": None}
+        return self.__dict__ | {"_samplers": [], "_spare": None, "_labels": None}
 
     def __len__(self) -> int:
         """Samples of the whole dataset."""
@@ -230,6 +231,20 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     def metadata(self) -> dict[str, Any]:
         """What ``refill pack`` wrote down, such as ``classes``."""
         return dict(self.connection.info()["metadata"])
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Names of the classes by their numbers, if ``refill pack`` found any."""
+        found: list[str] | None = self.metadata.get("classes")
+        return found
+
+    @property
+    def labels(self) -> Int64Array | None:
+        """``(len(dataset),)`` what the member ``cls`` of each sample holds, by id, without reading samples; None where
+        not all have one, or the index was written by an earlier version."""
+        if self._labels is None and self.metadata.get("labels"):
+            self._labels = self.connection.labels(len(self))
+        return self._labels
 
     @property
     def connection(self) -> PodConnection:

@@ -60,7 +60,7 @@ class OneByOne(Policy):
 ONE_BY_ONE = PolicyKind(
     "one-by-one",
     OneByOne,
-    default_chunk_size=lambda num_samples, sample_bytes, largest_blob: 1,
+    default_chunk_size=lambda num_samples, sample_bytes, largest_blob, by_class: 1,
     first_batch_gets=lambda asked, chunk_size, abstract_chunks: asked,
     analysed_chunk_sizes=(1,),
 )

@@ -289,7 +289,7 @@ def test_client_and_service_know_the_same_policies() -> None:
     for name, kind in KINDS.items():
         assert kind.name == name
         assert all(chunk_size >= 1 for chunk_size in kind.analysed_chunk_sizes)
-        assert 1 <= kind.default_chunk_size(10**6, 3_000, 5) <= 5
+        assert 1 <= kind.default_chunk_size(10**6, 3_000, 5, False) <= 5
         assert kind.first_batch_gets(256, 8, 100) >= 1
 
 

@@ -88,4 +88,4 @@ def test_abstract_chunks_follow_from_the_budget(budget: int, num: int) -> None:
 def test_default_chunk_size(
     policy: str, num_samples: int, sample_bytes: float, largest_blob: int, expected: int
 ) -> None:
-    assert kind_of(policy).default_chunk_size(num_samples, sample_bytes, largest_blob) == expected
+    assert kind_of(policy).default_chunk_size(num_samples, sample_bytes, largest_blob, False) == expected

@@ -27,7 +27,7 @@ FOREIGN = {
     "OTEL_TRACES_SAMPLER_ARG",
     "protected_hardlinks",
     "img_5",
-    *("--nnodes", "NODE_RANK"),
+    *("--nnodes", "NODE_RANK", "JOB_UID"),
     *("on_train_epoch_start", "overfit_batches", "use_distributed_sampler", "val_check_interval"),
     *("ddp_spawn", "notebook_launcher"),
     *("accelerator_config", "eval_dataset", "group_by_length", "ignore_data_skip", "pixel_values"),

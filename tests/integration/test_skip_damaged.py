@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 import uuid
 from collections import Counter
@@ -225,3 +226,16 @@ def test_repeats_of_a_damaged_sample_are_left_out_too(
     names = sorted(broken[1] & set(asked))
     assert (found["damaged"], found["damaged_samples"]) == (len(names), names), found
     assert found["exact"], found
+
+
+def test_labels_come_without_samples(dataset_of: Callable[..., CacheDataset]) -> None:
+    """Damaged samples have theirs, too."""
+    dataset = dataset_of(decode={"cls": int})
+    labels = dataset.labels
+    assert labels is not None
+    assert len(labels) == NUM_SAMPLES
+    assert dataset.classes is None, "the labels are in files of their own"
+    for batch in DataLoader(dataset, BATCH, sampler=EpochSampler(dataset), collate_fn=list):
+        assert [labels[sample["__id__"]] for sample in batch] == [sample["cls"] for sample in batch]
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again.labels.tolist() == labels.tolist()

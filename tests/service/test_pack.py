@@ -20,6 +20,7 @@ from tests.service.datasets_on_disk import digest, image_folder, members_of, tar
 
 from refill.errors import DatasetExists, DatasetNotFound, EmptyDataset, InvalidInput, SampleDamaged, StoreNotFound
 from refill_service.cache_core.dataset_index import INDEX_KEY, SampleRecords
+from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.cli import main
 from refill_service.datasets import pack_claim
 from refill_service.datasets.dataset_reader import Dataset
@@ -75,7 +76,11 @@ class TestContents:
         objects, metadata, records, samples = everything(url)
         assert metadata["classes"] == ["class-0", "class-1", "class-2"]
         assert (metadata["seed"], metadata["made_by"]) == (3, "pack")
-        assert set(objects) == {INDEX_KEY, *(f"blob-{number:06}.tar" for number in range(summary.num_blobs))}
+        assert set(objects) == {
+            INDEX_KEY,
+            LABELS_KEY,
+            *(f"blob-{number:06}.tar" for number in range(summary.num_blobs)),
+        }
         assert summary.num_samples == len(samples) == 60
         assert summary.num_blobs > 2
 

@@ -45,8 +45,9 @@ class JobSpec:
     than a hint: what the first registration says holds, and another value is no other job."""
     chunk_size: int = 0
     """K, samples that are read from the store together. 0: 64 with ``redox``; with ``drain`` the smallest power of two
-    from 8 to 64 that makes chunks of 512 KiB, fewer where that is over 16 MiB or leaves fewer than 2,048 chunks. Small
-    chunks shuffle better and cost more requests."""
+    from 8 to 64 that makes chunks of 512 KiB, fewer where that is over 16 MiB or leaves fewer than 2,048 chunks, and
+    8 at most where the index shows that the dataset is stored by class. Small chunks shuffle better and cost more
+    requests."""
     group_order: str = "consecutive"
     """Which chunks share an abstract chunk: ``consecutive`` or ``interleaved`` (Brand 3.2)."""
     policy: str = "drain"

@@ -47,6 +47,7 @@ __all__ = [
     "FRAME_BYTES_HEADER",
     "FRAME_HEADER_BYTES",
     "MAX_BATCH",
+    "MAX_LABELS",
     "MAX_SAMPLES",
     "MEMORY_HEADER",
     "BatchRequest",
@@ -65,6 +66,8 @@ Int64Array = NDArray[np.int64]
 
 MAX_BATCH = 1 << 16
 """Most positions in one request; larger requests are refused before anything is allocated."""
+MAX_LABELS = 1 << 18
+"""Most labels of one request."""
 MAX_SAMPLES = 1 << 12
 """Most samples of a request for exactly these; clients make several of a longer one."""
 

@@ -157,6 +157,8 @@ def _run(args: argparse.Namespace) -> int:
                     "rows": [row.to_dict() for row in rows],
                     "left_out": left_out,
                     "recommended_chunk_size": chunk_size,
+                    "default_chunk_size": shape.default_chunk_size,
+                    "stored_by_class": shape.by_class,
                     "reason": reason,
                 }
             )
@@ -241,7 +243,15 @@ async def _shape_of(url: str, settings: StoreSettings, most_simulated: int) -> D
         simulated = min(dataset.num_samples, most_simulated)
         records = await dataset.load_records(0, simulated)
         first_sample = np.unique(np.minimum(dataset.blobs.first_sample, simulated))
-        return DatasetShape(dataset.num_samples, dataset.index.sample_bytes, first_sample, records.length)
+        labels = dataset.label_summary
+        return DatasetShape(
+            dataset.num_samples,
+            dataset.index.sample_bytes,
+            first_sample,
+            records.length,
+            by_class=labels is not None and labels.by_class,
+            default_chunk_size=dataset.chunk_size_of(JobSpec.policy),
+        )
     finally:
         await dataset.close()
 
@@ -335,6 +345,9 @@ def _print(analysis: Analysis, pod_memory_bytes: int, rows: list[Row], left_out:
     for line in left_out:
         print(f"left out: {line}")
     print(f"recommended: {reason}")
+    if shape.default_chunk_size is not None:
+        why = ", since the dataset is stored by class: larger ones cost accuracy" if shape.by_class else ""
+        print(f"a job that names no chunk_size reads chunks of {shape.default_chunk_size}{why}")
 
 
 def _time_text(seconds: float) -> str:

@@ -269,6 +269,12 @@ def _print_summary(summary: DatasetSummary) -> None:
     ]
     if classes:
         rows.append(("classes", f"{len(classes):,} ({', '.join(classes[:3])}{', ...' if len(classes) > 3 else ''})"))
+    if (labels := summary.labels) is not None:
+        each = f"{labels['least']:,}" + (f" to {labels['most']:,}" if labels["most"] > labels["least"] else "")
+        shared = f"{labels['same_neighbours']:.0%} of neighbours share one ({labels['same_by_chance']:.0%} by chance)"
+        rows.append(("labels", f"{labels['classes']:,} different, {each} samples each; {shared}"))
+    why = ", since it is stored by class" if summary.by_class else ""
+    rows.append(("chunk size", f"{summary.default_chunk_size} for a job that names none{why}"))
     for label, values, text in (
         ("sample size", summary.sample_sizes, bytes_text),
         ("blob size", summary.blob_sizes, bytes_text),

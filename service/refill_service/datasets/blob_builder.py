@@ -10,9 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 from refill_service.cache_core.dataset_index import sample_checksum
+from refill_service.cache_core.dataset_labels import label_of
 from refill_service.datasets.index_writer import RECORD, RecordArray
 from refill_service.datasets.source_scan import SourceMember, SourceSample
 
@@ -26,11 +28,16 @@ _READ_THREADS = 8
 _AHEAD_BYTES = 16 << 20
 _AHEAD_SAMPLES = 256
 
+TarRange = tuple[list[bytes], int]
+"""The bytes of a sample, and its label."""
+
 
 @dataclass
 class BuiltBlob:
     data: bytearray
     records: RecordArray
+    labels: NDArray[np.int32]
+    """Of the samples, -1 for one without."""
 
 
 def build_blobs(
@@ -50,36 +57,37 @@ def build_blobs(
 
     Raises :class:`InvalidInput` for a file that changed or vanished since it was listed.
     """
-    data, records = bytearray(), list[tuple[int, int, int]]()
-    for sample, pieces in _read_ahead(folder, samples, class_numbers):
+    data, records, labels = bytearray(), list[tuple[int, int, int]](), list[int]()
+    for sample, (pieces, label) in _read_ahead(folder, samples, class_numbers):
         size_bytes = sum(map(len, pieces))
         if data and len(data) + size_bytes + len(_END_OF_ARCHIVE) > blob_bytes:
-            yield _finished(data, records)
-            data, records = bytearray(), []
+            yield _finished(data, records, labels)
+            data, records, labels = bytearray(), [], []
         start = len(data)
         for piece in pieces:
             data += piece
         with memoryview(data) as view:
             records.append((start, size_bytes, sample_checksum(view[start:])))
+        labels.append(label)
         if on_bytes is not None:
             on_bytes(sum(member.size_bytes for member in sample.members))
     if data:
-        yield _finished(data, records)
+        yield _finished(data, records, labels)
 
 
-def _finished(data: bytearray, records: list[tuple[int, int, int]]) -> BuiltBlob:
+def _finished(data: bytearray, records: list[tuple[int, int, int]], labels: list[int]) -> BuiltBlob:
     data += _END_OF_ARCHIVE
     built = np.zeros(len(records), dtype=RECORD)
     for name, column in zip(("offset", "length", "checksum"), zip(*records, strict=True), strict=True):
         built[name] = np.array(column, dtype=RECORD[name])
-    return BuiltBlob(data, built)
+    return BuiltBlob(data, built, np.array(labels, dtype=np.int32))
 
 
 def _read_ahead(
     folder: str, samples: Iterable[SourceSample], class_numbers: Mapping[str, int] | None
-) -> Iterator[tuple[SourceSample, list[bytes]]]:
+) -> Iterator[tuple[SourceSample, TarRange]]:
     """Each sample with its bytes in the tar, in order; at most ``_AHEAD_BYTES`` and one sample are read ahead."""
-    waiting: deque[tuple[SourceSample, int, Future[list[bytes]]]] = deque()
+    waiting: deque[tuple[SourceSample, int, Future[TarRange]]] = deque()
     waiting_bytes = 0
     pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="pack-read")
     try:
@@ -98,19 +106,22 @@ def _read_ahead(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _tar_pieces(folder: str, sample: SourceSample, class_numbers: Mapping[str, int] | None) -> list[bytes]:
+def _tar_pieces(folder: str, sample: SourceSample, class_numbers: Mapping[str, int] | None) -> TarRange:
     contents = [(member.extension, _file_bytes(folder, member)) for member in sample.members]
     if class_numbers is not None and all(member.extension != "cls" for member in sample.members):
         contents.append(("cls", str(class_numbers[sample.key.partition("/")[0]]).encode()))
         contents.sort(key=lambda item: item[0])
     pieces = []
+    label = -1
     for extension, content in contents:
+        if extension == "cls":
+            label = label_of(content)
         header = tarfile.TarInfo(f"{sample.key}.{extension}")
         header.size = len(content)
         pieces.append(header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
         pieces.append(content)
         pieces.append(bytes(-len(content) % _BLOCK_BYTES))
-    return pieces
+    return pieces, label
 
 
 def _file_bytes(folder: str, member: SourceMember) -> bytes:

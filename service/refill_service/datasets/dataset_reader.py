@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refill.errors import DatasetNotFound, IndexDamaged, InvalidInput, SampleDamaged, StoreNotFound
 from refill_service.cache_core.dataset_index import (
@@ -18,6 +19,15 @@ from refill_service.cache_core.dataset_index import (
     decode_index,
     sample_checksum,
 )
+from refill_service.cache_core.dataset_labels import HEADER_BYTES as LABELS_HEADER_BYTES
+from refill_service.cache_core.dataset_labels import (
+    LABELS_KEY,
+    LabelSummary,
+    blocks_range,
+    decode_labels,
+    summary_in,
+)
+from refill_service.cache_core.policies.registry import kind_of
 from refill_service.datasets.index_room import IndexRoom
 from refill_service.object_store.base import ObjectStore, ObjectTooShort
 from refill_service.object_store.open_store import open_store
@@ -110,6 +120,42 @@ class Dataset:
     @property
     def blobs(self) -> BlobTable:
         return self.index.blobs
+
+    @property
+    def label_summary(self) -> LabelSummary | None:
+        """None where samples have no labels, or the index is older."""
+        return summary_in(self.index.metadata)
+
+    async def labels(self, first: int, end: int) -> NDArray[np.int32]:
+        """Of samples ``[first, end)``, verified. Raises :class:`InvalidInput` where there are none."""
+        summary, header = self.label_summary, self.index.header
+        if summary is None:
+            raise InvalidInput(f"{self.url} has no labels: not each of its samples has a member cls with a number")
+        source = self.store.url_of(LABELS_KEY)
+        try:
+            head = await self.store.read_range(LABELS_KEY, 0, LABELS_HEADER_BYTES)
+            start, stop = blocks_range(first, end, summary.item_bytes, header.num_samples)
+            blocks = await self.store.read_range(LABELS_KEY, start, stop)
+        except (ObjectTooShort, StoreNotFound) as error:
+            raise IndexDamaged(f"{source} is gone, or ends too early; make the index again", index=source) from error
+        return decode_labels(
+            bytes(head),
+            blocks,
+            first,
+            end,
+            item_bytes=summary.item_bytes,
+            num_samples=header.num_samples,
+            fingerprint=header.fingerprint,
+            source=source,
+        )
+
+    def chunk_size_of(self, policy: str) -> int:
+        """K of a job that names none."""
+        sample_bytes = self.index.sample_bytes / max(1, self.num_samples)
+        largest_blob = int(np.diff(self.blobs.first_sample).max(initial=1))
+        summary = self.label_summary
+        by_class = summary is not None and summary.by_class
+        return kind_of(policy).default_chunk_size(self.num_samples, sample_bytes, largest_blob, by_class)
 
     def check_room(self, num_samples: int) -> None:
         """Raises :class:`MemoryTooSmall` when the records of so many samples find no room."""

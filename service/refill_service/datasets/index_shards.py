@@ -16,8 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from refill.errors import DatasetExists, EmptyDataset, InvalidInput, SampleDamaged, StoreNotFound
 from refill_service.cache_core.dataset_index import INDEX_KEY
+from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.index_writer import IndexWriter, RecordArray
 from refill_service.datasets.pack_claim import MARKER_KEY, marker_of
 from refill_service.datasets.progress import Progress
@@ -65,6 +68,8 @@ async def index_shards(
             if writer.num_samples == 0:
                 raise EmptyDataset(f"{store.url}: its {len(shards)} tars hold no samples (files named KEY.EXTENSION)")
             index = await asyncio.to_thread(writer.finish, {"made_by": "index"})
+            if writer.labels is not None:
+                await store.write(LABELS_KEY, writer.labels)
             await store.write(INDEX_KEY, index)
             summary.num_samples, summary.num_blobs = writer.num_samples, writer.num_blobs
             summary.blob_bytes = writer.blob_bytes
@@ -141,7 +146,7 @@ def _take(
     summary: IndexSummary,
 ) -> None:
     batches, report = found
-    writer.add_blob(shard.key, shard.size_bytes, batches)
+    writer.add_blob(shard.key, shard.size_bytes, batches, np.array(report.labels, dtype=np.int32))
     summary.num_passed_over += report.num_passed_over
     if report.repeated is not None:
         first, again = report.repeated

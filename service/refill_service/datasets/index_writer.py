@@ -5,11 +5,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refill_service.cache_core import dataset_labels
 from refill_service.cache_core.dataset_index import (
     BLOCK_SAMPLES,
     BlobTable,
@@ -38,12 +39,18 @@ class IndexWriter:
         self._first_sample = [0]
         self._sample_bytes = 0
         self._wide = False
+        self._labels: IO[bytes] | None = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        """One int32 a sample; None when a sample has no label."""
+        self.labels: Path | None = None
+        """After :meth:`finish`: the file that holds the labels, if all samples have one; to be stored before the index,
+        under ``LABELS_KEY``."""
 
     def __enter__(self) -> IndexWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._spool.close()
+        self._drop_labels()
 
     @property
     def num_samples(self) -> int:
@@ -61,25 +68,33 @@ class IndexWriter:
     def blob_bytes(self) -> int:
         return sum(self._sizes)
 
-    def add_blob(self, name: str, size_bytes: int, records: Iterable[RecordArray]) -> None:
-        """``records``: those of all samples of the blob, in one or more arrays."""
+    def add_blob(
+        self, name: str, size_bytes: int, records: Iterable[RecordArray], labels: NDArray[np.int32] | None = None
+    ) -> None:
+        """``records``: those of all samples of the blob, in one or more arrays. ``labels``: of all of them, or None."""
         count = 0
         for batch in records:
             self._spool.write(batch.tobytes())
             self._sample_bytes += int(batch["length"].sum())
             count += len(batch)
+        if count and (labels is None or len(labels) != count or bool((labels < 0).any())):
+            self._drop_labels()
+        elif count and self._labels is not None and labels is not None:
+            self._labels.write(labels.astype("<i4").tobytes())
         self._names.append(name)
         self._sizes.append(size_bytes)
         self._first_sample.append(self.num_samples + count)
         self._wide = self._wide or size_bytes >= 2**32
 
     def finish(self, metadata: dict[str, Any]) -> Path:
-        """The file that holds the index; to be stored under ``INDEX_KEY``."""
+        """The file that holds the index; to be stored under ``INDEX_KEY``. What labels say is added to ``metadata``."""
         blobs = BlobTable(self._names, np.array(self._first_sample, np.int64), np.array(self._sizes, np.int64))
         hasher = fingerprint_of_blobs(blobs)
         for batch in self._batches():
             hasher.update(batch.tobytes())
         fingerprint = hasher.intdigest()
+        if self._labels is not None and self.num_samples:
+            metadata = metadata | {"labels": self._finish_labels(self._labels, fingerprint).to_dict()}
         _, head = encode_head(
             blobs, sample_bytes=self._sample_bytes, fingerprint=fingerprint, wide=self._wide, metadata=metadata
         )
@@ -93,7 +108,34 @@ class IndexWriter:
                 file.write(encode_block(records, block=block, fingerprint=fingerprint, wide=self._wide))
         return path
 
+    def _finish_labels(self, spool: IO[bytes], fingerprint: int) -> dataset_labels.LabelSummary:
+        counts = dataset_labels.LabelCounts()
+        for labels in _label_batches(spool):
+            counts.add(labels)
+        summary = counts.summary()
+        self.labels = self._folder / "labels"
+        with self.labels.open("wb") as file:
+            file.write(dataset_labels.encode_header(summary.item_bytes, self.num_samples, fingerprint))
+            for block, labels in enumerate(_label_batches(spool)):
+                file.write(
+                    dataset_labels.encode_block(
+                        labels, block=block, item_bytes=summary.item_bytes, fingerprint=fingerprint
+                    )
+                )
+        return summary
+
+    def _drop_labels(self) -> None:
+        if self._labels is not None:
+            self._labels.close()
+            self._labels = None
+
     def _batches(self) -> Iterable[RecordArray]:
         self._spool.seek(0)
         while data := self._spool.read(BLOCK_SAMPLES * RECORD.itemsize):
             yield np.frombuffer(data, dtype=RECORD)
+
+
+def _label_batches(spool: IO[bytes]) -> Iterable[NDArray[np.int32]]:
+    spool.seek(0)
+    while data := spool.read(4 * dataset_labels.BLOCK_LABELS):
+        yield np.frombuffer(data, dtype="<i4")

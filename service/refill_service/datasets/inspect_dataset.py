@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from refill.errors import DatasetError, IndexDamaged, SampleDamaged, StoreNotFound
+from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.dataset_index import Int64Array, SampleRecords
 from refill_service.datasets.dataset_reader import Dataset
 
@@ -37,11 +38,17 @@ class DatasetSummary:
     """False: from a part of the samples, spread over the dataset."""
     blob_sizes: dict[str, int]
     samples_per_blob: dict[str, int]
+    labels: dict[str, Any] | None
+    """What the index says of them."""
+    by_class: bool
+    """Whether neighbours share labels far more often than by chance."""
+    default_chunk_size: int
+    """K of a job of policy ``drain`` that names none."""
 
 
 async def describe(dataset: Dataset, *, despite_damage: bool = False) -> DatasetSummary:
     """``despite_damage``: leave blocks of records that can't be read out of ``sample_sizes``, in place of raising."""
-    index, blobs = dataset.index, dataset.blobs
+    index, blobs, labels = dataset.index, dataset.blobs, dataset.label_summary
     num_blocks = index.header.num_blocks
     chosen = np.unique(np.linspace(0, num_blocks - 1, min(num_blocks, _EXACT_BLOCKS)).astype(np.int64))
     lengths = []
@@ -64,6 +71,9 @@ async def describe(dataset: Dataset, *, despite_damage: bool = False) -> Dataset
         sample_sizes_exact=len(lengths) == num_blocks,
         blob_sizes=_distribution(blobs.size_bytes),
         samples_per_blob=_distribution(np.diff(blobs.first_sample)),
+        labels=None if labels is None else labels.to_dict(),
+        by_class=labels is not None and labels.by_class,
+        default_chunk_size=dataset.chunk_size_of(JobSpec.policy),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from refill.errors import EmptyDataset, InvalidInput
 from refill_service.cache_core.dataset_index import INDEX_KEY
+from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.blob_builder import build_blobs
 from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.pack_claim import PackClaim, blob_name
@@ -108,6 +109,8 @@ async def pack(
                     await _store_blobs(store, claim, writer, scan, class_names, blob_bytes, progress.advance)
                     index = await _to_the_end(asyncio.to_thread(writer.finish, metadata))
                     await claim.check()
+                    if writer.labels is not None:
+                        await _to_the_end(store.write(LABELS_KEY, writer.labels))
                     await _to_the_end(store.write(INDEX_KEY, index))
                 except BaseException:
                     await claim.abort()
@@ -165,7 +168,7 @@ async def _store_blobs(
         while (blob := await _to_the_end(asyncio.to_thread(next, blobs, None))) is not None:
             await claim.check()
             name = blob_name(writer.num_blobs)
-            writer.add_blob(name, len(blob.data), [blob.records])
+            writer.add_blob(name, len(blob.data), [blob.records], blob.labels)
             uploads.add(asyncio.create_task(store.write(name, blob.data)))
             del blob  # else it stays in memory while the next one is built
             full = len(uploads) >= _UPLOADS

@@ -23,6 +23,7 @@ from typing import Any
 
 from refill.errors import DatasetError, DatasetExists, InvalidInput, RefillError, StoreNotFound
 from refill_service.cache_core.dataset_index import INDEX_KEY, DatasetIndex
+from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.dataset_reader import read_index
 from refill_service.datasets.progress import bytes_text
 from refill_service.object_store.base import ObjectStore
@@ -31,7 +32,7 @@ __all__ = ["MARKER_KEY", "PackClaim", "blob_name", "marker_of"]
 
 MARKER_KEY = "refill.packing"
 OUR_BLOB = re.compile(r"blob-\d{6,}\.tar")
-_OURS = re.compile(rf"{OUR_BLOB.pattern}|{re.escape(INDEX_KEY)}|{re.escape(MARKER_KEY)}")
+_OURS = re.compile(rf"{OUR_BLOB.pattern}|{'|'.join(map(re.escape, (INDEX_KEY, LABELS_KEY, MARKER_KEY)))}")
 
 _MARKER_BYTES = 512
 RENEW_SECONDS = 10.0
@@ -110,6 +111,7 @@ class PackClaim:
         """Put up the marker; remove index, then blobs, of an older dataset or a pack that was broken off."""
         await self._renew()
         await self._store.delete(INDEX_KEY)
+        await self._store.delete(LABELS_KEY)
         await self._delete_blobs()
         await self._store.discard_unfinished(_OURS)
         await self.check()
@@ -135,6 +137,7 @@ class PackClaim:
         try:
             await self.check()
             await self._store.delete(INDEX_KEY)
+            await self._store.delete(LABELS_KEY)
             await self._delete_blobs()
             await self._store.delete(MARKER_KEY)
         except RefillError:

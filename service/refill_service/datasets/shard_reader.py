@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from refill.errors import SampleDamaged
+from refill_service.cache_core.dataset_labels import label_of
 from refill_service.datasets.index_writer import RECORD, RecordArray
 
 __all__ = ["RANGE_BYTES", "ShardReport", "read_shard"]
@@ -24,6 +25,7 @@ __all__ = ["RANGE_BYTES", "ShardReport", "read_shard"]
 _BATCH = 4096
 RANGE_BYTES = 8 << 20
 """Of one request."""
+_LONGEST_LABEL = 100
 _MAX_HEADER_BYTES = 1 << 20
 """Of the headers of one member, and of those that hold for all that follow: tarfile would take any number."""
 _CANT_BE_READ = (
@@ -41,6 +43,8 @@ class ShardReport:
     """Members that belong to no sample."""
     repeated: tuple[int, int] | None = None
     """Numbers in the shard of two samples with the same key, apart from each other."""
+    labels: array[int] = field(default_factory=lambda: array("i"), repr=False)
+    """Of the samples, -1 for one without."""
     key_hashes: array[int] = field(default_factory=lambda: array("Q"), repr=False)
 
 
@@ -77,10 +81,17 @@ def read_shard(
             # A global pax header may come before the member, and is not its own.
             header = header[start - header_start :]
             report.num_samples += 1
+            report.labels.append(-1)
             report.key_hashes.append(xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")))
         hasher.update(header)
+        is_label = found is not None and member.name[len(found) :].lower() == ".cls"
+        content = b""
         for piece in stream.pieces_to(stream.archive_offset):
             hasher.update(piece)
+            if is_label and len(content) < member.size <= _LONGEST_LABEL:
+                content += piece
+        if is_label:
+            report.labels[-1] = label_of(content[: member.size])
         if found is not None:
             until_end, end = hasher, stream.archive_offset
     if key is not None:

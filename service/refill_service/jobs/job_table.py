@@ -9,8 +9,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
-
 from refill.errors import JobError, JobLost, JobMoved, MemoryTooSmall, PodStopping, RefillError, UnknownJob
 from refill.protocol.incarnation import is_later, same_line
 from refill.protocol.job_spec import JobSpec
@@ -19,12 +17,10 @@ from refill_service.cache_core.job_lifecycle import Begin, is_another
 from refill_service.cache_core.job_memory import JobMemory, most_memory
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.policies import redox
-from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.posted_traces import memory_with_traces, trace_memory
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.cache_core.team_quotas import TeamQuotas
-from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.early_opening import EarlyOpening
 from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
@@ -157,7 +153,7 @@ class JobTable:
             memory_bytes = self._memory_for(spec, kept_bytes, most_bytes, ran_before=begin.ran_before)
             # Before anything is made in its size; shares are about equal.
             dataset.check_room(-(-dataset.num_samples // settings.num_pods))
-            layout = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size or _chunk_size(spec, dataset))
+            layout = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size or dataset.chunk_size_of(spec.policy))
             share = layout.share(settings.ordinal, settings.num_pods)
             records = await dataset.load_records(share.first_sample, share.end_sample)
             for_traces = trace_memory(memory_bytes, dataset.num_samples) if spec.order == "explicit" else 0
@@ -317,9 +313,3 @@ class JobTable:
         if others := sum(at_pod.job.memory_bytes for name, at_pod in self.jobs.items() if name not in mine):
             taken.append(f"other teams {others:,}")
         return ", ".join(taken) or "none"
-
-
-def _chunk_size(spec: JobSpec, dataset: Dataset) -> int:
-    sample_bytes = dataset.index.sample_bytes / max(1, dataset.num_samples)
-    largest_blob = int(np.diff(dataset.blobs.first_sample).max(initial=1))
-    return kind_of(spec.policy).default_chunk_size(dataset.num_samples, sample_bytes, largest_blob)

@@ -56,6 +56,10 @@ class DatasetShape:
     """``(blobs + 1,)`` of the simulated part, as of :class:`ChunkLayout`."""
     lengths: Int64Array
     """``(simulated samples,)`` bytes of each."""
+    by_class: bool = False
+    """Whether neighbours share labels."""
+    default_chunk_size: int | None = None
+    """K of a job of policy ``drain`` that names none; None: there is no dataset to tell by."""
 
     def __post_init__(self) -> None:
         if self.largest_blob < 2:

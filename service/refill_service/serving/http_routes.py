@@ -21,6 +21,7 @@ from refill.protocol.rank_life import LONGEST_LIFE, RankLife
 from refill.protocol.wire_format import (
     FRAME_BYTES_HEADER,
     MAX_BATCH,
+    MAX_LABELS,
     MAX_SAMPLES,
     MEMORY_HEADER,
     BatchRequest,
@@ -271,6 +272,29 @@ def client_routes(node: CacheNode) -> APIRouter:
         frame = OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact.read(ids))
         room.holds(frame.total_bytes)
         was_done(request, f"read {len(ids)} samples")
+        return framed(request, frame)
+
+    @routes.post(
+        "/v1/jobs/{job}/labels",
+        tags=["data"],
+        summary="Labels (int32, as a frame's only sample) of the samples between two ids (int64).",
+        response_class=Response,
+        responses=_FRAME_ANSWER,
+        openapi_extra=_BINARY_BODY,
+    )
+    @takes_body(16)
+    async def labels(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
+        at_pod = node.table.find(job, incarnation)
+        resources_of(request).enter_context(at_pod.in_use())
+        wanted = read_int64s(await request.body())
+        num_samples = at_pod.job.layout.num_samples
+        if len(wanted) != 2 or not 0 <= wanted[0] < wanted[1] <= min(num_samples, int(wanted[0]) + MAX_LABELS):
+            raise InvalidInput(f"labels are asked for by two ids of 0 to {num_samples}, {MAX_LABELS:,} apart at most")
+        room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
+        await room.enter(1)
+        found = await at_pod.job.dataset.labels(int(wanted[0]), int(wanted[1]))
+        frame = OutgoingFrame(np.array([-1]), wanted[:1], [found.astype("<i4").tobytes()])
+        room.holds(frame.total_bytes)
         return framed(request, frame)
 
     @routes.put(

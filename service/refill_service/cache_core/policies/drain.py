@@ -346,10 +346,11 @@ class _RandomSet:
         return self._values[int(generator.random() * len(self._values))]
 
 
-def default_chunk_size(num_samples: int, sample_bytes: float, largest_blob: int) -> int:
+def default_chunk_size(num_samples: int, sample_bytes: float, largest_blob: int, by_class: bool) -> int:
     """Small chunks spread samples: the smallest power of two from 8 to 64 whose chunks are worth a request of their
-    own; fewer than that where chunks would be very large, or so few that memory holds only a handful."""
-    chunk_size = _LARGEST_DEFAULT
+    own; fewer than that where chunks would be very large, or so few that memory holds only a handful. 8 at most where
+    the samples of a chunk are of one class (docs/TRAINING_QUALITY.md)."""
+    chunk_size = _SMALLEST_DEFAULT if by_class else _LARGEST_DEFAULT
     while chunk_size > _SMALLEST_DEFAULT and (
         chunk_size // 2 * sample_bytes >= _WORTH_A_REQUEST_BYTES or num_samples // chunk_size < _ENOUGH_CHUNKS
     ):

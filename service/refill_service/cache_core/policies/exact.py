@@ -360,7 +360,10 @@ class _UsesOfShare:
 KIND = PolicyKind(
     "exact",
     ExactPolicy,
-    default_chunk_size=default_chunk_size,
+    # Chunks have no say in its order.
+    default_chunk_size=lambda num_samples, sample_bytes, largest_blob, by_class: default_chunk_size(
+        num_samples, sample_bytes, largest_blob, False
+    ),
     # Each request of an empty cache reads a chunk of its own.
     first_batch_gets=lambda asked, chunk_size, abstract_chunks: asked,
     analysed_chunk_sizes=(),  # its plans take some ten times as long to simulate: only where they are asked for

@@ -356,9 +356,10 @@ class PolicyKind:
 
     name: str
     new: Callable[[EpochBegan], Policy]
-    default_chunk_size: Callable[[int, float, int], int]
-    """``(samples of the dataset, mean bytes of a sample, samples of the largest blob) -> K`` for a job that names none.
-    Follows from the dataset alone, so that all pods agree; no chunk is larger than the largest blob."""
+    default_chunk_size: Callable[[int, float, int, bool], int]
+    """``(samples of the dataset, mean bytes of a sample, samples of the largest blob, whether neighbours share labels)
+    -> K`` for a job that names none. Follows from the dataset alone, so that all pods agree; no chunk is larger than
+    the largest blob."""
     first_batch_gets: Callable[[int, int, float], int]
     """``(requests, K, abstract chunks) -> GETs`` of one pod before it can answer the first requests of a job."""
     analysed_chunk_sizes: tuple[int, ...]

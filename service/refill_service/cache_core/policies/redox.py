@@ -166,7 +166,7 @@ KIND = PolicyKind(
     "redox",
     RedoxPolicy,
     # Re-reads spread samples, so that chunks can be as large as the papers'.
-    default_chunk_size=lambda num_samples, sample_bytes, largest_blob: min(64, largest_blob),
+    default_chunk_size=lambda num_samples, sample_bytes, largest_blob, by_class: min(64, largest_blob),
     first_batch_gets=_first_batch_gets,
     analysed_chunk_sizes=(64,),
 )
