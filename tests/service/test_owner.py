@@ -426,9 +426,13 @@ def test_a_rank_that_only_reported_counts_as_begun(packed: tuple[str, Any]) -> N
             recollection = Recollection()
             recollection.add([Record(Kind.WHOLE, 0, rank) for rank in range(2)], source=1)
             owner.restore(recollection)
-            begun = {record.rank: record.columns[0].tolist() for record in owner.opened() if record.kind is Kind.OPENED}
+            begun = {
+                record.rank: record.columns[0].tolist()
+                for record in owner.job.life.opened()
+                if record.kind is Kind.OPENED
+            }
             assert begun == {0: [1], 1: [1]}
-            assert any(record.kind is Kind.ALL_RANKS for record in owner.opened())
+            assert any(record.kind is Kind.ALL_RANKS for record in owner.job.life.opened())
 
     asyncio.run(run())
 
@@ -438,7 +442,11 @@ def test_homes_that_a_rank_left_long_ago_are_forgotten(packed: tuple[str, Any]) 
 
     async def run() -> None:
         def homes(owner: Owner) -> dict[int, list[int]]:
-            return {record.rank: record.columns[0].tolist() for record in owner.opened() if record.kind is Kind.OPENED}
+            return {
+                record.rank: record.columns[0].tolist()
+                for record in owner.job.life.opened()
+                if record.kind is Kind.OPENED
+            }
 
         async with owner_of(packed[0], 500_000, world_size=2) as owner:
             owner.rank_opens(0, 0, home=0)
@@ -473,7 +481,7 @@ def test_an_owner_that_went_on_without_a_rank_does_not_say_that_it_has_not_begun
             recollection = Recollection()
             recollection.add([Record(Kind.WHOLE, 0, 0)], source=0)
             owner.restore(recollection, without=[1])
-            assert not any(record.kind is Kind.ALL_RANKS for record in owner.opened())
+            assert not any(record.kind is Kind.ALL_RANKS for record in owner.job.life.opened())
 
     asyncio.run(run())
 

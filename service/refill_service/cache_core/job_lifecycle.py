@@ -14,13 +14,16 @@ recovery is a list of facts that a test replays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from refill.errors import JobConflict, JobLost, PodUnreachable, RefillError
 from refill.protocol.incarnation import incarnation_of, is_later, line_of, moves_of, same_line
+from refill.protocol.records import Kind, Record
 from refill_service.cache_core.rank_places import NOT_BEGUN, RankPlaces
 from refill_service.cache_core.unknown_deliveries import UnknownDeliveries
 
@@ -385,6 +388,14 @@ class JobLife:
             return
         self._phase = Phase.RUNNING
         self.lists_all_ranks = complete
+
+    def opened(self) -> Iterator[Record]:
+        """Where each rank is that has begun, and whether these are all."""
+        for rank, homes in self.ranks.with_homes():
+            at = max(0, self.ranks.epoch(rank))
+            yield Record(Kind.OPENED, at, rank, (np.array(homes, dtype=np.int64),))
+        if self.lists_all_ranks and not self.recovering:
+            yield Record(Kind.ALL_RANKS, 0)
 
     def has_not_begun(self, rank: int) -> bool:
         """Whether no process can have received anything as this rank."""

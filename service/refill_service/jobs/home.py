@@ -14,11 +14,11 @@ from functools import partial
 from refill.errors import RefillError, SamplesSkipped
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.home_machine import Batch, HomeMachine
+from refill_service.cache_core.home_record import HomeRecord
 from refill_service.jobs.all_done import all_done
 from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.asked_positions import AskedPositions, asked_positions
 from refill_service.jobs.exact_samples import ExactSamples
-from refill_service.jobs.home_record import HomeRecord
 from refill_service.jobs.job import Job
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.owner import Owner

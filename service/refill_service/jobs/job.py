@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from refill.errors import EpochEnded, EpochNotReady, InvalidInput, JobLost, MemoryTooSmall
+from refill.errors import EpochNotReady, InvalidInput, JobLost, MemoryTooSmall
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import terms_of
-from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
-from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, KeyedTraces, Traces, check_ids
-from refill_service.cache_core.job_lifecycle import Begin, JobLife
+from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, Traces, check_ids
+from refill_service.cache_core.job_lifecycle import Begin
+from refill_service.cache_core.job_state import JobState
 from refill_service.cache_core.policies.registry import policy_that_runs
-from refill_service.cache_core.posted_traces import PostedTraces
-from refill_service.cache_core.rank_places import RankPlaces
-from refill_service.cache_core.resumed_epoch import ResumedEpoch, epoch_resumed, keyed_traces
+from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.changes import Changes
@@ -32,11 +29,8 @@ __all__ = ["Job"]
 _MOST_OF_OWN_MEAN = 4
 """Samples of the whole dataset may be so many times as large as those of one pod's share, on average."""
 
-_KEPT_EPOCHS = 3
-"""The one before, for who asks again; the one that is asked for; the one that is loaded ahead."""
 
-
-class Job:
+class Job(JobState):
     """One job at one pod.
 
     :param memory_bytes: what the job may use here, for abstract memory, remote memory and reads in flight.
@@ -65,21 +59,20 @@ class Job:
         begin: Begin | None = None,
         journal_is_whole: bool = False,
     ) -> None:
-        self.spec = spec
+        super().__init__(
+            spec,
+            layout,
+            ordinal=ordinal,
+            num_pods=num_pods,
+            incarnation=incarnation,
+            trace_bytes=trace_bytes,
+            resumed=resumed,
+            begin=begin,
+            journal_is_whole=journal_is_whole,
+        )
         self.dataset = dataset
         self.records = records
-        self.layout = layout
-        self.ordinal = ordinal
-        self.num_pods = num_pods
         self.memory_bytes = memory_bytes
-        self.incarnation = incarnation
-        ranks = RankPlaces(spec.world_size, self.asks_nothing)
-        self.life = JobLife(spec.name, incarnation, ranks, begin, journal_is_whole=journal_is_whole)
-        self.resumed = resumed
-        self._forgotten = -1 if resumed is not None else epoch_resumed(incarnation)
-        """Of a job that was resumed, and nobody knows how: up to this epoch, what positions ask for is not known."""
-        self.owner_bounds = layout.owner_bounds(num_pods)
-        self.share = layout.share(ordinal, num_pods)
         self.abstract_bytes = abstract_bytes
         self.policy = policy_that_runs(spec.policy, shuffle=spec.shuffle)
         """The name of what runs, which in the order of the dataset is not what was asked for."""
@@ -90,12 +83,8 @@ class Job:
         )
         self.mapping = AbstractMapping(self.share, self._abstract_chunks(abstract_bytes), spec.group_order)
         self.last_used = time.monotonic()
-        self._traces: dict[int, Traces] = {}
-        self.posted = PostedTraces(
-            layout.num_samples, trace_bytes, world_size=spec.world_size, num_epochs=spec.num_epochs
-        )
-        self._moved_epochs: set[int] = set()
         self._traces_came = Changes()
+        self.trace_came = self._traces_came.happened
 
     @property
     def run(self) -> str:
@@ -117,11 +106,6 @@ class Job:
     def owner_of(self, samples: Int64Array) -> Int64Array:
         """The ordinal of each sample's owner."""
         return np.searchsorted(self.owner_bounds[1:-1], samples, side="right")
-
-    def samples_per_rank(self, num_samples: int | None = None) -> int:
-        """Positions of each rank in a whole epoch, or in one of so many samples."""
-        everything = self.layout.num_samples if num_samples is None else num_samples
-        return KeyedTraces(everything, self.spec.world_size, shuffle=False, drop_last=self.spec.drop_last).length(0)
 
     def info(self) -> dict[str, Any]:
         """What a client is told on registration."""
@@ -149,48 +133,10 @@ class Job:
         length = self.trace_length(resumed.epoch, 0)
         return {"epoch": resumed.epoch, "samples_per_rank": length, "unknown": resumed.unknown}
 
-    def has_epoch(self, epoch: int) -> bool:
-        """Whether the job may ask for this epoch."""
-        return self.spec.num_epochs == 0 or epoch < self.spec.num_epochs
-
-    def asks_nothing(self, epoch: int, rank: int) -> bool:
-        """Whether a rank posted an empty trace for this epoch."""
-        return self.spec.order == "explicit" and len(self.posted.of_epoch(epoch).get(rank, (None,))) == 0
-
-    def known_traces(self, epoch: int) -> Traces | None:
-        """The traces of an epoch if they can be told now: explicit ones when all ranks have posted theirs."""
-        found = self._traces.get(epoch)
-        if found is None:
-            posted = self.posted.of_epoch(epoch)
-            if len(posted) == self.spec.world_size:  # by ranks, or dealt anew when the job moved
-                found = ExplicitTraces(self.layout.num_samples, posted)
-            elif self._forgotten is not None and epoch <= self._forgotten:
-                return None
-            elif self.spec.order == "keyed":
-                found = self._keyed(epoch)
-                if epoch > self.life.ranks.newest + 1:
-                    return found  # somebody is curious: no rank can ask for it yet
-            else:
-                return None
-            self._remember(epoch, found)
-        return found
-
-    def _remember(self, epoch: int, traces: Traces) -> None:
-        """Whoever names an epoch, earlier ones may run: only what can be made again is dropped, not what was posted."""
-        self._traces[epoch] = traces
-        for old in [known for known in self._traces if known <= epoch - _KEPT_EPOCHS]:
-            del self._traces[old]
-
-    def forget_traces(self, before_epoch: int) -> None:
-        """Fact: nobody can ask for earlier epochs any more. What ranks posted, or was dealt anew, goes only now."""
-        for old in [known for known in (*self._traces, *self.posted.epochs) if known < before_epoch]:
-            self._traces.pop(old, None)
-            self.posted.forget(old)
-
     async def traces(self, epoch: int, wait_seconds: float) -> Traces:
         """The traces of an epoch; waits until every rank has posted its own when the order is explicit."""
         while (found := self.known_traces(epoch)) is None:
-            if self._forgotten is not None and epoch <= self._forgotten:
+            if self.is_forgotten(epoch):
                 raise JobLost(
                     f"job {self.spec.name} had been resumed within epoch {self._forgotten}, and no pod knows any more "
                     "from which checkpoint: resume it again",
@@ -205,102 +151,26 @@ class Job:
             raise InvalidInput(f"job {self.spec.name} has order 'keyed': traces are posted to 'explicit' jobs only")
         self.check_rank(rank)
 
-    def trace_to_compare(self, epoch: int, rank: int) -> IdArray | None:
-        """What the rank has posted before, and has to post again if it posts; None: nothing, or it was dealt anew."""
-        return None if epoch in self._moved_epochs else self.posted.of_epoch(epoch).get(rank)
-
     async def post_trace(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
         """Raises :class:`InvalidInput` when the job's order is keyed, or the rank posted another trace before."""
         self.check_posting(rank)
         check_ids(self.layout.num_samples, rank, sample_ids)
         posted = dict(self.posted.of_epoch(epoch)) | {rank: sample_ids}
-        if self._is_posted(epoch, rank, sample_ids):
+        if self.is_posted(epoch, rank, sample_ids):
             return
         if len(posted) < self.spec.world_size:
             self.restore_trace(epoch, rank, sample_ids)
             return
         # The last one. Sorting all of them takes a while, in which others are to be answered.
         built = await asyncio.to_thread(ExplicitTraces, self.layout.num_samples, posted)
-        if self._is_posted(epoch, rank, sample_ids):  # posted twice at the same time
+        if self.is_posted(epoch, rank, sample_ids):  # posted twice at the same time
             return
         others = self.posted.of_epoch(epoch)
         unchanged = all(others.get(other) is posted[other] for other in posted if other != rank)
         if unchanged and len(others) == len(posted) - 1:
-            self._put_trace(epoch, rank, sample_ids)
-            self._remember(epoch, built)
-            self._traces_came.happened()
+            self.remember(epoch, rank, sample_ids, built)
         else:
             self.restore_trace(epoch, rank, sample_ids)
-
-    def _is_posted(self, epoch: int, rank: int, sample_ids: IdArray) -> bool:
-        """Raises :class:`InvalidInput` when it is another one."""
-        before = self.posted.of_epoch(epoch).get(rank)
-        if before is None:
-            return False
-        if epoch in self._moved_epochs and len(before) == len(sample_ids) > 0:
-            return True  # posted again, and it has been dealt anew since
-        if not np.array_equal(before, sample_ids):
-            raise self.posted_another(epoch, rank)
-        return True
-
-    def posted_another(self, epoch: int, rank: int) -> InvalidInput:
-        return InvalidInput(f"rank {rank} posted another trace for epoch {epoch} of job {self.spec.name} before")
-
-    def trace_length(self, epoch: int, rank: int) -> int:
-        """Positions of a rank in an epoch; 0 when it has yet to post its trace."""
-        if self.resumed is not None and self.resumed.epoch == epoch:
-            return self.samples_per_rank(self.layout.num_samples - len(self.resumed.done))
-        if self.spec.order == "keyed":
-            return self.samples_per_rank()
-        return len(self.posted.of_epoch(epoch).get(rank, ()))
-
-    def restore_trace(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
-        """Fact: the rank had posted this trace before the pod was restarted."""
-        if rank < self.spec.world_size:
-            if rank not in self.posted.of_epoch(epoch):
-                self._put_trace(epoch, rank, sample_ids)
-            self._traces_came.happened()
-
-    def replace_trace(self, epoch: int, rank: int, sample_ids: Int64Array) -> None:
-        """Fact: the rank asks for this, as dealt when the job moved."""
-        if rank < self.spec.world_size:
-            self._put_trace(epoch, rank, sample_ids)
-            self._moved_epochs.add(epoch)
-            self._traces_came.happened()
-
-    def move_traces(self, epoch: int, traces: Mapping[int, Int64Array]) -> None:
-        """Fact: from now on, ranks ask for these in an epoch that had begun on other pods."""
-        self.posted.replace(epoch, traces)
-        self._moved_epochs.add(epoch)
-        self._traces.pop(epoch, None)
-        self._traces_came.happened()
-
-    def _put_trace(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
-        self.posted.put(epoch, rank, sample_ids)
-        self._traces.pop(epoch, None)
-
-    @property
-    def traced_epochs(self) -> list[int]:
-        """Those for which ranks have posted traces, or which were dealt anew when the job moved."""
-        return self.posted.epochs
-
-    def trace_records(self, epoch: int) -> Iterator[Record]:
-        """The traces of an epoch that can't be told from the seed."""
-        for rank, sample_ids in self.posted.of_epoch(epoch).items():
-            yield Record(Kind.TRACE, epoch, rank, (sample_ids,))
-
-    def check_rank(self, rank: int) -> None:
-        if rank >= self.spec.world_size:
-            raise InvalidInput(
-                f"rank {rank} asks, but job {self.spec.name} was registered for world_size {self.spec.world_size}"
-            )
-
-    def _keyed(self, epoch: int) -> Traces:
-        if self.resumed is not None and epoch < self.resumed.epoch:
-            raise EpochEnded(f"job {self.spec.name} was resumed at epoch {self.resumed.epoch}, epoch {epoch} is over")
-        if (found := self._traces.get(epoch)) is not None:
-            return found
-        return keyed_traces(self.spec, epoch, self.layout.num_samples, self.resumed)
 
     async def _all_posted(self, epoch: int, wait_seconds: float) -> None:
         try:

@@ -12,8 +12,8 @@ from typing import Any
 
 from refill.errors import InvalidInput
 from refill.protocol.rank_life import RankLife
-from refill.protocol.records import Kind, Record, RecordReader, encode_records
 from refill.protocol.wire_format import BatchRequest
+from refill_service.cache_core.pod_records import PodRecords
 from refill_service.cache_core.receipt import EpochReceipt, sum_of_parts, without_damaged
 from refill_service.jobs.asked_positions import AskedPositions, asked_positions
 from refill_service.jobs.epoch_counts import counts_here
@@ -24,7 +24,7 @@ from refill_service.jobs.running_epoch import RunningEpoch
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.peers.job_peers import JobPeers
 
-__all__ = ["MOST_CLIENTS", "RECEIPT_OUTCOMES", "ClientCounts", "HandedOver", "JobAtPod"]
+__all__ = ["MOST_CLIENTS", "RECEIPT_OUTCOMES", "ClientCounts", "JobAtPod"]
 
 RECEIPT_OUTCOMES = ("delivered", "duplicates", "missing", "unknown")
 _KEPT_RECEIPTS = 300
@@ -43,16 +43,6 @@ class ClientCounts:
 
 
 @dataclass
-class HandedOver:
-    """The records that a pod handed over to this one when it ended, for its next run."""
-
-    records: bytes
-    claimed_by: str = ""
-    """The run of that pod that asked for them first. It may have delivered more since, so for a later run the records
-    are not complete."""
-
-
-@dataclass
 class JobAtPod:
     """A job here: what it is, the pod as its owner, the pod as the home of ranks."""
 
@@ -63,10 +53,6 @@ class JobAtPod:
     pinned: PinnedShare
     recovery: asyncio.Task[None] | None = None
     """After a restart of the pod: the task that learns from other pods and from ranks what it had delivered."""
-    handed_over: dict[int, HandedOver] = field(default_factory=dict)
-    """By the ordinals of pods that ended in order."""
-    unknown: dict[int, bytes] = field(default_factory=dict)
-    """By the ordinals of other pods, records of what is unknown of their answers."""
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
     """This pod's part of the receipts of epochs that will not be asked for again."""
     receipts: Counter[str] = field(default_factory=Counter)
@@ -75,6 +61,9 @@ class JobAtPod:
     other_clients: ClientCounts = field(default_factory=ClientCounts)
     """Of ranks beyond ``MOST_CLIENTS``, all together: a job may say that it has a million, and each is four series."""
     requests_under_way: int = 0
+
+    def __post_init__(self) -> None:
+        self.records = PodRecords(self.job, self.home.record)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -119,39 +108,6 @@ class JobAtPod:
             raise self.owner.recovering()
         self.owner.rank_opens(epoch, rank, home)
         self.home.entry.left(epoch, rank)
-
-    def records_for(self, pod: int, life: str, *, everything: bool = False) -> bytes:
-        """Records for a pod that was restarted: those that it handed over when it ended, and this pod's own as a home
-        and as an owner.
-
-        :param life: names this run of the pod.
-        :param everything: of what ranks have received of all pods' shares, not of that pod's alone.
-        """
-        records = [*self.home.record.records_for(pod, everything=everything), *self.owner.opened()]
-        if not self.job.life.recovering:
-            records.append(Record(Kind.NOT_RECOVERING, 0))
-        elif self.job.life.will_recover:
-            records.append(Record(Kind.WILL_RECOVER, 0))
-        if everything or self.job.life.traces_are_final:  # else they may be from before it moved
-            for epoch in self.job.traced_epochs:
-                records += self.job.trace_records(epoch)
-        for other, unknown in self.unknown.items():
-            if everything or other == pod:
-                records += RecordReader(unknown)
-        if (left := self.handed_over.get(pod)) is None:
-            return encode_records(records)
-        left.claimed_by = left.claimed_by or life
-        if left.claimed_by == life:
-            records.append(Record(Kind.WHOLE_TABLE, 0))
-        return left.records + encode_records(records)
-
-    def unknown_before(self) -> dict[int, int]:
-        """By rank, the epoch before which it is not known what the rank received, from this pod or from another one."""
-        found = self.job.life.unknown.by_rank()
-        for unknown in self.unknown.values():
-            for record in RecordReader(unknown):
-                found[record.rank] = max(record.epoch, found.get(record.rank, 0))
-        return found
 
     async def asked_of_this_pod(self, request: BatchRequest) -> tuple[AskedPositions, RunningEpoch]:
         """What a home pod asks of this pod's share, and its epoch, as soon as that is open."""

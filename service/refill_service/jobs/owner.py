@@ -11,13 +11,10 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-import numpy as np
-
 from refill.errors import (
     EpochEnded,
     EpochNotReady,
     InvalidInput,
-    JobLost,
     JournalUnwritable,
     PodRecovering,
     RefillError,
@@ -36,14 +33,15 @@ from refill_service.cache_core.owner_machine import (
     OpenEpoch,
     Order,
     OwnerMachine,
-    Restored,
     Wake,
     Write,
 )
+from refill_service.cache_core.pod_records import snapshot
 from refill_service.cache_core.policies.interface import Carried, EpochBegan, EpochCounts, Policy
 from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.receipt import EpochReceipt, receipt_of
 from refill_service.cache_core.recollection import Recollection
+from refill_service.cache_core.recovering import restore
 from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.changes import Changes
 from refill_service.jobs.chunk_reader import ChunkReader
@@ -284,53 +282,19 @@ class Owner:
 
     def snapshot(self, epoch: int) -> Iterator[Record]:
         """All that is to be known of an epoch to go on with it, without its bytes."""
-        for rank, at in self._ranks:
-            if at == epoch:
-                yield Record(Kind.OPENED, epoch, rank, (np.array(self._ranks.homes(rank), dtype=np.int64),))
-        yield from self._life.unknown.records()
-        yield from self.job.trace_records(epoch)
-        if (known := self._machine.known(epoch)) is not None:
-            yield Record(Kind.ANSWERED, epoch, 0, self._machine.answered_of(known))
+        return snapshot(self.job, self._machine, epoch)
 
     @property
     def live_epochs(self) -> list[int]:
         """Those that can still be asked for."""
         return self._machine.live_epochs
 
-    def opened(self) -> Iterator[Record]:
-        """Where each rank is that has begun, and whether these are all."""
-        for rank, homes in self._ranks.with_homes():
-            at = max(0, self._ranks.epoch(rank))
-            yield Record(Kind.OPENED, at, rank, (np.array(homes, dtype=np.int64),))
-        if self._life.lists_all_ranks and not self._life.recovering:
-            yield Record(Kind.ALL_RANKS, 0)
-
     def restore(self, recollection: Recollection, without: Sequence[int] = ()) -> None:
-        """Fact: this is what was answered before a restart.
+        """Fact: this is what was answered before a restart. Raises as :func:`recovering.restore`.
 
         :param without: ranks that had not reported what they received.
-
-        Raises :class:`JobLost` when it can't be of this job as it is now.
         """
-        first = min(recollection.epochs(), default=0)
-        known_from = {rank: epoch for rank, epoch in recollection.known_from.items() if epoch > first}
-        self._life.unknown.restored(known_from, without, recollection.newest_entered)
-        for rank, (epoch, homes) in recollection.ranks.items():
-            self._ranks.restored(rank, epoch, homes)
-        share, epochs = self.job.share, []
-        for epoch in recollection.epochs()[-3:]:
-            if (traces := self.job.known_traces(epoch)) is not None:  # else nobody could have asked
-                answered = recollection.answered(epoch, traces, share.first_sample, share.end_sample)
-                epochs.append(Restored(epoch, traces, answered))
-        try:
-            orders = self._machine.restored(epochs)
-        except ValueError as error:
-            raise JobLost(
-                f"job {self.job.spec.name} can't go on after the restart of pod {self.job.ordinal}: {error}",
-                job=self.job.spec.name,
-            ) from error
-        self._carry_out(orders)
-        self._life.restored(complete=not without)
+        self._carry_out(restore(self.job, self._machine, recollection, without))
         self._restored.set()
 
     async def open(self, epoch: int, rank: int) -> RunningEpoch:

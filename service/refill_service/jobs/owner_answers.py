@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from refill.errors import PodUnreachable, RefillError
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.home_machine import Batch, HomeMachine, OwnerRequest, SentAhead
-from refill_service.jobs.home_record import HomeRecord
+from refill_service.cache_core.home_record import HomeRecord
 from refill_service.memory.payload import Payload
 from refill_service.observing.tracing import span
 from refill_service.peers.job_peers import JobPeers

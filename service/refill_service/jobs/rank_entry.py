@@ -7,8 +7,8 @@ import logging
 from refill.errors import InvalidInput, RankTaken, RefillError
 from refill.protocol.rank_life import RankLife
 from refill_service.cache_core.home_machine import Entry, HomeMachine
+from refill_service.cache_core.home_record import HomeRecord
 from refill_service.cache_core.rank_places import LONGEST_STEP
-from refill_service.jobs.home_record import HomeRecord
 from refill_service.jobs.job import Job
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.owner import Owner

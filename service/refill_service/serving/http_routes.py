@@ -361,7 +361,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         at_pod.job.check_rank(rank)
         at_pod.home.leases.heard(rank, life_of(life))
         at_pod.home.record.check_reported(rank)
-        unknown = {str(each): epoch for each, epoch in at_pod.unknown_before().items()}
+        unknown = {str(each): epoch for each, epoch in at_pod.records.unknown_before().items()}
         return {"rank": rank, "epoch": at_pod.owner.epoch, "unknown_before": unknown}
 
     @routes.put(
@@ -378,10 +378,13 @@ def client_routes(node: CacheNode) -> APIRouter:
         at_pod.job.check_rank(rank)
         at_pod.home.leases.asks(rank, life_of(life), takes=False)
         resources_of(request).enter_context(at_pod.in_use())
-        count = await at_pod.home.record.rank_reports(rank, coming_records(request, at_pod.job))
+        report = at_pod.home.record.report_of(rank)
+        async for record in coming_records(request, at_pod.job):
+            report.add(record)
+        report.ended()
         if at_pod.home.record.is_reported(rank):  # by this process, or another one that has received something
             at_pod.home.leases.asks(rank, life_of(life))
-        return {"records": count}
+        return {"records": report.num_records}
 
     @routes.put("/v1/jobs/{job}/ranks/{rank}/lease", tags=["data"], summary="Be a rank whose process has ended.")
     async def take_over(

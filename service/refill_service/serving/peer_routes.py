@@ -14,8 +14,9 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.kept_runs import RunPart
+from refill_service.cache_core.pod_records import HandedOver
 from refill_service.jobs.epoch_counts import counts_here
-from refill_service.jobs.job_at_pod import HandedOver, JobAtPod
+from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.trace_posting import keep_trace
 from refill_service.membership.resuming import Checkpoint
 from refill_service.memory.outgoing_frame import OutgoingFrame
@@ -205,14 +206,15 @@ def peer_routes(node: CacheNode) -> APIRouter:
         at_pod = node.table.find(job, incarnation)
         if not 0 <= pod < at_pod.job.num_pods:
             raise InvalidInput(f"there is no pod {pod}; job {job} runs on {at_pod.job.num_pods}")
-        return Response(at_pod.records_for(pod, life, everything=everything), media_type="application/octet-stream")
+        records = at_pod.records.records_for(pod, life, everything=everything)
+        return Response(records, media_type="application/octet-stream")
 
     @routes.put("/kept")
     @takes_body(lambda job: _most_kept_bytes(node.table.find(job)))
     async def keep(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> dict[str, bool]:
         """From a pod that ends: records of what it has answered, handed over for its next run."""
         records = await request.body()
-        node.table.find(job, incarnation).handed_over[pod] = HandedOver(records)
+        node.table.find(job, incarnation).records.handed_over[pod] = HandedOver(records)
         node.journal.keep(job, pod, records)
         return {"kept": True}
 
@@ -221,7 +223,7 @@ def peer_routes(node: CacheNode) -> APIRouter:
     async def unknown(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> dict[str, bool]:
         """From a pod that recovered: records of which of its answers are unknown."""
         records = await request.body()
-        node.table.find(job, incarnation).unknown[pod] = records
+        node.table.find(job, incarnation).records.unknown[pod] = records
         return {"kept": True}
 
     @routes.post("/resume")

@@ -5,17 +5,17 @@ Each answer adds to it. After a restart of the home pod itself, each rank has to
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 from refill.errors import InvalidInput, PodUnreachable, RecordsWanted
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.damaged_samples import DamagedSamples
 from refill_service.cache_core.epoch_order import check_ids
+from refill_service.cache_core.job_state import JobState
 from refill_service.cache_core.received_samples import ReceivedSamples
-from refill_service.jobs.job import Job
 
-__all__ = ["HomeRecord"]
+__all__ = ["HomeRecord", "RankReport"]
 
 
 _MOST_EPOCHS = 4
@@ -25,7 +25,7 @@ _MOST_EPOCHS = 4
 class HomeRecord:
     """Of one job."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: JobState) -> None:
         self._job = job
         self.damaged = DamagedSamples()
         """What ranks went on without."""
@@ -75,30 +75,20 @@ class HomeRecord:
         if len(positions) and 0 <= int(positions.min()) <= int(positions.max()) < length:
             self._received.put(epoch, rank, length, positions, sample_ids)
 
-    async def rank_reports(self, rank: int, records: AsyncIterator[Record]) -> int:
-        """Fact: a rank reports what it has received, since this pod was restarted. Returns the number of records. After
-        an error, the records before it are kept, and the rank has to report again."""
+    def report_of(self, rank: int) -> RankReport:
+        """Fact: a rank begins to report what it has received, since this pod was restarted. What comes before an error
+        is kept, and the rank has to report again."""
         self._job.check_rank(rank)
-        whole_since, count, is_used = None, 0, True
-        async for record in records:
-            count += 1
-            if record.kind is Kind.RECEIVED and record.rank == rank:
-                self._add_received(record.epoch, rank, *record.columns)
-            elif record.kind is Kind.TRACE and record.rank == rank:
-                self._add_trace(record.epoch, rank, record.columns[0])
-            elif record.kind is Kind.DAMAGED and record.rank == rank:
-                self.rank_goes_without(record.epoch, rank, *record.columns)
-            elif record.kind is Kind.WHOLE and record.rank == rank:
-                whole_since = record.epoch
-            elif record.kind is Kind.UNUSED and record.rank == rank:
-                is_used = False
-        if not is_used:
+        return RankReport(self, rank)
+
+    def _reports(self, report: RankReport) -> None:
+        rank = report.rank
+        if not report.is_used:
             self._unused[rank] = self._job.life.has_not_begun(rank)
-            return count
+            return
         self._reported.add(rank)
-        if whole_since is not None:
-            self._complete_since[rank] = whole_since
-        return count
+        if report.whole_since is not None:
+            self._complete_since[rank] = report.whole_since
 
     def rank_goes_without(self, epoch: int, rank: int, positions: Int64Array, sample_ids: Int64Array) -> None:
         """Fact: a rank goes on without what came for these positions, since it is damaged.
@@ -159,3 +149,36 @@ class HomeRecord:
                 f"{self._job.spec.name} has received",
                 rank=rank,
             )
+
+
+class RankReport:
+    """One that a rank makes."""
+
+    def __init__(self, home: HomeRecord, rank: int) -> None:
+        self.rank = rank
+        self.num_records = 0
+        self.whole_since: int | None = None
+        """The epoch from which on it says all; None: it does not."""
+        self.is_used = True
+        """Whether the process that reports has received anything."""
+        self._home = home
+
+    def add(self, record: Record) -> None:
+        """Raises what :meth:`JobState.restore_trace` and :class:`PostedTraces` raise."""
+        self.num_records += 1
+        if record.rank != self.rank:
+            return
+        if record.kind is Kind.RECEIVED:
+            self._home._add_received(record.epoch, self.rank, *record.columns)
+        elif record.kind is Kind.TRACE:
+            self._home._add_trace(record.epoch, self.rank, record.columns[0])
+        elif record.kind is Kind.DAMAGED:
+            self._home.rank_goes_without(record.epoch, self.rank, *record.columns)
+        elif record.kind is Kind.WHOLE:
+            self.whole_since = record.epoch
+        elif record.kind is Kind.UNUSED:
+            self.is_used = False
+
+    def ended(self) -> None:
+        """Fact: all of it has come."""
+        self._home._reports(self)
