@@ -38,7 +38,8 @@ same class. The text is one line that names what was wrong and what to do; what 
     |-- JournalUnwritable          503  a pod can neither write its journal nor remove it: nothing leaves until it can
     `-- PodUnreachable             503  a pod did not answer in time
         |-- PodBusy                503  it has as much to do as it may: ask again
-        `-- PodStopping            503  it ends, and takes nothing new: another one or its successor will
+        |-- PodStopping            503  it ends, and takes nothing new: another one or its successor will
+        `-- PodReplaced            503  an earlier run of it was asked, or has answered: its successor goes on
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ __all__ = [
     "NotAuthenticated",
     "PodBusy",
     "PodRecovering",
+    "PodReplaced",
     "PodStopping",
     "PodUnreachable",
     "RankHeld",
@@ -255,6 +257,10 @@ class PodBusy(PodUnreachable):
 
 class PodStopping(PodUnreachable):
     pass
+
+
+class PodReplaced(PodUnreachable):
+    """Details: ``pod`` (ordinal), ``newest`` (:mod:`refill.protocol.pod_life`)."""
 
 
 def error_from_wire(answer: Any, *, status: int, source: str) -> RefillError:

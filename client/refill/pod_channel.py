@@ -19,8 +19,9 @@ from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlencode
 
 from refill.credentials import Credentials
-from refill.errors import PodUnreachable, RefillError, error_from_wire
+from refill.errors import PodReplaced, PodUnreachable, RefillError, error_from_wire
 from refill.pod_link import GONE_SECONDS, UNIX, PodLink
+from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER
 from refill.received_batch import Expected, ReceivedBatch, decode_frame, read_frame
 from refill.shared_segments import SharedSegment, SharedSegments
@@ -52,6 +53,8 @@ class PodChannel:
     def __init__(self, credentials: Credentials, connect_timeout_seconds: float) -> None:
         self._credentials = credentials
         self._connect_timeout_seconds = connect_timeout_seconds
+        self._lives: dict[int, PodLife] = {}
+        """By ordinal, the newest run of each pod that has answered here."""
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -153,7 +156,9 @@ class PodChannel:
             try:
                 link.send_request(method, path, body, headers, wait.seconds)
                 _await_answer(link, pod, wait)
-                return link.getresponse()
+                response = link.getresponse()
+                self._check_life(response.getheader(LIFE_HEADER), pod)
+                return response
             except BaseException as error:
                 self.hang_up(pod)
                 if was_idle and isinstance(error, ConnectionError):
@@ -161,6 +166,16 @@ class PodChannel:
                 if isinstance(error, (OSError, http.client.HTTPException)):
                     raise _unreachable(pod, error) from error
                 raise
+
+    def _check_life(self, header: str | None, pod: str) -> None:
+        """Raises :class:`PodReplaced` when an earlier run of a pod has answered: connections lead there still."""
+        if (found := pod_life_of(header)) is None:
+            return
+        ordinal, life = found
+        known = self._lives.get(ordinal)
+        if known is not None and life < known and life.name != known.name:
+            raise PodReplaced(f"{pod} was answered for by an earlier run of it: it is asked again", url=pod)
+        self._lives[ordinal] = life
 
     def _shared_segments(self, pod: str) -> SharedSegments | None:
         """What this thread lends to a pod on its own machine."""

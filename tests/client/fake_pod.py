@@ -18,6 +18,7 @@ import numpy as np
 
 from refill.errors import EpochEnded, InvalidInput, JobConflict, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.pod_life import LIFE_HEADER
 from refill.protocol.wire_format import BatchRequest, Int64Array, encode_frame_head
 
 BLOCK = 512
@@ -53,6 +54,8 @@ class FakePod:
     samples: list[bytes]
     pods: list[str] | None = None
     faults: deque[str | RefillError | None] = field(default_factory=deque)
+    lives: deque[str] = field(default_factory=deque)
+    """Of which runs of the pod the next answers are; the last one is kept."""
     url: str = ""
     jobs: dict[str, JobSpec] = field(default_factory=dict)
     incarnation: str = "1"
@@ -161,6 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer = error.status, json.dumps(error.to_wire()).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(answer)))
+        if lives := self.fake.lives:
+            self.send_header(LIFE_HEADER, lives.popleft() if len(lives) > 1 else lives[0])
         self.end_headers()
         self.wfile.write(answer)
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,6 +59,19 @@ def test_a_batch_comes_whatever_happens_on_the_way(pod: FakePod, faults: list[An
     assert [bytes(payload) for payload in again.payloads] == [pod.samples[i] for i in again.sample_ids]
     assert pod.count("POST batch") == 1 + requests
     assert pod.count("PUT job") == 1 + ("forget" in faults)
+
+
+def test_an_earlier_run_of_a_pod_is_not_believed(pod: FakePod) -> None:
+    """A connection leads there still, after another one had led to its successor."""
+    connection = connection_to(pod)
+    pod.lives.append("0 200-b")
+    connection.batch(0, POSITIONS)
+    pod.lives = deque(["0 100-a", "1 100-c", "0 200-b", "0 300-a"])
+    connections = pod.connections
+    for requests in (3, 4, 5):  # answered by an earlier run, by another pod, by the same run, by its successor
+        connection.batch(0, POSITIONS)
+        assert pod.count("POST batch") == requests
+    assert pod.connections == connections + 1
 
 
 def test_every_retry_asks_for_the_same(pod: FakePod) -> None:

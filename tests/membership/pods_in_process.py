@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,9 +25,10 @@ from refill.job_pods import JobPods
 from refill.pod_channel import PodChannel, Wait
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.rank_life import RankLife
 from refill.received_batch import Expected, decode_frame
-from refill_service.peers.peers import PODS_HEADER, Body, BodyPieces, FrameReader, Peers
+from refill_service.peers.peers import Body, BodyPieces, FrameReader, Peers
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
 from refill_service.serving.app import client_app, peer_app
@@ -161,6 +163,8 @@ class PodsInProcess:
         node, self.nodes[pod] = self.nodes[pod], None
         if node is None:
             return
+        await node.fence.close()
+        node.fence.lives.others.clear()  # it says goodbye to nobody
         for at_pod in list(node.jobs.values()):
             at_pod.owner.journal = None
             await node.table.close_job(at_pod, PodStopping("killed"))
@@ -209,10 +213,13 @@ class CalledPeers(Peers):
         self._pods = pods
 
     async def _answer(self, pod: int, method: str, path: str, content: bytes | None, headers: Any = None) -> bytes:
-        told = {PODS_HEADER: str(len(self.urls))} | (headers or {})
-        status, _, body = await self._pods.request("peer", pod, method, path, content, told)
+        asked_at, told = time.monotonic(), self.told_headers(pod) | (headers or {})
+        status, answered, body = await self._pods.request("peer", pod, method, path, content, told)
+        self.has_answered(pod, answered.get(LIFE_HEADER), status, asked_at)
         if status >= 400:
-            raise error_from_wire(httpx.Response(status, content=body).json(), status=status, source=self.name(pod))
+            error = error_from_wire(httpx.Response(status, content=body).json(), status=status, source=self.name(pod))
+            self.was_refused(error)
+            raise error
         return body
 
     async def call(self, pod: int, method: str, path: str, body: Body = None) -> Any:
@@ -223,6 +230,11 @@ class CalledPeers(Peers):
             body = body.numbers.astype("<i8").tobytes()
         answer = await self._answer(pod, method, path, body, headers)
         return httpx.Response(200, content=answer).json() if answer else None
+
+    async def who_is(self, pod: int) -> PodLife | None:
+        _, answered, _ = await self._pods.request("peer", pod, "GET", "/peer/v1/lives")
+        found = pod_life_of(answered.get(LIFE_HEADER))
+        return None if found is None else found[1]
 
     async def get_bytes(self, pod: int, path: str) -> bytes:
         return await self._answer(pod, "GET", path, None)

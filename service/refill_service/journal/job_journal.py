@@ -48,7 +48,10 @@ Snapshot = Callable[[int], Iterable[Record]]
 
 
 class JobJournal:
-    """The journal of one job that runs here."""
+    """The journal of one job that runs here.
+
+    :param check_owner: raises an error when the folder is that of a later run of the pod.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class JobJournal:
         snapshot: Snapshot,
         failed: Callable[[OSError], None],
         resumed: ResumedEpoch | None,
+        check_owner: Callable[[], None] | None = None,
     ) -> None:
         self.unsynced = False
         self._folder = folder
@@ -70,6 +74,7 @@ class JobJournal:
         self._snapshot = snapshot
         self._failed = failed
         self._resumed = resumed
+        self._check_owner = check_owner or (lambda: None)
         self._files: dict[int, int] = {}
         """Descriptors, by epoch."""
         self._sizes: dict[int, int] = {}
@@ -82,6 +87,7 @@ class JobJournal:
 
     def begin(self, epochs: Iterable[int]) -> None:
         """Write the journal anew, from what is known of these epochs."""
+        self._check_owner()
         self._given_up = False
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -114,6 +120,7 @@ class JobJournal:
             return
         if record.columns and not len(record.columns[0]):
             return
+        self._check_owner()
         try:
             self._append(record.epoch, record.encode())
         except OSError as error:
@@ -224,6 +231,7 @@ class JobJournal:
         self._sizes[epoch] = self._compact_sizes[epoch] = len(data)
 
     def _give_up(self, error: OSError) -> None:
+        self._check_owner()  # a successor's must not be removed
         self._failed(error)
         self.give_up()
         self._header_is_gone()

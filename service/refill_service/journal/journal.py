@@ -15,12 +15,15 @@ import shutil
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import is_job_name
+from refill.protocol.pod_life import PodLife
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
+from refill_service.journal.folder_owner import FolderOwner
 from refill_service.journal.inventory import Inventory
 from refill_service.journal.job_files import HEADER, inventory_of, job_folder, kept_file, replace
 from refill_service.journal.job_journal import JobJournal, Snapshot
@@ -42,14 +45,20 @@ class Journal:
 
     :param folder: None: nothing survives; only the names of ended jobs are kept, while the pod runs. Raises
         :class:`InvalidInput` when it can't be used.
+    :param owner: of the folder, this run of the pod; None: it is not written down.
     """
 
-    def __init__(self, folder: Path | None, sync_seconds: float) -> None:
+    def __init__(self, folder: Path | None, sync_seconds: float, owner: FolderOwner | None = None) -> None:
         self.errors = 0
         """Writes that failed."""
         self._folder = folder
         self._sync_seconds = sync_seconds
         self._lock = None if folder is None else locked(folder, "journal_dir")
+        self._owner = owner
+        if folder is not None and owner is not None:
+            owner.begin(folder)
+        self._doubted: dict[str, str] = {}
+        """By job, why what is there of it is not believed."""
         self._open: dict[str, JobJournal] = {}
         self._ended: dict[str, None] = dict.fromkeys(self._read_ended())
         self._said: dict[str, str] = {}
@@ -73,6 +82,14 @@ class Journal:
             os.close(self._lock)
             self._lock = None
 
+    def abandon(self) -> None:
+        """Write nothing more. Another run of the pod may go on with what is there."""
+        if self._syncing is not None:
+            self._syncing.cancel()
+        for journal in self._open.values():
+            journal.give_up()
+        self._open.clear()
+
     def find(self, job: str) -> KeptJob | None:
         """What an earlier run of the pod left of a job; None when there is nothing that can be used."""
         folder = self._of(job)
@@ -83,6 +100,8 @@ class Journal:
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._say(job, f"{folder} can't be read, and is not used: {error}")
             return None
+        if not kept.reason and job in self._doubted:
+            kept = replace_fields(kept, reason=self._doubted[job])
         if kept.reason:
             self._say(job, f"{folder} is not believed to be whole, and others are asked: {kept.reason}")
         return kept
@@ -101,6 +120,22 @@ class Journal:
         with suppress(OSError):
             return sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir())
         return None
+
+    def earlier_run_was(self, life: PodLife) -> None:
+        """Fact: the run of this pod before had this life, as other pods know. What it has answered is not in a folder
+        that was in use by an earlier one last."""
+        if self._folder is None or self._owner is None or (found := self._owner.found) is None:
+            return
+        if life < found or life.name == found.name:
+            return
+        for folder in self._folder.glob("job-*"):
+            job = folder.name.removeprefix("job-")
+            if job not in self._open:
+                self._doubted[job] = "the pod has run without it since: an earlier copy"
+
+    def doubt(self, job: str, why: str) -> None:
+        """Fact: more was delivered than what is there says."""
+        self._doubted[job] = why
 
     def holder_of(self, job: str) -> str | None:
         """The owner of the token by which a job of an earlier run was registered; None when there is no such job."""
@@ -122,8 +157,10 @@ class Journal:
             return None
         if (header_of(folder) or {}).get("incarnation") != header["incarnation"]:
             _remove(folder)  # of an earlier job of that name
-        journal = JobJournal(folder, header, snapshot, self._failed, resumed)
+        check = None if self._owner is None else self._owner.check
+        journal = JobJournal(folder, header, snapshot, self._failed, resumed, check)
         journal.begin(epochs)
+        self._doubted.pop(job, None)
         self._open[job] = journal
         return journal
 

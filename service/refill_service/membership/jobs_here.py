@@ -36,6 +36,7 @@ from refill_service.jobs.run_parts import parts_without_receipt
 from refill_service.journal.journal import KeptJob
 from refill_service.membership.recovery import Recovery
 from refill_service.membership.who_holds import WhoHolds
+from refill_service.peers.fence import Fence
 from refill_service.peers.peers import Peers
 
 __all__ = ["LEADER", "JobsHere", "journal_found"]
@@ -54,12 +55,13 @@ def journal_found(kept: KeptJob | None) -> JournalFound | None:
 class JobsHere:
     """Registers jobs at this pod alone."""
 
-    def __init__(self, table: JobTable, peers: Peers, who_holds: WhoHolds) -> None:
+    def __init__(self, table: JobTable, peers: Peers, who_holds: WhoHolds, fence: Fence) -> None:
         self.registering = asyncio.Lock()
         """Locked while a job is put into the table or replaced there."""
         self._table = table
         self._peers = peers
         self._who_holds = who_holds
+        self._fence = fence
         self._failed_moves: dict[str, str] = {}
         """By incarnation, why a job could not move."""
 
@@ -117,6 +119,11 @@ class JobsHere:
                 break
             elsewhere = await self._who_holds.known_to_others(spec.name, spec.holder)
         self.check_may_go_on(spec.name, order.incarnation)
+        if order.ran_before:
+            await self._fence.until_known()
+            if (earlier := self._fence.lives.earlier) is not None:
+                table.journal.earlier_run_was(earlier)
+            kept = table.journal.find(spec.name)  # all that an earlier run of this pod has answered is there now
         return await self.make(spec, order, kept if order.from_journal else None)
 
     async def make(self, spec: JobSpec, order: Begin, kept: KeptJob | None) -> JobAtPod:

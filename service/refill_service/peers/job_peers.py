@@ -120,9 +120,8 @@ class JobPeers:
 
     async def records_from(self, pod: int, *, everything: bool) -> bytes:
         """The records that another pod has of this one's answers, or of all pods' answers; asked once."""
-        return await self._peers.get_bytes(
-            pod, f"{self.path('told')}&life={self._peers.life}&everything={int(everything)}"
-        )
+        life = "" if self._peers.lives is None else self._peers.lives.own.name
+        return await self._peers.get_bytes(pod, f"{self.path('told')}&life={life}&everything={int(everything)}")
 
     def path(self, what: str) -> str:
         return f"/peer/v1/jobs/{self._name}/{what}?{self._asker}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,19 +23,23 @@ from pyreqwest.request import RequestBuilder
 from pyreqwest.response import ResponseBodyReader
 
 from refill.credentials import ShownToken
-from refill.errors import PodUnreachable, RefillError, error_from_wire
+from refill.errors import PodReplaced, PodUnreachable, RefillError, error_from_wire
 from refill.pod_link import GONE_SECONDS, PROBE_AFTER_SECONDS
+from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
+from refill_service.cache_core.pod_lives import PodLives
 from refill_service.memory.payload import Damage
 from refill_service.observing.request_id import REQUEST_ID_HEADER, current_request_id
 from refill_service.observing.tracing import trace_headers
 from refill_service.peers.certificates import Certificates
 
-__all__ = ["PODS_HEADER", "Body", "BodyPieces", "Frame", "FrameReader", "Peers"]
+__all__ = ["ASKED_LIFE_HEADER", "PODS_HEADER", "Body", "BodyPieces", "Frame", "FrameReader", "Peers", "life_header"]
 
 PODS_HEADER = "refill-pods"
 """How many pods there are, as the one that asks was told. While they are replaced by more or by fewer, an old and a new
 one do not agree on who owns what, and must not talk."""
+ASKED_LIFE_HEADER = "refill-asked-life"
+"""The newest life of the pod that is asked, as the one that asks knows it."""
 STREAM_WINDOW_BYTES = 16 << 20
 CONNECTION_WINDOW_BYTES = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
@@ -137,6 +140,7 @@ class Peers:
     :param token: shown to them; None: they want none.
     :param certificates: shown to them, and which theirs must be signed by; None: no TLS.
     :param connect_timeout_seconds: how long reaching one may take, TLS included.
+    :param lives: of all pods; None: whoever asks is none.
     """
 
     def __init__(
@@ -147,15 +151,19 @@ class Peers:
         certificates: Certificates | None = None,
         *,
         connect_timeout_seconds: float = 2,
+        lives: PodLives | None = None,
     ) -> None:
         self.urls = peer_urls
-        self.life = uuid.uuid4().hex
-        """Tells this run of the pod from an earlier or later one."""
+        self.lives = lives
+        self.on_replaced: Callable[[], None] = lambda: None
+        """Called when another pod has said that this one has a successor."""
         self._timeout_seconds = timeout_seconds
         self._connect_timeout_seconds = connect_timeout_seconds
         self._token = token
         self._certificates = certificates
         self._client: Client | None = None
+        self._under_way: dict[int, set[asyncio.Timeout]] = {pod: set() for pod in range(len(peer_urls))}
+        """Requests to each pod, which can be broken off."""
         self._made_of: object = None
         self._looked = 0.0
 
@@ -176,18 +184,36 @@ class Peers:
                 request = request.header("content-length", str(body.num_bytes)).body_stream(body.pieces())
             elif body is not None:
                 request = request.body_bytes(body)
+            asked_at = time.monotonic()
             response = await request.build().send()
+            self.has_answered(pod, response.headers.get(LIFE_HEADER), response.status, asked_at)
             text = await response.text()
-            _raise_for(response.status, text, self.name(pod))
+            self._raise_for(response.status, text, self.name(pod))
             return json.loads(text) if text else None
 
     async def get_bytes(self, pod: int, path: str) -> bytes:
         """One request that is answered with bytes."""
         async with self._translated(pod):
+            asked_at = time.monotonic()
             response = await self._request("GET", pod, path).build().send()
+            self.has_answered(pod, response.headers.get(LIFE_HEADER), response.status, asked_at)
             if response.status != 200:
-                _raise_for(response.status, await response.text(), self.name(pod))
+                self._raise_for(response.status, await response.text(), self.name(pod))
             return bytes(await response.bytes())
+
+    async def who_is(self, pod: int) -> PodLife | None:
+        """Which run of a pod its name leads to now, asked over a new connection; None for an earlier version."""
+        async with self._translated(pod):
+            client = self._new_client()
+            try:
+                request = client.get(self.urls[pod] + "/peer/v1/lives")
+                for name, value in self._headers(pod).items():
+                    request = request.header(name, value)
+                response = await request.build().send()
+                found = pod_life_of(response.headers.get(LIFE_HEADER))
+            finally:
+                await client.close()
+            return None if found is None else found[1]
 
     async def call_all(self, pods: list[int], method: str, path: str, body: Body) -> list[Any]:
         """The same small request to several pods at once; the first error is raised when all have answered."""
@@ -203,21 +229,59 @@ class Peers:
         """A request that is answered with frames, read one after another while they arrive."""
         async with self._translated(pod):
             request = self._request("POST", pod, path).body_bytes(body)
+            asked_at = time.monotonic()
             async with request.build_streamed() as response:
+                self.has_answered(pod, response.headers.get(LIFE_HEADER), response.status, asked_at)
                 if response.status != 200:
-                    _raise_for(response.status, await response.text(), self.name(pod))
+                    self._raise_for(response.status, await response.text(), self.name(pod))
                 yield FrameReader(response.body_reader, self.name(pod))
 
     def _request(self, method: str, pod: int, path: str) -> RequestBuilder:
         request = self._connection().request(method, self.urls[pod] + path)
-        headers = trace_headers() | {PODS_HEADER: str(len(self.urls))}
+        for name, value in self._headers(pod).items():
+            request = request.header(name, value)
+        return request
+
+    def _headers(self, pod: int) -> dict[str, str]:
+        headers = trace_headers() | self.told_headers(pod)
         if request_id := current_request_id():
             headers[REQUEST_ID_HEADER] = request_id
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token.text()}"
-        for name, value in headers.items():
-            request = request.header(name, value)
-        return request
+        return headers
+
+    def told_headers(self, pod: int) -> dict[str, str]:
+        """What each request to a pod says of the pods."""
+        headers = {PODS_HEADER: str(len(self.urls))}
+        if self.lives is not None:
+            headers[LIFE_HEADER] = life_header(self.lives)
+            if (newest := self.lives.newest(pod)) is not None:
+                headers[ASKED_LIFE_HEADER] = newest.encode()
+        return headers
+
+    def has_answered(self, pod: int, life: str | None, status: int, asked_at: float) -> None:
+        """Fact: an answer begins to come. Raises :class:`PodReplaced` when it is of an earlier run of the pod.
+
+        :param life: as its header has it; None: of an earlier version.
+        """
+        if self.lives is None:
+            return
+        found = pod_life_of(life)
+        is_newest = found is None or found[0] != pod or self.lives.came_from(pod, found[1], time.monotonic())
+        self.leave_earlier_runs()
+        if not is_newest:
+            self._client = None  # the connection leads there still; its name may not
+            raise PodReplaced(f"{self.name(pod)} was answered for by an earlier run of it: it is asked again", pod=pod)
+        if status != PodReplaced.status:  # perhaps it has refused this one
+            self.lives.confirmed(asked_at)
+
+    def leave_earlier_runs(self) -> None:
+        """Wait for nothing more of pods that have a successor, as may be known since a moment: they may stand still."""
+        for pod in () if self.lives is None else self.lives.take_succeeded():
+            self._client = None
+            for request in self._under_way.get(pod, ()):
+                if not request.expired():
+                    request.reschedule(0)
 
     def _connection(self) -> Client:
         """A new one when certificates were replaced; what is under way ends with the old one."""
@@ -264,10 +328,41 @@ class Peers:
         builder = builder.add_root_certificate_pem(files.ca.read_bytes())
         return builder.identity_pem(files.cert.read_bytes() + b"\n" + files.key.read_bytes()).build()
 
+    def _raise_for(self, status: int, text: str, source: str) -> None:
+        if status < 400:
+            return
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = text
+        error: RefillError = error_from_wire(answer, status=status, source=source)
+        self.was_refused(error)
+        raise error
+
+    def was_refused(self, error: RefillError) -> None:
+        """Fact: a pod has answered with this."""
+        newest = error.details.get("newest")
+        if self.lives is None or not isinstance(error, PodReplaced) or not isinstance(newest, str):
+            return
+        if error.details.get("pod") == self.lives.ordinal:
+            self.lives.named(PodLife.decode(newest))
+            if self.lives.replaced_by is not None:
+                self.on_replaced()
+
     @asynccontextmanager
     async def _translated(self, pod: int) -> AsyncIterator[None]:
+        request = asyncio.timeout(None)
         try:
-            yield
+            async with request:
+                self._under_way[pod].add(request)
+                try:
+                    yield
+                finally:
+                    self._under_way[pod].discard(request)
+        except TimeoutError as error:
+            if not request.expired():
+                raise
+            raise PodReplaced(f"{self.name(pod)} was started again while it was asked", pod=pod) from error
         except PyreqwestError as error:
             raise PodUnreachable(
                 f"{self.name(pod)} does not answer: {self._cause(error)}. Is it running, and is the URL right?",
@@ -283,15 +378,8 @@ class Peers:
         return _root_cause(error)
 
 
-def _raise_for(status: int, text: str, source: str) -> None:
-    if status < 400:
-        return
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        answer = text
-    error: RefillError = error_from_wire(answer, status=status, source=source)
-    raise error
+def life_header(lives: PodLives) -> str:
+    return f"{lives.ordinal} {lives.own.encode()}"
 
 
 def _root_cause(error: PyreqwestError) -> str:

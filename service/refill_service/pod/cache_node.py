@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
+import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -12,14 +14,17 @@ from prometheus_client import Histogram
 
 from refill.credentials import ShownToken
 from refill.errors import RefillError
+from refill.protocol.pod_life import PodLife
 from refill.protocol.records import encode_records
 from refill_service.cache_core.job_lifecycle import Phase, expected
+from refill_service.cache_core.pod_lives import PodLives
 from refill_service.cache_core.shared_room import SharedRoom
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.early_opening import EarlyOpening
 from refill_service.datasets.index_room import IndexRoom
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_table import JobTable
+from refill_service.journal.folder_owner import FolderOwner
 from refill_service.journal.journal import Journal
 from refill_service.journal.kept_parts import KeptParts
 from refill_service.membership.jobs_here import JobsHere
@@ -35,6 +40,7 @@ from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.warm_stores import WarmStores
 from refill_service.observing.request_counts import RequestCounts
+from refill_service.peers.fence import Fence
 from refill_service.peers.peers import Peers
 from refill_service.pod.pod_phase import PodPhase
 from refill_service.settings import Settings
@@ -82,20 +88,27 @@ class CacheNode:
         )
         self.client_memory = ClientMemory(int(settings.memory_bytes * _CLIENT_MEMORY_FRACTION), self.quotas)
         peer_token = ShownToken(Path(settings.peer_token)) if settings.peer_token else None
+        life = PodLife(time.time_ns(), uuid.uuid4().hex)
+        lives = PodLives(settings.ordinal, settings.num_pods, life, time.monotonic())
+        if peers is not None:
+            peers.lives = lives
         self.peers = peers or Peers(
             settings.peer_urls,
             settings.peer_timeout_seconds,
             peer_token,
             settings.peer_certificates,
             connect_timeout_seconds=settings.peer_connect_timeout_seconds,
+            lives=lives,
         )
+        self.fence = Fence(lives, self.peers)
         self.pinned = PinnedTier(
             int(settings.memory_bytes * settings.pinned_fraction),
             Path(settings.pinned_dir) if settings.pinned_dir else None,
             settings.pinned_dir_bytes,
         )
         journal_dir = Path(settings.journal_dir) if settings.journal_dir else None
-        self.journal = Journal(journal_dir, settings.journal_sync_seconds)
+        folder_owner = FolderOwner(lives.own, self.fence.owns_no_more)
+        self.journal = Journal(journal_dir, settings.journal_sync_seconds, folder_owner)
         for_jobs_bytes = settings.memory_bytes - self.pinned.memory_bytes
         self.gate = ByteGate(int(for_jobs_bytes * settings.in_flight_fraction), _FIRST_READS_BYTES)
         limit_bytes = settings.sending_limit_bytes // (2 if settings.num_pods > 1 else 1)
@@ -124,7 +137,7 @@ class CacheNode:
         )
         self.runs = Runs(self.table, self.peers)
         who_holds = WhoHolds(self.table, self.peers)
-        self.jobs_here = JobsHere(self.table, self.peers, who_holds)
+        self.jobs_here = JobsHere(self.table, self.peers, who_holds, self.fence)
         self.moving = Moving(self.table, self.peers, who_holds, self.jobs_here)
         self.registration = Registration(self.table, self.peers, who_holds, self.jobs_here, self.moving)
         self.resuming = Resuming(self.table, self.peers, who_holds, self.jobs_here, self.registration)
@@ -135,6 +148,7 @@ class CacheNode:
         if self.settings.unix_socket:
             self.client_memory.listen(f"{self.settings.unix_socket}.memory")
         self.journal.start()
+        self.fence.start()
         self._cleaner = asyncio.create_task(self._remove_idle_jobs())
 
     async def close(self) -> None:
@@ -147,11 +161,16 @@ class CacheNode:
             except Exception as error:  # the others have journals to close, and tables to hand over
                 log.error("job %s was not closed in order: %s", name, error, exc_info=not expected(error))
         self.jobs.clear()
+        await self.fence.close(in_order=True)
         await self.journal.close()
         self.client_memory.close()
         await self.opening.close()
         await self.peers.close()
         self.pinned.close()
+
+    def abandon(self) -> None:
+        """Let go of everything as it is. The process ends with that."""
+        self.journal.abandon()
 
     async def _close_job(self, at_pod: JobAtPod) -> None:
         has_all_records = at_pod.job.life.phase is Phase.RUNNING

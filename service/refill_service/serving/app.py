@@ -9,7 +9,8 @@ from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.api_page import api_page
 from refill_service.serving.http_routes import add_error_answers, client_routes, health_routes
 from refill_service.serving.last_answer import LastAnswer
-from refill_service.serving.peer_routes import peer_routes
+from refill_service.serving.life_check import LifeCheck
+from refill_service.serving.peer_routes import lives_routes, peer_routes
 
 __all__ = ["client_app", "metrics_app", "peer_app"]
 
@@ -25,6 +26,7 @@ def client_app(node: CacheNode) -> FastAPI:
     )
     add_error_answers(app)
     app.add_middleware(LastAnswer, ordinal=node.settings.ordinal)
+    app.add_middleware(LifeCheck, fence=node.fence, of_pods=False)
     app.include_router(health_routes(node))
     app.include_router(client_routes(node))
 
@@ -47,5 +49,7 @@ def peer_app(node: CacheNode) -> FastAPI:
     """What other pods talk to."""
     app = FastAPI(title="refill peers", openapi_url=None)
     add_error_answers(app)
+    app.add_middleware(LifeCheck, fence=node.fence, of_pods=True)
+    app.include_router(lives_routes(node))
     app.include_router(peer_routes(node))
     return app

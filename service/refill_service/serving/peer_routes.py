@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from refill.errors import InvalidInput, PodRecovering
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.pod_life import PodLife
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.kept_runs import RunPart
@@ -29,7 +30,7 @@ from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import resources_of
 from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
-__all__ = ["peer_routes"]
+__all__ = ["lives_routes", "peer_routes"]
 
 _MOST_PART_BYTES = 4 << 20
 
@@ -39,6 +40,8 @@ Pod = Annotated[int, Query(ge=0)]
 Damaged = Literal["raise", "say"]
 Count = Annotated[int, Query(ge=0, lt=2**62)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
+Ordinal = Annotated[int, Path(ge=0, lt=2**20)]
+PodLifeText = Annotated[str, Query(alias="life", max_length=64)]
 
 
 class Registration(BaseModel):
@@ -76,22 +79,36 @@ class Resume(BaseModel):
     checkpoint: CheckpointBody
 
 
-def peer_routes(node: CacheNode) -> APIRouter:
-    def check_pods(pods: Annotated[int | None, Header(alias=PODS_HEADER)] = None) -> None:
-        if pods is not None and pods != node.settings.num_pods:
-            raise PodRecovering(
-                f"pod {node.settings.ordinal} is one of {node.settings.num_pods} and was asked by one of {pods}: pods "
-                "are being replaced",
-                pod=node.settings.ordinal,
-            )
+def lives_routes(node: CacheNode) -> APIRouter:
+    """Which run of each pod is the newest; see :mod:`refill_service.cache_core.pod_lives`."""
+    routes = APIRouter(prefix="/peer/v1/lives", dependencies=[_same_number_of_pods(node)])
+    fence = node.fence
 
+    @routes.get("")
+    async def confirm() -> dict[str, bool]:
+        """To a pod that asks whether it has a successor: it was refused before, if so."""
+        return {"confirmed": True}
+
+    @routes.put("/{pod}")
+    async def announced(pod: Ordinal, life: PodLifeText) -> dict[str, Any]:
+        return fence.announced(pod, PodLife.decode(life)).to_dict()
+
+    @routes.delete("/{pod}")
+    async def ended(pod: Ordinal, life: PodLifeText) -> dict[str, bool]:
+        fence.lives.ended(pod, PodLife.decode(life))
+        return {"ended": True}
+
+    return routes
+
+
+def peer_routes(node: CacheNode) -> APIRouter:
     def known_spec(told: dict[str, Any]) -> JobSpec:
         """Another pod has checked it, by its own settings."""
         spec = JobSpec.from_dict(told)
         node.settings.check_dataset(spec.dataset)
         return spec
 
-    routes = APIRouter(prefix="/peer/v1/jobs/{job}", dependencies=[Depends(check_pods)])
+    routes = APIRouter(prefix="/peer/v1/jobs/{job}", dependencies=[_same_number_of_pods(node)])
 
     def count_sent(pod: int, sent: int) -> None:
         node.peer_bytes_sent[pod] = node.peer_bytes_sent.get(pod, 0) + sent
@@ -276,6 +293,18 @@ def peer_routes(node: CacheNode) -> APIRouter:
         return counts_here(node.table.find(job, incarnation, looked_at=True), epoch)
 
     return routes
+
+
+def _same_number_of_pods(node: CacheNode) -> Any:
+    def check(pods: Annotated[int | None, Header(alias=PODS_HEADER)] = None) -> None:
+        if pods is not None and pods != node.settings.num_pods:
+            raise PodRecovering(
+                f"pod {node.settings.ordinal} is one of {node.settings.num_pods} and was asked by one of {pods}: pods "
+                "are being replaced",
+                pod=node.settings.ordinal,
+            )
+
+    return Depends(check)
 
 
 def _most_unknown_bytes(at_pod: JobAtPod) -> int:

@@ -107,10 +107,15 @@ async def _serve(settings: Settings) -> None:
     node.start()
     serving = [asyncio.create_task(each) for each in (*(server.serve() for server in clients), *others)]
     running = asyncio.create_task(_run_until(ends, node, clients))
-    await asyncio.wait([running, *serving], return_when=asyncio.FIRST_COMPLETED)
+    replaced = asyncio.create_task(node.fence.replaced.wait())
+    await asyncio.wait([running, replaced, *serving], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         running.result()
     running.cancel()
+    replaced.cancel()
+    if node.fence.replaced.is_set():
+        node.abandon()  # what a successor goes on with must not be touched
+        node.fence.check_not_replaced()
     if ends.is_set():
         await Ending(node, clients, serving, for_clients, for_peers).carry_out()
     for server in (*clients, *([metrics] if metrics else [])):

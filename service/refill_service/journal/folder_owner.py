@@ -1,0 +1,68 @@
+"""Which run of the pod has a journal's folder? Its life, in the file ``life`` there.
+
+A lock keeps two processes of one machine from the same folder. Where a volume is taken from a machine that is cut off,
+and given to another one, or where the storage knows no locks, an earlier run of the pod may still write there. It looks
+at this file first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from refill.errors import InvalidInput
+from refill.protocol.pod_life import PodLife
+from refill_service.journal.job_files import replace
+
+__all__ = ["FolderOwner"]
+
+_LIFE = "life"
+
+
+class FolderOwner:
+    """:param life: of this run of the pod.
+    :param is_another: told the life of the run that has the folder by now; raises an error if it is a later one.
+    """
+
+    def __init__(self, life: PodLife, is_another: Callable[[PodLife], None]) -> None:
+        self.found: PodLife | None = None
+        """The run that had the folder before."""
+        self._life = life
+        self._is_another = is_another
+        self._path: Path | None = None
+        self._seen: tuple[int, int] | None = None
+
+    def begin(self, folder: Path) -> None:
+        """Take the folder over."""
+        self._path = folder / _LIFE
+        self.found = self._read()
+        with suppress(OSError):  # what is written there fails as well, and the pod goes on without
+            replace(self._path, self._life.encode().encode(), sync=True)
+            self._seen = self._look()
+
+    def check(self) -> None:
+        """To be called before a write. Costs a look at the file's number and time."""
+        if self._path is None or self._seen is None:
+            return
+        try:
+            if self._look() == self._seen:
+                return
+        except OSError:
+            return  # what becomes of a folder that is gone is seen by the write itself
+        found = self._read()
+        if found is not None and found.name != self._life.name:
+            self._is_another(found)
+
+    def _look(self) -> tuple[int, int]:
+        assert self._path is not None
+        found = os.stat(self._path)
+        return found.st_ino, found.st_mtime_ns
+
+    def _read(self) -> PodLife | None:
+        assert self._path is not None
+        try:
+            return PodLife.decode(self._path.read_text().strip())
+        except (OSError, InvalidInput):
+            return None

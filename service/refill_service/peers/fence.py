@@ -1,0 +1,182 @@
+"""How does a pod see to it that of two runs of it only the later one is used? Carries out what ``PodLives`` decides.
+
+After its start it announces itself to all other pods, again and again until all have answered. A pod that learns that
+it has a successor serves nobody any more, writes nothing more, and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any
+
+from refill.errors import PodRecovering, PodReplaced, PodUnreachable, RefillError
+from refill.protocol.pod_life import PodLife
+from refill_service.cache_core.pod_lives import Announced, PodLives
+from refill_service.peers.job_peers import PATIENCE_SECONDS
+from refill_service.peers.peers import Peers
+
+__all__ = ["Fence"]
+
+log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 1.0
+_GOODBYE_SECONDS = 1.0
+_LOOK_SECONDS = 5.0
+
+
+class Fence:
+    """Of one pod. ``replaced`` is set when it has a successor."""
+
+    def __init__(self, lives: PodLives, peers: Peers) -> None:
+        self.lives = lives
+        self.replaced = asyncio.Event()
+        self._peers = peers
+        self._known = asyncio.Event()
+        """Set when all others know of this pod."""
+        self._announcing: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        peers.on_replaced = self._is_replaced
+
+    def start(self) -> None:
+        self._announcing = asyncio.create_task(self._announce())
+        self._looking = asyncio.create_task(self._look())
+
+    async def close(self, *, in_order: bool = False) -> None:
+        """:param in_order: nothing is answered any more, and the successor need not wait."""
+        tasks = [task for task in (self._announcing, self._looking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if in_order and not self.replaced.is_set():
+            asked = (self._peers.call(pod, "DELETE", self._path()) for pod in self.lives.others)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE_SECONDS):
+                    await asyncio.gather(*asked, return_exceptions=True)
+
+    async def until_known(self) -> None:
+        """Until no earlier run of this pod can be used by anybody. Raises :class:`PodRecovering` if that takes long."""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._known.wait()
+                await asyncio.sleep(self.lives.waits_seconds(time.monotonic()))
+        except TimeoutError as error:
+            untold = ", ".join(map(self._peers.name, self.lives.untold))
+            raise PodRecovering(
+                f"pod {self.lives.ordinal} was started, and waits until no earlier run of it can be used any more: "
+                f"{untold or 'other pods'} can't be told",
+                pod=self.lives.ordinal,
+            ) from error
+
+    async def confirm(self) -> None:
+        """To be called before an answer leaves for a rank, when all that it has is assigned and written down.
+
+        Raises :class:`PodReplaced` when this pod has a successor, and :class:`PodUnreachable` when no other pod is
+        there to say that it has none."""
+        if not self.lives.is_confirmed(time.monotonic()):
+            await self._ask()
+        self.check_not_replaced()
+        if not self.lives.is_confirmed(time.monotonic()):
+            raise PodUnreachable(
+                f"pod {self.lives.ordinal} reaches no pod, not even itself by its name: it may have been replaced",
+                pod=self.lives.ordinal,
+            )
+
+    async def _ask(self) -> None:
+        """One that confirms this pod is enough."""
+        await self._ask_others()
+        if self.lives.is_confirmed(time.monotonic()) or self.replaced.is_set():
+            return
+        asked_at = time.monotonic()
+        try:
+            life = await self._peers.who_is(self.lives.ordinal)
+        except RefillError:
+            if not self.lives.others:  # nor need its own name lead here
+                self.lives.confirmed(asked_at)
+            return
+        if life == self.lives.own:
+            self.lives.confirmed(asked_at)
+        elif life is not None:
+            self.lives.named(life)
+
+    async def _ask_others(self) -> None:
+        asking = {asyncio.create_task(self._ask_pod(pod)) for pod in self.lives.others}
+        try:
+            while asking and not self.lives.is_confirmed(time.monotonic()) and not self.replaced.is_set():
+                _, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in asking:
+                task.cancel()
+
+    def owns_no_more(self, life: PodLife) -> None:
+        """Fact: another run of this pod has taken over its journal. Raises :class:`PodReplaced` when that is a later
+        one."""
+        self.lives.named(life)
+        self.check_not_replaced()
+
+    def announced(self, pod: int, life: PodLife) -> Announced:
+        """Fact: another pod was started. Returns the answer to it."""
+        answer = self.lives.announced(pod, life, time.monotonic())
+        self.leave_earlier_runs()
+        return answer
+
+    def leave_earlier_runs(self) -> None:
+        self._peers.leave_earlier_runs()
+
+    def check_not_replaced(self) -> None:
+        if (newest := self.lives.replaced_by) is not None:
+            self._is_replaced()
+            raise self.error(newest)
+
+    def error(self, newest: PodLife) -> PodReplaced:
+        pod = self.lives.ordinal
+        return PodReplaced(
+            f"pod {pod} was started again while this run of it stood still or was cut off, and goes on there",
+            pod=pod,
+            newest=newest.encode(),
+        )
+
+    def _is_replaced(self) -> None:
+        self.replaced.set()
+
+    async def _ask_pod(self, pod: int) -> None:
+        with contextlib.suppress(RefillError):
+            await self._peers.call(pod, "GET", "/peer/v1/lives")
+
+    async def _look(self) -> None:
+        """A pod that nobody asks for anything learns of its successor, too."""
+        while not self.replaced.is_set():
+            await asyncio.sleep(_LOOK_SECONDS)
+            if not self.lives.is_confirmed(time.monotonic()):
+                await self._ask()
+            if self.lives.replaced_by is not None:
+                self._is_replaced()
+
+    async def _announce(self) -> None:
+        pause = _PAUSE_SECONDS
+        while self.lives.untold and not self.replaced.is_set():
+            untold = self.lives.untold
+            answers = await asyncio.gather(*map(self._announce_to, untold))
+            self.lives.told(
+                {pod: answer for pod, answer in zip(untold, answers, strict=True) if answer}, time.monotonic()
+            )
+            self.leave_earlier_runs()
+            if self.lives.replaced_by is not None:
+                self._is_replaced()
+            if self.lives.untold and None in answers:  # else its number was too low
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        self._known.set()
+
+    async def _announce_to(self, pod: int) -> Announced | None:
+        try:
+            answer: dict[str, Any] = await self._peers.call(pod, "PUT", self._path())
+        except RefillError:
+            return None  # it is down, or is one of another number of pods
+        return Announced.from_dict(answer)
+
+    def _path(self) -> str:
+        return f"/peer/v1/lives/{self.lives.ordinal}?life={self.lives.own.encode()}"

@@ -1,0 +1,70 @@
+"""Is the one that asks a pod, or the pod itself, an earlier run that has a successor? Around all routes."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from refill.errors import PodReplaced, RefillError
+from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
+from refill_service.peers.fence import Fence
+from refill_service.peers.peers import ASKED_LIFE_HEADER, life_header
+from refill_service.serving.request_guard import wire_answer
+
+__all__ = ["ANNOUNCEMENTS", "LifeCheck"]
+
+ANNOUNCEMENTS = "/peer/v1/lives/"
+
+
+class LifeCheck:
+    """ASGI middleware. Every answer says which run of the pod it is of.
+
+    :param of_pods: whether it is pods that ask. What others say of lives is not listened to.
+    """
+
+    def __init__(self, app: ASGIApp, fence: Fence, *, of_pods: bool) -> None:
+        self._app = app
+        self._fence = fence
+        self._of_pods = of_pods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_life(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                header = (LIFE_HEADER.encode(), life_header(self._fence.lives).encode())
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        try:
+            if self._of_pods:
+                self._check_asker(scope)
+            self._fence.check_not_replaced()
+        except RefillError as error:
+            status, headers, body = wire_answer(error)
+            await with_life({"type": "http.response.start", "status": status, "headers": headers})
+            await with_life({"type": "http.response.body", "body": body})
+            return
+        await self._app(scope, receive, with_life)
+
+    def _check_asker(self, scope: Scope) -> None:
+        found = {
+            name: value.decode("latin-1")
+            for name, value in scope["headers"]
+            if name in (LIFE_HEADER.encode(), ASKED_LIFE_HEADER.encode())
+        }
+        lives = self._fence.lives
+        if (asked := found.get(ASKED_LIFE_HEADER.encode())) is not None:
+            lives.named(PodLife.decode(asked))
+        asker = pod_life_of(found.get(LIFE_HEADER.encode()))
+        if asker is None or scope["path"].startswith(ANNOUNCEMENTS):
+            return
+        pod, life = asker
+        is_newest = lives.came_from(pod, life, time.monotonic())
+        self._fence.leave_earlier_runs()
+        if not is_newest:
+            newest = lives.newest(pod) or life
+            raise PodReplaced(f"pod {pod} asks as a run of it that has a successor", pod=pod, newest=newest.encode())
