@@ -167,7 +167,7 @@ def test_a_pod_that_comes_back_with_less_memory(
     """It takes its jobs up again with what it has. `redox` keeps as many slots as it had: its error says what to do."""
     with PodsInProcess(2, tmp_path, journal=journal) as pods:
         spec = spec_of(packed, memory_bytes=2_000_000, policy=policy)
-        training = Training(pods, spec, NUM_SAMPLES, timeout_seconds=60 if policy != "redox" else 3)
+        training = Training(pods, spec, NUM_SAMPLES, timeout_seconds=60)
         training.all_ask(0, 0, 200)
         pods.kill(1)
         pods._settings["memory_bytes"] = "1MiB"
