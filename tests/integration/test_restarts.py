@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from tests.integration.job_ranks import BATCH, Packed, Ranks, cluster_of, receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
+from tests.waiting import until
 
 import refill
 from refill.errors import JobLost, PodUnreachable, RefillError, error_from_wire
@@ -133,6 +134,25 @@ def test_a_pod_that_ends_in_order_leaves_what_it_delivered_with_another(packed: 
             for rank in range(3):
                 ranks.ranks[rank] = rank_of(cluster, job, rank)
             ranks.ask(0, 100 + 50 * pod, 150 + 50 * pod)
+        ranks.ask(0, 0, ranks.length)
+        ranks.check(0)
+        assert receipt(cluster, job, 0)["exact"]
+
+
+def test_pods_are_replaced_while_no_rank_is_there(packed: Packed, tmp_path: Path) -> None:
+    """As a StatefulSet does it, the last one first, each when the one before is ready; without volumes."""
+    with cluster_of(tmp_path, 3, journal=False, recovery_seconds=RECOVERY_SECONDS) as cluster:
+        job = settings_of(packed[0])
+        ranks = Ranks(cluster, job)
+        ranks.ask(0, 0, 100)
+        ranks.ranks.clear()
+        for pod in (2, 1, 0):
+            cluster.processes[pod].terminate()
+            cluster.processes[pod].wait(30)
+            cluster.restart(pod)
+            about = f"{cluster.pod_urls[pod]}/v1/jobs/{job['name']}"
+            until(lambda about=about: httpx.get(about).status_code == 200, f"pod {pod} with the job")  # type: ignore[misc]
+        ranks.ranks += [rank_of(cluster, job, rank) for rank in range(3)]
         ranks.ask(0, 0, ranks.length)
         ranks.check(0)
         assert receipt(cluster, job, 0)["exact"]

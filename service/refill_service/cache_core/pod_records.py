@@ -15,14 +15,18 @@ from refill_service.cache_core.owner_machine import OwnerMachine
 __all__ = ["HandedOver", "PodRecords", "snapshot"]
 
 
+_NOBODY = "nobody"
+"""Claims what came too late: another run has started since, and may have delivered more."""
+
+
 @dataclass
 class HandedOver:
     """The records that a pod handed over to this one when it ended, for its next run."""
 
     records: bytes
     claimed_by: str = ""
-    """The run of that pod that asked for them first. It may have delivered more since, so for a later run the records
-    are not complete."""
+    """The run of that pod that came first after that, or asked for them. It may have delivered more since, so for a
+    later run the records are not complete."""
 
 
 class PodRecords:
@@ -35,6 +39,26 @@ class PodRecords:
         """By the ordinals of other pods, records of what is unknown of their answers."""
         self._job = job
         self._home = home
+
+    def hands_over(self, pod: int, records: bytes, run: str, newest: str | None) -> None:
+        """Fact: a pod has ended, and leaves this here.
+
+        :param run: of the pod, the one that has ended.
+        :param newest: the newest one that is known here.
+        """
+        self.handed_over[pod] = HandedOver(records, "" if newest in (None, run) else _NOBODY)
+
+    def started(self, pod: int, run: str) -> bool:
+        """Fact: a run of another pod has started. Whether there is something here for it."""
+        if (left := self.handed_over.get(pod)) is None:
+            return False
+        left.claimed_by = left.claimed_by or run
+        return left.claimed_by == run
+
+    @property
+    def unclaimed(self) -> dict[int, bytes]:
+        """By pods that have ended, and have not started again: the records that they have left."""
+        return {pod: left.records for pod, left in self.handed_over.items() if not left.claimed_by}
 
     def records_for(self, pod: int, run: str, *, everything: bool = False) -> bytes:
         """For a pod that was restarted: those that it handed over when it ended, and this pod's own as a home and as an

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from refill.errors import PodRecovering, PodReplaced, PodUnreachable, RefillError
@@ -34,6 +35,8 @@ class Fence:
     def __init__(self, lives: PodLives, peers: Peers) -> None:
         self.lives = lives
         self.replaced = asyncio.Event()
+        self.on_started: Callable[[int, str], None] = lambda pod, run: None
+        """Called when another pod has announced itself, once or more."""
         self._peers = peers
         self._known = asyncio.Event()
         """Set when all others know of this pod."""
@@ -121,6 +124,8 @@ class Fence:
         """Fact: another pod was started. Returns the answer to it."""
         answer = self.lives.announced(pod, life, time.monotonic())
         self.leave_earlier_runs()
+        if self.lives.newest(pod) == life:
+            self.on_started(pod, life.name)
         return answer
 
     def leave_earlier_runs(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 import uuid
@@ -13,10 +12,8 @@ from pathlib import Path
 from prometheus_client import Histogram
 
 from refill.credentials import ShownToken
-from refill.errors import RefillError
 from refill.protocol.pod_life import PodLife
-from refill.protocol.records import encode_records
-from refill_service.cache_core.job_lifecycle import Phase, expected
+from refill_service.cache_core.job_lifecycle import expected
 from refill_service.cache_core.pod_lives import PodLives
 from refill_service.cache_core.shared_room import SharedRoom
 from refill_service.datasets.dataset_reader import Dataset
@@ -32,6 +29,7 @@ from refill_service.membership.moving import Moving
 from refill_service.membership.registration import Registration
 from refill_service.membership.resuming import Resuming
 from refill_service.membership.runs import Runs
+from refill_service.membership.successors import Successors
 from refill_service.membership.who_holds import WhoHolds
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.client_memory import ClientMemory
@@ -58,7 +56,6 @@ _LEAST_BODY_BYTES = 16 << 20
 """Requests hold little: 8 bytes for each position that they name."""
 _MOST_OF_FREE = 4
 """A job alone may fill four fifths of what may be sent at once."""
-_HAND_OVER_SECONDS = 2.0
 
 
 class CacheNode:
@@ -141,6 +138,8 @@ class CacheNode:
         self.moving = Moving(self.table, self.peers, who_holds, self.jobs_here)
         self.registration = Registration(self.table, self.peers, who_holds, self.jobs_here, self.moving)
         self.resuming = Resuming(self.table, self.peers, who_holds, self.jobs_here, self.registration)
+        self.successors = Successors(self.table, self.peers, self.jobs_here, lives)
+        self.fence.on_started = self.successors.came
         self._phase = PodPhase.STARTING
         self._cleaner: asyncio.Task[None] | None = None
 
@@ -155,6 +154,7 @@ class CacheNode:
         if self._cleaner is not None:
             self._cleaner.cancel()
             await asyncio.gather(self._cleaner, return_exceptions=True)
+        await self.successors.close()
         for name, at_pod in list(self.jobs.items()):
             try:
                 await self._close_job(at_pod)
@@ -173,22 +173,9 @@ class CacheNode:
         self.journal.abandon()
 
     async def _close_job(self, at_pod: JobAtPod) -> None:
-        has_all_records = at_pod.job.life.phase is Phase.RUNNING
+        phase = at_pod.job.life.phase
         await self.table.close_job(at_pod, self.table.stopping())
-        if has_all_records:
-            await self._hand_over(at_pod)
-
-    async def _hand_over(self, at_pod: JobAtPod) -> None:
-        """Leave what was delivered with another pod, for the next pod of this name."""
-        owner = at_pod.owner
-        body = encode_records(record for epoch in owner.live_epochs for record in owner.snapshot(epoch))
-        for pod in at_pod.peers.others:
-            with contextlib.suppress(RefillError, TimeoutError, OSError):
-                if owner.journal is not None:
-                    owner.journal.hands_over_to(pod)
-                async with asyncio.timeout(_HAND_OVER_SECONDS):
-                    await self.peers.call(pod, "PUT", at_pod.peers.path("kept"), body)
-                    return
+        await self.successors.hand_over(at_pod, phase)
 
     @property
     def jobs(self) -> dict[str, JobAtPod]:

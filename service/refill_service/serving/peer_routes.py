@@ -15,7 +15,6 @@ from refill.protocol.pod_life import PodLife
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.kept_runs import RunPart
-from refill_service.cache_core.pod_records import HandedOver
 from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.trace_posting import keep_trace
@@ -228,11 +227,16 @@ def peer_routes(node: CacheNode) -> APIRouter:
 
     @routes.put("/kept")
     @takes_body(lambda job: _most_kept_bytes(node.table.find(job)))
-    async def keep(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> dict[str, bool]:
-        """From a pod that ends: records of what it has answered, handed over for its next run."""
-        records = await request.body()
-        node.table.find(job, incarnation).records.handed_over[pod] = HandedOver(records)
-        node.journal.keep(job, pod, records)
+    async def keep(
+        job: str, incarnation: Incarnation, pod: Pod, request: Request, of: Pod | None = None, run: str = ""
+    ) -> dict[str, bool]:
+        """From a pod that ends: records of what it has answered, handed over for its next run; or of what another pod
+        has, whose run ``run`` has ended before, and that has not started again."""
+        records, of_pod = await request.body(), pod if of is None else of
+        newest = node.fence.lives.newest(of_pod)
+        kept = node.table.find(job, incarnation).records
+        kept.hands_over(of_pod, records, run, newest.name if run and newest is not None else None)
+        node.journal.keep(job, of_pod, records)
         return {"kept": True}
 
     @routes.put("/unknown")
