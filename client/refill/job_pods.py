@@ -242,7 +242,22 @@ class JobPods:
     def _registered(self, info: dict[str, Any]) -> None:
         self._info = info
         self._home = self._home or self._find_home(info["pods"])
+        self._warn_of_memory(info)
         self._watch_home()
+
+    def _warn_of_memory(self, info: dict[str, Any]) -> None:
+        """Whether its samples are spread well."""
+        has, good = info.get("chunks_in_memory"), info.get("good_chunks_in_memory")
+        if has is not None and good is not None and has < good and self.rank == 0:
+            log.warning(
+                "job %s has memory for %d chunks of %d samples on pod %s, and its shuffle is good from %d on: end jobs "
+                "that are over (refill jobs), give the pods more memory, or lower chunk_size",
+                self.spec.name,
+                has,
+                info["chunk_size"],
+                info["ordinal"],
+                good,
+            )
 
     def _register_again(self, url: str, wait: Wait) -> None:
         """Register the job at a pod that does not know it. The pod restores it, or refuses."""

@@ -163,7 +163,10 @@ class Settings(BaseSettings):
         description="How long a pod that lost what it had delivered waits for ranks to tell what they have received.",
     )
     job_memory_fraction: float = Field(
-        0.5, gt=0, le=1, description="Part of the free memory that a job gets which asks for no number of bytes."
+        0.5,
+        gt=0,
+        le=1,
+        description="Most of the memory that a job gets which asks for no number of bytes: jobs that run share it.",
     )
     job_idle_seconds: float = Field(
         3600, gt=0, allow_inf_nan=False, description="A job that nobody asked anything of for this long is removed."

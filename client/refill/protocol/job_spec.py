@@ -59,7 +59,8 @@ class JobSpec:
     prefetch_window: int = 10_000
     """P, how many of a rank's next requests to one owner are considered to be sent ahead; 0 sends nothing ahead."""
     memory_bytes: int = 0
-    """Bytes of each pod's budget that the job may use; 0: ``job_memory_fraction`` (half) of what is free."""
+    """Bytes of each pod's budget that are the job's; 0: a share, as other jobs come and go, of half of it at most
+    (``job_memory_fraction``)."""
     holder: str = ""
     """Whose token the job was registered with. Pods fill it in, whatever a client says."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["JobMemory", "memory_for_chunks", "most_memory"]
+__all__ = ["GOOD_CHUNKS", "JobMemory", "least_memory", "memory_for_chunks", "most_memory"]
 
 _BESIDE_RESIDENT_BYTES = 250
 """Beside a sample that fills a slot."""
@@ -17,6 +17,8 @@ _BESIDE_SENT_BYTES = 400
 """Beside one that was sent ahead, or has just left: it is found by its request."""
 _SHARE_MARGIN = 1.25
 _LEAST_JOB_BYTES = 1 << 20
+GOOD_CHUNKS = 128
+"""With as many in memory, a batch of 64 samples has those of 50 different chunks."""
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,8 @@ def most_memory(share_bytes: float, of: JobMemory) -> int:
     Shares differ by a chunk or so, and a chunk may reach over bytes between its samples.
     """
     return memory_for_chunks(_SHARE_MARGIN * share_bytes, of) + _LEAST_JOB_BYTES
+
+
+def least_memory(chunk_bytes: float, most_bytes: int, of: JobMemory) -> int:
+    """With less than this a job's samples are spread badly: too few chunks are in memory to choose from."""
+    return min(most_bytes, memory_for_chunks(GOOD_CHUNKS * chunk_bytes, of))

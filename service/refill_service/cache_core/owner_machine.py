@@ -301,6 +301,13 @@ class OwnerMachine:
         self._carry_out(epoch, epoch.policy.failed(read))
         return self._ordered()
 
+    def memory_is(self, memory_bytes: int) -> list[Order]:
+        """Fact: all epochs together have so much memory now."""
+        self._memory_bytes = memory_bytes
+        if self.epochs:
+            self._use_freed_memory()
+        return self._ordered()
+
     def room_is_wanted(self) -> list[Order]:
         """Fact: there is no room for new traces. What all ranks have left behind gives theirs: a rank can ask for its
         epoch and the one before."""

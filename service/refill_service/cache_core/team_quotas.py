@@ -49,6 +49,13 @@ class TeamQuotas:
     def there_are_several(self) -> bool:
         return len(self._teams()) > 1
 
+    def reserved(self, total: int) -> dict[str, int]:
+        """By team, what of ``total`` is kept for it; empty where there is one."""
+        teams = self._teams()
+        if len(teams) < 2:
+            return {}
+        return dict.fromkeys(teams, int(total * self._reserved_fraction) // len(teams))
+
     def left_for(self, team: str, total: int, used: Mapping[str, int]) -> int:
         """How much more of ``total`` a team may take; never more than is free, and at least 0.
 

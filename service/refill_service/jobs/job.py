@@ -17,6 +17,7 @@ from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, Traces, check_ids
 from refill_service.cache_core.job_lifecycle import Begin
+from refill_service.cache_core.job_memory import GOOD_CHUNKS
 from refill_service.cache_core.job_state import JobState
 from refill_service.cache_core.policies.registry import policy_that_runs
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
@@ -35,6 +36,7 @@ class Job(JobState):
 
     :param memory_bytes: what the job may use here, for abstract memory, remote memory and reads in flight.
     :param abstract_bytes: the part of it for abstract memory.
+    :param most_abstract_bytes: what that may become while the job runs; None: it stays.
     :param trace_bytes: what is set aside for posted traces.
     :param incarnation: tells this registration from an earlier one of the same name; equal on all pods.
     :param resumed: how the job was resumed from a checkpoint with other ranks or pods, if it was.
@@ -54,6 +56,7 @@ class Job(JobState):
         memory_bytes: int,
         abstract_bytes: int,
         incarnation: str,
+        most_abstract_bytes: int | None = None,
         trace_bytes: int = 0,
         resumed: ResumedEpoch | None = None,
         begin: Begin | None = None,
@@ -81,7 +84,8 @@ class Job(JobState):
             if self.policy == spec.policy
             else terms_of(self.policy).settings_with(self.policy, {})
         )
-        self.mapping = AbstractMapping(self.share, self._abstract_chunks(abstract_bytes), spec.group_order)
+        num_abstract = self._abstract_chunks(abstract_bytes, most_abstract_bytes or abstract_bytes)
+        self.mapping = AbstractMapping(self.share, num_abstract, spec.group_order)
         self.last_used = time.monotonic()
         self._traces_came = Changes()
         self.trace_came = self._traces_came.happened
@@ -126,7 +130,16 @@ class Job(JobState):
             "chunk_size": self.layout.chunk_size,
             "group_size": self.mapping.group_size,
             "abstract_chunks": self.mapping.num_abstract_chunks,
+            "chunks_in_memory": self._chunks_in_memory,
+            "good_chunks_in_memory": min(self.share.num_chunks, GOOD_CHUNKS),
         }
+
+    @property
+    def _chunks_in_memory(self) -> int:
+        """So many chunks of the share fit at once, on average."""
+        if not self.share.num_chunks:
+            return 0
+        return min(self.share.num_chunks, self.abstract_bytes * self.share.num_chunks // max(1, self.share_bytes))
 
     def _resumed_info(self, resumed: ResumedEpoch) -> dict[str, Any]:
         """The epoch of which only a rest is left, and the positions of each rank in it."""
@@ -199,7 +212,7 @@ class Job(JobState):
                 largest_chunk_bytes=reach,
             )
 
-    def _abstract_chunks(self, abstract_bytes: int) -> int:
+    def _abstract_chunks(self, abstract_bytes: int, most_bytes: int) -> int:
         share = self.share
         if share.num_chunks == 0:
             return 0
@@ -207,7 +220,7 @@ class Job(JobState):
         if not self.spec.shuffle:
             return share.num_chunks  # in order, each chunk is used up before the next: no redirection, no waste
         chunk_bytes = np.add.reduceat(self.records.length, share.starts[:-1] - share.first_sample)
-        found = abstract_chunks_for_budget(share.num_chunks, float(chunk_bytes.mean()), abstract_bytes)
+        found = abstract_chunks_for_budget(share.num_chunks, float(chunk_bytes.mean()), most_bytes)
         if found == 0 or int(chunk_bytes.max()) > abstract_bytes:
             raise MemoryTooSmall(
                 f"memory too small: job {self.spec.name} has {abstract_bytes:,} bytes for chunks on pod "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from typing import Any
 from refill.errors import InvalidInput
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
+from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
+from refill_service.cache_core.memory_shares import Claim
 from refill_service.cache_core.pod_records import PodRecords
 from refill_service.cache_core.receipt import EpochReceipt, sum_of_parts, without_damaged
 from refill_service.jobs.asked_positions import AskedPositions, asked_positions
@@ -26,8 +29,12 @@ from refill_service.peers.job_peers import JobPeers
 
 __all__ = ["MOST_CLIENTS", "RECEIPT_OUTCOMES", "ClientCounts", "JobAtPod"]
 
+log = logging.getLogger(__name__)
+
 RECEIPT_OUTCOMES = ("delivered", "duplicates", "missing", "unknown")
 _KEPT_RECEIPTS = 300
+SLEEPS_AFTER_SECONDS = 60.0
+"""Training processes that live are heard every few seconds. By its home, that is, and this pod may be none."""
 MOST_CLIENTS = 1024
 """Ranks of a job that are counted one by one at a pod: those of the largest training runs on a few pods."""
 
@@ -51,6 +58,10 @@ class JobAtPod:
     home: Home
     peers: JobPeers
     pinned: PinnedShare
+    parts: JobMemory
+    """How its memory is divided."""
+    claim: Claim | None = None
+    """Of a job whose memory may change while it runs."""
     recovery: asyncio.Task[None] | None = None
     """After a restart of the pod: the task that learns from other pods and from ranks what it had delivered."""
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -89,6 +100,37 @@ class JobAtPod:
     def idle_seconds(self) -> float:
         """Since the last request for the job here; requests that only look at it don't count."""
         return 0.0 if self.requests_under_way else time.monotonic() - self.job.last_used
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether nobody has asked for anything for so long that others may have its memory."""
+        return self.idle_seconds > SLEEPS_AFTER_SECONDS
+
+    @property
+    def taken_bytes(self) -> int:
+        """What others can't have: what it was given, or holds still of what it had; while it sleeps, what it holds."""
+        if self.claim is None:
+            return self.job.memory_bytes
+        remote = self.home.machine.remote_memory
+        if self.sleeps:
+            held = memory_for_chunks(self.owner.resident_bytes + self.owner.recent_bytes, self.parts)
+            return min(held + remote.used, self.job.memory_bytes)
+        held = memory_for_chunks(self.owner.held_bytes, self.parts)
+        return max(held, self.job.memory_bytes) + max(0, remote.used - remote.capacity)
+
+    def memory_is(self, memory_bytes: int) -> None:
+        """Fact: the job has so much memory now."""
+        self.job.memory_bytes = memory_bytes
+        parts = replace(self.parts, memory_bytes=memory_bytes)
+        self.job.abstract_bytes = parts.abstract_bytes
+        self.home.machine.remote_memory.capacity = parts.remote_bytes
+        self.owner.memory_is(parts.abstract_bytes, parts.recent_bytes)
+
+    def let_go(self) -> None:
+        """Forget the bytes of what nobody has asked for: should somebody do so all the same, it is read again."""
+        log.info("job %s sleeps, and lets go of its memory", self.job.spec.name)
+        self.owner.let_go()
+        self.memory_is(self.taken_bytes)
 
     def client(self, rank: int) -> ClientCounts:
         self.job.check_rank(rank)

@@ -14,13 +14,15 @@ from refill.protocol.incarnation import is_later, same_line
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import Begin, is_another
-from refill_service.cache_core.job_memory import JobMemory, most_memory
+from refill_service.cache_core.job_memory import JobMemory, least_memory, most_memory
 from refill_service.cache_core.kept_runs import RunPart
-from refill_service.cache_core.policies import redox
+from refill_service.cache_core.memory_shares import Claim, memory_shares
+from refill_service.cache_core.policies import drain, redox
 from refill_service.cache_core.posted_traces import memory_with_traces, trace_memory
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.cache_core.team_quotas import TeamQuotas
+from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.early_opening import EarlyOpening
 from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
@@ -40,6 +42,10 @@ from refill_service.settings import Settings
 __all__ = ["JobTable"]
 
 log = logging.getLogger(__name__)
+
+_NAMED_JOBS = 20
+_STEP_BYTES = 1 << 16
+"""Less is not moved from job to job."""
 
 _GIVE_SECONDS = 2.0
 """How long the end of a job waits for another pod to take a copy of its receipts."""
@@ -89,7 +95,10 @@ class JobTable:
                 raise self._moved(name, is_later(at_pod.job.incarnation, incarnation))
             raise at_pod.owner.recovering() if at_pod.job.life.recovering else is_another(name)
         if not looked_at:
+            slept = at_pod.sleeps
             at_pod.job.last_used = time.monotonic()
+            if slept:
+                self.share_memory()
         return at_pod
 
     def _moved(self, name: str, here: bool) -> JobError:
@@ -138,26 +147,20 @@ class JobTable:
         async with within(settings.wait_seconds, f"pod {settings.ordinal} waits to open {spec.dataset}"):
             dataset = await self.opening.take(spec.dataset)
         try:
-            parts = JobMemory(
-                0,
-                settings.remote_memory_fraction if settings.num_pods > 1 else 0.0,
-                settings.recent_fraction,
-                settings.in_flight_fraction,
-                dataset.index.sample_bytes / max(1, dataset.num_samples),
-            )
-            share_bytes = dataset.index.sample_bytes / settings.num_pods
-            most_bytes = most_memory(share_bytes, parts)
-            if spec.order == "explicit":
-                most_bytes = memory_with_traces(most_bytes, dataset.num_samples)
+            parts = self._parts_of(dataset)
+            chunk_size = spec.chunk_size or dataset.chunk_size_of(spec.policy)
+            claim = self._claim_of(spec, dataset, chunk_size, parts)
             kept_bytes = 0 if kept is None else kept.header["memory_bytes"]
-            memory_bytes = self._memory_for(spec, kept_bytes, most_bytes, ran_before=begin.ran_before)
+            memory_bytes = self._memory_for(spec, kept_bytes, claim, ran_before=begin.ran_before)
             # Before anything is made in its size; shares are about equal.
             dataset.check_room(-(-dataset.num_samples // settings.num_pods))
-            layout = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size or dataset.chunk_size_of(spec.policy))
+            layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
             share = layout.share(settings.ordinal, settings.num_pods)
             records = await dataset.load_records(share.first_sample, share.end_sample)
             for_traces = trace_memory(memory_bytes, dataset.num_samples) if spec.order == "explicit" else 0
             memory = replace(parts, memory_bytes=memory_bytes - for_traces)
+            # It may come to have more, and the number of its abstract chunks stays.
+            most = replace(parts, memory_bytes=max(memory_bytes, claim.most_bytes)) if _is_flexible(spec) else memory
             job = Job(
                 spec,
                 dataset,
@@ -167,6 +170,7 @@ class JobTable:
                 num_pods=settings.num_pods,
                 memory_bytes=memory_bytes,
                 abstract_bytes=memory.abstract_bytes,
+                most_abstract_bytes=most.abstract_bytes,
                 incarnation=begin.incarnation,
                 trace_bytes=for_traces,
                 resumed=resumed,
@@ -195,7 +199,8 @@ class JobTable:
             introduce,
         )
         home = Home(job, owner, peers, memory.remote_bytes)
-        at_pod = JobAtPod(job, owner, home, peers, pinned)
+        claim = replace(claim, least_bytes=min(claim.least_bytes, memory_bytes))
+        at_pod = JobAtPod(job, owner, home, peers, pinned, parts, claim if _is_flexible(spec) else None)
         owner.epoch_ended = at_pod.epoch_ended
         if kept is not None:
             at_pod.ended |= kept.receipts
@@ -203,6 +208,76 @@ class JobTable:
 
     def put(self, at_pod: JobAtPod) -> None:
         self.jobs[at_pod.job.spec.name] = at_pod
+        self.share_memory()
+
+    def share_memory(self) -> None:
+        """Fact: a job has come, has gone, sleeps or has woken, or some time has passed. Each that runs gets its share
+        of what those that sleep leave; one that is to have less gives it back as its samples are asked for."""
+        for at_pod in self.jobs.values():
+            if at_pod.claim is not None and at_pod.sleeps and at_pod.taken_bytes < at_pod.job.memory_bytes:
+                at_pod.memory_is(at_pod.taken_bytes)
+        awake = self._awake()
+        shares = dict(zip([at_pod.job.spec.name for at_pod in awake], self._shares(awake), strict=True))
+        more = {at_pod.job.spec.name: shares[at_pod.job.spec.name] - at_pod.job.memory_bytes for at_pod in awake}
+        for at_pod in sorted(awake, key=lambda at_pod: more[at_pod.job.spec.name]):  # who gives back first
+            wanted = more[at_pod.job.spec.name]
+            if wanted > 0:
+                wanted = min(wanted, self._make_room(wanted + _STEP_BYTES) // _STEP_BYTES * _STEP_BYTES)
+            if wanted:
+                at_pod.memory_is(at_pod.job.memory_bytes + wanted)
+
+    def _awake(self) -> list[JobAtPod]:
+        """Those that run, and whose memory may change."""
+        return [at_pod for at_pod in self.jobs.values() if at_pod.claim is not None and not at_pod.sleeps]
+
+    def _shares(self, running: list[JobAtPod], coming: Claim | None = None) -> list[int]:
+        """Of those whose memory may change, and last of one that comes."""
+        kept = sum(at_pod.job.memory_bytes for at_pod in self.jobs.values() if at_pod.claim is None)
+        claims = [at_pod.claim for at_pod in running if at_pod.claim is not None]
+        left = max(0, self._for_jobs_bytes - kept)
+        if coming is not None:  # it takes from nobody what that one needs to shuffle well
+            least = min(coming.least_bytes, max(0, left - sum(claim.least_bytes for claim in claims)))
+            claims.append(replace(coming, least_bytes=least))
+        reserved = self._quotas.reserved(self._for_jobs_bytes)
+        return memory_shares(left, claims, self.settings.job_memory_fraction, reserved)
+
+    @property
+    def _for_jobs_bytes(self) -> int:
+        return self.settings.memory_bytes - self._pinned.memory_bytes
+
+    def _make_room(self, wanted_bytes: int) -> int:
+        """How much is free, once jobs that sleep have let go of what they hold, as far as that is needed."""
+        free = self._free_bytes()
+        asleep = [at_pod for at_pod in self.jobs.values() if at_pod.claim is not None and at_pod.sleeps]
+        for at_pod in sorted(asleep, key=lambda at_pod: -at_pod.idle_seconds):
+            if free >= wanted_bytes:
+                break
+            at_pod.let_go()
+            free = self._free_bytes()
+        return max(0, free)
+
+    def _free_bytes(self) -> int:
+        return self._for_jobs_bytes - sum(at_pod.taken_bytes for at_pod in self.jobs.values())
+
+    def _parts_of(self, dataset: Dataset) -> JobMemory:
+        settings = self.settings
+        return JobMemory(
+            0,
+            settings.remote_memory_fraction if settings.num_pods > 1 else 0.0,
+            settings.recent_fraction,
+            settings.in_flight_fraction,
+            dataset.index.sample_bytes / max(1, dataset.num_samples),
+        )
+
+    def _claim_of(self, spec: JobSpec, dataset: Dataset, chunk_size: int, parts: JobMemory) -> Claim:
+        """What a job that names no memory can use here, and what it needs to shuffle well."""
+        most_bytes = most_memory(dataset.index.sample_bytes / self.settings.num_pods, parts)
+        most_bytes = min(most_bytes, int(self._for_jobs_bytes * self.settings.job_memory_fraction))
+        least_bytes = least_memory(chunk_size * parts.sample_bytes, most_bytes, parts)
+        if spec.order == "explicit":
+            most_bytes = memory_with_traces(most_bytes, dataset.num_samples)
+            least_bytes = min(most_bytes, memory_with_traces(least_bytes, dataset.num_samples))
+        return Claim(spec.holder, least_bytes, most_bytes)
 
     def begin_journal(self, at_pod: JobAtPod) -> None:
         """Not before all is known that is to be in it: what a journal lacks was never delivered."""
@@ -238,6 +313,7 @@ class JobTable:
             return kept is not None
         self.journal.end(name, at_pod.job.incarnation)
         await self.close_job(at_pod, self.was_ended(name))
+        self.share_memory()
         await self._keep(await part_of_job(at_pod, time.time()))
         return True
 
@@ -272,19 +348,20 @@ class JobTable:
     def was_ended(self, name: str) -> JobLost:
         return JobLost(f"job {name} was ended while it was asked for samples", job=name)
 
-    def _memory_for(self, spec: JobSpec, kept_bytes: int, most_bytes: int, *, ran_before: bool) -> int:
+    def _memory_for(self, spec: JobSpec, kept_bytes: int, claim: Claim, *, ran_before: bool) -> int:
         """
         :param kept_bytes: what the job has had before a restart, whatever its team has now; 0: it is a new one.
-        :param most_bytes: what it can use; a job that names no memory gets no more, so that others find room.
+        :param claim: of a job that names no memory, so that others find room.
         :param ran_before: it ran before a restart, and goes on with less where its policy can.
         """
         used: Counter[str] = Counter()
         for at_pod in self.jobs.values():
-            used[at_pod.job.spec.holder] += at_pod.job.memory_bytes
-        for_jobs_bytes = self.settings.memory_bytes - self._pinned.memory_bytes
-        free = for_jobs_bytes - used.total()
-        may_have = free if kept_bytes else self._quotas.left_for(spec.holder, for_jobs_bytes, used)
-        wanted = kept_bytes or spec.memory_bytes or min(most_bytes, int(may_have * self.settings.job_memory_fraction))
+            used[at_pod.job.spec.holder] += at_pod.taken_bytes
+        wanted = spec.memory_bytes or kept_bytes
+        if not spec.memory_bytes and (not kept_bytes or _is_flexible(spec)):
+            wanted = self._shares(self._awake(), claim)[-1]
+        free = self._make_room(wanted)
+        may_have = free if kept_bytes else min(free, self._quotas.left_for(spec.holder, self._for_jobs_bytes, used))
         slots_stay = spec.shuffle and spec.policy == redox.KIND.name
         if ran_before and wanted > may_have > 0 and not slots_stay:
             log.warning(
@@ -294,14 +371,16 @@ class JobTable:
                 f"{may_have:,}",
             )
             return may_have
+        if _is_flexible(spec) and 0 < may_have < wanted:
+            wanted = may_have  # others give back what it lacks
         if wanted > may_have or wanted == 0:
             keeps_slots = "; policy redox keeps as many slots as it had: give the pod its memory back, or end the job"
             to_do = f"{keeps_slots} and begin the epoch anew" if ran_before and slots_stay else ""
             raise MemoryTooSmall(
-                f"memory too small: job {spec.name} wants {wanted:,} bytes and pod {self.settings.ordinal} has "
-                f"{may_have:,} of {self.settings.memory_bytes:,} free (pinned: {self._pinned.memory_bytes:,}; "
-                f"taken: {self._taken(spec.holder)}{f'; kept for others: {free - may_have:,}' * (free > may_have)})"
-                f"{to_do}",
+                f"memory too small: job {spec.name} wants {wanted or claim.least_bytes:,} bytes and pod "
+                f"{self.settings.ordinal} has {may_have:,} of {self.settings.memory_bytes:,} free (pinned: "
+                f"{self._pinned.memory_bytes:,}; taken: {self._taken(spec.holder)}"
+                f"{f'; kept for others: {free - may_have:,}' * (free > may_have)}){to_do}",
                 pod=self.settings.ordinal,
             )
         return wanted
@@ -309,7 +388,15 @@ class JobTable:
     def _taken(self, team: str) -> str:
         """By whom memory is taken; of other teams in sum, since nobody is told which jobs they run."""
         mine = self.of_team(team)
-        taken = [f"{name} {at_pod.job.memory_bytes:,}" for name, at_pod in mine.items()]
-        if others := sum(at_pod.job.memory_bytes for name, at_pod in self.jobs.items() if name not in mine):
+        largest = sorted(mine.items(), key=lambda each: -each[1].taken_bytes)
+        taken = [f"{name} {at_pod.taken_bytes:,}{' idle' * at_pod.sleeps}" for name, at_pod in largest[:_NAMED_JOBS]]
+        if more := sum(at_pod.taken_bytes for _, at_pod in largest[_NAMED_JOBS:]):
+            taken.append(f"{len(largest) - _NAMED_JOBS} more jobs {more:,}")
+        if others := sum(at_pod.taken_bytes for name, at_pod in self.jobs.items() if name not in mine):
             taken.append(f"other teams {others:,}")
         return ", ".join(taken) or "none"
+
+
+def _is_flexible(spec: JobSpec) -> bool:
+    """Whether its memory may change while it runs: it names none, and its policy reads on with less, or with more."""
+    return not spec.memory_bytes and spec.policy == drain.KIND.name and spec.shuffle and spec.order == "keyed"

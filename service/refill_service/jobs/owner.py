@@ -117,6 +117,23 @@ class Owner:
         return sum(epoch.payloads.num_bytes for epoch in self._epochs)
 
     @property
+    def held_bytes(self) -> int:
+        """Of samples, in memory or on their way."""
+        coming = sum(epoch.epoch.policy.held_bytes for epoch in self._epochs if not epoch.epoch.is_over)
+        return max(coming, self.resident_bytes)
+
+    def memory_is(self, abstract_bytes: int, recent_bytes: int) -> None:
+        """Fact: the job has more memory now, or less. What is in memory stays until it is asked for."""
+        self._recent.limit(recent_bytes)
+        self._carry_out(self._machine.memory_is(abstract_bytes))
+
+    def let_go(self) -> None:
+        """Forget the bytes of all samples: who asks for one of them after all waits for a read of its own."""
+        for epoch in self._running.values():
+            epoch.payloads.clear()
+        self._recent.clear()
+
+    @property
     def epoch(self) -> int:
         """The latest epoch that a rank has entered; -1 when none has."""
         return self._ranks.newest

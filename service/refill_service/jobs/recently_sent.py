@@ -26,6 +26,11 @@ class RecentlySent:
             if (epoch, sample) not in self._payloads:
                 self._payloads[epoch, sample] = payload
                 self.used_bytes += len(payload)
+        self.limit(self.limit_bytes)
+
+    def limit(self, limit_bytes: int) -> None:
+        """Forget what is more than so much."""
+        self.limit_bytes = limit_bytes
         while self.used_bytes > self.limit_bytes:
             _, oldest = self._payloads.popitem(last=False)
             self.used_bytes -= len(oldest)

@@ -56,6 +56,7 @@ _LEAST_BODY_BYTES = 16 << 20
 """Requests hold little: 8 bytes for each position that they name."""
 _MOST_OF_FREE = 4
 """A job alone may fill four fifths of what may be sent at once."""
+_SHARE_EVERY_SECONDS = 1.0
 
 
 class CacheNode:
@@ -142,6 +143,7 @@ class CacheNode:
         self.fence.on_started = self.successors.came
         self._phase = PodPhase.STARTING
         self._cleaner: asyncio.Task[None] | None = None
+        self._sharer: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         if self.settings.unix_socket:
@@ -149,11 +151,13 @@ class CacheNode:
         self.journal.start()
         self.fence.start()
         self._cleaner = asyncio.create_task(self._remove_idle_jobs())
+        self._sharer = asyncio.create_task(self._share_memory())
 
     async def close(self) -> None:
-        if self._cleaner is not None:
-            self._cleaner.cancel()
-            await asyncio.gather(self._cleaner, return_exceptions=True)
+        for task in (self._cleaner, self._sharer):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self.successors.close()
         for name, at_pod in list(self.jobs.items()):
             try:
@@ -198,6 +202,15 @@ class CacheNode:
         except BaseException:
             self._stores.forget(url)
             raise
+
+    async def _share_memory(self) -> None:
+        """What jobs give back goes to others soon, and what those leave that fall asleep."""
+        while True:
+            await asyncio.sleep(_SHARE_EVERY_SECONDS)
+            try:
+                self.table.share_memory()
+            except Exception as error:  # the next round may do better
+                log.error("memory was not shared anew: %s", error, exc_info=not expected(error))
 
     async def _remove_idle_jobs(self) -> None:
         idle_seconds = self.settings.job_idle_seconds
