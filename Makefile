@@ -158,11 +158,12 @@ clean:
 	rm -rf $(VENV) $(PEERS) build dist *.egg-info
 
 # Torch first and by its exact version, so that what follows finds it installed and brings no other build. That is
-# uv's work, in half the time; pip's where uv finds no index, since it does not read how pip is configured.
+# uv's work, in half the time; pip's where uv finds no index, since it does not read how pip is configured. Nothing is
+# compiled that nobody imports: that took longer than all the rest.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) uv
-	$(BIN)/uv pip install --quiet --python $(VENV) --compile-bytecode -e '.[torch,service,dev]' || \
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(TORCH) uv
+	$(BIN)/uv pip install --quiet --python $(VENV) -e '.[torch,service,dev]' || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,service,dev]'
 	@touch $@
 

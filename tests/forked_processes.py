@@ -2,15 +2,16 @@
 
 Importing is most of the CPU of a process's whole life in a test. What runs after it is the command itself, in a process
 of its own with its own environment; several tests and the demo start pods and ranks as users do.
+
+Run as ``python forked_processes.py NAME COMMAND...`` it is, to a launcher that started it, the process that it asks
+for: with its streams and its environment, and it ends as that one ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
-import runpy
 import select
 import signal
 import socket
@@ -20,10 +21,16 @@ import threading
 from pathlib import Path
 from typing import IO
 
-__all__ = ["ForkedProcess", "start_pod", "start_rank"]
+__all__ = ["ForkedProcess", "python_of", "start", "start_pod", "start_rank"]
 
-_MOST_BYTES = 150_000
+Modules = tuple[str, ...]
+
+PODS: Modules = ("refill_service.commands.serve", "refill_service.serving.serve")
+RANKS: Modules = ("refill", "refill.torch_dataset", "torchdata.stateful_dataloader")
+
+MOST_BYTES = 150_000
 """Of a request, which is a process's environment: below what a socket's buffer takes in one piece."""
+HELLO = b"forks"
 
 
 class ForkedProcess:
@@ -67,27 +74,15 @@ class ForkedProcess:
 
 
 class _Starter:
-    """The process that forks. It ends with this one, and takes along the processes that are left.
+    """The way to the process that forks, ``process_forker.py``. What it forks for this process ends with it."""
 
-    :param modules: that it imports first.
-    """
-
-    def __init__(self, modules: tuple[str, ...]) -> None:
-        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
         self._lock = threading.Lock()
-        with other:
-            command = [sys.executable, __file__, str(other.fileno()), *modules]
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[other.fileno()],
-                start_new_session=True,
-            )
 
     def ask(self, request: dict[str, object], *descriptors: int) -> int | None:
         said = json.dumps(request).encode()
-        assert len(said) < _MOST_BYTES
+        assert len(said) < MOST_BYTES
         with self._lock:
             socket.send_fds(self._socket, [said], descriptors)
             answer = self._socket.recv(100)
@@ -95,17 +90,36 @@ class _Starter:
         found: int | None = json.loads(answer)
         return found
 
+    def fork(
+        self, arguments: list[str], environment: dict[str, str], streams: tuple[int, int, int], folder: str
+    ) -> ForkedProcess:
+        request: dict[str, object] = {"arguments": arguments, "environment": environment, "folder": folder}
+        pid = self.ask(request, *streams)
+        assert pid is not None
+        return ForkedProcess(self, pid)
 
-_PODS = ("refill_service.commands.serve", "refill_service.serving.serve")
-_RANKS = ("refill", "refill.torch_dataset", "torchdata.stateful_dataloader")
-_starters: dict[tuple[int, tuple[str, ...]], _Starter] = {}
+
+_FORKER = Path(__file__).with_name("process_forker.py")
+_LONGEST_NAME = 100
+_ATTEMPTS = 5
+_starters: dict[tuple[int, Modules], _Starter] = {}
 
 
 def start_pod(arguments: list[str], environment: dict[str, str], log: IO[bytes]) -> ForkedProcess:
     """``refill`` with these arguments."""
+    return start(PODS, ["-m", "refill_service.cli", *arguments], environment, log)
+
+
+def start(
+    modules: Modules, arguments: list[str], environment: dict[str, str], log: IO[bytes], cwd: Path | None = None
+) -> ForkedProcess:
+    """``python arguments``, with nothing to read.
+
+    :param modules: that it imports.
+    """
     with open(os.devnull) as nothing:
         streams = nothing.fileno(), log.fileno(), log.fileno()
-        return _start(_PODS, ["-m", "refill_service.cli", *arguments], environment, streams)
+        return _starter_of(modules).fork(arguments, environment, streams, str(cwd or os.getcwd()))
 
 
 def start_rank(script: Path, *arguments: str) -> tuple[ForkedProcess, IO[str], IO[str]]:
@@ -113,69 +127,72 @@ def start_rank(script: Path, *arguments: str) -> tuple[ForkedProcess, IO[str], I
     (read_by_it, to_it), (from_it, written_by_it) = os.pipe(), os.pipe()
     try:
         streams = read_by_it, written_by_it, 2
-        process = _start(_RANKS, [str(script), *arguments], dict(os.environ), streams)
+        process = _starter_of(RANKS).fork([str(script), *arguments], dict(os.environ), streams, os.getcwd())
     finally:
         os.close(read_by_it)
         os.close(written_by_it)
     return process, os.fdopen(to_it, "w"), os.fdopen(from_it)
 
 
-def _start(
-    modules: tuple[str, ...], arguments: list[str], environment: dict[str, str], streams: tuple[int, int, int]
-) -> ForkedProcess:
-    place = os.getpid(), modules  # a process that was forked has starters of its own
-    starter = _starters.get(place) or _starters.setdefault(place, _Starter(modules))
-    request: dict[str, object] = {"arguments": arguments, "environment": environment, "folder": os.getcwd()}
-    pid = starter.ask(request, *streams)
-    assert pid is not None
-    return ForkedProcess(starter, pid)
+def python_of(modules: Modules) -> list[str]:
+    """What stands for ``python`` in a command that a launcher is given."""
+    _starter_of(modules)  # it is there when the launcher asks
+    return [sys.executable, "-S", "-E", __file__, _name_of(modules)]
 
 
-def _fork_when_asked(asked: socket.socket) -> list[str]:
-    """Returns in each process, with its arguments."""
-    children: set[int] = set()
-    while True:
-        said, streams, _, _ = socket.recv_fds(asked, _MOST_BYTES, 3)
-        if not said:
-            for pid in children:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            os._exit(0)
-        request = json.loads(said)
-        if "ended" in request:
-            pid, status = os.waitpid(request["ended"], os.WNOHANG)
-            children.discard(pid)
-            asked.send(json.dumps(os.waitstatus_to_exitcode(status) if pid else None).encode())
-            continue
-        pid = os.fork()
-        if pid == 0:
-            break
-        for each in streams:
-            os.close(each)
-        children.add(pid)
-        asked.send(json.dumps(pid).encode())
-    asked.close()
-    os.setsid()
-    os.chdir(request["folder"])
-    for standard, each in enumerate(streams):
-        os.dup2(each, standard)
-    for each in streams:
-        os.close(each)
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    arguments: list[str] = request["arguments"]
-    return arguments
+def _starter_of(modules: Modules) -> _Starter:
+    place = os.getpid(), modules  # a process that was forked has connections of its own
+    if place not in _starters:
+        _starters[place] = _Starter(_connected(modules))
+    return _starters[place]
+
+
+def _connected(modules: Modules) -> socket.socket:
+    """To the process that has imported them: one for all processes that run the same tests."""
+    name = _name_of(modules)
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(ConnectionError):
+            return _connection_to(name)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(f"\0{name}")  # fails where another process was faster
+            listening.listen(100)
+            subprocess.Popen(
+                [sys.executable, str(_FORKER), str(listening.fileno()), *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[listening.fileno()],
+                start_new_session=True,
+                env=dict(os.environ) | {"OMP_NUM_THREADS": "1"},  # looked at when torch is imported
+            )
+    raise RuntimeError(f"the process that imports {', '.join(modules)} ends at once; what it says is above")
+
+
+def _connection_to(name: str) -> socket.socket:
+    """Raises ConnectionError when there is no such process, or it was about to end."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(f"\0{name}")
+    if connection.recv(100) != HELLO:
+        connection.close()
+        raise ConnectionResetError(f"{name} has ended")
+    return connection
+
+
+def _name_of(modules: Modules) -> str:
+    of_tests = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"process-{os.getpid()}"
+    return f"refill-{of_tests}-{modules[-1]}"[:_LONGEST_NAME]
+
+
+def _be(name: str, arguments: list[str]) -> None:
+    process = _Starter(_connection_to(name)).fork(arguments, dict(os.environ), (0, 1, 2), os.getcwd())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    ended = process.wait()
+    if ended < 0:
+        if -ended in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(-ended, signal.SIG_DFL)
+        os.kill(os.getpid(), -ended)
+    sys.exit(ended)
 
 
 if __name__ == "__main__":
-    _, _socket, *_modules = sys.argv
-    for _module in _modules:
-        importlib.import_module(_module)
-    _command = _fork_when_asked(socket.socket(fileno=int(_socket)))
-    if _command[0] == "-m":
-        sys.argv = _command[1:]
-        runpy.run_module(_command[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = _command
-        sys.path[0] = str(Path(_command[0]).parent)
-        runpy.run_path(_command[0], run_name="__main__")
+    _be(sys.argv[1], sys.argv[2:])

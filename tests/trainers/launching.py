@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.forked_processes import ForkedProcess, python_of, start
 from tests.pod_fixtures import write_files
 from tests.trainers.lines import FOLDER_VARIABLE
 
@@ -33,6 +34,11 @@ __all__ = [
 
 NUM_SAMPLES = 400
 SCRIPTS = Path(__file__).parent
+TRAINERS = (
+    *("refill.torch_dataset", "torchdata.stateful_dataloader", "torch.distributed.launcher.api"),
+    *("lightning.pytorch", "transformers.trainer", "accelerate"),
+)
+"""What takes seconds to import."""
 _SECONDS = 170
 
 
@@ -83,35 +89,49 @@ class Place:
         seconds: float = _SECONDS,
         environment: dict[str, str] | None = None,
         cwd: Path | None = None,
+        forked: bool = True,
     ) -> Launched:
-        """``script URL DATASET ARGUMENTS...``, under torchrun if there are several processes or restarts."""
+        """``script URL DATASET ARGUMENTS...``, under torchrun if there are several processes or restarts.
+
+        :param forked: the processes have imported the trainers, else they are started as a user would.
+        """
         told = self.folder / uuid.uuid4().hex[:8]
         told.mkdir()
-        command = [sys.executable]
+        arguments = [str(script), self.url, self.dataset, *map(str, arguments)]
         if processes > 1 or max_restarts:
-            command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-            command += [f"--max-restarts={max_restarts}"]
-        command += [str(script), self.url, self.dataset, *map(str, arguments)]
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            timeout=seconds,
-            cwd=cwd or told,
-            env={
-                **os.environ,
-                FOLDER_VARIABLE: str(told),
-                "OMP_NUM_THREADS": "1",
-                "CUDA_VISIBLE_DEVICES": "",
-                # Else ranks that torchrun starts again meet the addresses of those before, which are gone.
-                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            }
-            | (environment or {}),
-        )
+            places = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
+            if forked:
+                arguments = ["--no-python", *python_of(TRAINERS), *arguments]
+            arguments = ["-m", "torch.distributed.run", *places, *arguments]
+        environment = {
+            **os.environ,
+            FOLDER_VARIABLE: str(told),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            # Else ranks that torchrun starts again meet the addresses of those before, which are gone.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        } | (environment or {})
+        output = told / "output.log"
+        with output.open("wb") as log:
+            if forked:
+                process: ForkedProcess | subprocess.Popen[bytes] = start(
+                    TRAINERS, arguments, environment, log, cwd or told
+                )
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    cwd=cwd or told,
+                )
+            try:
+                returncode = process.wait(seconds)
+            finally:
+                process.kill()
         lines = [json.loads(line) for path in sorted(told.glob("*.jsonl")) for line in path.read_text().splitlines()]
-        return Launched(done.returncode, lines, done.stdout)
+        return Launched(returncode, lines, output.read_text(errors="replace"))
 
     def receipt(self, job: str, epoch: int) -> dict[str, Any]:
         found: dict[str, Any] = httpx.get(f"{self.url}/v1/jobs/{job}/epochs/{epoch}/receipt").raise_for_status().json()

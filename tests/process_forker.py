@@ -1,0 +1,114 @@
+"""A process that imports modules, and then forks for whoever connects to it, until nobody is connected any more.
+
+Run as ``python process_forker.py LISTENING_SOCKET MODULES...`` by :mod:`tests.forked_processes`. A request is a process
+to be forked, with its three streams, answered by its number; or the number of one, answered by how it ended. Processes
+end with the connection that asked for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+HELLO, MOST_BYTES = b"forks", 150_000
+
+
+class _Forker:
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
+        self._asked = selectors.DefaultSelector()
+        self._asked.register(listening, selectors.EVENT_READ)
+        self._children: dict[socket.socket, set[int]] = {}
+
+    def next_command(self) -> list[str]:
+        """Returns in each process that is forked, with its command."""
+        while True:
+            for key, _ in self._asked.select():
+                if key.fileobj is self._listening:
+                    self._welcome(self._listening.accept()[0])
+                elif (request := self._forked_for(key.fileobj)) is not None:
+                    return request
+
+    def _welcome(self, connection: socket.socket) -> None:
+        self._children[connection] = set()
+        self._asked.register(connection, selectors.EVENT_READ)
+        connection.send(HELLO)
+
+    def _forked_for(self, connection: Any) -> list[str] | None:
+        try:
+            said, streams, _, _ = socket.recv_fds(connection, MOST_BYTES, 3)
+        except ConnectionError:
+            said, streams = b"", []
+        if not said:
+            self._gone(connection)
+            return None
+        request = json.loads(said)
+        if "ended" in request:
+            connection.send(json.dumps(self._ended(connection, request["ended"])).encode())
+            return None
+        pid = os.fork()
+        if pid == 0:
+            self._become(request, streams)
+            command: list[str] = request["arguments"]
+            return command
+        for each in streams:
+            os.close(each)
+        self._children[connection].add(pid)
+        connection.send(json.dumps(pid).encode())
+        return None
+
+    def _ended(self, connection: socket.socket, child: int) -> int | None:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if not pid:
+            return None
+        self._children[connection].discard(pid)
+        return os.waitstatus_to_exitcode(status)
+
+    def _gone(self, connection: socket.socket) -> None:
+        for pid in self._children.pop(connection):
+            os.kill(pid, signal.SIGKILL)  # it is there until somebody has asked how it ended
+            os.waitpid(pid, 0)
+        self._asked.unregister(connection)
+        connection.close()
+        if not self._children:
+            os._exit(0)
+
+    def _become(self, request: dict[str, Any], streams: list[int]) -> None:
+        self._asked.close()
+        self._listening.close()
+        for connection in self._children:
+            connection.close()
+        os.setsid()
+        os.chdir(request["folder"])
+        for standard, each in enumerate(streams):
+            os.dup2(each, standard)
+        for each in streams:
+            os.close(each)
+        os.environ.clear()
+        os.environ.update(request["environment"])
+
+
+def main() -> None:
+    _, listening, *modules = sys.argv
+    for module in modules:
+        importlib.import_module(module)
+    command = _Forker(socket.socket(fileno=int(listening))).next_command()
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command
+        sys.path[0] = str(Path(command[0]).parent)
+        runpy.run_path(command[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
