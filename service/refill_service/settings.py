@@ -97,31 +97,44 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="REFILL_", frozen=True, extra="forbid")
 
-    host: str = Field("0.0.0.0", description="Address to listen on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port for clients (HTTP/1.1).")
+    host: str = Field("0.0.0.0", description="Address that the pod listens on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port for clients and people (HTTP/1.1).")
     peer_port: int = Field(8001, ge=0, le=65535, description="Port for other pods (HTTP/2).")
     unix_socket: str = Field(
         "",
-        description="Path of a Unix socket for clients on the pod's own machine; empty: none. They name it as "
-        "unix:PATH.",
+        description=(
+            "Path of a Unix socket for training processes on the pod's own machine, which name it unix:PATH in "
+            "place of a URL. Empty: none."
+        ),
     )
     ordinal: int = Field(
-        -1, ge=-1, description="Number of this pod, from 0; -1: that of the URL that names this host, as in refill-2."
+        -1,
+        ge=-1,
+        description=(
+            "Number of this pod, from 0. -1: taken from this host's name, such as refill-2, if the URL of pod 2 names "
+            "that host."
+        ),
     )
-    replicas: int = Field(1, ge=1, le=_MAX_REPLICAS, description="Number of pods, when URLs are given as templates.")
+    replicas: int = Field(
+        1, ge=1, le=_MAX_REPLICAS, description="Number of pods. Needed where pod_urls and peer_urls are templates."
+    )
     pod_urls: Urls = Field(
         (),
-        description="Client URLs of all pods in the order of their ordinals, separated by commas, or one template "
-        "with {ordinal}: http://refill-{ordinal}.refill:8000",
+        description=(
+            "URLs of all pods for clients: in the order of their numbers, separated by commas, or one template "
+            "with {ordinal}, as http://refill-{ordinal}.refill:8000"
+        ),
     )
     peer_urls: Urls = Field(
-        (), description="Peer URLs of all pods, given as pod_urls are: http://refill-{ordinal}.refill:8001"
+        (), description="URLs of all pods for each other, written as pod_urls are: http://refill-{ordinal}.refill:8001"
     )
     memory_bytes: Bytes = Field(
         2**30,
         ge=2**20,
-        description="Memory for samples: the pinned tier; and for jobs abstract memory, remote memory, reads in flight "
-        "and what was just sent.",
+        description=(
+            "Memory for samples, as 4GiB: the pinned tier, and what jobs hold: chunks, samples that other pods "
+            "sent ahead, reads under way, and samples that were just sent."
+        ),
     )
     remote_memory_fraction: float = Field(
         0.1, ge=0, le=0.9, description="Part of a job's memory for samples that other pods send ahead."
@@ -133,148 +146,199 @@ class Settings(BaseSettings):
         0.05,
         ge=0,
         le=0.5,
-        description="Part of a job's memory for samples just sent, in case they are asked for again.",
+        description="Part of a job's memory for samples that were just sent, in case they are asked for again.",
     )
     pinned_fraction: float = Field(
         0.2,
         ge=0,
         le=0.9,
-        description="Part of memory_bytes that keeps chunks from epoch to epoch and from job to job; jobs share it.",
+        description=(
+            "Part of memory_bytes for the pinned tier: samples that stay from epoch to epoch, for all jobs on the"
+            " same dataset."
+        ),
     )
     pinned_dir: str = Field(
-        "", description="Folder on a local disk that keeps more of them; each pod needs one of its own. Empty: none."
+        "",
+        description="Folder on a local disk for more of the pinned tier. Each pod needs one of its own. Empty: none.",
     )
-    pinned_dir_bytes: Bytes = Field(0, ge=0, description="How much of that disk may be used.")
+    pinned_dir_bytes: Bytes = Field(0, ge=0, description="How much of that disk the pinned tier may use.")
     journal_dir: str = Field(
         "",
-        description="Folder for the journal of what was delivered, on a volume if there is one; each pod needs one of "
-        "its own. Empty: after a restart others are asked.",
+        description=(
+            "Folder for the journal, which says what was delivered; on a volume if there is one. Each pod needs "
+            "one of its own. Empty: no journal, so that after a restart the pod asks other pods and training "
+            "processes."
+        ),
     )
     journal_sync_seconds: float = Field(
         1,
         gt=0,
         allow_inf_nan=False,
-        description="How often the journal is forced to the disk, for when the machine goes down, not the pod alone.",
+        description=(
+            "How often the journal is forced to the disk. It matters when the whole machine goes down, not the "
+            "pod alone."
+        ),
     )
     recovery_seconds: float = Field(
         60,
         ge=0,
         allow_inf_nan=False,
-        description="How long a pod that lost what it had delivered waits for ranks to tell what they have received.",
+        description=(
+            "How long a pod that was restarted without its journal waits for ranks that do not report what they "
+            "have received. Then it goes on without them."
+        ),
     )
     job_memory_fraction: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Most of the memory that a job gets which asks for no number of bytes: jobs that run share it.",
+        description="Part of the pod's memory that one job gets at most, if it names no memory_bytes; jobs that run share it.",
     )
     job_idle_seconds: float = Field(
-        3600, gt=0, allow_inf_nan=False, description="A job that nobody asked anything of for this long is removed."
+        3600,
+        gt=0,
+        allow_inf_nan=False,
+        description="A job is ended when nobody has asked anything of it for this long.",
     )
     wait_seconds: float = Field(
         10,
         gt=0,
         allow_inf_nan=False,
-        description="How long a request waits for other ranks, or for a store from which nothing comes, before it is "
-        "told so.",
+        description=(
+            "How long the pod holds a request that waits for other ranks, or for a store that sends nothing. Then"
+            " it answers what the request waits for, and the client asks again."
+        ),
     )
     peer_timeout_seconds: float = Field(
-        60, gt=0, allow_inf_nan=False, description="How long a pod waits for an answer of another pod."
+        60, gt=0, allow_inf_nan=False, description="How long a pod waits for the answer of another pod."
     )
     peer_connect_timeout_seconds: float = Field(
         2,
         gt=0,
         allow_inf_nan=False,
-        description="How long reaching another pod's machine may take; then its address is asked for again.",
+        description="How long connecting to another pod may take. Then its address is looked up again.",
     )
     sending_bytes: Bytes = Field(
         0,
         ge=0,
-        description="Bytes of answers that may be on their way to clients and pods; a request beyond waits before its "
-        "samples are taken. 0: a tenth of memory_bytes, but 64 MiB at least.",
+        description=(
+            "Bytes of answers that may be on their way to clients and pods at once; further requests wait. 0: a "
+            "tenth of memory_bytes, but 64 MiB at least."
+        ),
     )
     client_timeout_seconds: float = Field(
         60,
         gt=0,
         allow_inf_nan=False,
-        description="A client or pod that sends or reads less than 64 KiB in this time, in its turn, is cut off.",
+        description=(
+            "A client or pod that stops in the middle of a request or an answer is cut off: when this pod waits "
+            "for it, and it moves less than 64 KiB in this time."
+        ),
     )
     max_connections: int = Field(
         4096,
         ge=1,
         le=1_000_000,
-        description="Connections of clients, and requests of other pods, that are served at once; more are told that "
-        "the pod is busy.",
+        description=(
+            "Connections of clients, and requests of other pods, that are served at once. More are told that the "
+            "pod is busy, and ask again."
+        ),
     )
     drain_seconds: float = Field(
         3,
         ge=0,
         allow_inf_nan=False,
-        description="How long a pod that is told to end still takes requests of its jobs, until none are sent its "
-        "way any more.",
+        description=(
+            "How long a pod that was told to end (SIGTERM) still takes requests of its jobs. By then nobody is "
+            "sent to it any more."
+        ),
     )
     grace_seconds: float = Field(
         25,
         gt=0,
         allow_inf_nan=False,
-        description="When, counted from there, requests under way are broken off. Keep it below the time that "
-        "Kubernetes gives (terminationGracePeriodSeconds).",
+        description=(
+            "How long after SIGTERM the pod breaks off the requests that are still under way. Keep it below "
+            "terminationGracePeriodSeconds of Kubernetes."
+        ),
     )
     client_tokens: str = Field(
         "",
-        description="File with the bearer tokens of clients, one a line; or a folder, such as a mounted Secret, with a "
-        "file for each team, which then has its jobs to itself. Empty: whoever reaches the port may ask.",
+        description=(
+            "File with the bearer tokens of clients, one a line; or a folder with such a file for each team, as a"
+            " mounted Secret is. Each team then has its jobs to itself. Empty: whoever reaches the port may ask."
+        ),
     )
     peer_token: str = Field(
         "",
-        description="File with the bearer token that pods show each other; more lines: tokens taken as well. "
-        "Empty: none.",
+        description=(
+            "File with the bearer token that pods show each other. Tokens on further lines are accepted, too. "
+            "Empty: none."
+        ),
     )
     token_overlap_seconds: float = Field(
         300,
         ge=0,
         allow_inf_nan=False,
-        description="How long a token is still taken that is in no file any more: those who hold it get to see the new "
-        "one later. 0: it ends within seconds, and rotation needs both in the file for a while.",
+        description=(
+            "How long a token is still accepted after it was removed from its file, so that those who hold it "
+            "have time to get the new one. 0: it ends within seconds; to replace one, keep both in the file for a"
+            " while."
+        ),
     )
     team_reserved_fraction: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="Part of the jobs' memory and of the connections that is kept for teams, in equal shares; nobody "
-        "else gets a team's share. This and the next two hold where client_tokens names several teams.",
+        description=(
+            "Part of the jobs' memory and of the connections that is divided equally among teams; no other team "
+            "can take a team's share. This and the next two hold where client_tokens names several teams."
+        ),
     )
-    team_max_jobs: int = Field(200, ge=1, description="Jobs that one team may have at a pod.")
+    team_max_jobs: int = Field(200, ge=1, description="How many jobs one team may have at a pod.")
     team_requests_per_second: float = Field(
         2000,
         gt=0,
         allow_inf_nan=False,
-        description="How often one team may ask a pod for something; beyond, it is told that the pod is busy.",
+        description=(
+            "How many requests a second one team may make. Beyond that it is told that the pod is busy, and asks again."
+        ),
     )
     dataset_urls: Places = Field(
         (),
-        description="Where the datasets lie that jobs may name, separated by commas: s3://bucket/prefix, "
-        "file:///folder, or s3:// for all buckets. Empty: all buckets that the pod can read, and no folder.",
+        description=(
+            "The datasets that jobs may name, by where they lie, separated by commas: s3://bucket/prefix, "
+            "file:///folder, or s3:// for all buckets. Empty: all buckets that the pod can read, and no folder."
+        ),
     )
     tls_cert: str = Field("", description="File with the certificate for clients, PEM, with its chain. Empty: no TLS.")
-    tls_key: str = Field("", description="File with its private key.")
+    tls_key: str = Field("", description="File with the private key of tls_cert.")
     peer_tls_cert: str = Field(
         "",
-        description="File with the certificate that a pod shows other pods, as a server and as a client. Empty: no "
-        "TLS between pods.",
+        description=(
+            "File with the certificate that a pod shows other pods, as a server and as a client. Empty: no TLS "
+            "between pods."
+        ),
     )
-    peer_tls_key: str = Field("", description="File with its private key.")
-    peer_tls_ca: str = Field("", description="File with the certificates that other pods' must be signed by.")
+    peer_tls_key: str = Field("", description="File with the private key of peer_tls_cert.")
+    peer_tls_ca: str = Field(
+        "",
+        description="File with the certificates of the authorities that must have signed the other pods' certificates.",
+    )
     metrics_port: int = Field(
         0,
         ge=0,
         le=65535,
-        description="Port of its own for /metrics, /healthz and /readyz, without token or TLS; 0: none. With "
-        "client_tokens the clients' port wants a token for /metrics.",
+        description=(
+            "A port only for /metrics, /healthz and /readyz, without token or TLS. 0: none; with client_tokens, "
+            "/metrics on the clients' port then needs a token."
+        ),
     )
     log_level: str = Field("info", description="debug, info, warning or error.")
-    log_format: str = Field("text", description="text, or json: an object a line.")
-    access_log: bool = Field(False, description="Log each request of clients and pods, but for probes and /metrics.")
+    log_format: str = Field("text", description="text, or json: one object a line.")
+    access_log: bool = Field(
+        False, description="true: log a line for each request of clients and pods, except probes and /metrics."
+    )
 
     @field_validator("log_level")
     @classmethod

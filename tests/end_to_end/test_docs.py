@@ -88,7 +88,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_help_of_every_command() -> None:
-    for command in ("pack", "index", "inspect", "serve", "simulate", "analyze", "receipt", "top", "demo"):
+    for command in _COMMANDS:
         with pytest.raises(SystemExit) as ended:
             _parser().parse_args([command, "--help"])
         assert ended.value.code == 0

@@ -33,31 +33,41 @@ def add_commands(commands: Any) -> None:
 
     parser = commands.add_parser(
         "analyze",
-        help="what an epoch would cost and how well it would shuffle, by policy and chunk size; recommends one",
-        description="Simulate an epoch of the protocol core, with no I/O, for policy redox and for drain at several"
-        " chunk sizes. docs/ANALYZE.md explains every column.",
+        help="compare chunk sizes by what an epoch costs and how well it shuffles, and recommend one",
+        description="Simulate an epoch for each policy and several chunk sizes, with the code that decides in pods. "
+        "Show what "
+        "each costs and how well it shuffles, and recommend a chunk size. docs/ANALYZE.md explains every column.",
         epilog="example: refill analyze s3://datasets/imagenet --memory 64GiB --pods 4 --batch-size 1024",
     )
     parser.add_argument("dataset", metavar="DATASET", nargs="?", help="s3://bucket/prefix, file:///folder, or a path")
-    parser.add_argument("--samples", type=_whole(2), metavar="N", help="in place of DATASET: one with so many samples")
     parser.add_argument(
-        "--sample-bytes", default="100kB", metavar="SIZE", help="with --samples, of each (default: %(default)s)"
+        "--samples", type=_whole(2), metavar="N", help="in place of DATASET: a made-up dataset of N samples"
+    )
+    parser.add_argument(
+        "--sample-bytes",
+        default="100kB",
+        metavar="SIZE",
+        help="with --samples: how large each one is (default: %(default)s)",
     )
     parser.add_argument(
         "--memory",
         default="10%",
         metavar="SIZE",
-        help="for chunks, over all pods: 64GiB, 500MB or a part of the dataset (default: 10%%)",
+        help="memory for chunks, of all pods together: 64GiB, 500MB, or a part of the dataset (default: 10%%)",
     )
     parser.add_argument(
-        "--pods", type=_whole(1, 10_000), default=1, metavar="N", help="each the home of one rank (default: 1)"
+        "--pods",
+        type=_whole(1, 10_000),
+        default=1,
+        metavar="N",
+        help="number of pods, each the home of one rank (default: 1)",
     )
     parser.add_argument(
         "--batch-size",
         type=_whole(2),
         default=256,
         metavar="B",
-        help="samples of a step, over all ranks (default: 256)",
+        help="samples of one step, of all ranks together (default: 256)",
     )
     for kind in KINDS.values():
         default_sizes = ",".join(map(str, kind.analysed_chunk_sizes)) or "none"
@@ -67,22 +77,23 @@ def add_commands(commands: Any) -> None:
             default=list(kind.analysed_chunk_sizes),
             dest=f"chunk_sizes_of_{kind.name}",
             metavar="K,K,...",
-            help=f"of {kind.name} (default: {default_sizes})",
+            help=f"chunk sizes to try with policy {kind.name} (default: {default_sizes})",
         )
     parser.add_argument(
         "--group-order",
         choices=["consecutive", "interleaved"],
         default="consecutive",
-        help="which chunks share an abstract chunk (default: consecutive)",
+        help="which chunks are read into the same part of memory: neighbours, or chunks far apart (default: "
+        "consecutive)",
     )
     parser.add_argument(
         "--simulate-samples",
         type=_whole(2),
         default=131_072,
         metavar="N",
-        help="of a larger dataset, simulate this many samples and scale (default: 131072)",
+        help="of a dataset with more samples, simulate only N and scale the result (default: 131072)",
     )
-    parser.add_argument("--seed", type=int, default=1, help="of the simulated epoch (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the simulated epoch (default: 1)")
     terms = parser.add_argument_group("store terms", "What the store charges, and how fast it is for one pod.")
     default = StoreTerms()
     terms.add_argument(
@@ -90,44 +101,47 @@ def add_commands(commands: Any) -> None:
         type=_number(0),
         default=default.dollars_per_1000_gets,
         metavar="DOLLARS",
-        help="for 1,000 GETs (default: %(default)s, S3 Standard's list price)",
+        help="price of 1,000 GETs (default: %(default)s, S3 Standard's list price)",
     )
     terms.add_argument(
         "--gb-price",
         type=_number(0),
         default=default.dollars_per_gb,
         metavar="DOLLARS",
-        help="for a GB that leaves the store (default: %(default)s, pods in its region)",
+        help="price of a GB that leaves the store (default: %(default)s, for pods in the store's region)",
     )
     terms.add_argument(
         "--store-latency",
         type=_number(0),
         default=default.latency_seconds * 1000,
         metavar="MS",
-        help="from a GET to its first byte (default: %(default)s)",
+        help="time from a GET to its first byte (default: %(default)s)",
     )
     terms.add_argument(
         "--store-bandwidth",
         type=_number(1e-3),
         default=default.bytes_per_second / 1e6,
         metavar="MB/S",
-        help="of one pod (default: %(default)s)",
+        help="how fast one pod reads (default: %(default)s)",
     )
     terms.add_argument(
         "--concurrency",
         type=_whole(1),
         default=default.concurrency,
         metavar="N",
-        help="GETs of one pod under way at once (default: %(default)s)",
+        help="how many GETs one pod has under way at once (default: %(default)s)",
     )
     terms.add_argument(
         "--compute-samples-per-second",
         type=_number(1e-9),
         metavar="RATE",
-        help="how fast the whole job trains if data is there: says which rows are I/O-bound",
+        help="how fast the whole job trains when it never waits for data: then the table says which rows are too slow "
+        "for it",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
-    parser.add_argument("--plot", metavar="FILE", help="also draw GETs against co-batch, as .png or .svg")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="also draw requests against quality of the shuffle, as .png or .svg"
+    )
     add_store_options(parser)
     parser.set_defaults(func=_run)
 

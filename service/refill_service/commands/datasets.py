@@ -41,7 +41,9 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="S3 server other than AWS (default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)",
     )
-    group.add_argument("--region", help="(default: AWS_REGION, AWS_DEFAULT_REGION, the profile's, us-east-1)")
+    group.add_argument(
+        "--region", help="region of the bucket (default: AWS_REGION, AWS_DEFAULT_REGION, the profile's, us-east-1)"
+    )
     group.add_argument("--profile", help="AWS profile (default: AWS_PROFILE)")
     group.add_argument(
         "--no-sign-request", action="store_true", help="send no credentials, for public buckets (default: sign)"
@@ -64,40 +66,48 @@ def _add_pack(subparsers: Any) -> None:
         subparsers,
         "pack",
         "make a dataset of a folder: shuffled WebDataset tars and their index",
-        "Files with the same path up to the first dot of their name are one sample, or up to the last where names look"
-        " like those of photos. What is decided is said first. Hidden files are left out."
-        " Memory does not grow with the folder. The index is written last: a pack that is broken off leaves no"
-        " dataset, and starting it again starts clean.",
+        "Files that have the same path up to the first dot of their name are one sample; up to the last dot where names"
+        " look like those of photos. It says what it decided before it writes. Hidden files are left out. Memory does"
+        " not grow with the folder. The index is written last: when pack is broken off there is no dataset, and you can"
+        " simply start it again.",
         "refill pack /data/imagenet/train s3://datasets/imagenet --seed 7",
     )
     parser.add_argument("source", metavar="SRC", help="folder: class folders as in ImageFolder, or plain files")
     parser.add_argument("url", metavar="DEST", help=_STORE_HELP)
-    parser.add_argument("--seed", type=int, default=0, help="of the shuffle (default: %(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the shuffle: the same seed and files give the same order (default: %(default)s)",
+    )
     parser.add_argument(
         "--blob-size",
         default="64MB",
         metavar="SIZE",
-        help="target size of a tar, 64MB or 16MiB (default: %(default)s)",
+        help="how large a tar becomes, such as 64MB or 16MiB (default: %(default)s)",
     )
     parser.add_argument(
         "--classes",
         choices=("auto", "yes", "no"),
         default="auto",
-        help="add the number of a sample's top folder as member `cls`; auto: if SRC has only folders at its top"
+        help="give each sample the number of its top folder as its class, a member `cls`; auto: if SRC has only "
+        "folders "
+        "at its top"
         " (default: %(default)s)",
     )
     parser.add_argument(
         "--include",
         action="append",
         metavar="GLOB",
-        help="only files whose name or path matches, as '*.jpg'; may be given again (default: all)",
+        help="pack only files whose name or path matches, such as '*.jpg'; may be given more than once (default: all)",
     )
     parser.add_argument(
         "--split-names",
         choices=("auto", "first-dot", "last-dot"),
         default="auto",
-        help="where a sample's name ends: 1.seg.png is member seg.png of sample 1 (first-dot), or png of 1.seg; auto:"
-        " first-dot, but for folders whose dots look like those of photos (default: %(default)s)",
+        help="where the name of a sample ends: 1.seg.png is file seg.png of sample 1 (first-dot), or file png of "
+        "sample "
+        "1.seg (last-dot); auto: first-dot, unless the names look like those of photos (default: %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="replace the dataset at DEST (default: refuse)")
     _add_quiet(parser)
@@ -114,7 +124,9 @@ def _add_index(subparsers: Any) -> None:
         "refill index s3://datasets/laion --jobs 8",
     )
     parser.add_argument("url", metavar="URL", help=_STORE_HELP)
-    parser.add_argument("--jobs", type=int, default=4, metavar="N", help="tars read at once (default: %(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=4, metavar="N", help="how many tars are read at once (default: %(default)s)"
+    )
     parser.add_argument("--force", action="store_true", help="replace an index that is there (default: refuse)")
     _add_quiet(parser)
     add_store_options(parser)

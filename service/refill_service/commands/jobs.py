@@ -21,18 +21,22 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 def add_commands(commands: Any) -> None:
     listing = commands.add_parser(
         "jobs",
-        help="the jobs of the pods: epoch, ranks that are alive, memory, idle time",
-        description="List the jobs that the pods hold: those of your token, and those of nobody's.",
+        help="list the jobs: epoch, ranks that are alive, memory, idle time",
+        description="List the jobs that the pods hold: those of your token, and those that were registered without "
+        "one.",
         epilog="example: refill jobs --url http://refill:8000",
     )
     add_service_arguments(listing, "--url")
-    listing.add_argument("--ended", action="store_true", help="runs that have ended, whose receipts can still be had")
+    listing.add_argument(
+        "--ended", action="store_true", help="list runs that have ended and whose receipts are still kept"
+    )
     listing.add_argument("--json", action="store_true", help="print them as JSON")
     listing.set_defaults(func=_list)
     end = commands.add_parser(
         "end",
         help="end a job and free its memory",
-        description="End a job on all pods. Its receipts are kept for a while: refill jobs --ended.",
+        description="End a job on all pods, and free its memory. Its receipts are kept for a while: refill jobs "
+        "--ended.",
         epilog="example: refill end run-1 --url http://refill:8000",
     )
     end.add_argument("job", metavar="JOB", help="name of the job")

@@ -20,9 +20,10 @@ _SHOWN_RANKS = 16
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "receipt",
-        help="what an epoch delivered: duplicates, missing, per rank",
-        description="Print the receipt of an epoch, counted from the pods' tables of who got what. Exit status 0 when "
-        "every sample was delivered exactly once, 1 when not, or not yet.",
+        help="show whether an epoch delivered every sample exactly once",
+        description="Print the receipt of an epoch: how many samples were delivered, how many twice or never, and to "
+        "which "
+        "rank. Exit status 0 when every sample was delivered exactly once, 1 when not, or not yet.",
         epilog="example: refill receipt run-1 3 --url http://refill:8000",
     )
     parser.add_argument("job", metavar="JOB", help="name of the job")
@@ -32,8 +33,9 @@ def add_commands(commands: Any) -> None:
         "--run",
         default="",
         metavar="RUN",
-        help="which run of this name, or the beginning of it, as refill jobs --ended lists them (default: the one that "
-        "runs, else the one that ended last)",
+        help="which run of this job, if several had its name: its id as refill jobs --ended shows it, or the "
+        "beginning of "
+        "that (default: the one that runs, else the one that ended last)",
     )
     parser.add_argument("--json", action="store_true", help="print the receipt as JSON")
     parser.set_defaults(func=_run)

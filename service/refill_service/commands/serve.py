@@ -9,6 +9,14 @@ from typing import Any
 
 __all__ = ["add_commands"]
 
+_METAVARS = {
+    "access_log": "{true,false}",
+    "client_tokens": "PATH",
+    "peer_token": "FILE",
+    "team_requests_per_second": "NUMBER",
+    "unix_socket": "PATH",
+} | dict.fromkeys(("tls_cert", "tls_key", "peer_tls_cert", "peer_tls_key", "peer_tls_ca"), "FILE")
+"""For options whose last word does not say what to give."""
 _STORE_OPTIONS = {"endpoint_url": "ENDPOINT_URL", "region": "REGION", "profile": "PROFILE"}
 
 
@@ -18,24 +26,24 @@ def add_commands(commands: Any) -> None:
 
     parser = commands.add_parser(
         "serve",
-        help="run a cache pod",
-        description="Run one cache pod, or several to try on one machine. Each option can be set in the environment "
-        "too, as REFILL_<NAME>.",
+        help="run a pod of the cache",
+        description="Run one pod, or several to try refill on one machine. Each option can also be set as a variable, "
+        "REFILL_<NAME>. docs/POD.md and docs/GLOSSARY.md explain the words.",
         epilog="example: refill serve --port 8000 --memory-bytes 4GiB; on a laptop: refill serve --pods 3",
     )
     parser.add_argument(
         "--pods",
         type=int,
         metavar="N",
-        help="run N pods that know each other, on this machine only, and serve the datasets in this folder, too: pod n "
-        "listens 10 n ports above --port, --peer-port and --metrics-port (default: one pod)",
+        help="run N pods that know each other, reachable from this machine only, which also serve the datasets in this "
+        "folder. The ports of pod n are 10 n above --port, --peer-port and --metrics-port (default: one pod)",
     )
     for name, field in Settings.model_fields.items():
         default = field.default
         shown = "none" if default in ((), "") else default
         parser.add_argument(
             f"--{name.replace('_', '-')}",
-            metavar=name.split("_")[-1].upper(),
+            metavar=_METAVARS.get(name, name.split("_")[-1].upper()),
             help=f"{field.description} (default: {shown}; REFILL_{name.upper()})".replace("%", "%%"),
         )
     add_store_options(parser)

@@ -22,11 +22,15 @@ def add_service_arguments(parser: argparse.ArgumentParser, name: str, **options:
     parser.add_argument(
         name,
         default=os.environ.get(_URL_VARIABLE, _DEFAULT_URL),
-        help=f"the service or any pod (default: {_URL_VARIABLE}, else {_DEFAULT_URL})",
+        help=f"URL of the service or of any pod (default: {_URL_VARIABLE}, else {_DEFAULT_URL})",
         **options,
     )
-    parser.add_argument("--token-file", metavar="FILE", help=f"holds your token (default: {TOKEN_FILE_VARIABLE})")
-    parser.add_argument("--ca-file", metavar="FILE", help=f"certificates to trust (default: {CA_FILE_VARIABLE})")
+    parser.add_argument(
+        "--token-file", metavar="FILE", help=f"file that holds your token (default: {TOKEN_FILE_VARIABLE})"
+    )
+    parser.add_argument(
+        "--ca-file", metavar="FILE", help=f"file with the certificates to trust (default: {CA_FILE_VARIABLE})"
+    )
 
 
 def client_of(args: argparse.Namespace, timeout_seconds: float) -> httpx.Client:

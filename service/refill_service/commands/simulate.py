@@ -30,29 +30,41 @@ _MOST_PARTS = 100
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "simulate",
-        help="what an epoch would cost: the protocol with ranks in lockstep and no I/O",
-        description="Run one epoch of the protocol core with no I/O, one rank for each pod, and print what it cost.",
+        help="simulate an epoch, and print its misses and reads",
+        description="Simulate one epoch with the code that decides in pods, without a store or a network, one rank "
+        "for each "
+        "pod, and print what it would cost. docs/GLOSSARY.md explains the words.",
         epilog="example: refill simulate --samples 131072 --chunk-size 64 --group-size 10 --pods 3",
     )
-    parser.add_argument("--samples", type=int, default=131_072, help="samples of the dataset (default: %(default)s)")
-    parser.add_argument("--chunk-size", type=int, default=64, metavar="K", help="samples of a chunk (default: 64)")
     parser.add_argument(
-        "--group-size", type=int, default=10, metavar="S", help="chunks that share an abstract chunk (default: 10)"
+        "--samples", type=int, default=131_072, help="number of samples of the dataset (default: %(default)s)"
     )
-    parser.add_argument("--pods", type=int, default=3, help="pods, each the home of one rank (default: 3)")
+    parser.add_argument(
+        "--chunk-size", type=int, default=64, metavar="K", help="samples that are read together (default: 64)"
+    )
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        default=10,
+        metavar="S",
+        help="chunks that are read, one after another, into the same part of memory (default: 10)",
+    )
+    parser.add_argument("--pods", type=int, default=3, help="number of pods, each the home of one rank (default: 3)")
     parser.add_argument(
         "--remote-memory-samples",
         type=int,
         default=10_000,
         metavar="L",
-        help="samples that a home pod can hold of what owners send ahead, over all owners (default: 10000)",
+        help="how many samples a home pod can hold of those that other pods send ahead (default: 10000)",
     )
     parser.add_argument(
         "--window",
         type=int,
         default=20_000,
         metavar="P",
-        help="a rank's next requests to one owner that may be sent ahead; 0 sends nothing (default: 20000)",
+        help="how far ahead a pod looks for samples to send: this many of a rank's next requests to it; 0: it sends "
+        "none "
+        "(default: 20000)",
     )
     parser.add_argument(
         "--batch",
@@ -70,30 +82,39 @@ def add_commands(commands: Any) -> None:
         + " (default: %(default)s)",
     )
     parser.add_argument(
-        "--refill", choices=["best", "random"], default="best", help="which chunk refills (default: best)"
+        "--refill",
+        choices=["best", "random"],
+        default="best",
+        help="of redox: read the chunk that fills most of memory, or any (default: best)",
     )
     parser.add_argument(
-        "--prefetch", choices=["on", "off"], default="on", help="off is the same as --window 0 (default: on)"
+        "--prefetch",
+        choices=["on", "off"],
+        default="on",
+        help="whether pods send samples ahead; off is the same as --window 0 (default: on)",
     )
     parser.add_argument(
         "--group-order",
         choices=["consecutive", "interleaved"],
         default="consecutive",
-        help="which chunks share an abstract chunk (default: consecutive)",
+        help="which chunks are read into the same part of memory: neighbours, or chunks far apart (default: "
+        "consecutive)",
     )
-    parser.add_argument("--seed", type=int, default=None, help=f"(default: 0; with --paper {PAPER_SEED})")
+    parser.add_argument(
+        "--seed", type=int, default=None, help=f"seed of the simulated epoch (default: 0; with --paper {PAPER_SEED})"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object; with --paper a list of them")
     parser.add_argument(
         "--paper",
         action="store_true",
-        help="the four variants of the papers' table (ImageNet-1k, three pods) beside the papers' values; a minute",
+        help="the four variants of the papers' table (ImageNet-1k, three pods) beside the papers' values: a minute",
     )
     parser.add_argument(
         "--part",
         type=int,
         default=1,
         metavar="N",
-        help="with --paper: an Nth of its dataset, remote memory and window (default: 1, all of it)",
+        help="with --paper: take only an Nth of its dataset, remote memory and window (default: 1, all of it)",
     )
     parser.set_defaults(func=_run)
 

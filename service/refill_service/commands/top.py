@@ -26,19 +26,27 @@ _PIPED_WIDTH = 200
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "top",
-        help="jobs, ranks and pods live in a terminal",
+        help="watch jobs, ranks and pods live in the terminal",
         description="Show how jobs, their ranks and the pods are doing: time waited for data, samples a second, "
-        "misses, waste, progress, memory, store. Ctrl-C ends it. Piped, it prints one frame.",
+        "misses, waste, progress, memory, store. Ctrl-C ends it. Into a pipe or a file it prints the figures once.",
         epilog="example: refill top http://refill:8000",
     )
     parser.add_argument("service", metavar="URL", nargs="?", help="as --url")
     add_service_arguments(parser, "--url")
-    parser.add_argument("--once", action="store_true", help="print one frame, after one interval, and end")
+    parser.add_argument("--once", action="store_true", help="print the figures once, after one interval, and end")
     parser.add_argument(
-        "--interval", type=_seconds, default=2.0, metavar="SECONDS", help="time between frames (default: %(default)g)"
+        "--interval",
+        type=_seconds,
+        default=2.0,
+        metavar="SECONDS",
+        help="how often figures are shown anew (default: %(default)g)",
     )
     parser.add_argument(
-        "--window", type=_seconds, default=20.0, metavar="SECONDS", help="time that rates are of (default: %(default)g)"
+        "--window",
+        type=_seconds,
+        default=20.0,
+        metavar="SECONDS",
+        help="over how long rates are taken (default: %(default)g)",
     )
     parser.set_defaults(func=_run)
 
