@@ -242,7 +242,7 @@ class TestTraining:
         line = self.says(
             JobConflict, three_pods.pod_urls[rank], job["dataset"], job=job["name"], seed=5, world_size=3, **settings
         )
-        assert "world_size: 1, 3; seed: 0, 5" in line
+        assert "world_size: yours is 3, the job's 1; seed: yours is 5, the job's 0" in line
         assert "use another name, or end that job first" in line
 
     def test_two_who_begin_at_once_with_other_settings(self, three_pods: LocalCluster, job: dict[str, Any]) -> None:
