@@ -17,8 +17,8 @@ from refill_service.settings import Settings
 PAGE = Path(__file__).with_name("API.md")
 _HEAD = """# API reference
 
-Written by `python docs/api_reference.py` from docstrings and the pods' OpenAPI description. How things are used
-together is in [CLIENT.md](CLIENT.md) and [POD.md](POD.md).
+Every class, function, error and route of refill, to look things up in. To learn how they are used together, read
+[CLIENT.md](CLIENT.md) and [POD.md](POD.md) first. `python docs/api_reference.py` writes this page from the code.
 
 """
 
@@ -94,9 +94,9 @@ def _http() -> str:
         for method, answer in methods.items()
     ]
     return (
-        "## HTTP: the clients' port\n\nEvery pod shows the whole description at `/docs`. Binary bodies are described "
-        "in `refill.protocol.wire_format`; errors are objects of `error`, `message` and `details`, with the status of "
-        "their kind.\n\n"
+        "## HTTP: the clients' port\n\nWhat a training process and `refill` commands ask of a pod. Every pod describes "
+        "these routes at `/docs`. Errors are JSON objects of `error`, `message` and `details`, with the status of "
+        "their kind. `refill.protocol.wire_format` describes binary bodies.\n\n"
         "| | path | |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
     )
 

@@ -25,9 +25,12 @@ _LAST_REPORT_SECONDS = 10.0
 
 
 def timed(loader: Iterable[Batch], dataset: CacheDataset | CacheIterableDataset) -> TimedLoader[Batch]:
-    """``for batch in refill.timed(loader, dataset)``: the same batches, and the time blocked in the loader measured.
+    """Wraps a loader: ``for batch in refill.timed(loader, dataset)`` gives the same batches.
 
-    :param dataset: the one that the loader reads, here and in its workers.
+    What it returns measures how long the loop waits for data (``wait_seconds``, ``batches``). It has ``state_dict``
+    and ``load_state_dict`` for checkpoints: docs/CLIENT.md, "Checkpoints".
+
+    :param dataset: the dataset that the loader reads.
     """
     return TimedLoader(loader, dataset)
 

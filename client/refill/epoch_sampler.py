@@ -24,7 +24,7 @@ __all__ = ["EpochSampler", "Position", "TraceSampler"]
 
 
 class Position(NamedTuple):
-    """What a sampler yields in place of an index: it names one request of the rank, in every process.
+    """What a sampler yields in place of an index: the name of one request of the rank.
 
     The epoch is part of it, so that persistent workers need not be told of a new one.
     """
@@ -152,31 +152,31 @@ class _PlacedSampler(torch.utils.data.DistributedSampler[Position]):
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # an attribute there, which nobody but the sampler sets
-        """The epoch that was begun last, or is begun next if it was set or resumed since."""
+        """The epoch that an iteration began last; or the one that was set or resumed since, and comes next."""
         return self.place.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Serve this epoch next: from its start, or from the place in it that was resumed."""
+        """The next iteration is this epoch: from its start, or from the place in it that was resumed."""
         if self._refused is not None:
             raise self._refused
         self.place.set_epoch(self.place.next()[0] if is_a_loaders_count() else epoch)
         self.iteration = None
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on in the next iteration where a loop stood in another process.
+        """Go on where a loop stood in another process.
 
-        That iteration yields the rest of the epoch, while ``len()`` stays that of a whole one. After a state from
-        the end of an epoch it is the next epoch. Errors as :meth:`CacheDataset.checked_state`.
+        The next iteration yields the rest of the epoch; ``len()`` stays that of a whole one. After a state from the end
+        of an epoch, the next iteration is the next epoch. Errors as :meth:`CacheDataset.checked_state`.
 
         :param state: of ``refill.timed(loader, dataset).state_dict()`` or :meth:`state_after`.
         """
         self.resume(state)
 
     def state_after(self, consumed: int) -> dict[str, Any]:
-        """The state of a loop that counts for itself, for :meth:`load_state_dict`.
+        """The state, for :meth:`load_state_dict`, of a loop that counts its samples itself.
 
-        :param consumed: samples that it has taken in the iteration that began last; 0 when none has begun since
-            ``set_epoch`` or ``load_state_dict``. What workers have fetched ahead does not count.
+        :param consumed: how many samples the loop has taken in the iteration that began last; 0 when none has begun
+            since ``set_epoch`` or ``load_state_dict``. What workers have fetched ahead does not count.
         """
         most = 0 if self.iteration is None else self.iteration.length - self.iteration.start
         if not 0 <= consumed <= most:
@@ -193,7 +193,7 @@ class _PlacedSampler(torch.utils.data.DistributedSampler[Position]):
         return found
 
     def next_state(self) -> dict[str, Any]:
-        """The state of a loop that has yet to begin its next iteration."""
+        """The state of a loop that has not begun its next iteration yet."""
         epoch, resumed = self.place.next()
         return self.state_of(resumed or Iteration(epoch, 0, self._known_length(epoch)), resumed.start if resumed else 0)
 
@@ -223,7 +223,7 @@ class _PlacedSampler(torch.utils.data.DistributedSampler[Position]):
             self.place.set_epoch(found.epoch)
 
     def begin(self) -> Iteration:
-        """Fact: the first position of an iteration is asked for."""
+        """Called when the first position of an iteration is asked for."""
         raise NotImplementedError
 
     def begin_nothing(self) -> Iteration:
@@ -250,11 +250,12 @@ class _PlacedSampler(torch.utils.data.DistributedSampler[Position]):
 class EpochSampler(_PlacedSampler):
     """Takes the place of ``DistributedSampler(dataset, ...)``, with the same arguments.
 
-    What is left out is as the dataset says, and else as DistributedSampler has it: shuffled, seed 0, padded, ranks
-    of torch.distributed. Raises :class:`InvalidInput` for what contradicts the dataset. The job is registered here:
-    a wrong setting or an unknown dataset fails in this line, and loader workers inherit the answer.
+    What you leave out is as the dataset says, or else as in DistributedSampler: shuffled, seed 0, padded, and the ranks
+    of torch.distributed. Raises :class:`InvalidInput` if an argument contradicts the dataset. The job is registered
+    here, so a wrong setting or an unknown dataset fails in this line. Workers inherit the answer.
 
-    ``set_epoch`` before each epoch as there; left out, each full iteration is followed by the next epoch.
+    Call ``set_epoch`` before each epoch, as with DistributedSampler. Without it, the next epoch follows each complete
+    iteration.
     """
 
     def __init__(
@@ -296,15 +297,16 @@ _IN_RANDOM_ORDER = (
 
 
 class TraceSampler(_PlacedSampler):
-    """Any sampler of sample ids: a subset, or weights. Its ids are kept, and their order with ``policy="exact"`` (see
-    docs/CLIENT.md).
+    """Reads what a sampler of your own chooses: a subset, or by weights. With ``policy="exact"`` its order is kept,
+    too; see docs/CLIENT.md.
 
-    At the start of each epoch the ids are listed and posted to the pods, which then hand out samples of those ids
-    only, each as often as it was asked for, in an order of their own. An epoch begins when all ranks have posted.
-    Give ``order="explicit"`` to the dataset when the sampler asks for its length, which registers the job.
+    At the start of each epoch the ids are listed and posted to the pods. The pods then hand out only these samples,
+    each as often as it was listed, in an order of their own. An epoch begins when all ranks have posted. Give
+    ``order="explicit"`` to the dataset if your sampler asks for its length, because that registers the job.
 
-    :param sampler: yields sample ids, ``0 <= id < len(dataset)``. With several ranks each wraps its own.
-    :param any_order: its order does not matter. Without, a sampler that is none of torch's random ones is warned of.
+    :param sampler: yields sample ids, ``0 <= id < len(dataset)``. With several ranks each one wraps its own.
+    :param any_order: True says that the order of the sampler does not matter. Without it there is a warning when the
+        sampler is not one of torch's random ones.
     """
 
     def __init__(self, dataset: CacheDataset, sampler: Iterable[int], any_order: bool = False) -> None:
@@ -345,7 +347,8 @@ class TraceSampler(_PlacedSampler):
         return self.iteration
 
     def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:
-        """Holds the state of the wrapped sampler, too, or of its generator: the epochs to come are then the same."""
+        """The state at a position. It holds the state of your sampler, too, or of its generator, so that the epochs to
+        come are the same."""
         inner: Any = self.sampler
         if hasattr(inner, "state_dict"):
             kept = {"state": inner.state_dict()}

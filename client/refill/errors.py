@@ -1,17 +1,18 @@
 """Everything that can go wrong in refill, on both sides of the wire.
 
-One tree. A pod answers with an error's ``status`` and its ``to_wire()``; the client turns that back into the
-same class. The text is one line that names what was wrong and what to do; what a program needs is in attributes.
+All errors are in one tree, below, with the HTTP status of each. A pod answers with an error's ``status`` and its
+``to_wire()``, and the client turns that back into the same class. The text is one line that says what was wrong and
+what to do. What a program needs is in attributes.
 
     RefillError
     |-- InvalidInput               400  an argument, a setting or a frame that can't be right
     |   |-- MemoryTooSmall         400  the budget does not hold one chunk
     |   |-- RequestTooSlow         408  the request's body did not come in time
     |   |-- RequestTooLarge        413  the request's body is longer than anything sensible
-    |   `-- HeadersTooLarge        431  so are its address and headers
+    |   `-- HeadersTooLarge        431  the request's address and headers are
     |-- AccessError
     |   |-- NotAuthenticated       401  no token, or none that the pod knows
-    |   `-- NotAllowed             403  another token's job, or a dataset that jobs may not name
+    |   `-- NotAllowed             403  a job of another team or token, or a dataset that jobs may not name
     |-- DatasetError
     |   |-- DatasetNotFound        404  no index at that URL
     |   |-- DatasetExists          409  `pack` would overwrite one
@@ -24,22 +25,22 @@ same class. The text is one line that names what was wrong and what to do; what 
     |   |-- StoreDenied            403  credentials missing, wrong, or without the right
     |   `-- StoreUnavailable       503  the store did not answer in time (retried already)
     |-- JobError
-    |   |-- UnknownJob             404  never registered here, or cleaned up since
+    |   |-- UnknownJob             404  never registered here, or ended since
     |   |-- JobConflict            409  registered before with other settings
-    |   |-- JobLost                409  a pod restarted or dropped the job: the epoch can't go on exactly once
-    |   |-- SamplesSkipped         409  a rank asks for a part of its positions only: samples would be lost
-    |   |-- JobMoved               409  asked for by the name that it had on other pods; clients follow by themselves
+    |   |-- JobLost                409  the pods lost what they had delivered: the epoch can't go on exactly once
+    |   |-- SamplesSkipped         409  a rank left out some of its positions: their samples would be lost
+    |   |-- JobMoved               409  the number of pods has changed; clients follow by themselves
     |   |-- EpochEnded             410  the job has moved on to a later epoch
-    |   |-- PodRecovering          503  a pod was restarted and has yet to learn what it had delivered
+    |   |-- PodRecovering          503  a pod was restarted, and does not know yet what it had delivered
     |   |-- RankTaken              409  another process is this rank of the job already
-    |   |   `-- RankHeld           503  it was a moment ago: if it has ended, its lease does soon
-    |   |-- RecordsWanted          428  the home pod was restarted: report what this rank has received, ask again
-    |   `-- EpochNotReady          503  other ranks have yet to finish the epoch before, or to post traces
-    |-- JournalUnwritable          503  a pod can neither write its journal nor remove it: nothing leaves until it can
+    |   |   `-- RankHeld           503  another process was this rank a moment ago: ask again
+    |   |-- RecordsWanted          428  the home pod was restarted: clients report what they received, and ask again
+    |   `-- EpochNotReady          503  other ranks have not finished the epoch before, or not posted their orders
+    |-- JournalUnwritable          503  a pod can neither write its journal nor remove it, and delivers nothing
     `-- PodUnreachable             503  a pod did not answer in time
-        |-- PodBusy                503  it has as much to do as it may: ask again
-        |-- PodStopping            503  it ends, and takes nothing new: another one or its successor will
-        `-- PodReplaced            503  an earlier run of it was asked, or has answered: its successor goes on
+        |-- PodBusy                503  the pod has as much to do as it may: ask again
+        |-- PodStopping            503  the pod ends, and takes nothing new: ask again, or ask another
+        `-- PodReplaced            503  an earlier run of the pod was asked, or answered: ask its successor
 """
 
 from __future__ import annotations

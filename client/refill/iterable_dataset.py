@@ -20,14 +20,15 @@ __all__ = ["CacheIterableDataset"]
 
 
 class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
-    """Iterates over the samples of a rank's epoch. Takes what :class:`CacheDataset` takes.
+    """A PyTorch dataset (iterable) that yields the samples of a rank's epoch. Takes the arguments of
+    :class:`CacheDataset`.
 
-    Worker w of W asks for every W-th run of ``batch_size`` positions; give the DataLoader the same ``batch_size`` and
-    each of its batches is one request, and ``len(loader)`` is right. Call ``set_epoch`` before each epoch: workers
-    can't know by themselves that another one begins.
+    Give the DataLoader the same ``batch_size``: each of its batches is then one request, and ``len(loader)`` is right.
+    The workers take turns: each asks for a run of ``batch_size`` positions. Call ``set_epoch`` before each epoch,
+    because workers can't know by themselves that another one begins.
 
-    With ``on_damaged="skip"`` another sample of the same run stands for one that is damaged, a second time: a rank that
-    yielded fewer samples than the others would end before them.
+    With ``on_damaged="skip"`` another sample of the same run takes the place of a damaged one, and so comes twice. A
+    rank that yielded fewer samples than the others would end before them.
     """
 
     def __init__(self, service_url: str, *, batch_size: int = 64, **arguments: Any) -> None:
@@ -46,13 +47,13 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration serves."""
+        """The epoch of the next iteration."""
         return self._place.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Call before each epoch, as with DistributedSampler; it reaches persistent workers, too.
+        """Call it before each epoch, as with DistributedSampler. It reaches persistent workers, too.
 
-        An epoch that was resumed keeps its place until another one is set.
+        An epoch that was resumed goes on from its place until you set another one.
         """
         if not is_a_loaders_count():
             self._ahead_of_loader = None
@@ -65,10 +66,10 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         self._publish()
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on in the next iteration where a loop stood in another process, with any number of workers.
+        """Go on where a loop stood in another process, with any number of workers.
 
-        That iteration yields the rest of the epoch, while ``len()`` stays that of a whole one. After a state from
-        the end of an epoch it is the next epoch. Errors as :meth:`CacheDataset.checked_state`.
+        The next iteration yields the rest of the epoch; ``len()`` stays that of a whole one. After a state from the end
+        of an epoch, the next iteration is the next epoch. Errors as :meth:`CacheDataset.checked_state`.
 
         :param state: of ``refill.timed(loader, dataset).state_dict()`` or :meth:`state_after`.
         """
@@ -79,9 +80,9 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         self._publish()
 
     def state_after(self, consumed: int) -> dict[str, Any]:
-        """The state of a loop that counts for itself, for :meth:`load_state_dict`.
+        """The state, for :meth:`load_state_dict`, of a loop that counts its samples itself.
 
-        :param consumed: samples that it has taken in the iteration under way, in the order of the positions: with
+        :param consumed: how many samples the loop has taken in this iteration, in the order of the positions. With
             several workers that is the order of a DataLoader with the same ``batch_size``.
         """
         iteration = self.iteration
@@ -94,14 +95,14 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
 
     @property
     def iteration(self) -> Iteration:
-        """The one under way, or the next; another object after each ``set_epoch`` and ``load_state_dict``."""
+        """The running iteration, or else the next. Another object after each ``set_epoch`` and ``load_state_dict``."""
         if self._iteration is None:
             epoch, start = self._shared_place.tolist()
             self._iteration = Iteration(epoch, start, self.dataset.positions_in(epoch))
         return self._iteration
 
     def next_state(self) -> dict[str, Any]:
-        """The state of a loop that has yet to begin its next iteration."""
+        """The state of a loop that has not begun its next iteration yet."""
         return self.state_of(self.iteration, self.iteration.start)
 
     def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:

@@ -41,37 +41,42 @@ _LOOKS_SECONDS = (0.1, 0.3, 0.6)
 
 
 class CacheDataset(torch.utils.data.Dataset[Any]):
-    """A map-style dataset read through refill, one request for each batch.
+    """A PyTorch dataset (map-style) whose samples come from the pods, one request for each batch.
 
-    Use it with :class:`EpochSampler` (or :class:`TraceSampler` around a sampler of your own) in any DataLoader:
-    workers forked or spawned, persistent or not. A sample is ``{"__key__": str, "__id__": int, extension: value}``.
-    A plain integer index works too and returns exactly that sample, by a read of its own: right for a look, slow for
-    training.
+    Use it in any DataLoader with :class:`EpochSampler`, or with :class:`TraceSampler` around a sampler of your own.
+    Workers may be forked or spawned, persistent or not. A sample is ``{"__key__": str, "__id__": int, extension:
+    value}``. A plain integer works as an index, too, and gives exactly the sample with that id. It is read from the
+    store alone: good for a look, slow for training.
 
-    :param service_url: the service or any pod, ``http://refill:8000``.
+    :param service_url: URL of the service or of any pod, ``http://refill:8000``.
     :param dataset: URL of the dataset as the pods reach it, ``s3://bucket/prefix``.
-    :param job: name of the training run; all its ranks give the same, another run another one.
-    :param rank, world_size: None: torch.distributed's, else those of RANK and WORLD_SIZE, else 0 of 1.
-    :param seed, shuffle, drop_last: as DistributedSampler; None: what the sampler is given, else 0, True, False.
-    :param decode: None leaves members as bytes; True decodes by extension; see :data:`refill.decoders.Decode`.
-    :param transform: called with each sample; what it returns is the sample.
-    :param home: URL of the pod to ask; None: the rank's number picks one.
-    :param token_file: file with the bearer token of the service; None: REFILL_TOKEN_FILE, else REFILL_TOKEN holds it.
-    :param ca_file: PEM certificates that an https service's is signed by; None: REFILL_CA_FILE, else the system's.
-    :param timeout_seconds: how long to wait for pods that do not answer before the epoch fails.
-    :param connect_timeout_seconds: how long reaching a pod may take; then its address is asked for again.
-    :param resume: a state of a checkpoint that was saved with another number of ranks or pods: what its ranks had not
-        consumed of the epoch is dealt to those that there are now. All ranks give a state of the same step, whichever
-        rank's; the loader or the sampler then loads it as ever. Right with the same ranks and pods, too.
-    :param allow_skipped: whether positions that a sampler hands out may be left out, so that their samples are lost.
-        Else that is an error (:class:`refill.errors.SamplesSkipped`): it happens when a trainer divides a sampler.
-    :param on_damaged: ``"skip"``: go on without a sample whose bytes are damaged or can't be decoded; the receipt names
-        it. Its batch is one shorter. ``"raise"``: that is :class:`refill.errors.SampleDamaged`.
-    :param settings: further settings of :class:`refill.protocol.job_spec.JobSpec`, such as ``chunk_size``.
+    :param job: name of the training run. All its ranks give the same name; another run takes another one.
+    :param rank, world_size: the number of this training process, and how many there are. None: those of
+        torch.distributed, else of the variables RANK and WORLD_SIZE, else 0 of 1.
+    :param seed, shuffle, drop_last: as in DistributedSampler. None: what the sampler is given, else 0, True, False.
+    :param decode: None leaves the members of a sample as bytes. True decodes them by extension. A mapping of
+        extensions to functions, or one function, decodes them your way: docs/CLIENT.md, "Samples".
+    :param transform: called with each sample; what it returns takes the sample's place.
+    :param home: URL of the pod that this rank asks. None: the rank's number picks one.
+    :param token_file: file with the token that the pods ask for. None: the file that REFILL_TOKEN_FILE names, else the
+        token that REFILL_TOKEN holds.
+    :param ca_file: file with the certificates to trust for an https service, PEM. None: REFILL_CA_FILE, else the
+        system's.
+    :param timeout_seconds: how long the client asks again while pods do not answer, or are not ready. Then it fails.
+    :param connect_timeout_seconds: how long connecting to a pod may take. Then its address is looked up again.
+    :param resume: the state of a checkpoint, when the number of ranks or pods has changed since it was saved. What is
+        left of the epoch is dealt to the ranks that there are now. All ranks give a state of the same step; it may be
+        any rank's. The loader or the sampler loads the state, too. Right with the same ranks and pods as well.
+    :param allow_skipped: True: a sampler may leave out positions, and their samples are lost. Otherwise that is an
+        error (:class:`refill.errors.SamplesSkipped`): it happens when a trainer divides a sampler a second time.
+    :param on_damaged: ``"raise"``: a sample whose bytes are damaged, or that can't be decoded, is an error
+        (:class:`refill.errors.SampleDamaged`). ``"skip"``: the run goes on without it. Its batch is one sample shorter,
+        and the receipt names it.
+    :param settings: further settings of the job, such as ``chunk_size``: docs/CLIENT.md, "Settings of a job".
 
-    Nothing is asked of the pods before the first use: a sampler, a length or a sample. Then the job is registered, and
-    its settings are fixed. Most samplers of torch ask for the length: around those, say ``order="explicit"`` here.
-    Errors are of :mod:`refill.errors`.
+    The job is registered with the pods at the first use: when a sampler is made, or a length or a sample is asked for.
+    Then its settings are fixed. Most samplers of torch ask for the length: around those, give ``order="explicit"``
+    here. Errors are of :mod:`refill.errors`.
     """
 
     def __init__(
@@ -136,7 +141,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         return self.__dict__ | {"_samplers": [], "_spare": None, "_labels": None}
 
     def __len__(self) -> int:
-        """Samples of the whole dataset."""
+        """Number of samples of the whole dataset."""
         if self._num_samples is None:
             self._num_samples = int(self.connection.info()["num_samples"])
         return self._num_samples
@@ -168,13 +173,13 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         return self._exactly([index])[0]
 
     def samples_of(self, epoch: int, positions: Int64Array, iteration: int = 0, *, as_many: bool = False) -> list[Any]:
-        """The samples that answer positions ``(n,)`` of this rank, by one request.
+        """The samples that answer positions ``(n,)`` of this rank, by one request. Called by what reads this dataset.
 
-        :param iteration: of a sampler, as :meth:`positions_begin` has numbered it; 0: of none.
-        :param as_many: as many as positions: another one of them stands for a damaged sample that is skipped. Else it
-            is left out.
+        :param iteration: number of the sampler's iteration, from :meth:`positions_begin`; 0: there is none.
+        :param as_many: True: as many samples as positions; where a damaged sample is skipped, another one takes its
+            place. False: it is left out.
 
-        Raises :class:`SamplesSkipped` when the sampler has handed out positions before that nobody asks for.
+        Raises :class:`SamplesSkipped` when nobody asks for positions that the sampler has handed out before these.
         """
         hole = self._guard.asks(iteration, positions)
         batch = self.connection.batch(epoch, positions)
@@ -183,33 +188,35 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         return self._answered(self.connection, epoch, positions, batch, as_many=as_many)
 
     def samples_for_rank(self, rank: int, epoch: int, positions: Int64Array) -> list[Any]:
-        """The samples that answer positions ``(n,)`` of another rank, whose process is sent what this one reads.
+        """The samples that answer positions ``(n,)`` of another rank. For trainers in which one process reads and sends
+        the others their samples.
 
-        Without ``__key__``, since text can't be sent as tensors are.
+        They have no ``__key__``, because text can't be sent as tensors are.
         """
         connection = self.connection.of_rank(rank)
         batch = connection.batch(epoch, positions)
         return self._answered(connection, epoch, positions, batch, with_keys=False, as_many=True)
 
     def is_sampled_by(self, sampler: torch.utils.data.DistributedSampler[Any]) -> None:
-        """Fact: a sampler of this dataset was made in this process."""
+        """Called by a sampler of this dataset when it is made in this process."""
         self._samplers.append(weakref.ref(sampler))
 
     def set_epoch(self, epoch: int) -> None:
-        """As ``set_epoch`` of its samplers, for trainers that reach the dataset of a loader and not its sampler.
-        Without a sampler in this process it sets nothing."""
+        """Calls ``set_epoch`` of this dataset's samplers: for trainers that reach a loader's dataset, and not its
+        sampler. It does nothing in a process that has no sampler."""
         checked_epoch(epoch)
         for known in self._samplers:
             if (sampler := known()) is not None:
                 sampler.set_epoch(epoch)
 
     def positions_begin(self, start: int) -> int:
-        """Fact: a sampler of this process hands out positions from ``start`` on. Returns a number for its iteration."""
+        """Called by a sampler of this process when it hands out positions from ``start`` on. Returns a number for this
+        iteration."""
         return self._guard.begins(start)
 
     @property
     def rank(self) -> int:
-        """The rank that this process asks for."""
+        """The number of this training process."""
         return self._new_connection().rank if self._connection is None else self._connection.rank
 
     @property
@@ -219,11 +226,12 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
     @property
     def samples_per_rank(self) -> int:
-        """Positions of each rank in an epoch of a job with order 'keyed'."""
+        """How many samples each rank asks for in an epoch; for the order that follows from the seed (``keyed``)."""
         return int(self.connection.info()["samples_per_rank"])
 
     def positions_in(self, epoch: int) -> int:
-        """Positions of this rank in an epoch of a job with order 'keyed': of the rest of one, if it was resumed."""
+        """How many samples this rank asks for in an epoch, or in the rest of one that other ranks or pods resumed; for
+        the order that follows from the seed (``keyed``)."""
         resumed = self.connection.info().get("resumed")
         return int(resumed["samples_per_rank"]) if resumed and resumed["epoch"] == epoch else self.samples_per_rank
 
@@ -234,21 +242,21 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
     @property
     def classes(self) -> list[str] | None:
-        """Names of the classes by their numbers, if ``refill pack`` found any."""
+        """The names of the classes, in the order of their numbers; None if ``refill pack`` found none."""
         found: list[str] | None = self.metadata.get("classes")
         return found
 
     @property
     def labels(self) -> Int64Array | None:
-        """``(len(dataset),)`` what the member ``cls`` of each sample holds, by id, without reading samples; None where
-        not all have one, or the index was written by an earlier version."""
+        """The number in the member ``cls`` of each sample, by id, as an array ``(len(dataset),)``. No samples are read
+        for it. None if not all samples have one, or the index was written by an earlier version."""
         if self._labels is None and self.metadata.get("labels"):
             self._labels = self.connection.labels(len(self))
         return self._labels
 
     @property
     def connection(self) -> PodConnection:
-        """The connection of this process; the job is registered and its settings are fixed from here on."""
+        """The connection of this process to the pods. Asking for it registers the job and fixes its settings."""
         if self._connection is None:
             connection = self._new_connection()
             if self._resume is None:
@@ -265,9 +273,9 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self.connection.info()
 
     def configure(self, **settings: Any) -> None:
-        """Say job settings, or ``rank``, that have not been said; None says nothing.
+        """Give settings of the job, or ``rank``, that have not been given yet. None leaves one open. Samplers call it.
 
-        Raises :class:`InvalidInput` when one was said differently before, or the job is registered with another.
+        Raises :class:`InvalidInput` when another value was given before, or the job is registered with another.
         """
         said = _without_none(settings)
         for name, value in said.items():
@@ -294,17 +302,18 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             raise
 
     def fetched(self) -> tuple[int, int]:
-        """``(samples, bytes)`` that this process and its loader workers have fetched so far."""
+        """How many samples and bytes this process and its workers have fetched so far, ``(samples, bytes)``."""
         samples, num_bytes, _ = self._fetched.sum(dim=0).tolist()
         return samples, num_bytes
 
     @property
     def num_damaged(self) -> int:
-        """Damaged samples that this process and its loader workers have gone on without (``on_damaged="skip"``)."""
+        """How many damaged samples this process and its workers have gone on without (``on_damaged="skip"``)."""
         return int(self._fetched[:, 2].sum())
 
     def state_at(self, epoch: int, position: int, length: int, sampler: Any = None) -> dict[str, Any]:
-        """The state of a loop of this rank that has consumed ``position`` of an epoch's ``length`` positions."""
+        """The state of a loop of this rank that has come to ``position`` of the ``length`` positions of an epoch. Most
+        loops get it from ``refill.timed(loader, dataset).state_dict()``."""
         connection = self.connection
         spec, incarnation = connection.spec, connection.info()["incarnation"]
         return ResumeState(
@@ -312,12 +321,13 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         ).to_dict()
 
     def checked_state(self, state: Any) -> ResumeState:
-        """What a state says, if this rank can go on there. The loader, a sampler or the iterable form loads it.
+        """Checks whether this rank can go on from a state, and returns what it says. Called by ``load_state_dict`` of
+        the loader, of a sampler and of the iterable form.
 
-        It may be another rank's: ranks go through an epoch in step, and trainers keep the state of rank 0 alone.
+        The state may be another rank's: ranks go through an epoch in step, and trainers keep that of rank 0 alone.
 
-        Raises :class:`InvalidInput` for what is no state, or one of another job, dataset or world size, and
-        :class:`JobLost` when the pods no longer know which samples the loop has had of its epoch.
+        Raises :class:`InvalidInput` for something that is no state, or is one of another job, dataset or world size.
+        Raises :class:`JobLost` when the pods no longer know which samples of the epoch the loop has had.
         """
         found = ResumeState.from_dict(state)
         self._check_is_of_this(found)
@@ -370,9 +380,9 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         )
 
     def must_remember(self, state: ResumeState, consumed: Int64Array) -> None:
-        """Raises :class:`JobLost` when the pods can't know what they gave before the state was saved.
+        """Raises :class:`JobLost` when the pods can't know which samples they gave before the state was saved.
 
-        :param consumed: ``(n,)`` positions of the state's epoch that the loop, or its worker, has consumed.
+        :param consumed: the positions ``(n,)`` of the state's epoch that the loop, or its worker, has had.
         """
         spec, incarnation = self.connection.spec, self.connection.info()["incarnation"]
         in_fixed_order = spec.order == "keyed" and not spec.shuffle
@@ -391,7 +401,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             )
 
     def check_epoch_length(self, state: ResumeState) -> None:
-        """Raises :class:`InvalidInput` when epochs of order 'keyed' have another length than the state says."""
+        """Raises :class:`InvalidInput` when an epoch has another length than the state says."""
         if state.length != self.positions_in(state.epoch):
             raise InvalidInput(
                 f"the state counts {state.length} samples of rank {state.rank} in an epoch, and there are "
@@ -399,11 +409,11 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             )
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
-        """What the pods counted in an epoch: ``{"total": {...}, "pods": [...]}``; also when the job has ended."""
+        """What the pods counted in an epoch: ``{"total": {...}, "pods": [...]}``. Also after the job has ended."""
         return (self._connection or self._new_connection()).epoch_counts(epoch)
 
     def end_job(self) -> None:
-        """End the job on all pods and free its memory; one rank's call is enough."""
+        """End the job on all pods, and free its memory. It is enough that one rank calls it."""
         (self._connection or self._new_connection()).end_job()
 
     def _positions(self, indices: Sequence[Any]) -> list[Any]:

@@ -192,7 +192,8 @@ class Settings(BaseSettings):
         0.5,
         gt=0,
         le=1,
-        description="Part of the pod's memory that one job gets at most, if it names no memory_bytes; jobs that run share it.",
+        description="Part of the pod's memory that one job gets at most, if it names no memory_bytes. Jobs that run "
+        "share the memory.",
     )
     job_idle_seconds: float = Field(
         3600,

@@ -28,39 +28,45 @@ class JobSpec:
     """
 
     name: str
-    """Letters, digits, ``.``, ``_`` and ``-``; at most 128."""
+    """Of at most 128 letters, digits, ``.``, ``_`` and ``-``; the first is a letter or a digit."""
     dataset: str
     """URL of a dataset with an index, ``s3://bucket/prefix`` or ``file:///folder``."""
     world_size: int = 1
     """Number of ranks that share each epoch."""
     seed: int = 0
     shuffle: bool = True
-    """False: samples come in the order of the dataset (each chunk is then a group of its own)."""
+    """False: samples come in the order of the dataset."""
     drop_last: bool = False
-    """As torch's DistributedSampler: drop the tail that does not divide by ``world_size``, or pad with repeats."""
+    """As in torch's DistributedSampler, where ``world_size`` does not divide the dataset: True drops the rest, False
+    pads with repeated samples."""
     order: str = "keyed"
-    """``keyed``: traces follow from the seed. ``explicit``: each rank posts its trace before it asks."""
+    """``keyed``: the order of each rank follows from the seed. ``explicit``: each rank posts the ids that it wants,
+    in order, before each epoch (its trace)."""
     num_epochs: int = 0
-    """How many epochs will be asked for, so that nothing is loaded ahead of the last one's end; 0: not known. No more
-    than a hint: what the first registration says holds, and another value is no other job."""
+    """How many epochs will be asked for; 0: not known. Pods then load nothing ahead of the last epoch's end. A hint:
+    the value of the first registration holds, and another value later is no conflict."""
     chunk_size: int = 0
     """K, samples that are read from the store together. 0: 64 with ``redox``; with ``drain`` the smallest power of two
     from 8 to 64 that makes chunks of 512 KiB, fewer where that is over 16 MiB or leaves fewer than 2,048 chunks, and
     8 at most where the index shows that the dataset is stored by class. Small chunks shuffle better and cost more
     requests."""
     group_order: str = "consecutive"
-    """Which chunks share an abstract chunk: ``consecutive`` or ``interleaved`` (Brand 3.2)."""
+    """Which chunks are read, one after another, into the same part of memory (an abstract chunk, Brand 3.2):
+    neighbours (``consecutive``), or chunks far apart (``interleaved``)."""
     policy: str = "drain"
-    """``drain``: a request is bound to an abstract chunk, each byte is read once. ``redox``: to a slot (the papers)."""
+    """How pods choose samples. ``drain``: reads every byte once an epoch. ``exact``: gives exactly the samples that are
+    asked for, in that order, and reads more for it. ``redox``: the papers' protocol."""
     refill: str = "best"
-    """Of ``redox``, which chunk refills: ``best`` (most slots filled, ties at random) or ``random`` (Brand 3.3)."""
+    """Of ``redox`` only, which chunk is read next: the one that fills most slots, ties at random (``best``), or any
+    (``random``; Brand 3.3)."""
     policy_settings: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Settings of the policy's own that have no field here, by name: ``refill.protocol.policies`` lists them."""
+    """Settings that only some policies have, by name: ``refill.protocol.policies`` lists them."""
     prefetch_window: int = 10_000
-    """P, how many of a rank's next requests to one owner are considered to be sent ahead; 0 sends nothing ahead."""
+    """P: how far ahead a pod looks for samples to send before a rank asks for them. It looks at this many of the rank's
+    next requests to itself. 0: it sends nothing ahead."""
     memory_bytes: int = 0
-    """Bytes of each pod's budget that are the job's; 0: a share, as other jobs come and go, of half of it at most
-    (``job_memory_fraction``)."""
+    """Memory of the job on each pod, kept for it. 0: the jobs that run share what there is, and none gets more than
+    ``job_memory_fraction`` (half) of it."""
     holder: str = ""
     """Whose token the job was registered with. Pods fill it in, whatever a client says."""
 

@@ -172,7 +172,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         node.settings.check_dataset(spec.dataset)
         return spec
 
-    @routes.get("/v1/pods", tags=["health"], summary="Client URLs of all pods, as far as this one was told them.")
+    @routes.get("/v1/pods", tags=["health"], summary="URLs of all pods for clients, as this pod was told them.")
     async def pods() -> dict[str, Any]:
         return {"ordinal": node.settings.ordinal, "pods": list(node.settings.pod_urls)}
 
@@ -180,7 +180,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     async def jobs(request: Request) -> list[dict[str, Any]]:
         return [at_pod.job.info() | at_pod.use() for at_pod in node.table.of_team(holder_of(request)).values()]
 
-    @routes.put("/v1/jobs/{job}", tags=["jobs"], summary="Register a job on all pods; again changes nothing.")
+    @routes.put("/v1/jobs/{job}", tags=["jobs"], summary="Register a job on all pods. Doing it again changes nothing.")
     async def register(
         job: JobName,
         settings: Annotated[dict[str, Any], Body()],
@@ -195,14 +195,14 @@ def client_routes(node: CacheNode) -> APIRouter:
             was_done(request, "registered", info["spec"]["dataset"])
         return info
 
-    @routes.post("/v1/jobs/{job}/resume", tags=["jobs"], summary="Register a job as it goes on from a checkpoint.")
+    @routes.post("/v1/jobs/{job}/resume", tags=["jobs"], summary="Go on with a job from a checkpoint.")
     async def resume(job: JobName, body: ResumeBody, request: Request) -> dict[str, Any]:
         spec = asked_for(job, body.settings, request)
         info = await node.resuming.resume(spec, Checkpoint(**body.checkpoint.model_dump()))
         was_done(request, "resumed", spec.dataset)
         return info
 
-    @routes.get("/v1/jobs/{job}", tags=["jobs"], summary="What a job is.")
+    @routes.get("/v1/jobs/{job}", tags=["jobs"], summary="Settings and state of a job.")
     async def describe(job: JobName) -> dict[str, Any]:
         return node.table.find(job, looked_at=True).job.info()
 
@@ -213,7 +213,9 @@ def client_routes(node: CacheNode) -> APIRouter:
         was_done(request, "ended")
         return {"removed": True}
 
-    @routes.post("/v1/memory", tags=["data"], summary="A name by which a client on this machine can lend memory, once.")
+    @routes.post(
+        "/v1/memory", tags=["data"], summary="Get a name, good for one use, to lend memory by on this machine."
+    )
     async def memory(request: Request) -> dict[str, str]:
         return {"name": node.client_memory.expect(holder_of(request))}
 
@@ -258,7 +260,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     @routes.post(
         "/v1/jobs/{job}/samples",
         tags=["data"],
-        summary="Exactly these samples (int64 ids), outside of any epoch.",
+        summary="The samples with these ids (int64), outside of any epoch.",
         response_class=Response,
         responses=_FRAME_ANSWER,
         openapi_extra=_BINARY_BODY,
@@ -278,7 +280,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     @routes.post(
         "/v1/jobs/{job}/labels",
         tags=["data"],
-        summary="Labels (int32, as a frame's only sample) of the samples between two ids (int64).",
+        summary="The labels of the samples between two ids (int64): int32, as a frame's only sample.",
         response_class=Response,
         responses=_FRAME_ANSWER,
         openapi_extra=_BINARY_BODY,
@@ -301,7 +303,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     @routes.put(
         "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}/trace",
         tags=["data"],
-        summary="Post a rank's trace (int64 sample ids) of an epoch, for a job with order 'explicit'.",
+        summary="Post the sample ids (int64) that a rank wants in an epoch, for a job with order 'explicit'.",
         openapi_extra=_BINARY_BODY,
     )
     @takes_body(lambda job: most_trace_bytes(node.table.find(job).job), in_pieces=True)
@@ -319,7 +321,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     @routes.put(
         "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}/damaged",
         tags=["data"],
-        summary="What a rank goes on without, since it is damaged: positions, then their samples (int64).",
+        summary="Report damaged samples that a rank goes on without: positions, then ids (int64).",
         openapi_extra=_BINARY_BODY,
     )
     @takes_body(2 * BATCH_BODY_BYTES)
@@ -341,7 +343,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     @routes.get(
         "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}",
         tags=["data"],
-        summary="Which of some positions a rank has left out of an epoch so far: the first run of them, or null.",
+        summary="The first run of positions that a rank has left out of an epoch so far, or null.",
     )
     async def skipped(
         job: JobName,
@@ -368,7 +370,7 @@ def client_routes(node: CacheNode) -> APIRouter:
     @routes.put(
         "/v1/jobs/{job}/ranks/{rank}/records",
         tags=["data"],
-        summary="What a rank has received (refill.protocol.records), for a pod that was restarted.",
+        summary="Report what a rank has received, to a pod that was restarted (refill.protocol.records).",
         openapi_extra=_BINARY_BODY,
     )
     @takes_body(lambda job: most_records_bytes(node.table.find(job).job), in_pieces=True)
@@ -387,7 +389,7 @@ def client_routes(node: CacheNode) -> APIRouter:
             at_pod.home.leases.asks(rank, life_of(life))
         return {"records": report.num_records}
 
-    @routes.put("/v1/jobs/{job}/ranks/{rank}/lease", tags=["data"], summary="Be a rank whose process has ended.")
+    @routes.put("/v1/jobs/{job}/ranks/{rank}/lease", tags=["data"], summary="Take over a rank whose process has ended.")
     async def take_over(
         job: JobName, rank: Number, life: RequiredLife, ended: RequiredLife, incarnation: Incarnation = None
     ) -> dict[str, int]:
@@ -396,7 +398,12 @@ def client_routes(node: CacheNode) -> APIRouter:
         await at_pod.home.entry.take_over(rank, RankLife.decode(ended), RankLife.decode(life))
         return {"rank": rank}
 
-    @routes.post("/v1/jobs/{job}/report", tags=["data"], status_code=204, summary="What a client measured.")
+    @routes.post(
+        "/v1/jobs/{job}/report",
+        tags=["data"],
+        status_code=204,
+        summary="Report how long a client waited, and what it fetched.",
+    )
     async def report(job: JobName, seen: Report, incarnation: Incarnation = None) -> Response:
         client = node.table.find(job, incarnation).client(seen.rank)
         client.data_wait_seconds += seen.data_wait_seconds
@@ -404,15 +411,21 @@ def client_routes(node: CacheNode) -> APIRouter:
         client.bytes += seen.bytes
         return Response(status_code=204)
 
-    @routes.get("/v1/jobs/{job}/epochs/{epoch}", tags=["jobs"], summary="Counts of an epoch, each pod and their sum.")
+    @routes.get(
+        "/v1/jobs/{job}/epochs/{epoch}", tags=["jobs"], summary="What an epoch cost: counts of each pod, and their sum."
+    )
     async def epoch_counts(job: JobName, epoch: Number, request: Request, run: Run = "") -> dict[str, Any]:
         return await node.runs.counts(job, epoch, run, holder_of(request))
 
-    @routes.get("/v1/jobs/{job}/epochs/{epoch}/receipt", tags=["jobs"], summary="What an epoch delivered to whom.")
+    @routes.get(
+        "/v1/jobs/{job}/epochs/{epoch}/receipt",
+        tags=["jobs"],
+        summary="The receipt of an epoch: what it delivered to whom.",
+    )
     async def receipt(job: JobName, epoch: Number, request: Request, run: Run = "") -> dict[str, Any]:
         return await node.runs.receipt(job, epoch, run, holder_of(request))
 
-    @routes.get("/v1/runs", tags=["jobs"], summary="Runs that have ended and whose receipts this pod keeps.")
+    @routes.get("/v1/runs", tags=["jobs"], summary="Runs that have ended, and whose receipts this pod keeps.")
     async def runs(request: Request) -> list[dict[str, Any]]:
         return node.runs.ended(holder_of(request))
 
