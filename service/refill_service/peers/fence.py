@@ -94,6 +94,9 @@ class Fence:
         if self.lives.is_confirmed(time.monotonic()) or self.replaced.is_set():
             return
         asked_at = time.monotonic()
+        if not self._peers.urls:  # alone, and told of no name by which it could ask
+            self.lives.confirmed(asked_at)
+            return
         try:
             life = await self._peers.who_is(self.lives.ordinal)
         except RefillError:

@@ -1,0 +1,28 @@
+"""When may a pod answer? Here one that is alone; what several decide is in tests/cache_core/test_pod_lives.py."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from refill.protocol.pod_life import PodLife
+from refill_service.cache_core.pod_lives import PodLives
+from refill_service.peers.fence import Fence
+from refill_service.peers.peers import Peers
+
+
+@pytest.mark.parametrize("own_urls", [(), ("http://127.0.0.1:9",)], ids=["told of no URL", "its own leads nowhere"])
+def test_a_pod_that_is_alone_answers(own_urls: tuple[str, ...]) -> None:
+    """`refill serve` without any URL, as the README shows it, failed at its first batch."""
+
+    async def confirmed() -> None:
+        lives = PodLives(0, 1, PodLife(100, "a"), time.monotonic())
+        peers = Peers(own_urls, 1, lives=lives)
+        try:
+            await Fence(lives, peers).confirm()
+        finally:
+            await peers.close()
+
+    asyncio.run(confirmed())
