@@ -215,6 +215,11 @@ def harm_put_back(journal: Path, earlier: Path) -> None:
     shutil.copytree(earlier / folder.name, folder)
 
 
+def harm_all_put_back(journal: Path, earlier: Path) -> None:
+    shutil.rmtree(journal)
+    shutil.copytree(earlier, journal)
+
+
 def harm_torn(journal: Path, earlier: Path) -> None:
     """As if it was killed while it wrote: then no answer had left, and the journal is believed."""
     with next(journal.glob("job-*/epoch-0.records")).open("ab") as file:
@@ -232,6 +237,7 @@ def harm_torn(journal: Path, earlier: Path) -> None:
         (harm_header_gone, ""),
         (harm_inventory_gone, "its inventory is lost"),
         (harm_put_back, "epoch-0.records has .* bytes: cut, or an earlier copy"),
+        (harm_all_put_back, "it has .* answers of epoch 0, and other pods have heard of .*: an earlier copy"),
     ],
 )
 def test_a_journal_that_is_not_as_it_was_left(

@@ -28,7 +28,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.rank_life import RankLife
 from refill.received_batch import Expected, decode_frame
-from refill_service.peers.peers import Body, BodyPieces, FrameReader, Peers
+from refill_service.peers.peers import TABLE_HEADER, Body, BodyPieces, FrameReader, Peers
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
 from refill_service.serving.app import client_app, peer_app
@@ -212,7 +212,12 @@ class CalledPeers(Peers):
         super().__init__(urls, 60)
         self._pods = pods
 
-    async def _answer(self, pod: int, method: str, path: str, content: bytes | None, headers: Any = None) -> bytes:
+    async def _answer(self, *request: Any) -> bytes:
+        return (await self._answered(*request))[1]
+
+    async def _answered(
+        self, pod: int, method: str, path: str, content: bytes | None, headers: Any = None
+    ) -> tuple[httpx.Headers, bytes]:
         asked_at, told = time.monotonic(), self.told_headers(pod) | (headers or {})
         status, answered, body = await self._pods.request("peer", pod, method, path, content, told)
         self.has_answered(pod, answered.get(LIFE_HEADER), status, asked_at)
@@ -220,7 +225,7 @@ class CalledPeers(Peers):
             error = error_from_wire(httpx.Response(status, content=body).json(), status=status, source=self.name(pod))
             self.was_refused(error)
             raise error
-        return body
+        return answered, body
 
     async def call(self, pod: int, method: str, path: str, body: Body = None) -> Any:
         headers = {"content-type": "application/json"} if isinstance(body, dict) else {}
@@ -241,13 +246,14 @@ class CalledPeers(Peers):
 
     @asynccontextmanager
     async def frames(self, pod: int, path: str, body: bytes) -> AsyncIterator[FrameReader]:
-        pieces = [await self._answer(pod, "POST", path, body)]
+        headers, answer = await self._answered(pod, "POST", path, body)
+        pieces = [answer]
 
         class Reader:
             async def read_chunk(self) -> bytes | None:
                 return pieces.pop() if pieces else None
 
-        yield FrameReader(Reader(), self.name(pod))  # type: ignore[arg-type]
+        yield FrameReader(Reader(), self.name(pod), headers.get(TABLE_HEADER) or "")  # type: ignore[arg-type]
 
 
 class CalledPods(PodChannel):

@@ -202,3 +202,29 @@ def test_what_was_sent_ahead_to_a_home_that_the_rank_has_left_was_not_delivered(
             return (found["delivered"], found["missing"], found["exact"]) == (NUM_SAMPLES - 1, 1, False)
 
         until(is_counted, "a receipt that says of the sample that never came that it is missing")
+
+
+@pytest.mark.parametrize("copied_at", [100, 200, 300])
+def test_a_whole_journal_that_was_put_back(
+    packed: Packed, tmp_path: Path, copied_at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy of all of it, inventories too, which agrees with itself; one of the run before, and of the same run."""
+    with PodsInProcess(2, tmp_path, journal=True) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        for first in (0, 100, 200):
+            training.all_ask(0, first, first + 100)
+            if first + 100 == copied_at:
+                shutil.copytree(tmp_path / "journal-1", tmp_path / "earlier")
+            if first == 0:
+                pods.kill(1)
+                pods.start(1)
+        pods.kill(1)
+        shutil.rmtree(tmp_path / "journal-1")
+        shutil.copytree(tmp_path / "earlier", tmp_path / "journal-1")
+        pods.start(1)
+        training.all_ask(0)
+        training.check(0)
+        training.all_ask(1)
+        training.check(1)
+        said = [each.getMessage() for each in caplog.records if "not believed" in each.getMessage()]
+        assert len(said) == (copied_at < 300), f"believed only as it was left: {said}"

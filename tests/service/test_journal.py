@@ -18,10 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refill.errors import InvalidInput, JournalUnwritable
+from refill.errors import InvalidInput, JournalUnwritable, PodReplaced
+from refill.protocol.pod_life import PodLife
 from refill.protocol.records import Kind, Record
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.journal import kept_job
+from refill_service.journal.folder_owner import FolderOwner
+from refill_service.journal.job_files import replace
 from refill_service.journal.journal import JobJournal, Journal
 
 HEADER = {"incarnation": "1", "num_pods": 1, "num_samples": 1000}
@@ -72,6 +75,47 @@ def test_what_was_written_is_found_again(tmp_path: Path) -> None:
     assert kept.header["incarnation"] == "1"
     assert samples_in(journal)[:106] == list(range(106))
     assert kept.records[-1].rank == 3
+    closed(journal)
+
+
+def test_an_earlier_run_of_the_pod_writes_nothing_more(tmp_path: Path) -> None:
+    """Where a lock does not keep it from the folder: another machine, or a storage that knows none."""
+
+    def is_another(life: PodLife) -> None:
+        raise PodReplaced(f"{life.encode()} has it")
+
+    table, owner = Table(), FolderOwner(PodLife(1, "a"), is_another)
+    journal = Journal(tmp_path, 1, owner)
+    written = begun(journal, table)
+    written.write(table.answer(0, 5))
+    replace(tmp_path / "life", PodLife(2, "b").encode().encode())
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for write in (lambda: written.write(table.answer(0, 5)), lambda: written.begin([0])):
+        with pytest.raises(PodReplaced, match="2-b has it"):
+            write()
+    journal.abandon()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_that_the_last_run_did_not_have_is_not_believed(tmp_path: Path) -> None:
+    lives = [PodLife(number, f"{number}") for number in range(1, 4)]
+    for life in lives:
+        owner = FolderOwner(life, lambda life: None)
+        journal = Journal(tmp_path, 1, owner)
+        if life is lives[0]:
+            begun(journal, Table())
+        else:
+            assert owner.found == PodLife(life.number - 1, str(life.number - 1))
+            journal.earlier_run_was(owner.found)
+            kept = journal.find("run")
+            assert kept is not None
+            assert kept.whole, kept.reason
+        closed(journal)
+    journal = Journal(tmp_path, 1, FolderOwner(PodLife(9, "9"), lambda life: None))
+    journal.earlier_run_was(PodLife(8, "8"))
+    kept = journal.find("run")
+    assert kept is not None
+    assert "the pod has run without it since" in kept.reason
     closed(journal)
 
 

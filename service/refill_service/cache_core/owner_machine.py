@@ -204,6 +204,11 @@ class OwnerMachine:
         entered = [epoch for epoch in self.epochs if epoch.number <= self.ranks.newest]
         return (entered[-1].policy.num_answered, entered[-1].policy.num_requests) if entered else None
 
+    def table_size(self) -> tuple[int, int] | None:
+        """``(epoch, answered)`` of the epoch that the job is in; None when none is open."""
+        entered = [epoch for epoch in self.epochs if epoch.number <= self.ranks.newest]
+        return (entered[-1].number, entered[-1].policy.num_answered) if entered else None
+
     def answered(self, number: int) -> Answered | None:
         """All requests of an epoch that were answered; None when it is not known any more."""
         if (epoch := self.known(number)) is not None:

@@ -198,6 +198,7 @@ class JobTable:
             settings.wait_seconds,
             introduce,
         )
+        peers.table_size = owner.table_size
         home = Home(job, owner, peers, memory.remote_bytes)
         claim = replace(claim, least_bytes=min(claim.least_bytes, memory_bytes))
         at_pod = JobAtPod(job, owner, home, peers, pinned, parts, claim if _is_flexible(spec) else None)

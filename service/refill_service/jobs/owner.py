@@ -147,6 +147,10 @@ class Owner:
         """``(answered, all)`` requests of the epoch that the job is in, or was in last as far as is known here."""
         return self._machine.progress()
 
+    def table_size(self) -> tuple[int, int] | None:
+        """``(epoch, answered)``: what others are told of, all of which is in the journal."""
+        return self._machine.table_size()
+
     @property
     def recent_bytes(self) -> int:
         return self._recent.used_bytes

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from refill.protocol.records import Record, RecordReader
+from refill.protocol.records import Kind, Record, RecordReader
+from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.journal.inventory import Inventory
 from refill_service.journal.job_files import (
@@ -47,9 +48,21 @@ class KeptJob:
     handed_over_to: tuple[int, ...] = ()
     """Pods to which records may have been handed over when that run ended. They must not keep them for later runs."""
 
+    num_own: int = 0
+    """Of the records, how many are of this pod's own answers; the others were left here."""
+
     @property
     def whole(self) -> bool:
         return not self.reason
+
+    def num_answered(self) -> dict[int, int]:
+        """By epoch, how many requests this pod has answered."""
+        asked: dict[int, list[Int64Array]] = {}
+        for record in self.records[: self.num_own]:
+            of_epoch = asked.setdefault(record.epoch, [])
+            if record.kind is Kind.ANSWERED:
+                of_epoch.append(record.columns[0])
+        return {epoch: len(np.unique(np.concatenate(parts))) if parts else 0 for epoch, parts in asked.items()}
 
 
 def read_kept_job(folder: Path) -> KeptJob:
@@ -67,6 +80,7 @@ def read_kept_job(folder: Path) -> KeptJob:
         records += list(reader)
         if reader.damaged:
             reason = f"{name} is damaged after byte {reader.intact_bytes}"
+    num_own = len(records)
     for name in contents:
         if fnmatch(name, KEPT):
             records += list(RecordReader(contents[name]))
@@ -75,7 +89,7 @@ def read_kept_job(folder: Path) -> KeptJob:
     lines = contents.get(RECEIPTS, b"").decode().splitlines()
     receipts = {receipt["epoch"]: receipt for receipt in map(_json_or_none, lines) if receipt is not None}
     handed_over_to = tuple(map(int, contents.get(HANDED_OVER, b"").split()))
-    return KeptJob(header, records, receipts, reason, _resumed(contents, header), handed_over_to)
+    return KeptJob(header, records, receipts, reason, _resumed(contents, header), handed_over_to, num_own)
 
 
 def read_contents(folder: Path) -> dict[str, bytes]:

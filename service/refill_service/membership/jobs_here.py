@@ -15,9 +15,10 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
-from refill.errors import JobConflict, JobError, JobLost, JobMoved, PodUnreachable, UnknownJob
+from refill.errors import InvalidInput, JobConflict, JobError, JobLost, JobMoved, PodUnreachable, UnknownJob
 from refill.protocol.incarnation import is_later, same_line
 from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.heard_answers import what_is_missing
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import (
     AskPeers,
@@ -124,7 +125,27 @@ class JobsHere:
             if (earlier := self._fence.lives.earlier) is not None:
                 table.journal.earlier_run_was(earlier)
             kept = table.journal.find(spec.name)  # all that an earlier run of this pod has answered is there now
+            if kept is not None and kept.whole and order.from_journal:
+                kept = await self._unless_others_know_more(spec.name, order.incarnation, kept)
         return await self.make(spec, order, kept if order.from_journal else None)
+
+    async def _unless_others_know_more(self, name: str, incarnation: str, kept: KeptJob) -> KeptJob | None:
+        """The journal, which is not whole when other pods have heard of more answers of this pod than are in it."""
+        answered = await asyncio.to_thread(kept.num_answered)
+        path = f"/peer/v1/jobs/{name}/heard?incarnation={incarnation}&pod={self._table.settings.ordinal}"
+
+        async def heard(pod: int) -> dict[int, int]:
+            try:
+                told = await self._peers.call(pod, "GET", path)
+            except (JobError, InvalidInput):  # it does not know this job, or this path
+                return {}
+            return {int(epoch): count for epoch, count in told.items()}
+
+        for of_pod in await asyncio.gather(*map(heard, self._table.settings.other_pods)):
+            if (why := what_is_missing(answered, of_pod)) is not None:
+                self._table.journal.doubt(name, why)
+                return self._table.journal.find(name)
+        return kept
 
     async def make(self, spec: JobSpec, order: Begin, kept: KeptJob | None) -> JobAtPod:
         """Carry out an order to begin a job; it is in the table then.

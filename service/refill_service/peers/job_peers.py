@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from refill.errors import JobLost, PodRecovering, PodUnreachable, UnknownJob
+from refill_service.cache_core.heard_answers import HeardAnswers, encode_count
 from refill_service.peers.peers import Body, FrameReader, Peers
 
 __all__ = ["PATIENCE_SECONDS", "Introduce", "JobPeers"]
@@ -53,6 +54,10 @@ class JobPeers:
         self.sent_bytes: Counter[int] = Counter()
         self.received_bytes: Counter[int] = Counter()
         """To and from each pod: requests for frames, and these."""
+        self.heard = HeardAnswers()
+        """What the others have answered to anybody, as they have said."""
+        self.table_size: Callable[[], tuple[int, int] | None] = lambda: None
+        """``(epoch, answered)`` of this pod's own table."""
         self._name = name
         self._asker = f"incarnation={incarnation}&pod={ordinal}"
         self._peers = peers
@@ -112,7 +117,11 @@ class JobPeers:
         :param says_damage: whether a sample that is damaged is answered by its error in the frame.
         """
         self.sent_bytes[pod] += len(body)
-        async with self._peers.frames(pod, self.path(what) + (SAYS_DAMAGE if says_damage else ""), body) as frames:
+        path = self.path(what) + (SAYS_DAMAGE if says_damage else "")
+        if (size := self.table_size()) is not None:
+            path += f"&table={encode_count(*size)}"
+        async with self._peers.frames(pod, path, body) as frames:
+            self.heard.told(pod, frames.table)
             try:
                 yield frames
             finally:

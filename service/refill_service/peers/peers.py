@@ -33,13 +33,25 @@ from refill_service.observing.request_id import REQUEST_ID_HEADER, current_reque
 from refill_service.observing.tracing import trace_headers
 from refill_service.peers.certificates import Certificates
 
-__all__ = ["ASKED_LIFE_HEADER", "PODS_HEADER", "Body", "BodyPieces", "Frame", "FrameReader", "Peers", "life_header"]
+__all__ = [
+    "ASKED_LIFE_HEADER",
+    "PODS_HEADER",
+    "TABLE_HEADER",
+    "Body",
+    "BodyPieces",
+    "Frame",
+    "FrameReader",
+    "Peers",
+    "life_header",
+]
 
 PODS_HEADER = "refill-pods"
 """How many pods there are, as the one that asks was told. While they are replaced by more or by fewer, an old and a new
 one do not agree on who owns what, and must not talk."""
 ASKED_LIFE_HEADER = "refill-asked-life"
 """The newest life of the pod that is asked, as the one that asks knows it."""
+TABLE_HEADER = "refill-table"
+"""Of an answer with frames: how many requests the pod has answered (:mod:`refill_service.cache_core.heard_answers`)."""
 STREAM_WINDOW_BYTES = 16 << 20
 CONNECTION_WINDOW_BYTES = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
@@ -80,7 +92,9 @@ class Frame:
 class FrameReader:
     """Reads the frames of one streamed answer without copying a sample that arrives whole."""
 
-    def __init__(self, reader: ResponseBodyReader, source: str) -> None:
+    def __init__(self, reader: ResponseBodyReader, source: str, table: str = "") -> None:
+        self.table = table
+        """What the pod has said of its table; see :mod:`refill_service.cache_core.heard_answers`."""
         self._reader = reader
         self._source = source
         self._piece = memoryview(b"")
@@ -234,7 +248,7 @@ class Peers:
                 self.has_answered(pod, response.headers.get(LIFE_HEADER), response.status, asked_at)
                 if response.status != 200:
                     self._raise_for(response.status, await response.text(), self.name(pod))
-                yield FrameReader(response.body_reader, self.name(pod))
+                yield FrameReader(response.body_reader, self.name(pod), response.headers.get(TABLE_HEADER) or "")
 
     def _request(self, method: str, pod: int, path: str) -> RequestBuilder:
         request = self._connection().request(method, self.urls[pod] + path)

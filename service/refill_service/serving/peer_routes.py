@@ -14,13 +14,14 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.pod_life import PodLife
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
+from refill_service.cache_core.heard_answers import encode_count
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.trace_posting import keep_trace
 from refill_service.membership.resuming import Checkpoint
 from refill_service.memory.outgoing_frame import OutgoingFrame
-from refill_service.peers.peers import PODS_HEADER
+from refill_service.peers.peers import PODS_HEADER, TABLE_HEADER
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.frame_response import FrameResponse
@@ -136,11 +137,12 @@ def peer_routes(node: CacheNode) -> APIRouter:
     @routes.post("/take")
     @takes_body(BATCH_BODY_BYTES)
     async def take(
-        job: str, incarnation: Incarnation, pod: Pod, request: Request, damaged: Damaged = "raise"
+        job: str, incarnation: Incarnation, pod: Pod, request: Request, damaged: Damaged = "raise", table: str = ""
     ) -> Response:
         """Three frames: what will be sent ahead (no payload), what was asked for, what is sent ahead."""
         at_pod = node.table.find(job, incarnation)
         resources_of(request).enter_context(at_pod.in_use())
+        at_pod.peers.heard.told(pod, table)
         wanted = BatchRequest.decode(await request.body())
         asked, epoch = await at_pod.asked_of_this_pod(wanted)
         room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
@@ -160,7 +162,15 @@ def peer_routes(node: CacheNode) -> APIRouter:
             OutgoingFrame(ahead_positions, ahead_ids, ahead_payloads),
         ]
         room.holds(sum(frame.total_bytes for frame in frames))
-        return FrameResponse(frames, lambda sent: count_sent(pod, sent))
+        response = FrameResponse(frames, lambda sent: count_sent(pod, sent))
+        if (size := at_pod.owner.table_size()) is not None:
+            response.headers[TABLE_HEADER] = encode_count(*size)
+        return response
+
+    @routes.get("/heard")
+    async def heard(job: str, incarnation: Incarnation, pod: Pod) -> dict[int, int]:
+        """For a pod that goes on from its journal: by epoch, how much it has answered, as far as is known here."""
+        return node.table.find(job, incarnation, looked_at=True).peers.heard.of(pod)
 
     @routes.post("/samples")
     @takes_body(SAMPLES_BODY_BYTES)
