@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from tests.cache_core.portable_order import PortableRandom
 
 from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, Traces
@@ -18,11 +19,20 @@ from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayou
 class Pod:
     """One owner of everything, whose reads are here at once. It keeps which samples' bytes are in memory."""
 
-    def __init__(self, traces: list[Traces], num_samples: int, chunk_size: int, capacity: int, eviction: str) -> None:
+    def __init__(
+        self,
+        traces: list[Traces],
+        num_samples: int,
+        chunk_size: int,
+        capacity: int,
+        eviction: str,
+        **policy_settings: float,
+    ) -> None:
         layout = ChunkLayout(np.array([0, num_samples]), chunk_size)
         self.mapping = AbstractMapping(layout.share(0, 1), 1)
         self.lengths = np.ones(num_samples, dtype=np.int64)
-        self.traces, self.capacity, self.eviction = traces, capacity, eviction
+        self.traces, self.capacity = traces, capacity
+        self.settings = {"eviction": eviction} | policy_settings
         self.bytes_here: set[int] = set()
         self.most_bytes = 0
 
@@ -32,7 +42,7 @@ class Pod:
             self.traces[number],
             self.lengths,
             key="exact",
-            settings=terms_of("exact").settings_with("exact", {"eviction": self.eviction}),
+            settings=terms_of("exact").settings_with("exact", self.settings),
             carried=carried,
             next_traces=self.traces[number + 1] if number + 1 < len(self.traces) else None,
         )
@@ -42,14 +52,18 @@ class Pod:
 
     def ask(self, rank: int, positions: Int64Array) -> None:
         samples, repeats = self.traces[self.number].asked(rank, positions)
-        asked = samples[~repeats]
-        if not len(asked):
-            return
-        answers = self.core.requested(rank, asked)
-        assert answers.samples.tolist() == asked.tolist(), "another sample than the one asked for"
-        self.leave(asked)
-        self.carry_out(answers.orders)
-        self.leave(asked)
+        asked, repeated = samples[~repeats], samples[repeats]
+        if len(asked):
+            answers = self.core.requested(rank, asked)
+            assert answers.samples.tolist() == asked.tolist(), "another sample than the one asked for"
+            self.leave(asked)
+            self.carry_out(answers.orders)
+            self.leave(asked)
+        if len(repeated):
+            orders = self.core.repeated(repeated)
+            self.leave(repeated)
+            self.carry_out(orders)
+            self.leave(repeated)
 
     def leave(self, asked: Int64Array) -> None:
         stays = self.core.stays(asked)
@@ -137,3 +151,16 @@ def test_memory_is_kept_where_a_rank_is_far_behind(eviction: str) -> None:
             assert pod.core.held_bytes <= capacity
             assert len(pod.bytes_here) <= capacity
     assert pod.core.finished
+
+
+@pytest.mark.parametrize(
+    ("eviction", "hits"), [("fifo", 3623), ("lru", 3720), ("never", 4349), ("earliest", 10156), ("rolling", 4349)]
+)
+def test_repeats_within_an_epoch_use_what_is_in_memory(eviction: str, hits: int) -> None:
+    """The known answers of skewed accesses, most of which repeat a sample."""
+    num_samples, asked = 500, PortableRandom(5).skewed(500, 20_000)
+    traces: list[Traces] = [ExplicitTraces(num_samples, {0: asked})]
+    pod = Pod(traces, num_samples, 1, 50, eviction, read_ahead=0.0)
+    reads, _ = pod.epoch(0, batch=1)
+    assert len(asked) - pod.core.counts.misses == hits
+    assert reads == pod.core.counts.misses

@@ -149,7 +149,8 @@ class Shell:
             assert int(self.lengths[ahead.samples].sum()) <= room, "more is sent ahead than there is room for"
             assert set(ahead.samples.tolist()) <= self.bytes_here - self.damaged, "sent ahead what is not here"
             self.enter(self.traces.asked(rank, ahead.positions)[0], ahead.samples)
-            self.bytes_here -= set(ahead.samples.tolist())
+            stays = self.core.stays(ahead.samples)
+            self.bytes_here -= set((ahead.samples if stays is None else ahead.samples[~stays]).tolist())
             self.carry_out(ahead.orders)
 
     def enter(self, asked: Int64Array, samples: Int64Array) -> None:

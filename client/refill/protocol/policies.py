@@ -84,6 +84,13 @@ POLICIES: dict[str, PolicyTerms] = {
                 "samples that are read one by one: the first ones (never), the last ones (fifo), the last used (lru)",
                 choices=("rolling", "renewal", "earliest", "never", "fifo", "lru"),
             ),
+            PolicySetting(
+                "read_ahead",
+                1 / 32,
+                "part of memory for samples that are read before they are asked for, and stay for nothing else",
+                least=0.0,
+                most=0.5,
+            ),
         ),
     ),
 }

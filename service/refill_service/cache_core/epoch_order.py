@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,6 +54,10 @@ class Traces(Protocol):
     def position_of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
         """``(ranks, positions)`` that ask for each of these members first. A position at or past the rank's length
         was dropped."""
+        ...
+
+    def repeats_of(self, first: int, end: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """``(samples, ranks, positions)`` of all repeats of the samples ``first <= sample < end``, in any order."""
         ...
 
     @property
@@ -174,12 +179,25 @@ class KeyedTraces:
     def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
         places = positions * self.world_size + rank
         repeats = places >= self.num_samples
-        places = places % self.num_samples
-        return (places if self._permutation is None else self._permutation.forward(places)), repeats
+        return self._samples_at(places % self.num_samples), repeats
+
+    def _samples_at(self, places: Int64Array) -> Int64Array:
+        return places if self._permutation is None else self._permutation.forward(places)
 
     def position_of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
         places = samples if self._permutation is None else self._permutation.inverse(samples)
         return places % self.world_size, places // self.world_size
+
+    def repeats_of(self, first: int, end: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+        samples, ranks, positions = self._padding
+        inside = (samples >= first) & (samples < end)
+        return samples[inside], ranks[inside], positions[inside]
+
+    @cached_property
+    def _padding(self) -> tuple[Int64Array, Int64Array, Int64Array]:
+        places = np.arange(self.num_samples, max(self.num_samples, self._length * self.world_size), dtype=np.int64)
+        ranks, positions = places % self.world_size, places // self.world_size
+        return self._samples_at(places % self.num_samples), ranks, positions
 
     def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
         return None
@@ -218,6 +236,11 @@ class RestTraces:
 
     def position_of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
         return self._order.position_of(np.searchsorted(self._samples, samples))
+
+    def repeats_of(self, first: int, end: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+        first_place, end_place = np.searchsorted(self._samples, (first, end)).tolist()
+        places, ranks, positions = self._order.repeats_of(first_place, end_place)
+        return self._samples[places], ranks, positions
 
     def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
         wanted = np.zeros(end - first, dtype=bool)
@@ -272,7 +295,24 @@ class ExplicitTraces:
         return wanted
 
     def position_of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
-        places = self._first_places[np.searchsorted(self._members, samples)].astype(np.int64)
+        return self._at(self._first_places[np.searchsorted(self._members, samples)])
+
+    def repeats_of(self, first: int, end: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+        samples, places = self._repeated
+        here = slice(*np.searchsorted(samples, (first, end)))
+        return samples[here].astype(np.int64), *self._at(places[here])
+
+    @cached_property
+    def _repeated(self) -> tuple[IdArray, IdArray]:
+        """Samples and places of the repeats, by sample. Only policies that keep the order ask for them."""
+        places = np.concatenate(list(self._repeats.values()) or [np.empty(0, dtype=bool)]).nonzero()[0]
+        samples = np.concatenate(list(self._traces.values()) or [np.empty(0, dtype=np.int64)])[places]
+        order = np.argsort(samples, kind="stable")
+        return samples[order], places[order].astype(self._first_places.dtype)
+
+    def _at(self, places: IdArray) -> tuple[Int64Array, Int64Array]:
+        """``(ranks, positions)``."""
+        places = places.astype(np.int64)
         nth = np.searchsorted(self._ends, places, side="right")
         starts = np.concatenate([[0], self._ends[:-1]])
         return np.array(list(self._traces), dtype=np.int64)[nth], places - starts[nth]

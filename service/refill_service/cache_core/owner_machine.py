@@ -274,6 +274,12 @@ class OwnerMachine:
         self._given(epoch)
         return answers, self._ordered()
 
+    def repeated(self, epoch: OpenEpoch, samples: Int64Array) -> list[Order]:
+        """Fact: as of ``Policy.repeated``, but ids of the dataset."""
+        if not epoch.abandoned:
+            self._carry_out(epoch, epoch.policy.repeated(samples - self._first_sample))
+        return self._ordered()
+
     def answer_left(
         self, number: int, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int
     ) -> tuple[OpenEpoch | None, Ahead, list[Order]]:

@@ -11,6 +11,7 @@ from typing import Any
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import POLICIES
+from refill_service.commands import simulate_orders
 from refill_service.planning.simulation import (
     LOOP_BATCH,
     PAPER_SEED,
@@ -25,6 +26,7 @@ __all__ = ["add_commands"]
 
 _MOST_PARTS = 100
 """Of less, remote memory and the window are too small to be like the whole."""
+_SAMPLES = 131_072
 
 
 def add_commands(commands: Any) -> None:
@@ -32,12 +34,15 @@ def add_commands(commands: Any) -> None:
         "simulate",
         help="simulate an epoch, and print its misses and reads",
         description="Simulate one epoch with the code that decides in pods, without a store or a network, one rank "
-        "for each "
-        "pod, and print what it would cost. docs/GLOSSARY.md explains the words.",
-        epilog="example: refill simulate --samples 131072 --chunk-size 64 --group-size 10 --pods 3",
+        "for each pod, and print what it would cost; of policy exact several epochs, whose memory outlives them. "
+        "docs/GLOSSARY.md explains the words.",
+        epilog="examples: refill simulate --samples 131072 --chunk-size 64 --group-size 10 --pods 3; "
+        "refill simulate --policy exact --samples 131072 --memory-samples 13107 --pods 1 --epochs 3",
     )
     parser.add_argument(
-        "--samples", type=int, default=131_072, help="number of samples of the dataset (default: %(default)s)"
+        "--samples",
+        type=int,
+        help=f"number of samples of the dataset (default: {_SAMPLES}; with --trace as its largest id says)",
     )
     parser.add_argument(
         "--chunk-size", type=int, default=64, metavar="K", help="samples that are read together (default: 64)"
@@ -116,6 +121,7 @@ def add_commands(commands: Any) -> None:
         metavar="N",
         help="with --paper: take only an Nth of its dataset, remote memory and window (default: 1, all of it)",
     )
+    simulate_orders.add_options(parser)
     parser.set_defaults(func=_run)
 
 
@@ -124,13 +130,16 @@ def _run(args: argparse.Namespace) -> int:
         raise InvalidInput(f"--batch must be at least 1, got {args.batch}")
     if args.part != 1 and not (args.paper and 1 <= args.part <= _MOST_PARTS):
         raise InvalidInput(f"--part goes with --paper, and must be from 1 to {_MOST_PARTS}, got {args.part}")
+    if args.policy == "exact" and not args.paper:
+        return simulate_orders.run_orders(args)
+    simulate_orders.refuse_options(args)
     return _paper(args) if args.paper else _one(args)
 
 
 def _one(args: argparse.Namespace) -> int:
     settings = SimulationSettings(
         batch_size=args.batch or LOOP_BATCH,
-        num_samples=args.samples,
+        num_samples=_SAMPLES if args.samples is None else args.samples,
         chunk_size=args.chunk_size,
         group_size=args.group_size,
         num_pods=args.pods,

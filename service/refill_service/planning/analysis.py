@@ -278,7 +278,7 @@ def _owner(
     return LocalOwner(
         policy,
         AbstractMapping(share, num_abstract_chunks, analysis.group_order),
-        traces,
+        [traces],
         analysis.num_pods,
         lengths,
         abstract_bytes,

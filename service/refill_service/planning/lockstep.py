@@ -1,4 +1,4 @@
-"""What does an epoch do, with no I/O? Every owner and home machine of a job; ranks ask for their batches in turn.
+"""What do epochs do, with no I/O? Every owner and home machine of a job; ranks ask for their batches in turn.
 
 What a pod's shell carries out with a store and a network is carried out here at once: what an owner reads has arrived
 before anybody asks again, and so has what it sends ahead. ``refill simulate``, ``refill analyze`` and the tests of the
@@ -7,7 +7,7 @@ papers' table drive the machines of pods by way of this file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,22 +28,23 @@ _BLOCK = 1 << 16
 """Positions of a rank whose samples are looked up at once."""
 
 
-class _OneEpoch:
-    """A job of a single epoch."""
+class _Epochs:
+    """What the machine asks of a job."""
 
-    def __init__(self, traces: Traces) -> None:
+    def __init__(self, traces: Sequence[Traces]) -> None:
         self._traces = traces
 
     def has_epoch(self, epoch: int) -> bool:
-        return epoch == 0
+        return epoch < len(self._traces)
 
     def known_traces(self, epoch: int) -> Traces:
-        return self._traces
+        return self._traces[epoch]
 
 
 class LocalOwner:
-    """An owner in an epoch whose reads arrive at once.
+    """An owner whose reads arrive at once. Its epoch 0 is open.
 
+    :param traces: of each epoch of the job.
     :param lengths: ``(samples of the share,)`` bytes of each.
     :param memory_bytes: for samples.
     :param own: settings of the policy's own; what is left out has its default.
@@ -53,7 +54,7 @@ class LocalOwner:
         self,
         policy: str,
         mapping: AbstractMapping,
-        traces: Traces,
+        traces: Sequence[Traces],
         world_size: int,
         lengths: Int64Array,
         memory_bytes: int,
@@ -66,30 +67,41 @@ class LocalOwner:
         self.mapping = mapping
         self._lengths = lengths
         self._first_sample = mapping.share.first_sample
+        self._traces = traces
+        self._num_ranks = world_size
 
-        def policy_of(epoch: int, traces: Traces, answered: Answered | None, carried: Carried) -> Policy:
+        def policy_of(epoch: int, of_epoch: Traces, answered: Answered | None, carried: Carried) -> Policy:
             began = EpochBegan(
                 mapping,
-                traces,
+                of_epoch,
                 lengths,
                 prefetch_window=window,
-                key=key,
+                key=f"{key} {epoch}" if epoch else key,
                 settings=settings,
                 answered=answered,
                 carried=carried,
+                next_traces=traces[epoch + 1] if epoch + 1 < len(traces) else None,
             )
             return new_policy(policy, began)
 
         self._machine = OwnerMachine(
-            _OneEpoch(traces), RankPlaces(world_size), self._first_sample, memory_bytes, policy_of, journaled=False
+            _Epochs(traces), RankPlaces(world_size), self._first_sample, memory_bytes, policy_of, journaled=False
         )
-        for rank in range(world_size):
-            self._machine.rank_entered(0, rank)
-        self._carry_out(self._machine.traces_known(0, traces))
-        (self._epoch,) = self._machine.epochs
+        self.begin(0)
+
+    def begin(self, number: int) -> None:
+        """Fact: all ranks enter this epoch."""
+        for rank in range(self._num_ranks):
+            self._carry_out(self._machine.rank_entered(number, rank))
+        self._carry_out(self._machine.traces_known(number, self._traces[number]))
+        epoch = self._machine.known(number)
+        if epoch is None:
+            raise RuntimeError(f"epoch {number} was not opened")
+        self._epoch = epoch
 
     @property
     def counts(self) -> EpochCounts:
+        """Of the epoch that ranks are in."""
         return self._epoch.policy.counts
 
     def requested(self, rank: int, asked: Int64Array) -> Int64Array:
@@ -101,8 +113,14 @@ class LocalOwner:
             self._carry_out(orders)
         return answers.samples + self._first_sample
 
+    def repeated(self, samples: Int64Array) -> None:
+        """Positions that repeat these ask for them."""
+        here = samples[self.mapping.share.holds(samples)]
+        if len(here):
+            self._carry_out(self._machine.repeated(self._epoch, here))
+
     def answer_left(self, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int) -> Ahead:
-        _, ahead, orders = self._machine.answer_left(0, rank, asked, ahead_from, room, started_below)
+        _, ahead, orders = self._machine.answer_left(self._epoch.number, rank, asked, ahead_from, room, started_below)
         self._carry_out(orders)
         return ahead
 
@@ -120,9 +138,14 @@ class LocalOwner:
 
 
 def epoch_in_lockstep(
-    owners: list[LocalOwner], homes: list[HomeMachine[int]], traces: Traces, batch_size: int
+    owners: list[LocalOwner], homes: list[HomeMachine[int]], traces: Traces, batch_size: int, epoch: int = 0
 ) -> Iterator[tuple[int, Int64Array, Int64Array]]:
     """``(rank, positions, samples)`` of every batch of an epoch, without repeats; one rank for each home."""
+    if epoch:
+        for rank, home in enumerate(homes):
+            home.entered(epoch, rank)
+        for owner in owners:
+            owner.begin(epoch)
     length = traces.length(0)
     block = max(1, _BLOCK // batch_size) * batch_size
     for start in range(0, length, block):
@@ -132,18 +155,19 @@ def epoch_in_lockstep(
         for first in range(0, len(positions), batch_size):
             part = slice(first, first + batch_size)
             for rank, (asked, repeats) in enumerate(of_ranks):
-                yield _batch(owners, homes[rank], rank, positions[part], asked[part], repeats[part])
+                yield _batch(owners, homes[rank], epoch, rank, positions[part], asked[part], repeats[part])
 
 
 def _batch(
     owners: list[LocalOwner],
     home: HomeMachine[int],
+    epoch: int,
     rank: int,
     positions: Int64Array,
     asked: Int64Array,
     repeats: NDArray[np.bool_],
 ) -> tuple[int, Int64Array, Int64Array]:
-    batch = home.begin(0, rank, positions, asked, repeats)
+    batch = home.begin(epoch, rank, positions, asked, repeats)
     if len(batch.own):
         samples = owners[rank].requested(rank, asked if len(asked) == 1 else asked[batch.own])
         batch.put(batch.own, samples, samples.tolist())
@@ -158,7 +182,10 @@ def _batch(
         ahead = owner.answer_left(rank, wanted, wire.ahead_from, wire.room_bytes, wire.started_below)
         home.ended(request, owner.sent(ahead) if len(ahead.samples) else ())
     if len(batch.repeats):
-        batch.put(batch.repeats, asked[batch.repeats], asked[batch.repeats].tolist())
+        repeated = asked[batch.repeats]
+        for owner in owners:
+            owner.repeated(repeated)
+        batch.put(batch.repeats, repeated, repeated.tolist())
         positions, sample_ids = positions[~repeats], batch.sample_ids[~repeats]
     else:
         sample_ids = batch.sample_ids

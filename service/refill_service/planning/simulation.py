@@ -183,7 +183,7 @@ def _owner(layout: ChunkLayout, traces: KeyedTraces, pod: int, settings: Simulat
     return LocalOwner(
         settings.policy,
         AbstractMapping(share, num_abstract_chunks, settings.group_order),
-        traces,
+        [traces],
         settings.num_pods,
         np.ones(share.num_samples, dtype=np.int64),
         num_abstract_chunks * settings.chunk_size,

@@ -28,6 +28,10 @@ _FILL = 0.97
 """Of memory: what the price aims at, so that plans seldom have to be cut."""
 
 
+_MOST_USES = 255
+"""Of a sample that are counted; after so many it is read again."""
+
+
 class ChunkRead(NamedTuple):
     """At a miss: read ``first <= sample < end``, one chunk. The sample asked for is used at once."""
 
@@ -80,6 +84,9 @@ class ClairvoyantCache:
         self.held_bytes -= int(self._lengths[held].sum())
         self._uses_left[held] = 0
 
+    def epoch_over(self, end: int) -> None:
+        """Fact: times count from ``end`` on."""
+
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead:
         """Fact: a sample that is not in memory is asked for."""
         chunk = int(np.searchsorted(self._starts, sample, side="right")) - 1
@@ -98,7 +105,7 @@ class ClairvoyantCache:
             num_kept = self._random.randint(0, num_kept)
         num_kept, was_cut = self._as_fits(samples[:num_kept])
         kept, num_uses = np.unique(samples[:num_kept], return_counts=True)
-        self._uses_left[kept] = num_uses
+        self._uses_left[kept] = np.minimum(num_uses, _MOST_USES)
         self.held_bytes += int(self._lengths[kept].sum())
         fill = self.held_bytes / max(1.0, _FILL * self.capacity_bytes)
         self._price *= math.exp(self._step * (1 if was_cut else min(1.0, fill - 1)))
@@ -151,6 +158,12 @@ class EarliestUseCache:
         for sample in samples.tolist():
             if sample in self._next_uses:
                 self._drop(sample)
+
+    def epoch_over(self, end: int) -> None:
+        """Fact: times count from ``end`` on."""
+        self._next_uses = {sample: use - end for sample, use in self._next_uses.items()}
+        self._latest = [(-use, sample) for sample, use in self._next_uses.items()]
+        heapq.heapify(self._latest)
 
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead:
         chunk = int(np.searchsorted(self._starts, sample, side="right")) - 1

@@ -37,7 +37,7 @@ def renewal(time: int, known_until: int, uses: Int64Array, since: Int64Array, si
     """
     holding = np.concatenate([[0.0], np.cumsum((uses - since) * sizes)])
     ends = np.append(uses, known_until)
-    return int(np.argmin((1 + price * holding) / (ends - time)))
+    return int(np.argmin((1 + price * holding) / np.maximum(1, ends - time)))
 
 
 def rolling(time: int, uses: Int64Array, since: Int64Array, sizes: Int64Array, price: float) -> int:

@@ -1,14 +1,14 @@
 """Policy ``exact``: each request gets the very sample that it asks for, from a cache that knows what comes.
 
-The order of every rank is known, so what to read and what to keep follows from it alone: the owner goes through the
-requests to its share in the order in which ranks in step would make them, a little ahead of the ranks, and orders what
-has to be read. What stays in memory until when is decided by a cache of :mod:`refill_service.cache_core.exact`, which
-lives over all epochs. Each run gives the same samples for the same requests; what it reads for that differs a little,
-since samples that wait for a rank that is behind take memory from the cache.
+The order of every rank is known: the owner goes through the requests to its share in the order in which ranks in step
+would make them, a little ahead of the ranks, and orders what has to be read. What stays in memory until when is decided
+by a cache of :mod:`refill_service.cache_core.exact`, which lives over all epochs. Each run gives the same samples for
+the same requests; what it reads for that differs a little, since ranks are not always in step.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refill_service.cache_core.epoch_order import Traces
-from refill_service.cache_core.exact.chunk_caches import ChunkRead, ClairvoyantCache, EarliestUseCache
+from refill_service.cache_core.exact.chunk_caches import ChunkRead, ClairvoyantCache, EarliestUseCache, Plan
 from refill_service.cache_core.exact.known_uses import Uses
 from refill_service.cache_core.exact.sample_caches import FifoCache, LruCache, NeverEvictCache
 from refill_service.cache_core.policies.drain import default_chunk_size
@@ -37,10 +37,6 @@ from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["KIND", "ExactPolicy"]
 
-_AHEAD_PART = 32
-"""Of memory: what samples may take that are read before they are asked for, and stay for nothing else."""
-_LATE_PART = 4
-"""Of memory: what they may take where a rank is behind the others. Then its oldest are dropped, and read alone."""
 _BLOCK = 1 << 12
 
 
@@ -55,14 +51,21 @@ class ExactCache(Protocol):
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead: ...
     def shrink(self) -> Int64Array: ...
     def forget(self, samples: Int64Array) -> None: ...
+    def epoch_over(self, end: int) -> None: ...
 
 
 def _clairvoyant(starts: Int64Array, lengths: Int64Array, capacity_bytes: int, key: str) -> ExactCache:
-    return ClairvoyantCache(starts, lengths, capacity_bytes, "rolling", key)
+    return _planned(starts, lengths, capacity_bytes, "rolling", key)
 
 
 def _renewal(starts: Int64Array, lengths: Int64Array, capacity_bytes: int, key: str) -> ExactCache:
-    return ClairvoyantCache(starts, lengths, capacity_bytes, "renewal", key)
+    return _planned(starts, lengths, capacity_bytes, "renewal", key)
+
+
+def _planned(starts: Int64Array, lengths: Int64Array, capacity_bytes: int, plan: Plan, key: str) -> ExactCache:
+    if len(starts) == len(lengths) + 1:  # chunks of one sample: to know what comes gains nothing
+        return NeverEvictCache(lengths, capacity_bytes)
+    return ClairvoyantCache(starts, lengths, capacity_bytes, plan, key)
 
 
 def _earliest(starts: Int64Array, lengths: Int64Array, capacity_bytes: int, key: str) -> ExactCache:
@@ -88,11 +91,17 @@ class ExactPolicy(Policy):
         self._uses = _UsesOfShare(
             began.traces, began.next_traces, share.first_sample, share.first_sample + share.num_samples, self._left
         )
+        self._was_through = self._uses.was_through
+        self._repeats_from = 0
+        """Nobody knows which repeats were answered before a restart: those from here on are taken to be left."""
+        if began.answered is not None and len(began.answered[0]):
+            self._repeats_from = int(self._uses.times_of(began.answered[0]).max()) + 1
         self._in_order = self._requests_in_order()
         self._next = next(self._in_order, None)
         """The next request to go through, ``(time, sample)``; None: all were gone through."""
-        self._due: dict[int, None] = {}
-        """Samples whose request was gone through and not yet made, the first first; in memory or on their way."""
+        self._due: dict[int, int] = {}
+        """Samples with requests that were gone through and not yet made, the first first, and how many; in memory or on
+        their way."""
         self._only_due: dict[int, None] = {}
         """Those that stay for nothing else."""
         self._due_bytes = 0
@@ -103,19 +112,25 @@ class ExactPolicy(Policy):
         """Samples in memory."""
         for known in (self._here, self._arrived_here):
             known[began.carried.samples] = True
+        self._num_on_their_way = 0
+        """Reads."""
         self._awaited: set[int] = set()
         """Samples on their way that requests wait for, which take them when they arrive."""
+        self._made_early: Counter[int] = Counter()
+        """Repeats that were asked for before their turn."""
         self._cache: ExactCache | None = began.carried.state
         self._make_cache = _CACHES[str(began.settings["eviction"])]
         self._key = began.key
+        self._read_ahead = float(began.settings["read_ahead"])
+        """Of memory: what samples may take that are read before they are asked for, and stay for nothing else."""
         self._capacity_bytes = 0
 
     def memory_changed(self, capacity_bytes: int) -> Orders:
         self._capacity_bytes = capacity_bytes
         if self._cache is None:
-            for_cache = capacity_bytes - capacity_bytes // _AHEAD_PART
+            for_cache = capacity_bytes - self._ahead_bytes
             self._cache = self._make_cache(self._starts, self._lengths, for_cache, self._key)
-        return self._within_memory(self._go_on(until=-1))
+        return self._go_on([], [])
 
     def close(self) -> Carried:
         held = np.array([each for each in np.flatnonzero(self._here).tolist() if self._holds(each)], dtype=np.int64)
@@ -123,6 +138,7 @@ class ExactPolicy(Policy):
         going = np.setdiff1d(held[self._arrived_here[held]], due)
         if self._cache is not None:
             self._cache.forget(np.setdiff1d(held, going))
+            self._cache.epoch_over(self._uses.next_start)
         cache, self._cache = self._cache, None
         for sample in due.tolist():
             self._note(sample)
@@ -132,15 +148,49 @@ class ExactPolicy(Policy):
 
     def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
         was_in_memory = self._arrived_here[asked].tolist()  # and leaves with this answer, whatever is evicted now
-        orders = self._go_on(until=int(self._uses.times_of(asked).max()))
-        for sample, was_there in zip(asked.tolist(), was_in_memory, strict=True):
+        reads: list[Read] = []
+        drops: list[Int64Array] = []
+        made_early, gone = [], []
+        for sample, time in zip(asked.tolist(), self._uses.times_of(asked).tolist(), strict=True):
+            made_early.append(not self._was_through[sample])
+            if made_early[-1] and self._cache is not None:
+                self._go_through(sample, time, reads, drops)
+            self._was_through[sample] = True
+        for sample, was_there, early in zip(asked.tolist(), was_in_memory, made_early, strict=True):
             if self._here[sample] and not was_there:
                 self._awaited.add(sample)
-            self._leaves(sample)
-        return asked, self._within_memory(orders)
+            if early:
+                self._unless_wanted_forget(sample)
+            else:
+                self._leaves(sample)
+            if was_there and not self._arrived_here[sample]:  # and may be read again with what is read ahead
+                gone.append(sample)
+        drops.append(np.array(gone, dtype=np.int64))
+        return asked, self._go_on(reads, drops)
+
+    def repeated(self, samples: Int64Array) -> Orders:
+        reads: list[Read] = []
+        drops: list[Int64Array] = []
+        for sample in samples.tolist():
+            was_there = bool(self._arrived_here[sample])
+            is_new = sample not in self._due and self._cache is not None
+            if is_new:
+                self._skip_done()
+                time = self._uses.next_start if self._next is None else self._next[0]
+                self._made_early[sample] += 1
+                self._go_through(sample, time, reads, drops)
+            if self._here[sample] and not was_there:
+                self._awaited.add(sample)
+            if is_new:
+                self._unless_wanted_forget(sample)
+            else:
+                self._leaves(sample)
+            if was_there and not self._arrived_here[sample]:  # and may be read again for the next repeat of it
+                drops.append(np.array([sample], dtype=np.int64))
+        return self._go_on(reads, drops)
 
     def stays(self, samples: Int64Array) -> NDArray[np.bool_] | None:
-        return np.fromiter(map(self._holds, samples.tolist()), dtype=bool, count=len(samples))
+        return np.fromiter(map(self._is_wanted, samples.tolist()), dtype=bool, count=len(samples))
 
     def _choose_ahead(
         self, rank: int, upcoming: UpcomingRequests, asked: Int64Array, ahead_from: int, room: int, started_below: int
@@ -164,11 +214,12 @@ class ExactPolicy(Policy):
         for _, sample in sent:
             self._leaves(sample)
         self._count_bytes()
-        return Ahead(columns[:, 0], columns[:, 1], self._go_on(until=-1))
+        return Ahead(columns[:, 0], columns[:, 1], self._go_on([], []))
 
     def _arrived(self, read: Read, kept: Int64Array) -> Orders:
-        damaged = np.setdiff1d(read.samples, kept, assume_unique=True)
-        self._lost(damaged)
+        self._num_on_their_way -= 1
+        if len(kept) < len(read.samples):
+            self._lost(np.setdiff1d(read.samples, kept, assume_unique=True))
         wanted = np.array([self._is_wanted(sample) for sample in kept.tolist()], dtype=bool)
         self._arrived_here[kept[wanted]] = True
         self._here[kept[~wanted]] = False
@@ -178,65 +229,96 @@ class ExactPolicy(Policy):
 
     def failed(self, read: Read) -> Orders:
         """Who is promised one of its samples has it read alone."""
+        self._num_on_their_way -= 1
         self._lost(read.samples)
         return NO_ORDERS
 
     @property
     def nothing_left_to_read(self) -> bool:
-        return self._next is None
+        """And all that was read has come and gone: what is on its way can't be handed on to the next epoch."""
+        return self._next is None and not self._due and not self._num_on_their_way
 
-    def _requests_in_order(self) -> Iterator[tuple[int, int]]:
-        """``(time, sample)`` of all requests to the share that were not answered when the epoch began, or went on."""
+    @property
+    def _ahead_bytes(self) -> int:
+        return int(self._capacity_bytes * self._read_ahead)
+
+    def _requests_in_order(self) -> Iterator[tuple[int, int, bool]]:
+        """``(time, sample, repeats)`` of all requests to the share that were not answered when the epoch began, or went
+        on."""
         traces, share, num_ranks = self._traces, self.mapping.share, self._uses.num_ranks
         lengths = [traces.length(rank) for rank in range(num_ranks)]
         for start in range(0, max(lengths, default=0), _BLOCK):
-            times, asked = [NO_SAMPLES], [NO_SAMPLES]
+            times, asked, repeated = [NO_SAMPLES], [NO_SAMPLES], [np.empty(0, dtype=bool)]
             for rank, length in enumerate(lengths):
                 positions = np.arange(start, min(start + _BLOCK, length), dtype=np.int64)
                 if not len(positions):
                     continue
                 samples, repeats = traces.asked(rank, positions)
-                here = share.holds(samples) & ~repeats
-                local = samples[here] - share.first_sample
-                left = slice(None) if self._left is None else self._left[local]
-                times.append((positions[here] * num_ranks + rank)[left])
+                here = share.holds(samples)
+                local, again, at = samples[here] - share.first_sample, repeats[here], positions[here] * num_ranks + rank
+                left = again & (at >= self._repeats_from)
+                left |= ~again if self._left is None else ~again & self._left[local]
+                times.append(at[left])
                 asked.append(local[left])
-            all_times, all_asked = np.concatenate(times), np.concatenate(asked)
+                repeated.append(again[left])
+            all_times = np.concatenate(times)
             order = np.argsort(all_times)
-            yield from zip(all_times[order].tolist(), all_asked[order].tolist(), strict=True)
+            columns = (all_times, np.concatenate(asked), np.concatenate(repeated))
+            yield from zip(*(column[order].tolist() for column in columns), strict=True)
 
-    def _go_on(self, until: int) -> Orders:
-        """Go through the requests up to a time, and on as long as there is room for what is read ahead."""
-        if self._cache is None:
-            return NO_ORDERS
-        reads: list[Read] = []
-        drops: list[Int64Array] = []
-        ahead_bytes = self._capacity_bytes // _AHEAD_PART
-        while self._next is not None and (self._next[0] <= until or self._due_bytes < ahead_bytes):
-            time, sample = self._next
+    def _skip_done(self) -> None:
+        """Requests that were made before their turn."""
+        while self._next is not None:
+            _, sample, repeats = self._next
+            if not repeats:
+                if not self._was_through[sample]:
+                    return
+            elif self._made_early.get(sample):
+                self._made_early[sample] -= 1
+            else:
+                return
             self._next = next(self._in_order, None)
-            if self._assigned_view[sample] >= 0 and not self._holds(sample):
-                continue  # it was sent ahead before its turn
-            self._go_through(self._cache, sample, time, reads, drops)
-        while self._only_due and self._due_bytes > self._capacity_bytes // _LATE_PART:
-            drops.append(self._drop_oldest())
+
+    def _go_on(self, reads: list[Read], drops: list[Int64Array]) -> Orders:
+        """Go through the requests that come next, as long as there is room for what is read ahead; and have the cache
+        give up what there is no room for. Returns these orders, too."""
+        cache = self._cache
+        if cache is None:
+            return NO_ORDERS
+        self._skip_done()
+        ahead_bytes = self._ahead_bytes
+        while self._next is not None and self._due_bytes < ahead_bytes:
+            time, sample, repeats = self._next
+            self._next = next(self._in_order, None)
+            self._due[sample] = self._due.get(sample, 0) + 1
+            self._go_through(sample, time, reads, drops)
+            self._was_through[sample] |= not repeats
+            self._skip_done()
+        while cache.held_bytes and self._due_bytes + cache.held_bytes > self._capacity_bytes:
+            cache.capacity_bytes = max(0, self._capacity_bytes - self._due_bytes)
+            evicted = cache.shrink()
+            for sample in evicted.tolist():
+                self._note(sample)  # it may be due, and then stays all the same
+            drops.append(self._gone(evicted))
         self._count_bytes()
         if not reads and not drops:
             return NO_ORDERS
         return Orders(reads, np.unique(np.concatenate([NO_SAMPLES, *drops])))
 
-    def _go_through(
-        self, cache: ExactCache, sample: int, time: int, reads: list[Read], drops: list[Int64Array]
-    ) -> None:
+    def _go_through(self, sample: int, time: int, reads: list[Read], drops: list[Int64Array]) -> None:
         """A request's turn has come: its sample is in memory, or read now."""
-        self._due[sample] = None
+        cache = self._cache
+        if cache is None:
+            raise RuntimeError("requests are gone through before there is memory")
         if cache.holds(sample):
             cache.used(sample, time, self._uses)
             self._note(sample)
             return
-        ahead_bytes = max(self._due_bytes, self._capacity_bytes // _AHEAD_PART)
+        ahead_bytes = max(self._due_bytes, self._ahead_bytes)
         cache.capacity_bytes = max(0, self._capacity_bytes - ahead_bytes)
+        was_there = self._arrived_here[sample]
         read = cache.missed(sample, time, self._uses)
+        self.counts.misses += not was_there and not self._at_hand(read.first, read.end)
         for each in (sample, *read.kept.tolist(), *read.forgotten.tolist()):
             self._note(each)
         wanted = np.union1d(read.kept, [sample])
@@ -244,8 +326,8 @@ class ExactPolicy(Policy):
         if len(wanted):
             self._here[wanted] = True
             reads.append(Read(read.first, read.end, wanted))
-            self.counts.misses += not self._at_hand(read.first, read.end)
             self.counts.refills += 1
+            self._num_on_their_way += 1
         drops.append(self._gone(read.forgotten))
 
     def _gone(self, samples: Int64Array) -> Int64Array:
@@ -256,32 +338,20 @@ class ExactPolicy(Policy):
         self._here[found] = self._arrived_here[found] = False
         return found
 
-    def _within_memory(self, orders: Orders) -> Orders:
-        """And what the cache gives up for samples that wait for a rank that is behind, or as there is less memory."""
-        cache, gone = self._cache, [NO_SAMPLES]
-        while cache is not None and cache.held_bytes and self._due_bytes + cache.held_bytes > self._capacity_bytes:
-            cache.capacity_bytes = max(0, self._capacity_bytes - self._due_bytes)
-            evicted = cache.shrink()
-            for sample in evicted.tolist():
-                self._note(sample)  # it may be due, and then stays all the same
-            gone.append(self._gone(evicted))
-        self._count_bytes()
-        return orders if len(gone) == 1 else Orders(orders.reads, np.unique(np.concatenate([orders.drops, *gone])))
-
-    def _drop_oldest(self) -> Int64Array:
-        """Of a rank that is behind, the sample that it would ask for next; it is read alone then."""
-        sample = next(iter(self._only_due))
-        was_here = bool(self._arrived_here[sample])
-        self._leaves(sample)
-        return np.array([sample] if was_here else [], dtype=np.int64)
-
     def _leaves(self, sample: int) -> None:
         """Fact: a request for the sample was answered."""
-        if sample not in self._due:
+        if self._due.get(sample, 0) > 1:
+            self._due[sample] -= 1
             return
-        del self._due[sample]
-        self._note(sample)
-        if self._arrived_here[sample] and not self._holds(sample):
+        self._not_due(sample)
+
+    def _not_due(self, sample: int) -> None:
+        if self._due.pop(sample, None) is not None:
+            self._note(sample)
+        self._unless_wanted_forget(sample)
+
+    def _unless_wanted_forget(self, sample: int) -> None:
+        if self._arrived_here[sample] and not self._is_wanted(sample):
             self._here[sample] = self._arrived_here[sample] = False
 
     def _note(self, sample: int) -> None:
@@ -300,7 +370,7 @@ class ExactPolicy(Policy):
             self._cache.forget(samples)
         self._awaited.difference_update(samples.tolist())
         for sample in samples.tolist():
-            self._leaves(sample)
+            self._not_due(sample)
         self._here[samples] = self._arrived_here[samples] = False
         self._count_bytes()
 
@@ -327,9 +397,12 @@ class _UsesOfShare:
         self._traces, self._next_traces = traces, next_traces
         self._first = first
         self._left = left
+        self.was_through = np.zeros(end - first, dtype=bool)
+        """Samples whose request of this epoch has had its turn; repeats are not meant."""
         self._next_members = None if next_traces is None else next_traces.members(first, end)
         num_times = self.num_ranks * max((traces.length(rank) for rank in range(self.num_ranks)), default=0)
-        self._next_start = self.known_until = num_times
+        self.next_start = self.known_until = num_times
+        """When the next epoch begins."""
         if next_traces is not None:
             longest = max((next_traces.length(rank) for rank in range(next_traces.num_ranks)), default=0)
             self.known_until += next_traces.num_ranks * longest
@@ -341,20 +414,35 @@ class _UsesOfShare:
 
     def after(self, first: int, end: int, time: int) -> tuple[Int64Array, Int64Array]:
         samples = np.arange(first, end, dtype=np.int64)
-        this = samples if self._left is None else samples[self._left[first:end]]
-        times = self.times_of(this)
-        later = times > time
-        all_times, all_samples = [times[later]], [this[later]]
+        left = ~self.was_through[first:end]
+        this = samples[left if self._left is None else left & self._left[first:end]]
+        all_times, all_samples = [self.times_of(this)], [this]
+        self._add_repeats(self._traces, first, end, 0, all_times, all_samples)
         if self._next_traces is not None:
             members = samples if self._next_members is None else samples[self._next_members[first:end]]
             ranks, positions = self._next_traces.position_of(members + self._first)
-            all_times.append(self._next_start + positions * self._next_traces.num_ranks + ranks)
+            all_times.append(self.next_start + positions * self._next_traces.num_ranks + ranks)
             all_samples.append(members)
+            self._add_repeats(self._next_traces, first, end, self.next_start, all_times, all_samples)
         found, of_samples = np.concatenate(all_times), np.concatenate(all_samples)
-        known = found < self.known_until
+        known = (found > time) & (found < self.known_until)
         found, of_samples = found[known], of_samples[known]
         order = np.argsort(found)
         return found[order], of_samples[order]
+
+    def _add_repeats(
+        self,
+        traces: Traces,
+        first: int,
+        end: int,
+        start: int,
+        all_times: list[Int64Array],
+        all_samples: list[Int64Array],
+    ) -> None:
+        samples, ranks, positions = traces.repeats_of(self._first + first, self._first + end)
+        if len(samples):
+            all_times.append(start + positions * traces.num_ranks + ranks)
+            all_samples.append(samples - self._first)
 
 
 KIND = PolicyKind(

@@ -240,6 +240,11 @@ class Policy(ABC):
         self.counts.takes += 1
         return Answers(samples, orders, None, self._wait_until_bytes())
 
+    def repeated(self, samples: Int64Array) -> Orders:
+        """Fact: positions that repeat these, ``(n,)``, ask for them, and get exactly them. Whose bytes are neither in
+        memory then nor on their way is read alone."""
+        return NO_ORDERS
+
     def send_ahead(self, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int) -> Ahead:
         """Choose what to send with an answer, and answer with it.
 

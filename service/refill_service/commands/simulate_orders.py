@@ -1,0 +1,142 @@
+"""``refill simulate --policy exact``: what do epochs read whose order is kept? Arguments in, a table or JSON out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from refill.errors import InvalidInput
+from refill.protocol.policies import terms_of
+from refill_service.cache_core.epoch_order import Traces
+from refill_service.planning.ordered_reads import (
+    EpochReads,
+    OrderedRun,
+    dealt,
+    keyed_orders,
+    orders_of_file,
+    simulate_orders,
+)
+from refill_service.planning.simulation import LOOP_BATCH
+
+__all__ = ["add_options", "refuse_options", "run_orders"]
+
+_DEFAULT_SAMPLES = 131_072
+_DEFAULT_EPOCHS = 3
+_OPTIONS = ("eviction", "memory_samples", "epochs", "trace", "read_ahead", "caches")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    eviction, read_ahead = (_setting(name) for name in ("eviction", "read_ahead"))
+    group = parser.add_argument_group("policy exact, whose epochs share their memory")
+    group.add_argument("--eviction", choices=eviction.choices, help=f"{eviction.about} (default: {eviction.default})")
+    group.add_argument(
+        "--memory-samples",
+        type=int,
+        metavar="C",
+        help="samples that each pod has memory for (default: a tenth of the dataset over all pods)",
+    )
+    group.add_argument(
+        "--epochs",
+        type=int,
+        metavar="E",
+        help=f"(default: {_DEFAULT_EPOCHS}; with --trace as many as it has, if each run of n lines is a permutation)",
+    )
+    group.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="the order, one sample id a line: epochs of n lines, dealt to ranks in turn, or one order of any length",
+    )
+    group.add_argument(
+        "--read-ahead",
+        type=float,
+        metavar="PART",
+        help=f"{read_ahead.about}; reads arrive at once here, and it gains nothing (default: 0)",
+    )
+    group.add_argument(
+        "--caches",
+        choices=["shared", "private"],
+        help="whether the memory of all pods is one cache, or each rank has its own, as the nodes of the papers "
+        "(default: private with --eviction fifo, which is DELI's, else shared)",
+    )
+
+
+def _setting(name: str) -> Any:
+    return next(setting for setting in terms_of("exact").settings if setting.name == name)
+
+
+def refuse_options(args: argparse.Namespace) -> None:
+    """Raises :class:`InvalidInput` for options of policy exact, which another one ignores."""
+    for name in _OPTIONS:
+        if getattr(args, name) is not None:
+            raise InvalidInput(f"--{name.replace('_', '-')} is an option of --policy exact")
+
+
+def run_orders(args: argparse.Namespace) -> int:
+    run, orders = _what_to_run(args)
+    epochs = _with_progress(run, orders)
+    if args.json:
+        print(json.dumps(_head(run) | {"epochs": [epoch.to_dict() for epoch in epochs]}))
+        return 0
+    print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in _head(run).items()))
+    print("epoch       GETs  of 64 samples  samples read  of the dataset         hits       misses")
+    for each in epochs:
+        positions = max(1, each.hits + each.misses)
+        print(
+            f"{each.epoch:5} {each.gets:10,} {each.gets / positions * 64:14.3f} {each.samples_read:13,} "
+            f"{each.samples_read / run.num_samples:14.2f}x {each.hits:12,} {each.misses:12,}"
+        )
+    return 0
+
+
+def _what_to_run(args: argparse.Namespace) -> tuple[OrderedRun, list[Traces]]:
+    num_samples, of_file = args.samples, None
+    if args.trace is not None:
+        num_samples, of_file = orders_of_file(args.trace, num_samples, args.epochs)
+    elif num_samples is None:
+        num_samples = _DEFAULT_SAMPLES
+    eviction = args.eviction or _setting("eviction").default
+    read_ahead = 0.0 if args.read_ahead is None else args.read_ahead
+    _setting("read_ahead").check("exact", read_ahead)
+    if args.memory_samples is not None and args.memory_samples < 1:
+        raise InvalidInput(f"--memory-samples must be at least 1, got {args.memory_samples}")
+    run = OrderedRun(
+        num_samples=num_samples,
+        memory_samples=args.memory_samples or max(1, num_samples // 10 // max(1, args.pods)),
+        chunk_size=args.chunk_size,
+        num_pods=args.pods,
+        batch_size=args.batch or (1 if of_file else LOOP_BATCH),
+        eviction=eviction,
+        private=(args.caches or ("private" if eviction == "fifo" else "shared")) == "private",
+        read_ahead=read_ahead,
+        seed=args.seed or 0,
+    )
+    if of_file is not None:
+        return run, dealt(of_file, run)
+    return run, keyed_orders(run, _DEFAULT_EPOCHS if args.epochs is None else args.epochs)
+
+
+def _head(run: OrderedRun) -> dict[str, Any]:
+    return {
+        "policy": "exact",
+        "eviction": run.eviction,
+        "samples": run.num_samples,
+        "memory_samples": run.memory_samples,
+        "chunk_size": run.read_size,
+        "pods": run.num_pods,
+        "batch_size": run.batch_size,
+        "caches": "private" if run.private else "shared",
+        "read_ahead": run.read_ahead,
+    }
+
+
+def _with_progress(run: OrderedRun, orders: list[Traces]) -> list[EpochReads]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("requests")
+        return list(simulate_orders(run, orders, lambda done, total: bar.update(task, completed=done, total=total)))

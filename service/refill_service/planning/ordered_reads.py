@@ -1,0 +1,209 @@
+"""What do epochs cost whose order is kept (policy ``exact``)? The machines of pods in lockstep, epoch after epoch.
+
+Orders are keyed, as jobs have them, or come from a file. A sample counts as one byte, so memory is in samples. The
+memory of all pods is one cache; with ``private`` caches each node has one of its own that only its rank uses, as in the
+papers (DELI, section 3; CoorDL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from refill.errors import InvalidInput
+from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, Traces
+from refill_service.cache_core.home_machine import HomeMachine
+from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, Int64Array
+from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
+
+__all__ = ["EpochReads", "OrderedRun", "dealt", "keyed_orders", "orders_of_file", "simulate_orders"]
+
+Progress = Callable[[int, int], None]
+
+READ_ONE_BY_ONE = ("never", "fifo", "lru")
+"""Evictions that read no chunks."""
+
+
+@dataclass(frozen=True)
+class OrderedRun:
+    """What to simulate; one rank for each pod."""
+
+    num_samples: int
+    memory_samples: int
+    """Of each pod."""
+    chunk_size: int = 64
+    num_pods: int = 1
+    batch_size: int = 1
+    """Positions that a rank asks for at once."""
+    eviction: str = "rolling"
+    private: bool = False
+    read_ahead: float = 0.0
+    """Part of memory that is set aside for it. Reads arrive at once here, so that it gains nothing."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "memory_samples", "chunk_size", "num_pods", "batch_size"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def read_size(self) -> int:
+        """Samples that are read at once."""
+        return 1 if self.eviction in READ_ONE_BY_ONE else self.chunk_size
+
+
+@dataclass(frozen=True)
+class EpochReads:
+    """Over all pods; ``hits + misses`` are the positions of the epoch."""
+
+    epoch: int
+    gets: int
+    samples_read: int
+    hits: int
+    """Positions whose sample was in memory when its turn came."""
+    misses: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def keyed_orders(run: OrderedRun, num_epochs: int) -> list[Traces]:
+    """The orders that jobs with this seed have."""
+    if num_epochs < 1:
+        raise InvalidInput(f"epochs must be at least 1, got {num_epochs}")
+    return [KeyedTraces(run.num_samples, run.num_pods, seed=run.seed, epoch=epoch) for epoch in range(num_epochs)]
+
+
+def orders_of_file(path: Path, num_samples: int | None, num_epochs: int | None) -> tuple[int, list[Int64Array]]:
+    """``(samples, the order of each epoch)`` of a file with one sample id a line.
+
+    As many epochs as are told, of as many lines as there are samples; one epoch may have any length. Where nothing is
+    told, there are epochs if each run of so many lines names every sample once, else all is one order.
+
+    :param num_samples: None: as the largest id says.
+    """
+    asked = _ids_of(path)
+    if not len(asked):
+        raise InvalidInput(f"trace {path} names no sample")
+    if num_samples is None:
+        num_samples = int(asked.max()) + 1
+    if len(wrong := np.flatnonzero(asked >= num_samples)):
+        line = int(wrong[0])
+        raise InvalidInput(f"trace {path} line {line + 1}: sample {asked[line]}; there are 0 to {num_samples - 1}")
+    if num_epochs is None:
+        whole = len(asked) % num_samples == 0 and _each_once(asked.reshape(-1, num_samples))
+        num_epochs = len(asked) // num_samples if whole else 1
+    if num_epochs < 1:
+        raise InvalidInput(f"epochs must be at least 1, got {num_epochs}")
+    if num_epochs > 1 and len(asked) != num_epochs * num_samples:
+        raise InvalidInput(
+            f"trace {path} names {len(asked):,} samples; {num_epochs} epochs of {num_samples:,} are "
+            f"{num_epochs * num_samples:,}"
+        )
+    return num_samples, list(asked.reshape(num_epochs, -1))
+
+
+def _ids_of(path: Path) -> Int64Array:
+    try:
+        lines = path.read_text().rstrip().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InvalidInput(f"can't read trace {path}: {why}") from error
+    if lines == [""]:
+        return np.empty(0, dtype=np.int64)
+    ids = np.empty(len(lines), dtype=np.int64)
+    for number, line in enumerate(lines):
+        text = line.strip()
+        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+            raise InvalidInput(f"trace {path} line {number + 1}: {text[:40]!r} is no sample id")
+        ids[number] = int(text)
+    return ids
+
+
+def _each_once(orders: Int64Array) -> bool:
+    return bool((np.sort(orders, axis=1) == np.arange(orders.shape[1])).all())
+
+
+def dealt(orders: Sequence[Int64Array], run: OrderedRun) -> list[Traces]:
+    """To ranks, as torch's DistributedSampler deals them: padded from the front."""
+    found: list[Traces] = []
+    for order in orders:
+        padded = np.resize(order, -(-len(order) // run.num_pods) * run.num_pods)
+        found.append(
+            ExplicitTraces(run.num_samples, {rank: padded[rank :: run.num_pods] for rank in range(run.num_pods)})
+        )
+    return found
+
+
+def simulate_orders(
+    run: OrderedRun, orders: Sequence[Traces], progress: Progress | None = None
+) -> Iterator[EpochReads]:
+    """What each epoch reads; this epoch and the next are known.
+
+    :param orders: of each epoch, for as many ranks as there are pods.
+    :param progress: called now and then with (requests made, all requests).
+    """
+    num_requests = sum(traces.length(0) * traces.num_ranks for traces in orders)
+    done = 0
+    clusters = [_Cluster(run, each) for each in (_each_rank(orders, run) if run.private else [list(orders)])]
+    for epoch in range(len(orders)):
+        found = []
+        for cluster in clusters:
+            for requests in cluster.epoch(epoch):
+                done += requests
+                if progress is not None:
+                    progress(done, num_requests)
+            found.append(cluster.reads(epoch))
+        yield EpochReads(epoch, *(sum(column) for column in zip(*found, strict=True)))
+
+
+def _each_rank(orders: Sequence[Traces], run: OrderedRun) -> Iterator[list[Traces]]:
+    """Of each rank the order that its own cache sees."""
+    for rank in range(run.num_pods):
+        alone = (traces.asked(rank, np.arange(traces.length(rank)))[0] for traces in orders)
+        yield [ExplicitTraces(run.num_samples, {0: asked}) for asked in alone]
+
+
+class _Cluster:
+    """Pods whose memory is one cache."""
+
+    def __init__(self, run: OrderedRun, orders: list[Traces]) -> None:
+        self._run, self._orders = run, orders
+        num_pods = orders[0].num_ranks
+        layout = ChunkLayout(np.array([0, run.num_samples], dtype=np.int64), run.read_size)
+        self._owners = [self._owner(layout, pod, num_pods) for pod in range(num_pods)]
+        bounds = layout.owner_bounds(num_pods)
+        self._homes: list[HomeMachine[int]] = [HomeMachine(pod, bounds, 0) for pod in range(num_pods)]
+
+    def epoch(self, number: int) -> Iterator[int]:
+        """Requests made, a batch at a time."""
+        traces = self._orders[number]
+        for _, positions, _ in epoch_in_lockstep(self._owners, self._homes, traces, self._run.batch_size, number):
+            yield len(positions)
+
+    def reads(self, number: int) -> tuple[int, int, int, int]:
+        """``(gets, samples read, hits, misses)`` of the epoch that was run last."""
+        counts = [owner.counts for owner in self._owners]
+        traces = self._orders[number]
+        num_positions = sum(traces.length(rank) for rank in range(traces.num_ranks))
+        misses = sum(count.misses for count in counts)
+        gets = sum(count.refills for count in counts)
+        return gets, sum(count.samples_read for count in counts), num_positions - misses, misses
+
+    def _owner(self, layout: ChunkLayout, pod: int, num_pods: int) -> LocalOwner:
+        share = layout.share(pod, num_pods)
+        run = self._run
+        return LocalOwner(
+            "exact",
+            AbstractMapping(share, min(1, share.num_chunks)),
+            self._orders,
+            num_pods,
+            np.ones(share.num_samples, dtype=np.int64),
+            run.memory_samples,
+            key=f"simulation {run.seed} {pod}",
+            own={"eviction": run.eviction, "read_ahead": run.read_ahead},
+        )
