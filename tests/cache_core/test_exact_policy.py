@@ -164,3 +164,15 @@ def test_repeats_within_an_epoch_use_what_is_in_memory(eviction: str, hits: int)
     reads, _ = pod.epoch(0, batch=1)
     assert len(asked) - pod.core.counts.misses == hits
     assert reads == pod.core.counts.misses
+
+
+def test_repeats_are_not_read_before_they_are_asked_for() -> None:
+    """Nobody may ever ask for them here: a repeat is asked for wherever its bytes are."""
+    traces: list[Traces] = [KeyedTraces(10, 4, seed=1)]  # two positions are padding
+    pod = Pod(traces, 10, 1, 8, "never", read_ahead=0.5)
+    pod.begin(0)
+    for rank in range(4):
+        samples, repeats = traces[0].asked(rank, np.arange(3))
+        pod.carry_out(pod.core.requested(rank, samples[~repeats]).orders)
+    assert pod.core.finished
+    assert pod.core.counts.refills == 10

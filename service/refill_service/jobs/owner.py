@@ -238,7 +238,7 @@ class Owner:
         _raise_first(results)
 
     def _elsewhere(self, sample: int) -> Payload | None:
-        """The same bytes, of another epoch: what it handed on to the next one, say."""
+        """The same bytes, of any epoch: what one has handed on to the next, say."""
         found = (running.payloads.get(sample) for running in self._running.values())
         return next((payload for payload in found if payload is not None), None)
 
@@ -263,16 +263,20 @@ class Owner:
         self, sample_ids: Int64Array, size: AnswerSize | None = None, *, says_damage: bool = False
     ) -> list[Payload]:
         """The bytes of exactly these samples of the share, outside of any epoch's protocol. All different, or one of
-        them is read several times.
+        them is read several times. What is in memory is not read.
 
         :param size: of the answer that they are part of; None: of one of their own. Raises what it raises.
         """
         samples = sample_ids - self.job.share.first_sample
         (size or AnswerSize(self.answer_bytes)).add(int(self.job.records.length[samples].sum()))
         counts = self._epochs[-1].counts if self._epochs else OwnerCounts(EpochCounts())
-        results = await self._exact(counts, samples.tolist(), says_damage)
+        payloads = [self._elsewhere(sample) for sample in samples.tolist()]
+        lost = [i for i, payload in enumerate(payloads) if payload is None]
+        results = await self._exact(counts, [int(samples[i]) for i in lost], says_damage)
         _raise_first(results)
-        return [result for result in results if not isinstance(result, BaseException)]
+        for i, result in zip(lost, results, strict=True):
+            payloads[i] = None if isinstance(result, BaseException) else result
+        return [payload for payload in payloads if payload is not None]
 
     async def receipt(self, epoch: int) -> EpochReceipt:
         """What this owner delivered in an epoch, or assigned to be sent ahead.

@@ -99,10 +99,9 @@ class ExactPolicy(Policy):
         self._in_order = self._requests_in_order()
         self._next = next(self._in_order, None)
         """The next request to go through, ``(time, sample)``; None: all were gone through."""
-        self._due: dict[int, int] = {}
-        """Samples with requests that were gone through and not yet made, the first first, and how many; in memory or on
-        their way."""
-        self._only_due: dict[int, None] = {}
+        self._due: set[int] = set()
+        """Samples whose request was gone through and not yet made; in memory or on their way."""
+        self._only_due: set[int] = set()
         """Those that stay for nothing else."""
         self._due_bytes = 0
         """Of those."""
@@ -173,18 +172,14 @@ class ExactPolicy(Policy):
         drops: list[Int64Array] = []
         for sample in samples.tolist():
             was_there = bool(self._arrived_here[sample])
-            is_new = sample not in self._due and self._cache is not None
-            if is_new:
+            if sample not in self._due and self._cache is not None:
                 self._skip_done()
                 time = self._uses.next_start if self._next is None else self._next[0]
                 self._made_early[sample] += 1
                 self._go_through(sample, time, reads, drops)
             if self._here[sample] and not was_there:
                 self._awaited.add(sample)
-            if is_new:
-                self._unless_wanted_forget(sample)
-            else:
-                self._leaves(sample)
+            self._unless_wanted_forget(sample)
             if was_there and not self._arrived_here[sample]:  # and may be read again for the next repeat of it
                 drops.append(np.array([sample], dtype=np.int64))
         return self._go_on(reads, drops)
@@ -290,9 +285,10 @@ class ExactPolicy(Policy):
         while self._next is not None and self._due_bytes < ahead_bytes:
             time, sample, repeats = self._next
             self._next = next(self._in_order, None)
-            self._due[sample] = self._due.get(sample, 0) + 1
-            self._go_through(sample, time, reads, drops)
-            self._was_through[sample] |= not repeats
+            if not repeats:  # who asks for a repeat may do so at another pod's pace, or never
+                self._due.add(sample)
+                self._was_through[sample] = True
+                self._go_through(sample, time, reads, drops)
             self._skip_done()
         while cache.held_bytes and self._due_bytes + cache.held_bytes > self._capacity_bytes:
             cache.capacity_bytes = max(0, self._capacity_bytes - self._due_bytes)
@@ -340,13 +336,8 @@ class ExactPolicy(Policy):
 
     def _leaves(self, sample: int) -> None:
         """Fact: a request for the sample was answered."""
-        if self._due.get(sample, 0) > 1:
-            self._due[sample] -= 1
-            return
-        self._not_due(sample)
-
-    def _not_due(self, sample: int) -> None:
-        if self._due.pop(sample, None) is not None:
+        if sample in self._due:
+            self._due.remove(sample)
             self._note(sample)
         self._unless_wanted_forget(sample)
 
@@ -358,10 +349,10 @@ class ExactPolicy(Policy):
         """Whether a sample stays for its request alone may have changed."""
         if sample in self._due and not self._holds(sample):
             if sample not in self._only_due:
-                self._only_due[sample] = None
+                self._only_due.add(sample)
                 self._due_bytes += int(self._lengths[sample])
         elif sample in self._only_due:
-            del self._only_due[sample]
+            self._only_due.remove(sample)
             self._due_bytes -= int(self._lengths[sample])
 
     def _lost(self, samples: Int64Array) -> None:
@@ -370,7 +361,7 @@ class ExactPolicy(Policy):
             self._cache.forget(samples)
         self._awaited.difference_update(samples.tolist())
         for sample in samples.tolist():
-            self._not_due(sample)
+            self._leaves(sample)
         self._here[samples] = self._arrived_here[samples] = False
         self._count_bytes()
 
