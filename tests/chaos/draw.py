@@ -18,7 +18,10 @@ def setting_of(
 ) -> Setting:
     """What is not given follows from the seed: seeds go through the themes, and some have a second one."""
     chooser = random.Random(f"setting {seed}")
-    drawn_policy, drawn_volumes = chooser.choice(("drain", "redox")), chooser.choice(("kept", "kept", "none", "mixed"))
+    drawn_policy, drawn_volumes = (
+        chooser.choice(("drain", "drain", "redox", "exact")),
+        chooser.choice(("kept", "kept", "none", "mixed")),
+    )
     first, second, two = list(THEMES)[seed % len(THEMES)], chooser.choice(list(THEMES)), chooser.random() < 0.6
     if themes is None:
         themes = tuple(sorted({first, second} if two else {first}))
@@ -30,8 +33,8 @@ def setting_of(
         policy=policy or drawn_policy,
         volumes=volumes or drawn_volumes,
         themes=themes,
-        pods=max(chooser.choice((2, 3)), 3 * ("scaling" in themes)),
-        ranks=max(chooser.choice((2, 3)), 2),
+        pods=max(chooser.choice((1, 2, 2, 2, 3, 3, 3)), 3 * ("scaling" in themes)),
+        ranks=chooser.choice((2, 3)),
         workers=chooser.choice((1, 2)),
         epochs=chooser.choice((3, 3, 5)),
         chunk_size=chooser.choice((8, 16)),

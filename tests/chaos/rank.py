@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refill.delivery_record import DeliveryRecord
-from refill.errors import RefillError
+from refill.errors import JobLost, RefillError
 from refill.pod_connection import PodConnection
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
@@ -121,8 +121,8 @@ class _Rank:
         consumed = [start + at for epoch, start in done if epoch == first for at in range(self._plan.batch)]
         if first == begun.epoch:
             consumed += range(begun.start)
-        if consumed:  # as a loop says that loads a checkpoint from within an epoch
-            self._record.resumes_within(first, np.array(consumed))
+        if consumed:
+            self._go_on_within(first, np.array(consumed), begun)
         with ThreadPoolExecutor(self._plan.workers) as workers:
             for epoch in range(first, self._plan.epochs):
                 self._post_trace(epoch, length)
@@ -137,6 +137,13 @@ class _Rank:
             time.sleep(0.1)
             if starts:
                 self._ask(last, self._chooser.choice(starts))
+
+    def _go_on_within(self, epoch: int, consumed: Int64Array, begun: Begun) -> None:
+        """As a dataset object does when a loop loads a checkpoint from within an epoch."""
+        if line_of(self._pods.info()["incarnation"]) != line_of(begun.incarnation):
+            raise JobLost("the job was registered anew since, so the pods don't know what this rank has had")
+        if not self._record.resumes_within(epoch, consumed):
+            raise JobLost("the job has moved to other pods, and they were not told what this rank has had")
 
     def _begin(self) -> Begun:
         """Register the job, or resume it, and write down how it begins."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.chaos.kinds.kind import Kind, a_rank
@@ -49,12 +50,16 @@ def _two_pods(setting: Setting, chooser: random.Random) -> tuple[int, ...]:
     return chooser.choice([(a, b) for a in range(setting.pods) for b in range(setting.pods) if a != b])
 
 
+def _of_pods(weight: int) -> Callable[[Setting], int]:
+    return lambda setting: weight * (setting.pods > 1)
+
+
 _AT_ONCE = (0.0, 0.0)
 
 KINDS = [
-    Kind("cut pods", "nothing goes from one pod to another, and neither is told", lambda _: 2, _to_links, _two_pods),
-    Kind("reset pods", "answers between them end in the middle", lambda _: 2, _to_links, _two_pods, lasts=_AT_ONCE),
-    Kind("delay pods", "every piece between them is 50 ms late", lambda _: 1, _to_links, _two_pods),
+    Kind("cut pods", "nothing goes from one pod to another, and neither is told", _of_pods(2), _to_links, _two_pods),
+    Kind("reset pods", "answers between them end in the middle", _of_pods(2), _to_links, _two_pods, lasts=_AT_ONCE),
+    Kind("delay pods", "every piece between them is 50 ms late", _of_pods(1), _to_links, _two_pods),
     Kind("cut rank", "nothing goes between a rank and the pods, and neither is told", lambda _: 1, _to_links, a_rank),
     Kind("reset rank", "answers to a rank end in the middle", lambda _: 2, _to_links, a_rank, lasts=_AT_ONCE),
 ]

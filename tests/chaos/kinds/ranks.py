@@ -47,7 +47,7 @@ def _wipe(run: ChaosRun, fault: Fault) -> bool:
         return False
     run.lost("record")
     folder = Path(run.ranks[rank].plan.tmp)
-    for path in folder.iterdir():
+    for path in folder.glob("*"):
         shutil.rmtree(path, ignore_errors=True)
     if with_folder:
         shutil.rmtree(folder, ignore_errors=True)
