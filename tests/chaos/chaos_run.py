@@ -36,7 +36,7 @@ __all__ = ["ChaosRun", "Outcome", "repeated_by"]
 
 _BATCH = 16
 _MOST_RANKS = 4
-_GRACE_SECONDS = 60.0
+_GRACE_SECONDS = 120.0
 """After the last fault is healed: pods that nobody answers are given up after less."""
 _FAST = 0.25
 """Of the pause between two batches, for a rank that is ahead of the others."""
@@ -220,7 +220,7 @@ class ChaosRun:
             "pinned_fraction": setting.pinned_fraction,
             "wait_seconds": 2,
             "peer_timeout_seconds": 10,
-            "recovery_seconds": 15,
+            "recovery_seconds": 30,
         }
         if setting.volumes != "none":
             settings["journal_dir"] = f"{self.folder}/journal-{{ordinal}}"
@@ -230,7 +230,7 @@ class ChaosRun:
             "AWS_ENDPOINT_URL": self.store.url,
             "REFILL_STORE_FIRST_BACKOFF_SECONDS": "0.02",
             "REFILL_STORE_MAX_BACKOFF_SECONDS": "0.2",
-            "REFILL_STORE_REQUEST_TIMEOUT_SECONDS": "2",
+            "REFILL_STORE_REQUEST_TIMEOUT_SECONDS": "5",
         }
         return LocalCluster(setting.pods, self.folder, settings, environment, self._peer_url)
 

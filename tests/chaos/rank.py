@@ -56,7 +56,7 @@ class RankPlan:
     """Threads that ask, as loader workers do: their batches overlap."""
     step_seconds: float = 0.0
     """Between two batches of a worker."""
-    timeout_seconds: float = 60.0
+    timeout_seconds: float = 110.0
     checkpoint: tuple[str, int, int] | None = None
     """``(incarnation, epoch, position)`` from which the job is resumed; None: from its beginning."""
 

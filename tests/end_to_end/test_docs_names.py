@@ -131,6 +131,28 @@ def _routes() -> list[re.Pattern[str]]:
     return [re.compile(re.sub(r"\{\w+\}", r"[^/]+", path) + r"$") for path in app.openapi()["paths"]]
 
 
+@each_page
+def test_tests_that_are_named_exist(page: Path) -> None:
+    named = {word for span in spans(page) for word in re.findall(r"\btest_\w+", span)}
+    code = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    there = {*re.findall(r"def (test_\w+)", code), *(path.stem for path in (ROOT / "tests").rglob("test_*.py"))}
+    assert named <= there, f"{page.name} names {sorted(named - there)}, and there are no such tests"
+
+
+def test_each_loss_is_tried() -> None:
+    """Each row of the table of what is survived names tests; those of the table's own file try it in both settings."""
+    text = (ROOT / "docs" / "CORRECTNESS.md").read_text()
+    table = text[text.index("| what is lost |") :].partition("\n\n")[0].splitlines()[2:]
+    assert table
+    for row in table:
+        *cells, tests = (cell.strip() for cell in row.strip("|").split(" | "))
+        assert len(cells) == 3, row
+        assert all(cells), f"a cell is empty: {row}"
+        assert re.findall(r"`test_\w+`", tests), f"no test is named: {row}"
+    tried = set(re.findall(r"def (test_\w+)", (ROOT / "tests/membership/test_table_of_losses.py").read_text()))
+    assert tried <= set(re.findall(r"`(test_\w+)`", "".join(table))), "a test of the table is in no row of it"
+
+
 def test_panels_of_the_runbook_exist() -> None:
     titles = set()
     for path in (ROOT / "dashboards").glob("*.json"):

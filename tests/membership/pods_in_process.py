@@ -119,8 +119,8 @@ class PodsInProcess:
             self.do(self._start(pod))
 
     def scale(self, num_pods: int) -> None:
-        """End all in order, and start another number."""
-        for pod in range(self.num_pods):
+        """End all in order, the last one first, as those of a StatefulSet end, and start another number."""
+        for pod in reversed(range(self.num_pods)):
             self.end(pod)
         self.num_pods = num_pods
         self._start_all()
