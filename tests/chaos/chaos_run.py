@@ -40,6 +40,8 @@ _GRACE_SECONDS = 120.0
 """After the last fault is healed: pods that nobody answers are given up after less."""
 _FAST = 0.25
 """Of the pause between two batches, for a rank that is ahead of the others."""
+_QUIET_SECONDS = 5.0
+"""In which ranks bring their job back to pods that were restarted."""
 _LOG_LINES = 15
 
 
@@ -111,6 +113,8 @@ class ChaosRun:
         self._losses: list[Loss] = []
         self._bystanders: list[RankProcess] = []
         self._resumed_at = 0
+        self._started_at = 0.0
+        """When a pod was started again, last."""
         self._legs = Legs(self._plan, setting.seed)
 
     def run(self) -> Outcome:
@@ -163,9 +167,15 @@ class ChaosRun:
         self.down.add(pod)
         return True
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no pod is away, or was until a moment ago."""
+        return not self.down and time.monotonic() - self._started_at > _QUIET_SECONDS
+
     def start_later(self, fault: Fault, pod: int) -> None:
         def start() -> None:
             self.cluster.restart(pod, wait=False)
+            self._started_at = time.monotonic()
             self.down.discard(pod)
 
         self.then(fault, f"pod {pod} starts", start)
@@ -230,7 +240,7 @@ class ChaosRun:
             "AWS_ENDPOINT_URL": self.store.url,
             "REFILL_STORE_FIRST_BACKOFF_SECONDS": "0.02",
             "REFILL_STORE_MAX_BACKOFF_SECONDS": "0.2",
-            "REFILL_STORE_REQUEST_TIMEOUT_SECONDS": "5",
+            "REFILL_STORE_REQUEST_TIMEOUT_SECONDS": "10",
         }
         return LocalCluster(setting.pods, self.folder, settings, environment, self._peer_url)
 

@@ -21,7 +21,7 @@ from tests.s3_gate import Gate
 __all__ = ["StoreFaults", "store_relay"]
 
 _SLOW_SECONDS = 0.3
-_STALL_SECONDS = 8.0
+_STALL_SECONDS = 12.0
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 

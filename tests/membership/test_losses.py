@@ -14,7 +14,7 @@ from tests.membership.pods_in_process import PodsInProcess, Rank, Training
 from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until
 
-from refill.errors import MemoryTooSmall, RankTaken, RefillError
+from refill.errors import JobLost, MemoryTooSmall, RankTaken, RefillError
 from refill.protocol.job_spec import JobSpec
 
 Packed = tuple[str, dict[str, bytes]]
@@ -76,6 +76,54 @@ def test_who_has_received_nothing_is_not_believed(packed: Packed, pods: PodsInPr
         observer.look_after_home()
     training.all_ask(0)
     training.check(0)
+
+
+@pytest.mark.parametrize("num_pods", [1, 3])
+def test_who_looks_for_the_first_time_after_a_loss_is_not_in_the_way(
+    packed: Packed, tmp_path: Path, num_pods: int
+) -> None:
+    """Pods have lost all that they knew, and a notebook registers the job before a rank brings it back."""
+    with PodsInProcess(num_pods, tmp_path, journal=False) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0, 0, 300)
+        pods.kill(*range(num_pods))
+        pods.start(*range(num_pods))
+        observer = Rank(pods, training.spec, 0, process=2)
+        observer.is_rank = False
+        observer.info()
+        training.all_ask(0)
+        training.check(0)
+        late = Rank(pods, training.spec, 1, process=3)
+        late.is_rank = False
+        assert late.info()["incarnation"] == training.ranks[0].info()["incarnation"]
+
+
+def test_who_has_begun_is_not_replaced_by_a_rank_of_before(packed: Packed, tmp_path: Path) -> None:
+    """Pods have lost all that they knew, and another run of that name has received samples at another pod."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        before = Training(pods, spec_of(packed), NUM_SAMPLES)
+        before.all_ask(0, 0, 100)
+        pods.kill(0, 1)
+        pods.start(0, 1)
+        again = Training(pods, before.spec, NUM_SAMPLES, process=2)
+        again.ask(1, 0, 0, 20)
+        with pytest.raises(JobLost, match=r"was ended on the pods and begun anew|was ended or lost by the pods"):
+            before.ask(0, 0, 100, 120)
+        again.all_ask(0)
+        again.check(0)
+
+
+def test_a_run_that_was_ended_does_not_end_the_next_one(packed: Packed, tmp_path: Path) -> None:
+    """A process that is left over of it comes before the next run has asked for anything."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        before = Training(pods, spec_of(packed), NUM_SAMPLES)
+        before.all_ask(0, 0, 100)
+        before.ranks[0].end_job()
+        again = Training(pods, before.spec, NUM_SAMPLES, process=2)
+        with pytest.raises(JobLost):
+            before.ask(0, 0, 100, 120)
+        again.all_ask(0)
+        again.check(0)
 
 
 def test_a_twin_that_comes_first_after_a_loss_is_not_the_rank(packed: Packed, pods: PodsInProcess) -> None:

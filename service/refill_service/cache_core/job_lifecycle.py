@@ -25,6 +25,7 @@ from refill.errors import JobConflict, JobLost, PodUnreachable, RefillError
 from refill.protocol.incarnation import incarnation_of, is_later, line_of, moves_of, same_line
 from refill.protocol.records import Kind, Record
 from refill_service.cache_core.rank_places import NOT_BEGUN, RankPlaces
+from refill_service.cache_core.resumed_epoch import is_resumed
 from refill_service.cache_core.unknown_deliveries import UnknownDeliveries
 
 __all__ = [
@@ -309,6 +310,12 @@ class JobLife:
     @property
     def phase(self) -> Phase:
         return Phase.NEW if self._phase is Phase.RUNNING and not self.ranks.begun else self._phase
+
+    def is_but_a_name_beside(self, incarnation: str) -> bool:
+        """Whether a job of that name may take its place: this one was registered, perhaps by somebody who only looks,
+        when pods had lost all that they knew, and no rank has asked for anything. The other one has ranks."""
+        is_new = self.phase is Phase.NEW and not (self.ran_before or self.moves or is_resumed(self.incarnation))
+        return is_new and bool(incarnation) and not same_line(self.incarnation, incarnation)
 
     @property
     def recovering(self) -> bool:

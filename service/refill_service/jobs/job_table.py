@@ -88,7 +88,7 @@ class JobTable:
         :param looked_at: by somebody who watches, which does not keep an idle job alive.
         """
         at_pod = self.jobs.get(name)
-        if at_pod is None:
+        if at_pod is None or at_pod.job.life.is_but_a_name_beside(incarnation or ""):
             raise UnknownJob(f"pod {self.settings.ordinal} knows no job {name}: register it first", job=name)
         if incarnation is not None and incarnation != at_pod.job.incarnation:
             if same_line(incarnation, at_pod.job.incarnation):

@@ -82,6 +82,11 @@ class JobsHere:
                 check_holder(spec.name, known.job.spec.holder, spec.holder)
                 await table.forget(spec.name)  # a client that has the later name accepts no answer of this one
                 known = None
+            elif known is not None and begun and known.job.life.is_but_a_name_beside(incarnation):
+                check_holder(spec.name, known.job.spec.holder, spec.holder)
+                self.check_may_go_on(spec.name, incarnation)
+                await table.forget(spec.name)
+                known = None
             created = known is None
             if known is None:
                 known = await self.begin(spec, incarnation, begun=begun)

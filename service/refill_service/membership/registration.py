@@ -47,6 +47,8 @@ class Registration:
         """
         known = self._table.jobs.get(spec.name)
         brought = incarnation or ""
+        if known is not None and known.job.life.is_but_a_name_beside(brought):
+            known = None
         if known is not None and not is_later(brought, known.job.incarnation):
             brought, journal = known.job.incarnation, None  # as it is here
         else:

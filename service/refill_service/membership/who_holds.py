@@ -64,7 +64,7 @@ class WhoHolds:
                 check_holder(name, known.holder, holder)
                 if same_line(known.incarnation, incarnation):
                     return
-                another |= known.running and known.knows
+                another |= known.running and known.knows and known.begun
         if another:
             raise is_another(name)
         if silent:

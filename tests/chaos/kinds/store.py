@@ -34,5 +34,5 @@ KINDS = [
     Kind("store answers short", "half of the answers end early", lambda _: 1, _to_store),
     Kind("store answers wrong", "half of the answers have a flipped bit, the first time", lambda _: 2, _to_store),
     Kind("store is slow", "half of the answers are 0.3 s late", lambda _: 1, _to_store),
-    Kind("store stalls", "a tenth of the requests is answered after 8 s", lambda _: 1, _to_store),
+    Kind("store stalls", "a tenth of the requests is answered after 12 s", lambda _: 1, _to_store),
 ]
