@@ -24,8 +24,6 @@ def _roll(run: ChaosRun, fault: Fault) -> bool:
     homes = [process.plan.home for process in run.ranks]
     if not with_ranks:
         run.lost("record")
-        if run.setting.volumes == "none":
-            run.lost("memory")
         run.stop_ranks()
 
     def replace(pod: int) -> None:
