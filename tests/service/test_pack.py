@@ -318,6 +318,23 @@ class TestBrokenOff:
                 packed(tmp_path / "src", (tmp_path / "out").as_uri())
             assert names_at(tmp_path / "out") == []
 
+    def test_a_full_temporary_folder_leaves_the_dataset_that_is_there(self, tmp_path: Path) -> None:
+        """No file may be larger than 2 KiB: the index is not, and its records in the temporary folder are."""
+        write_files(tmp_path / "src", {f"{number:03}.bin": b"x" for number in range(300)})
+        packed(tmp_path / "src", (tmp_path / "out").as_uri())
+        before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+        code = (
+            "import resource, sys; from refill_service.cli import main;"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048)); sys.exit(main(sys.argv[1:]))"
+        )
+        command = ["pack", str(tmp_path / "src"), str(tmp_path / "out"), "--force", "--quiet"]
+        done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr == (
+            "refill: can't write to the temporary folder: File too large; TMPDIR names another one\n"
+        ), done.stderr
+        assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
     @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
     def test_killed(self, tmp_path: Path, url: str, how: signal.Signals) -> None:
         image_folder(tmp_path / "src", per_class=100)

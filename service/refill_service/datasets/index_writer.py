@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,6 +52,11 @@ class IndexWriter:
     def __exit__(self, *_: object) -> None:
         self._spool.close()
         self._drop_labels()
+
+    def check_room(self, num_samples: int) -> None:
+        """Raises OSError where the folder has no room for the index of so many samples, its blobs and labels aside."""
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            os.posix_fallocate(file.fileno(), 0, 2 * RECORD.itemsize * max(1, num_samples))
 
     @property
     def num_samples(self) -> int:

@@ -104,6 +104,8 @@ async def pack(
                 tempfile.TemporaryDirectory(prefix="refill-pack-") as folder,
                 IndexWriter(Path(folder)) as writer,
             ):
+                # Before a dataset that is there goes.
+                await asyncio.to_thread(writer.check_room, scan.num_samples)
                 try:
                     await claim.begin()
                     await _store_blobs(store, claim, writer, scan, class_names, blob_bytes, progress.advance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from refill.errors import InvalidInput, RefillError, UnknownJob
+from refill.errors import EpochNotReady, InvalidInput, PodRecovering, RefillError, UnknownJob
 from refill.protocol.incarnation import moves_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
@@ -56,6 +57,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+_SAY_EVERY_SECONDS = 10.0
+_MOST_SAID = 100
 BATCH_BODY_BYTES = 8 * MAX_BATCH + 64
 SAMPLES_BODY_BYTES = 8 * MAX_SAMPLES
 
@@ -433,10 +436,22 @@ def client_routes(node: CacheNode) -> APIRouter:
 
 
 def add_error_answers(app: FastAPI) -> None:
-    """Every error leaves as ``RefillError.to_wire()`` with its status."""
+    """Every error leaves as ``RefillError.to_wire()`` with its status. What is waited for is logged now and then."""
+    said: dict[str, float] = {}
+
+    def say(error: RefillError) -> None:
+        now = time.monotonic()
+        if now < said.get(error.message, -_SAY_EVERY_SECONDS) + _SAY_EVERY_SECONDS:
+            return
+        if len(said) >= _MOST_SAID:
+            said.clear()
+        said[error.message] = now
+        log.info("requests wait: %s", error.message)
 
     @app.exception_handler(RefillError)
     async def refill_error(request: Request, error: RefillError) -> JSONResponse:
+        if isinstance(error, (EpochNotReady, PodRecovering)):
+            say(error)
         return JSONResponse(error.to_wire(), status_code=error.status)
 
     @app.exception_handler(HTTPException)

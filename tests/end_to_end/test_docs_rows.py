@@ -1,0 +1,130 @@
+"""Is every row of the tables of errors produced by a test that does what the row says?"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.end_to_end.doc_pages import ROOT
+
+ROWS = {
+    "CLIENT.md": {
+        "`PodUnreachable`": ["integration/test_faults.py::test_a_killed_pod_is_named_after_the_timeout"],
+        "`PodBusy`, `PodStopping`, `PodReplaced`": [
+            "integration/test_slow_clients.py::test_who_finds_no_room_is_told_in_time_and_has_taken_nothing",
+            "integration/test_zombies.py::test_a_pod_that_wakes_beside_its_successor",
+            "integration/test_termination.py::test_a_client_that_loops_sees_nothing_but_errors_that_are_tried_again",
+        ],
+        "`EpochNotReady`": ["integration/test_last_error.py::test_a_rank_that_never_shows_up_is_named"],
+        "`EpochEnded`": ["integration/test_exactly_once.py::test_leaving_an_epoch_early"],
+        "`RankTaken`": ["integration/test_twins.py::test_a_twin_is_refused_by_name_and_the_first_goes_on"],
+        "`RankHeld`": ["membership/test_said_errors.py::test_the_rank_was_another_process_a_moment_ago"],
+        "`JobConflict`": ["membership/test_said_errors.py::test_the_name_is_in_use_with_other_settings"],
+        "`JobLost`": ["integration/test_idle_jobs.py::test_it_ends_on_every_pod_and_leaves_nothing"],
+        "`SampleDamaged`": [
+            "integration/test_faults.py::test_flipped_bytes_are_named_and_the_rest_comes",
+            "client/test_decoders.py::test_bytes_that_can_not_be_decoded_are_named",
+        ],
+        "`JournalUnwritable`": [
+            "service/test_journal.py::test_nothing_is_delivered_while_a_wrong_journal_can_not_be_removed"
+        ],
+        "`StoreUnavailable`, `StoreDenied`, `DatasetNotFound`": [
+            "integration/test_last_error.py::test_a_store_that_hangs_is_blamed",
+            "membership/test_said_errors.py::test_pods_may_not_read_it",
+            "membership/test_said_errors.py::test_there_is_no_index",
+        ],
+    },
+    "TROUBLESHOOTING.md": {
+        "`... does not answer: ... Connection refused`, after `timeout_seconds`": [
+            "membership/test_said_errors.py::test_no_pod_listens_there"
+        ],
+        "`memory too small: job ... wants ... and pod ... has ... free`": [
+            "membership/test_shared_memory.py::test_a_floor_holds_and_who_finds_too_little_is_told"
+        ],
+        "`job ... has memory for ... chunks of ... samples on pod ..., and its shuffle is good from ... on` (a warning)": [  # noqa: E501
+            "membership/test_shared_memory.py::test_a_floor_holds_and_who_finds_too_little_is_told"
+        ],
+        "`memory too small: ...; policy redox keeps as many slots as it had ...`": [
+            "membership/test_losses.py::test_a_pod_that_comes_back_with_less_memory"
+        ],
+        "`memory too small: ... its largest chunk ...`": ["membership/test_said_errors.py::test_a_chunk_does_not_fit"],
+        "`job ... was registered before with other settings`": [
+            "membership/test_said_errors.py::test_the_name_is_in_use_with_other_settings"
+        ],
+        "`DatasetNotFound`": ["membership/test_said_errors.py::test_there_is_no_index"],
+        "`StoreDenied`": ["membership/test_said_errors.py::test_pods_may_not_read_it"],
+        "`the pod takes requests with a token that it knows only`": [
+            "integration/test_access.py::test_without_a_token_that_the_pod_knows"
+        ],
+        "`certificate verify failed`": [
+            "integration/test_access.py::test_a_client_does_not_talk_to_a_pod_that_it_does_not_trust"
+        ],
+        "`rank R gives up on ... after 300 s: pod P ... does not answer`": [
+            "client/test_pod_connection.py::test_the_last_error_is_one_line_that_names_the_pod"
+        ],
+        "`rank R gives up on ...: can't connect to ADDRESS: timed out after 2 s`": [
+            "integration/test_lost_machines.py::test_a_network_that_is_cut_is_named_with_the_address"
+        ],
+        "`StoreUnavailable: ... pod P waits for the store: nothing has come from ... for 10 s`": [
+            "integration/test_last_error.py::test_a_store_that_hangs_is_blamed"
+        ],
+        "`JournalUnwritable: the journal in PATH can be neither written nor removed (...)`": [
+            "service/test_journal.py::test_nothing_is_delivered_while_a_wrong_journal_can_not_be_removed"
+        ],
+        "`JobLost`": ["integration/test_idle_jobs.py::test_it_ends_on_every_pod_and_leaves_nothing"],
+        "`RankTaken: process P on HOST calls itself rank R ..., and process Q on HOST is that rank since ...`": [
+            "integration/test_twins.py::test_a_twin_is_refused_by_name_and_the_first_goes_on"
+        ],
+        "`rank R waits for ...: rank R of job ... is process Q on HOST, heard 2 s ago` (in the log)": [
+            "membership/test_said_errors.py::test_the_rank_was_another_process_a_moment_ago"
+        ],
+        "`EpochEnded`": ["integration/test_exactly_once.py::test_leaving_an_epoch_early"],
+        "`... asks for epoch ... while job ... is in epoch ...`": [
+            "membership/test_said_errors.py::test_a_number_of_steps_is_no_epoch"
+        ],
+        "`SampleDamaged`": ["integration/test_faults.py::test_flipped_bytes_are_named_and_the_rest_comes"],
+        "`EpochNotReady: ... waits for rank R`": [
+            "integration/test_last_error.py::test_a_rank_that_never_shows_up_is_named"
+        ],
+    },
+}
+"""What a row begins with -> tests that do what it says, below ``tests/``."""
+_HEADS = {
+    "CLIENT.md": ["| error | what to do |"],
+    "TROUBLESHOOTING.md": ["| the error says |", "| the error or the log says |"],
+}
+
+
+@pytest.mark.parametrize("page", ROWS)
+def test_each_row_has_a_test(page: str) -> None:
+    rows = rows_of(page)
+    assert rows == list(ROWS[page]), "a row without a test, or a test without a row"
+
+
+@pytest.mark.parametrize("page", ROWS)
+def test_these_tests_are_there_and_their_files_name_the_error(page: str) -> None:
+    for row, tests in ROWS[page].items():
+        files = "".join(file_of(test) for test in tests)
+        for name in re.findall(r"`([A-Z][a-z]+[A-Z][A-Za-z]+)", row):
+            assert name in files or name == "PodReplaced", f"{tests} of row {row} never name {name}"
+
+
+def rows_of(page: str) -> list[str]:
+    """The first column of its tables of errors."""
+    found: list[str] = []
+    lines = (ROOT / "docs" / page).read_text().splitlines()
+    for place, line in enumerate(lines):
+        if any(line.startswith(head) for head in _HEADS[page]):
+            for row in lines[place + 2 :]:
+                if not row.startswith("|"):
+                    break
+                found.append(row.split(" | ")[0].removeprefix("| "))
+    return found
+
+
+def file_of(test: str) -> str:
+    """The text of a test's file."""
+    path, _, name = test.partition("::")
+    text = (ROOT / "tests" / path).read_text()
+    assert re.search(rf"^(?:async )?def {name}\(", text, re.MULTILINE), f"there is no test {test}"
+    return text
