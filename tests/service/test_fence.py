@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from refill.errors import PodUnreachable
 from refill.protocol.pod_life import PodLife
 from refill_service.cache_core.pod_lives import PodLives
 from refill_service.peers.fence import Fence
@@ -26,3 +27,17 @@ def test_a_pod_that_is_alone_answers(own_urls: tuple[str, ...]) -> None:
             await peers.close()
 
     asyncio.run(confirmed())
+
+
+def test_a_pod_that_can_not_be_reached_in_time_is_unreachable() -> None:
+    """The library's error is a TimeoutError, too, as that of a request which is broken off."""
+
+    async def ask() -> None:
+        peers = Peers(("http://10.255.255.1:9",), 1, connect_timeout_seconds=0.01)
+        try:
+            with pytest.raises(PodUnreachable, match="does not answer"):
+                await peers.call(0, "GET", "/")
+        finally:
+            await peers.close()
+
+    asyncio.run(ask())

@@ -373,16 +373,16 @@ class Peers:
                     yield
                 finally:
                     self._under_way[pod].discard(request)
-        except TimeoutError as error:
-            if not request.expired():
-                raise
-            raise PodReplaced(f"{self.name(pod)} was started again while it was asked", pod=pod) from error
-        except PyreqwestError as error:
+        except PyreqwestError as error:  # some are TimeoutErrors, too
             raise PodUnreachable(
                 f"{self.name(pod)} does not answer: {self._cause(error)}. Is it running, and is the URL right?",
                 pod=pod,
                 url=self.urls[pod],
             ) from error
+        except TimeoutError as error:
+            if not request.expired():
+                raise
+            raise PodReplaced(f"{self.name(pod)} was started again while it was asked", pod=pod) from error
 
     def _cause(self, error: PyreqwestError) -> str:
         if isinstance(error, ConnectTimeoutError):
