@@ -40,9 +40,11 @@ def _python() -> str:
 
 
 def _public(kind: type) -> list[tuple[str, Any]]:
-    """Methods and properties that are written down here, in their order, not those of torch."""
+    """Methods and properties that are written down here, in their order, not those of torch. Those that refill calls
+    itself come last."""
     own = [(name, each) for name, each in vars(kind).items() if inspect.isfunction(each) or isinstance(each, property)]
-    return [(name, each) for name, each in own if not name.startswith("_") and inspect.getdoc(each)]
+    public = [(name, each) for name, each in own if not name.startswith("_") and inspect.getdoc(each)]
+    return sorted(public, key=lambda member: "Called " in (inspect.getdoc(member[1]) or ""))
 
 
 def _member(of: str, name: str, found: Any) -> str:
@@ -78,6 +80,7 @@ def _text(found: Any) -> str:
     text = re.sub(r":(?:class|meth|mod|func|data):`~?\.?([^`]+)`", r"`\1`", text).replace("``", "`")
     text = re.sub(r"^:param ([^:]+):", r"- `\1`:", text, flags=re.MULTILINE)
     text = re.sub(r"^:raises ([^:]+):", r"- raises `\1`:", text, flags=re.MULTILINE)
+    text = re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", text)
     return f"{text}\n\n"
 
 

@@ -188,8 +188,8 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         return self._answered(self.connection, epoch, positions, batch, as_many=as_many)
 
     def samples_for_rank(self, rank: int, epoch: int, positions: Int64Array) -> list[Any]:
-        """The samples that answer positions ``(n,)`` of another rank. For trainers in which one process reads and sends
-        the others their samples.
+        """The samples that answer positions ``(n,)`` of another rank. Called where one process reads for all ranks, as
+        in some trainers.
 
         They have no ``__key__``, because text can't be sent as tensors are.
         """
@@ -273,7 +273,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self.connection.info()
 
     def configure(self, **settings: Any) -> None:
-        """Give settings of the job, or ``rank``, that have not been given yet. None leaves one open. Samplers call it.
+        """Give settings of the job, or ``rank``, that were not given before. None leaves one open. Called by samplers.
 
         Raises :class:`InvalidInput` when another value was given before, or the job is registered with another.
         """
@@ -312,8 +312,8 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         return int(self._fetched[:, 2].sum())
 
     def state_at(self, epoch: int, position: int, length: int, sampler: Any = None) -> dict[str, Any]:
-        """The state of a loop of this rank that has come to ``position`` of the ``length`` positions of an epoch. Most
-        loops get it from ``refill.timed(loader, dataset).state_dict()``."""
+        """The state of a loop of this rank that has come to ``position`` of the ``length`` positions of an epoch.
+        Called by ``state_dict`` of ``refill.timed(loader, dataset)``, and of samplers."""
         connection = self.connection
         spec, incarnation = connection.spec, connection.info()["incarnation"]
         return ResumeState(
@@ -380,7 +380,8 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         )
 
     def must_remember(self, state: ResumeState, consumed: Int64Array) -> None:
-        """Raises :class:`JobLost` when the pods can't know which samples they gave before the state was saved.
+        """Called when a state is loaded. Raises :class:`JobLost` when the pods can't know which samples they gave
+        before it was saved.
 
         :param consumed: the positions ``(n,)`` of the state's epoch that the loop, or its worker, has had.
         """
@@ -401,7 +402,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             )
 
     def check_epoch_length(self, state: ResumeState) -> None:
-        """Raises :class:`InvalidInput` when an epoch has another length than the state says."""
+        """Called when a state is loaded. Raises :class:`InvalidInput` when an epoch has another length than it says."""
         if state.length != self.positions_in(state.epoch):
             raise InvalidInput(
                 f"the state counts {state.length} samples of rank {state.rank} in an epoch, and there are "

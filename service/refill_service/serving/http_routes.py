@@ -79,7 +79,8 @@ _BINARY_BODY: dict[str, Any] = {
 JobName = Annotated[str, Path(description="Name of the job.", max_length=128)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
 Incarnation = Annotated[
-    str | None, Query(max_length=64, description="The registration that is meant, as its answer named it.")
+    str | None,
+    Query(max_length=64, description="Which registration of the job: the incarnation that it was answered with."),
 ]
 Life = Annotated[
     str | None,
@@ -92,7 +93,7 @@ Run = Annotated[
     str,
     Query(
         max_length=64,
-        description="Which run of this name, as receipts and /v1/runs call it, or the beginning of that; none: the one "
+        description="Which run of this job: its id as in /v1/runs, or the beginning of that. None: the one "
         "that runs, else the one that ended last.",
     ),
 ]
@@ -102,7 +103,9 @@ class Report(BaseModel):
     """What a client has seen since its last report."""
 
     rank: int = Field(ge=0, lt=2**20)
-    data_wait_seconds: float = Field(ge=0, lt=1e9, allow_inf_nan=False, description="Time its loop waited for data.")
+    data_wait_seconds: float = Field(
+        ge=0, lt=1e9, allow_inf_nan=False, description="How long the training loop waited for data."
+    )
     samples: int = Field(ge=0, lt=2**62)
     bytes: int = Field(ge=0, lt=2**62)
 
@@ -110,8 +113,8 @@ class Report(BaseModel):
 class ErrorAnswer(BaseModel):
     """What went wrong, as ``refill.errors`` has it."""
 
-    error: str = Field(description="Its kind: the name of a class there.")
-    message: str = Field(description="One line.")
+    error: str = Field(description="The kind: the name of a class of refill.errors.")
+    message: str = Field(description="What was wrong and what to do, in one line.")
     details: dict[str, Any]
 
 
@@ -124,9 +127,9 @@ _ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
 class CheckpointBody(BaseModel):
     """Where each rank was when the training run was saved."""
 
-    incarnation: str = Field(max_length=64, description="The registration that the state is of.")
+    incarnation: str = Field(max_length=64, description="The registration of the job that the state is of.")
     epoch: int = Field(ge=0, lt=2**31)
-    position: int = Field(ge=0, lt=2**62, description="Of each rank, the first one that it had not consumed.")
+    position: int = Field(ge=0, lt=2**62, description="The first position that each rank had not consumed.")
 
 
 class ResumeBody(BaseModel):
@@ -189,7 +192,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         settings: Annotated[dict[str, Any], Body()],
         request: Request,
         incarnation: Incarnation = None,
-        pods: Annotated[int | None, Query(ge=1, lt=2**16, description="On so many it ran when that was named.")] = None,
+        pods: Annotated[int | None, Query(ge=1, lt=2**16, description="On how many pods the job ran then.")] = None,
     ) -> dict[str, Any]:
         info = await node.registration.register(asked_for(job, settings, request), incarnation, pods)
         if incarnation is not None and moves_of(info["incarnation"]) > moves_of(incarnation):
@@ -237,11 +240,13 @@ def client_routes(node: CacheNode) -> APIRouter:
         incarnation: Incarnation = None,
         life: Life = None,
         allow_skipped: Annotated[
-            bool, Query(description="Whether positions of epochs before may be left out.")
+            bool, Query(description="Whether the rank may have left out positions of earlier epochs.")
         ] = False,
         damaged: Annotated[
             Literal["raise", "say"],
-            Query(description="What becomes of a damaged sample: an error, or its error in place of its bytes."),
+            Query(
+                description="What comes for a damaged sample: an error in place of the batch, or in place of its bytes."
+            ),
         ] = "raise",
     ) -> Response:
         at_pod = node.table.find(job, incarnation)
