@@ -143,7 +143,20 @@ def test_a_twin_that_comes_first_after_a_loss_is_not_the_rank(packed: Packed, po
         twin.batch(0, np.arange(300, 320))
 
 
-def test_unknown_stays_unknown_through_later_losses(packed: Packed, tmp_path: Path) -> None:
+def unknown_ranks(pods: PodsInProcess, job: str) -> list[float]:
+    """The metric of each pod."""
+    found = []
+    for pod in range(pods.num_pods):
+        _, _, body = pods.do(pods.request("client", pod, "GET", "/metrics"))
+        begins = f'refill_unknown_ranks{{training_job="{job}"'
+        line = next(line for line in body.decode().splitlines() if line.startswith(begins))
+        found.append(float(line.split()[-1]))
+    return found
+
+
+def test_unknown_stays_unknown_through_later_losses(
+    packed: Packed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """All pods and rank 1 are lost at once, then pods again and again: what rank 1 had is never said to be missing."""
     with PodsInProcess(2, tmp_path, journal=False, recovery_seconds=1) as pods:
         training = Training(pods, spec_of(packed), NUM_SAMPLES)
@@ -156,12 +169,18 @@ def test_unknown_stays_unknown_through_later_losses(packed: Packed, tmp_path: Pa
         for killed in ([0], [1], [0, 1]):
             training.look()
             assert training.receipt(0)["unknown"] > 0
+            assert unknown_ranks(pods, training.spec.name) == [1, 1], "it is not seen while the epoch runs"
             pods.kill(*killed)
             pods.start(*killed)
             training.all_ask(0, 200, 300)
         training.all_ask(0, 200)
         found = training.receipt(0)
         assert (found["unknown"], found["missing"], found["exact"]) == (100, 0, False)
+        assert "goes on without rank 1" in caplog.text
+        assert "nobody can tell what rank 1 had received in epochs up to 1" in caplog.text
+        for epoch in (1, 2, 3, 4):
+            training.all_ask(epoch)
+        assert unknown_ranks(pods, training.spec.name) == [0, 0], "those epochs are over for good"
 
 
 @pytest.mark.parametrize("journal", [True, False], ids=["journal", "no journal"])

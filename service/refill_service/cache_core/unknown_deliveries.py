@@ -26,6 +26,11 @@ class UnknownDeliveries:
     def __bool__(self) -> bool:
         return bool(self._known_from or self._from_next)
 
+    @property
+    def num_ranks(self) -> int:
+        """Of which something is unknown, in an epoch that is not over for good."""
+        return len(self._from_next | set(self._known_from))
+
     def restored(self, known_from: Mapping[int, int], without: Collection[int], newest: int) -> None:
         """Fact: the owner has gone on after a restart.
 

@@ -94,6 +94,15 @@ class Recovery:
         self._owner.restore(recollection, step.without)
         done()
         if self._life.unknown:
+            for rank, epoch in sorted(self._life.unknown.by_rank().items()):
+                if rank not in step.without:
+                    log.warning(
+                        "job %s: nobody can tell all that rank %d had received of this pod in epochs up to %d: what is "
+                        "not known counts as unknown in receipts",
+                        name,
+                        rank,
+                        epoch - 1,
+                    )
             await self._share_unknown()
         log.info("job %s goes on after %.1f s, from what others knew", name, time.monotonic() - started)
 

@@ -198,7 +198,14 @@ def _progress(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
     damaged = CounterMetricFamily(
         "refill_damaged_samples", "Damaged samples that ranks of this home went on without.", labels=[JOB]
     )
+    unknown = GaugeMetricFamily(
+        "refill_unknown_ranks",
+        "Ranks of which nobody knows what they received of this pod's share before it lost its memory, in epochs that "
+        "are not over for good.",
+        labels=[JOB],
+    )
     for name, at_pod in jobs.items():
+        unknown.add_metric([name], at_pod.job.life.unknown.num_ranks)
         damaged.add_metric([name], at_pod.home.record.damaged.total)
         delivered.add_metric([name], sum(counts.delivered_bytes for counts in at_pod.home.machine.history.values()))
         share.add_metric([name], at_pod.job.share_bytes)
@@ -207,7 +214,7 @@ def _progress(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
             positions.add_metric([name], progress[1])
         for outcome in RECEIPT_OUTCOMES:
             receipts.add_metric([name, outcome], at_pod.receipts[outcome])
-    yield from (delivered, share, positions, answered, receipts, damaged)
+    yield from (delivered, share, positions, answered, receipts, damaged, unknown)
 
 
 _CORE_COUNTERS = {
