@@ -133,6 +133,29 @@ class DeliveryRecord:
         except OSError as error:
             self._not_complete(error)
 
+    def begins_again(self, run: str) -> None:
+        """Fact: what comes from now on is of a new run of the job, as each process of the rank says once."""
+        try:
+            with self._locked() as lock:
+                self._moves_seen = 0
+                marker = self._folder / "run"
+                if not marker.exists() or marker.read_text() != run:
+                    _write(lock, _MOVES, 0, 0, 0)
+                    for path in self._folder.glob("epoch-*"):
+                        path.unlink()
+                    marker.write_text(run)
+        except OSError as error:
+            self._not_complete(error)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything has come."""
+        try:
+            with self._locked() as lock:
+                return bool(_epochs(lock))
+        except OSError:
+            return False
+
     def add(self, record: Record, num_reports: int, moves: int | None = None) -> bool:
         """Fact: a batch has come, or a trace was posted. False when the record was reported since it was asked for: the
         report said that it had not come, so pods may give its samples to another rank.

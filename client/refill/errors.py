@@ -30,6 +30,7 @@ what to do. What a program needs is in attributes.
     |   |-- JobLost                409  the pods lost what they had delivered: the epoch can't go on exactly once
     |   |-- SamplesSkipped         409  a rank left out some of its positions: their samples would be lost
     |   |-- JobMoved               409  the number of pods has changed; clients follow by themselves
+    |   |-- RunEnded               409  the process begins a new run of the job; clients follow by themselves
     |   |-- EpochEnded             410  the job has moved on to a later epoch
     |   |-- PodRecovering          503  a pod was restarted, and does not know yet what it had delivered
     |   |-- RankTaken              409  another process is this rank of the job already
@@ -78,6 +79,7 @@ __all__ = [
     "RefillError",
     "RequestTooLarge",
     "RequestTooSlow",
+    "RunEnded",
     "SampleDamaged",
     "SamplesSkipped",
     "StoreDenied",
@@ -202,6 +204,13 @@ class JobLost(JobError):
 
 class JobMoved(JobError):
     """Asked for by the name that it had on other pods. Clients follow by themselves."""
+
+    status = 409
+
+
+class RunEnded(JobError):
+    """All ranks of the run had finished and were gone, and who asks goes on from no state: a new run has begun. Clients
+    follow by themselves."""
 
     status = 409
 

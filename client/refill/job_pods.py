@@ -22,6 +22,7 @@ from refill.errors import (
     RankHeld,
     RecordsWanted,
     RefillError,
+    RunEnded,
     UnknownJob,
 )
 from refill.home_watch import watch_home
@@ -29,9 +30,10 @@ from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, o
 from refill.patience import Patience
 from refill.pod_channel import PodChannel, Wait
 from refill.pod_link import UNIX, checked_url
-from refill.protocol.incarnation import incarnation_of, line_of, moves_of
+from refill.protocol.incarnation import incarnation_of, line_of, moves_of, next_run
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
+from refill.run_start import RunStart
 
 __all__ = ["Attempt", "JobPods"]
 
@@ -53,7 +55,7 @@ _PODS_EVERY_LOOKS = 5
 _TURNS = 4
 """A pod may need the job's registration, then the rank's report, and the job may have moved meanwhile."""
 _RETRIED_STATUS = 503
-_ANSWERED_BY_ITSELF = (UnknownJob, JobMoved, RecordsWanted)
+_ANSWERED_BY_ITSELF = (UnknownJob, JobMoved, RecordsWanted, RunEnded)
 """The pod gets what it lacks, and is asked again; if that takes too many turns, later."""
 
 
@@ -69,6 +71,7 @@ class JobPods:
         timeout_seconds: float,
         record: DeliveryRecord,
         channel: PodChannel,
+        start: RunStart | None = None,
     ) -> None:
         self.service_url = checked_url(service_url)
         self.spec = spec
@@ -77,6 +80,10 @@ class JobPods:
         self.record = record
         self.is_rank = True
         """False: it has asked for no sample so far, and has no record of what the rank has received."""
+        self.start = start
+        """None: what it asks for always goes on from before."""
+        self._began_again = False
+        """Whether it knows the job by its new run."""
         self._home = None if home is None else checked_url(home)
         self._home_is_given = home is not None
         self._channel = channel
@@ -102,6 +109,8 @@ class JobPods:
         """What the pods say of the job; registers it the first time."""
         if self._info is None:
             self._registered(self.retried(self.service_url, self._register))
+        elif self.start is not None and self.start.has_begun_again and not self._began_again:
+            self.retried(self.service_url, self._begin_again)  # as another process of this object has
         assert self._info is not None
         return self._info
 
@@ -127,7 +136,7 @@ class JobPods:
     @property
     def run(self) -> str | None:
         """Which run of the job's name this is; None: it has not been registered from here."""
-        return None if self._info is None else line_of(str(self._info["incarnation"]))
+        return None if self._info is None else line_of(self.incarnation)
 
     def asks_as_rank(self) -> None:
         """Fact: this process asks as the rank. So it is to be heard of from now on, though it was copied to here."""
@@ -202,7 +211,8 @@ class JobPods:
         """A path that names this registration of the job, and this process: pods refuse it when theirs is a later one,
         or the rank is another process."""
         incarnation = quote(self.incarnation, safe="")
-        return f"{self.job_path(what)}?incarnation={incarnation}&life={self._life().encode()}"
+        anew = self.start is not None and not self._began_again and (self.start.is_anew or self.start.has_begun_again)
+        return f"{self.job_path(what)}?incarnation={incarnation}&life={self._life().encode()}{'&anew=true' * anew}"
 
     def _once(self, url: str | None, attempt: Attempt[Answer], wait: Wait, register: bool) -> Answer:
         """One attempt, and others when the pod needs something first: the job's registration, the rank's report of what
@@ -217,6 +227,10 @@ class JobPods:
                 if not register or turn + 1 == _TURNS:
                     raise
                 first = self._register_again
+            except RunEnded:
+                if turn + 1 == _TURNS:
+                    raise
+                first = self._begin_again
             except RecordsWanted:
                 if turn + 1 == _TURNS or not self.is_rank:
                     raise
@@ -279,6 +293,27 @@ class JobPods:
             self._home_is_given and self._answers(self.home)
         ):
             self._home = self._find_home(again["pods"])
+
+    def _begin_again(self, url: str, wait: Wait) -> None:
+        """The run had ended, and this object begins a new one: it goes on by that one's name."""
+        before = self.info() if self._info is None else self._info
+        again = self._channel.call("PUT", url, self.job_path(), wait, sent=self.spec.to_dict())
+        if self._began_again or line_of(again["incarnation"]) == line_of(before["incarnation"]):
+            return  # by another thread; or not all pods know it yet
+        if line_of(again["incarnation"]) != next_run(line_of(before["incarnation"])):
+            raise JobLost(f"job {self.spec.name} was ended and begun anew while it ran here", job=self.spec.name)
+        assert self.start is not None
+        if not self.start.has_begun_again:
+            log.warning(
+                "job %s: the run before has ended, and this one goes on from no state, so it is a new run; refill "
+                "receipt %s EPOCH --run %.8s shows the receipts of the one before",
+                self.spec.name,
+                self.spec.name,
+                before["incarnation"],
+            )
+        self.start.begins_again()
+        self.record.begins_again(line_of(again["incarnation"]))
+        self._info, self._began_again = again, True
 
     def _follow(self) -> None:
         """The home does not answer: perhaps there are fewer pods now, and it is not one of them."""

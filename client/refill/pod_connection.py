@@ -20,6 +20,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import MAX_LABELS, MAX_SAMPLES, BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch
+from refill.run_start import RunStart
 
 __all__ = ["PodConnection", "ReceivedBatch"]
 
@@ -61,6 +62,7 @@ class PodConnection:
         connect_timeout_seconds: float = 2.0,
         *,
         goes_without_damaged: bool = False,
+        start: RunStart | None = None,
     ) -> None:
         if not timeout_seconds >= 0:
             raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
@@ -71,7 +73,7 @@ class PodConnection:
         self._num_damaged = 0
         self._record = record or DeliveryRecord()
         self._channel = PodChannel(credentials or Credentials(), connect_timeout_seconds)
-        self._pods = JobPods(service_url, spec, rank, home, timeout_seconds, self._record, self._channel)
+        self._pods = JobPods(service_url, spec, rank, home, timeout_seconds, self._record, self._channel, start)
         self._begin_process()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -111,6 +113,10 @@ class PodConnection:
     def is_rank(self, value: bool) -> None:
         self._pods.is_rank = value
 
+    def use_record(self, record: DeliveryRecord) -> None:
+        """Keep what comes in this one, in place of one in which nothing has been kept."""
+        self._record = self._pods.record = record
+
     def info(self) -> dict[str, Any]:
         """What the pods say of the job; registers it the first time."""
         return self._pods.info()
@@ -149,6 +155,8 @@ class PodConnection:
             if self._record.moves() > moves_of(self._pods.incarnation):
                 self._pods.follow_moves()
         self._of_thread.waited_seconds = time.perf_counter() - started
+        if self._pods.start is not None:
+            self._pods.start.received()
         return received
 
     def _batch_path(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
 import os
 import time
@@ -27,9 +28,12 @@ from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
+from refill.run_start import RunStart
 from refill.tar_samples import parse_members
 
 __all__ = ["CacheDataset", "SampleDecoder"]
+
+log = logging.getLogger(__name__)
 
 Transform = Callable[[dict[str, Any]], Any]
 
@@ -38,6 +42,10 @@ _STAND_INS = 16
 """So many samples, from all over the dataset, are tried in place of a first batch that is all damaged."""
 _LOOKS_SECONDS = (0.1, 0.3, 0.6)
 """Before samples are called skipped, pods are asked so often, with these pauses."""
+
+
+_records: weakref.WeakValueDictionary[tuple[str, int], DeliveryRecord] = weakref.WeakValueDictionary()
+"""By run of a job and rank, what this process has received."""
 
 
 class CacheDataset(torch.utils.data.Dataset[Any]):
@@ -135,6 +143,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         # Samples and bytes that each process has fetched, and samples that were damaged, in memory that loader workers
         # share: row 0 is for the training process. One writer for each row, so that no lock is needed.
         self._fetched = torch.zeros((1 + _COUNTED_WORKERS, 3), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._start = RunStart(torch.zeros(RunStart.NUM_SHARED, dtype=torch.int64).share_memory_())  # type: ignore[no-untyped-call]
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
 
     def __getstate__(self) -> dict[str, Any]:
@@ -263,8 +272,11 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
                 connection.info()
             else:
                 self._check_is_of_this(self._resume)
+                self._start.state_was_loaded()
                 connection.resume(self._resume.incarnation, *self._resume.next_place)
-            connection.is_rank = self._is_rank
+            connection.is_rank = False
+            if self._is_rank:
+                self._be_one_rank(connection)
             self._connection = connection
         return self._connection
 
@@ -291,7 +303,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         if "order" in said:  # by a sampler, or the iterable form: who only looks has none
             self._is_rank = True
             if self._connection is not None:
-                self._connection.is_rank = True
+                self._be_one_rank(self._connection)
         rank = said.pop("rank", self._rank)
         before = self._rank, self._settings
         self._rank, self._settings = rank, self._settings | said
@@ -300,6 +312,25 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         except InvalidInput:
             self._rank, self._settings = before
             raise
+
+    def _be_one_rank(self, connection: PodConnection) -> None:
+        """Two objects of one process that ask as the same rank have one record of what that has received: each would
+        else tell a pod that lost its memory of its own part alone."""
+        connection.is_rank = True
+        run = line_of(connection.info()["incarnation"])
+        known = _records.get((run, connection.rank))
+        if known is None or known.made_in != self._record.made_in:  # of a process that has started this one
+            _records[run, connection.rank] = self._record
+        elif known is not self._record:
+            self._record = known
+            connection.use_record(known)
+            if known.is_used:
+                log.warning(
+                    "another CacheDataset of this process has asked as rank %d of job %s: both are that rank, and what "
+                    "one of them has asked for comes again as it came, unless a new run begins",
+                    connection.rank,
+                    self._settings["name"],
+                )
 
     def fetched(self) -> tuple[int, int]:
         """How many samples and bytes this process and its workers have fetched so far, ``(samples, bytes)``."""
@@ -331,6 +362,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         """
         found = ResumeState.from_dict(state)
         self._check_is_of_this(found)
+        self._start.state_was_loaded()
         if (dealt_anew := self._dealt_anew(found)) is not None:
             return dealt_anew
         connection = self._connection or self._new_connection()
@@ -534,6 +566,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             self.allow_skipped,
             self._connect_timeout_seconds,
             goes_without_damaged=self._skips_damaged,
+            start=self._start,
         )
 
 

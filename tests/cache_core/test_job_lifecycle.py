@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill.errors import JobLost, PodUnreachable
+from refill.errors import InvalidInput, JobLost, PodUnreachable
 from refill.protocol.incarnation import is_later, moves_of
 from refill_service.cache_core.job_lifecycle import (
     AskPeers,
@@ -21,10 +21,13 @@ from refill_service.cache_core.job_lifecycle import (
     Phase,
     Register,
     Restore,
+    RunAtPod,
+    StartAgain,
     Wait,
     how_to_begin,
     how_to_move,
     how_to_register,
+    how_to_start_again,
 )
 from refill_service.cache_core.rank_places import RankPlaces
 
@@ -201,3 +204,23 @@ def test_silence_is_never_taken_for_knowledge() -> None:
 
 def test_moves_are_counted_in_the_name() -> None:
     assert life("a.2").moves == moves_of("a.2") == 2
+
+
+def test_a_job_with_live_ranks_does_not_move_by_a_name_that_nobody_gave_it() -> None:
+    known = [KnownJob("line", ranks_alive=1), KnownJob("line")]
+    with pytest.raises(InvalidInput, match=r"no pod knows job run as line\.7, and 1 of its ranks"):
+        how_to_move("run", None, "line.7", known, journal_is_enough=False)
+    moved = [KnownJob("line", ranks_alive=1), KnownJob("line.7")]
+    assert how_to_move("run", None, "line.7", moved, journal_is_enough=False).incarnation == "line.7"
+    lost = [KnownJob("line", running=False), KnownJob("line")]
+    assert how_to_move("run", None, "line.7", lost, journal_is_enough=False).incarnation == "line.8"
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), min_size=1, max_size=4), st.booleans())
+def test_a_run_is_replaced_only_when_all_of_it_is_done_and_nobody_is_in_it(
+    pods: list[tuple[bool, int]], may_wait: bool
+) -> None:
+    decided = how_to_start_again([RunAtPod(finished, ranks) for finished, ranks in pods], may_wait=may_wait)
+    done, in_it = all(finished for finished, _ in pods), sum(ranks for _, ranks in pods)
+    assert (decided is StartAgain.NEW_RUN) == (done and not in_it)
+    assert (decided is StartAgain.WAIT) == (done and in_it > 0 and may_wait)

@@ -169,3 +169,17 @@ def test_nothing_grows_with_those_that_were_refused(count: int) -> None:
         leases.ended(0, RankLife("other", process, 7, "aa"), SECOND, 1)
     assert len(leases._leases[0].newcomers) <= 16
     assert len(leases._ended[0]) <= 16
+
+
+def test_a_rank_that_asks_anew_is_not_in_the_run_until_it_asks_as_ever() -> None:
+    leases = held_by(RankLeases(), FIRST)
+    assert leases.num_in_run(1) == leases.num_heard(1) == 1
+    assert leases.comes_again(0, 2) == 0
+    leases.heard(0, FIRST, 3)
+    assert (leases.num_in_run(3), leases.num_heard(3)) == (0, 1)
+    assert leases.comes_again(0, 5) == 3
+    assert leases.asks(0, SECOND, 6) is not None, "a stranger is refused, and says nothing of the rank"
+    assert leases.num_in_run(6) == 0
+    assert leases.asks(0, FIRST, 7) is None
+    assert leases.num_in_run(7) == 1
+    assert leases.comes_again(0, 9) == 0

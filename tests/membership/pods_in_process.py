@@ -28,6 +28,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.rank_life import RankLife
 from refill.received_batch import Expected, decode_frame
+from refill.run_start import RunStart
 from refill_service.peers.peers import TABLE_HEADER, Body, BodyPieces, FrameReader, Peers
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
@@ -321,12 +322,14 @@ class Rank(PodConnection):
         timeout_seconds: float = 30,
         record: DeliveryRecord | None = None,
         goes_without_damaged: bool = False,
+        start: RunStart | None = None,
     ) -> None:
         super().__init__(
             pods.pod_urls[0], spec, rank, None, timeout_seconds, record, goes_without_damaged=goes_without_damaged
         )
         self._channel = CalledPods(pods)
-        self._pods = PodsOfRank(pods.pod_urls[0], spec, rank, None, timeout_seconds, self._record, self._channel)
+        url = pods.pod_urls[0]
+        self._pods = PodsOfRank(url, spec, rank, None, timeout_seconds, self._record, self._channel, start)
         self._pods.process = process
         self.looks = True
 

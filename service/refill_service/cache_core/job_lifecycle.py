@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from refill.errors import JobConflict, JobLost, PodUnreachable, RefillError
+from refill.errors import InvalidInput, JobConflict, JobLost, PodUnreachable, RefillError
 from refill.protocol.incarnation import incarnation_of, is_later, line_of, moves_of, same_line
 from refill.protocol.records import Kind, Record
 from refill_service.cache_core.rank_places import NOT_BEGUN, RankPlaces
@@ -38,10 +38,13 @@ __all__ = [
     "Phase",
     "Register",
     "Restore",
+    "RunAtPod",
+    "StartAgain",
     "Wait",
     "how_to_begin",
     "how_to_move",
     "how_to_register",
+    "how_to_start_again",
 ]
 
 
@@ -193,7 +196,8 @@ def how_to_move(
     :param elsewhere: what the other pods know of it; all have answered.
     :param journal_is_enough: whether the journal has all that ranks received, for as many pods as there are now.
 
-    Raises :class:`JobLost` when another job of that name runs.
+    Raises :class:`JobLost` when another job of that name runs, and :class:`InvalidInput` when ranks are alive in this
+    one, which no pod has ever called so: it must not move by what somebody has made up.
     """
     known = list(elsewhere)
     if journal is not None:
@@ -201,12 +205,46 @@ def how_to_move(
     of_line = [each for each in known if same_line(each.incarnation, brought)]
     if any(each.running for each in known if each not in of_line):
         raise is_another(name)
+    alive = sum(each.ranks_alive for each in of_line if each.running)
+    if alive and all(is_later(brought, each.incarnation) for each in of_line):
+        raise InvalidInput(
+            f"no pod knows job {name} as {brought}, and {alive} of its ranks are alive under another name"
+        )
     moves = max([moves_of(each.incarnation) for each in of_line] + [moves_of(brought)])
     newest = incarnation_of(line_of(brought), moves)
     from_journal = journal is not None and same_line(journal.incarnation, brought)
     if any(each.knows and each.incarnation == newest for each in of_line):
         return Begin(newest, from_journal, ran_before=True)
     return Begin(incarnation_of(line_of(brought), moves + 1), from_journal, ran_before=True, moving=True)
+
+
+@dataclass(frozen=True)
+class RunAtPod:
+    """What a pod knows of whether a run has ended. Pods ask each other for it: the fields are wire names."""
+
+    finished: bool
+    """Whether all ranks are in the newest epoch, and have had all that this pod has of it and was sent for it."""
+    ranks_in_run: int
+    """Ranks whose home it is, whose lease is not over and that do not ask anew."""
+
+
+class StartAgain(Enum):
+    NEW_RUN = "the run has ended"
+    WAIT = "it ends if the ranks that were heard lately are gone"
+    GO_ON = "it has not ended: the same requests get the same samples"
+
+
+def how_to_start_again(known: Sequence[RunAtPod], *, may_wait: bool) -> StartAgain:
+    """A process that goes on from no state asks for an epoch that its rank has been in.
+
+    :param known: what each pod knows.
+    :param may_wait: whether the ranks that are heard may still turn out to be gone.
+    """
+    if not all(each.finished for each in known):
+        return StartAgain.GO_ON
+    if any(each.ranks_in_run for each in known):
+        return StartAgain.WAIT if may_wait else StartAgain.GO_ON
+    return StartAgain.NEW_RUN
 
 
 def is_another(name: str) -> JobLost:

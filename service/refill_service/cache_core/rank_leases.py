@@ -54,12 +54,24 @@ class RankLeases:
 
     def __init__(self) -> None:
         self._leases: dict[int, _Lease] = {}
+        self._again: dict[int, float] = {}
+        """Ranks that are asked for from the beginning, without a state, and since when."""
         self._ended: dict[int, dict[RankLife, _Lease]] = {}
         """Lives that others have taken a rank over from, and the lease of who did. They may still have workers."""
 
     def num_heard(self, now: float) -> int:
         """Ranks whose holder may still be there."""
         return sum(now - lease.heard < LEASE_SECONDS for lease in self._leases.values())
+
+    def num_in_run(self, now: float) -> int:
+        """Of those, ranks that go on with what they were in."""
+        heard = (rank for rank, lease in self._leases.items() if now - lease.heard < LEASE_SECONDS)
+        return sum(rank not in self._again for rank in heard)
+
+    def comes_again(self, rank: int, now: float) -> float:
+        """Fact: the rank is asked for from the beginning, by a process that has received nothing. Returns for how long
+        it has been, with no other request of the rank in between."""
+        return now - self._again.setdefault(rank, now)
 
     def holder(self, rank: int) -> RankLife | None:
         lease = self._leases.get(rank)
@@ -77,9 +89,12 @@ class RankLeases:
         if lease is None or (lease.holder != life and now - lease.heard > LEASE_SECONDS):
             if takes:
                 self._leases[rank] = _Lease(life, now, now)
+                self._again.pop(rank, None)
             return None
         if lease.holder == life:
             lease.heard = now
+            if takes:
+                self._again.pop(rank, None)
             return None
         first = lease.newcomers.setdefault(life, now)
         _drop_oldest(lease.newcomers)

@@ -14,6 +14,7 @@ from typing import Any
 from refill.errors import InvalidInput
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
+from refill_service.cache_core.job_lifecycle import RunAtPod
 from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
 from refill_service.cache_core.memory_shares import Claim
 from refill_service.cache_core.pod_records import PodRecords
@@ -95,6 +96,12 @@ class JobAtPod:
             "ranks_alive": self.home.leases.num_alive(),
             "idle_seconds": round(self.idle_seconds, 1),
         }
+
+    def run_here(self) -> RunAtPod:
+        """Whether the run has ended, as far as this pod knows."""
+        finished = not self.job.life.recovering and self.owner.has_given_all
+        never_came = any(self.home.machine.unused_ahead(self.owner.epoch).values())
+        return RunAtPod(finished and not never_came, self.home.leases.num_in_run())
 
     @property
     def idle_seconds(self) -> float:

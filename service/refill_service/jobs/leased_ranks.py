@@ -35,6 +35,14 @@ class LeasedRanks:
         """Ranks whose process was heard within the time of a lease."""
         return self._leases.num_heard(time.monotonic())
 
+    def num_in_run(self) -> int:
+        """Of those, ranks that go on with what they were in."""
+        return self._leases.num_in_run(time.monotonic())
+
+    def comes_again(self, rank: int) -> float:
+        """As :meth:`RankLeases.comes_again`."""
+        return self._leases.comes_again(rank, time.monotonic())
+
     def asks(self, rank: int, life: RankLife | None, *, takes: bool = True) -> None:
         """Fact: a process asks for samples of a rank. Raises :class:`RankHeld` while another one may still be there,
         and :class:`RankTaken` when it is.

@@ -139,6 +139,17 @@ class Owner:
         return self._ranks.newest
 
     @property
+    def has_given_all(self) -> bool:
+        """Whether all ranks are in the newest epoch, and every request of it for this share was answered."""
+        if not self._ranks.begun or not self._ranks.all_entered(self.epoch):
+            return False
+        if (newest := self._machine.known(self.epoch)) is not None:
+            return newest.policy.finished
+        share, traces = self.job.share, self.job.known_traces(self.epoch)
+        members = None if traces is None else traces.members(share.first_sample, share.end_sample)
+        return share.first_sample == share.end_sample or (members is not None and not members.any())
+
+    @property
     def epochs_begun(self) -> list[int]:
         """Those that have no final receipt yet and that a rank has entered."""
         return sorted(running.number for running in self._running.values() if running.number <= self.epoch)

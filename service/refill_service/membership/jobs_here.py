@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from refill.errors import InvalidInput, JobConflict, JobError, JobLost, JobMoved, PodUnreachable, UnknownJob
-from refill.protocol.incarnation import is_later, same_line
+from refill.protocol.incarnation import is_later, line_of, next_run, same_line
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.heard_answers import what_is_missing
 from refill_service.cache_core.job_holder import check_holder
@@ -59,6 +59,8 @@ class JobsHere:
     def __init__(self, table: JobTable, peers: Peers, who_holds: WhoHolds, fence: Fence) -> None:
         self.registering = asyncio.Lock()
         """Locked while a job is put into the table or replaced there."""
+        self.replacing: set[str] = set()
+        """Jobs whose run has ended, and that are in no table until the next one is made."""
         self._table = table
         self._peers = peers
         self._who_holds = who_holds
@@ -82,6 +84,10 @@ class JobsHere:
                 check_holder(spec.name, known.job.spec.holder, spec.holder)
                 await table.forget(spec.name)  # a client that has the later name accepts no answer of this one
                 known = None
+            elif known is not None and incarnation and line_of(incarnation) == next_run(known.job.run):
+                check_holder(spec.name, known.job.spec.holder, spec.holder)
+                await self._replace(spec, incarnation, None)  # it ended, as pod 0 found
+                known = table.jobs[spec.name]
             elif known is not None and begun and known.job.life.is_but_a_name_beside(incarnation):
                 check_holder(spec.name, known.job.spec.holder, spec.holder)
                 self.check_may_go_on(spec.name, incarnation)
@@ -227,12 +233,27 @@ class JobsHere:
                 return
             if resumed is None:
                 resumed = await self._resumed_at(LEADER, spec.name, incarnation)
+            await self._replace(spec, incarnation, resumed)
+            log.info("job %s goes on in epoch %d with %d ranks", spec.name, resumed.epoch, spec.world_size)
+
+    async def replace_run(self, spec: JobSpec, incarnation: str) -> None:
+        """The next run of a job, in place of one that has ended, at this pod."""
+        async with self.registering:
+            known = self._table.jobs.get(spec.name)
+            if known is None or known.job.incarnation != incarnation:
+                await self._replace(spec, incarnation, None)
+
+    async def _replace(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch | None) -> None:
+        table = self._table
+        self.replacing.add(spec.name)
+        try:
             await table.remove(spec.name)
             order = Begin(incarnation, from_journal=False, ran_before=False)
             at_pod = await table.make(spec, order, lambda pod: self.introduce(pod, at_pod), None, resumed)
             table.begin_journal(at_pod)
             table.put(at_pod)
-            log.info("job %s goes on in epoch %d with %d ranks", spec.name, resumed.epoch, spec.world_size)
+        finally:
+            self.replacing.discard(spec.name)
 
     async def _resumed_or_over(self, name: str, order: Begin) -> ResumedEpoch | None:
         """What was left of the epoch that was resumed. None: no pod knows it, and only later epochs are asked for."""

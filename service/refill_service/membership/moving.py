@@ -61,6 +61,8 @@ class Moving:
         elsewhere, silent = await self._who_holds.known_elsewhere(name, spec.holder)
         if silent:
             raise silent[0]
+        if name in table.jobs:
+            elsewhere.append(self._here.known(name))
         journal_is_enough = kept is not None and kept.whole and kept.header["num_pods"] == table.settings.num_pods
         order = how_to_move(name, journal_found(kept), incarnation, elsewhere, journal_is_enough)
         of_this = kept if order.from_journal else None

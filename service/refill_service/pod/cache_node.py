@@ -26,6 +26,7 @@ from refill_service.journal.journal import Journal
 from refill_service.journal.kept_parts import KeptParts
 from refill_service.membership.jobs_here import JobsHere
 from refill_service.membership.moving import Moving
+from refill_service.membership.new_runs import NewRuns
 from refill_service.membership.registration import Registration
 from refill_service.membership.resuming import Resuming
 from refill_service.membership.runs import Runs
@@ -141,6 +142,7 @@ class CacheNode:
         self.resuming = Resuming(self.table, self.peers, who_holds, self.jobs_here, self.registration)
         self.successors = Successors(self.table, self.peers, self.jobs_here, lives)
         self.fence.on_started = self.successors.came
+        self.new_runs = NewRuns(self.table, self.peers, self.jobs_here, self.registration)
         self._phase = PodPhase.STARTING
         self._cleaner: asyncio.Task[None] | None = None
         self._sharer: asyncio.Task[None] | None = None

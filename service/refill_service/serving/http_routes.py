@@ -86,6 +86,10 @@ Life = Annotated[
     str | None,
     Query(max_length=LONGEST_LIFE, description="The training process that asks (refill.protocol.rank_life)."),
 ]
+Anew = Annotated[
+    bool,
+    Query(description="Whether the process goes on from no state and has received nothing: it may be a new run."),
+]
 RequiredLife = Annotated[str, Query(max_length=LONGEST_LIFE)]
 
 
@@ -178,6 +182,20 @@ def client_routes(node: CacheNode) -> APIRouter:
         node.settings.check_dataset(spec.dataset)
         return spec
 
+    def asked_of(job: str, incarnation: str | None, anew: bool) -> JobAtPod:
+        if anew:
+            node.new_runs.check_is_newest(job, incarnation)
+        return node.table.find(job, incarnation)
+
+    async def is_the_rank(
+        at_pod: JobAtPod, epoch: int, rank: int, life: str | None, anew: bool, first_position: int = 0
+    ) -> None:
+        at_pod.job.check_rank(rank)
+        if anew and life is not None:  # whoever does not say who it is says nothing of the rank
+            at_pod.home.leases.asks(rank, life_of(life), takes=False)
+            await node.new_runs.check(at_pod, epoch, rank, first_position)
+        at_pod.home.leases.asks(rank, life_of(life))
+
     @routes.get("/v1/pods", tags=["health"], summary="URLs of all pods for clients, as this pod was told them.")
     async def pods() -> dict[str, Any]:
         return {"ordinal": node.settings.ordinal, "pods": list(node.settings.pod_urls)}
@@ -239,6 +257,7 @@ def client_routes(node: CacheNode) -> APIRouter:
         request: Request,
         incarnation: Incarnation = None,
         life: Life = None,
+        anew: Anew = False,
         allow_skipped: Annotated[
             bool, Query(description="Whether the rank may have left out positions of earlier epochs.")
         ] = False,
@@ -249,12 +268,12 @@ def client_routes(node: CacheNode) -> APIRouter:
             ),
         ] = "raise",
     ) -> Response:
-        at_pod = node.table.find(job, incarnation)
+        at_pod = asked_of(job, incarnation, anew)
         resources_of(request).enter_context(at_pod.in_use())
         wanted = BatchRequest.decode(await request.body())
         at_pod.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
         at_pod.home.record.check_reported(wanted.rank)  # else who comes first after a restart would be the rank
-        at_pod.home.leases.asks(wanted.rank, life_of(life))
+        await is_the_rank(at_pod, wanted.epoch, wanted.rank, life, anew, int(wanted.positions.min(initial=2**62)))
         opened = await at_pod.home.open(wanted, allow_skipped=allow_skipped, says_damage=damaged == "say")
         room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
         await room.enter(len(wanted.positions))  # nothing was taken yet
@@ -314,14 +333,20 @@ def client_routes(node: CacheNode) -> APIRouter:
         summary="Post the sample ids (int64) that a rank wants in an epoch, for a job with order 'explicit'.",
         openapi_extra=_BINARY_BODY,
     )
-    @takes_body(lambda job: most_trace_bytes(node.table.find(job).job), in_pieces=True)
+    @takes_body(lambda job: most_trace_bytes(asked_of(job, None, True).job), in_pieces=True)
     async def trace(
-        job: JobName, epoch: Number, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
+        job: JobName,
+        epoch: Number,
+        rank: Number,
+        request: Request,
+        incarnation: Incarnation = None,
+        life: Life = None,
+        anew: Anew = False,
     ) -> dict[str, int]:
-        at_pod = node.table.find(job, incarnation)
+        at_pod = asked_of(job, incarnation, anew)
         resources_of(request).enter_context(at_pod.in_use())
         at_pod.job.check_rank(rank)
-        at_pod.home.leases.asks(rank, life_of(life))
+        await is_the_rank(at_pod, epoch, rank, life, anew)
         async with coming_trace(request, at_pod.job, epoch, rank) as ids:
             await post_trace(at_pod, epoch, rank, ids)
         return {"positions": len(ids)}

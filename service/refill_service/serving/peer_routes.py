@@ -72,6 +72,13 @@ class Ended(BaseModel):
     by: str
 
 
+class Again(BaseModel):
+    """A process asks anew; see :meth:`NewRuns.begin`."""
+
+    incarnation: str
+    may_wait: bool
+
+
 class Resume(BaseModel):
     """See :meth:`Resuming.resume`."""
 
@@ -280,6 +287,15 @@ def peer_routes(node: CacheNode) -> APIRouter:
     async def resumed(job: str, incarnation: Incarnation) -> Response:
         """Of what is left of the epoch (:class:`ResumedEpoch`)."""
         return Response(node.jobs_here.resumed(job, incarnation).encode(), media_type="application/octet-stream")
+
+    @routes.post("/again")
+    async def again(job: str, body: Again) -> dict[str, bool]:
+        """For pod 0: see :meth:`NewRuns.begin`."""
+        return {"begun": await node.new_runs.begin(job, body.incarnation, body.may_wait)}
+
+    @routes.get("/run")
+    async def run(job: str, incarnation: Incarnation) -> dict[str, Any]:
+        return node.new_runs.run_here(node.table.find(job, incarnation, looked_at=True))
 
     @routes.put("/ended")
     @takes_body(_MOST_PART_BYTES)

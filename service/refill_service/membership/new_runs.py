@@ -1,0 +1,116 @@
+"""A process without a state asks for an epoch that its rank has been in: does it go on with the run that the pods know,
+or begin a new one?
+
+A run has *ended* when its job was ended, or when each of its ranks has had all of its newest epoch, and is gone or asks
+anew as well (:func:`how_to_start_again`). Then the name stands for a new run, and the one before leaves its receipts.
+Else the run goes on: the same requests get the same samples. Pod 0 decides, so that all ranks begin the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from refill.errors import JobError, PodBusy, RunEnded
+from refill.protocol.incarnation import line_of, next_run
+from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.job_lifecycle import RunAtPod, StartAgain, how_to_start_again, is_another
+from refill_service.cache_core.rank_leases import LEASE_SECONDS
+from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.job_table import JobTable
+from refill_service.membership.jobs_here import LEADER, JobsHere
+from refill_service.membership.registration import Registration
+from refill_service.peers.peers import Peers
+
+__all__ = ["NewRuns"]
+
+log = logging.getLogger(__name__)
+
+
+class NewRuns:
+    """Begins new runs at this pod, or has pod 0 do so."""
+
+    def __init__(self, table: JobTable, peers: Peers, here: JobsHere, registration: Registration) -> None:
+        self._table = table
+        self._peers = peers
+        self._here = here
+        self._registration = registration
+        self._one_at_a_time = asyncio.Lock()
+
+    def check_is_newest(self, name: str, incarnation: str | None) -> None:
+        """Raises :class:`RunEnded` when another process has begun a new run since the asker registered the job, and
+        :class:`PodBusy` while one does."""
+        if name in self._here.replacing:
+            raise PodBusy(f"job {name} begins a new run")
+        at_pod = self._table.jobs.get(name)
+        if at_pod is not None and incarnation and at_pod.job.run == next_run(line_of(incarnation)):
+            raise _ended(name, line_of(incarnation))
+
+    async def check(self, at_pod: JobAtPod, epoch: int, rank: int, first_position: int = 0) -> None:
+        """A process that has received nothing, and goes on from no state, asks for an epoch.
+
+        :param first_position: that it asks for. Loader workers ask for later ones at about the same time; a process
+            that asks for no earlier ones has skipped them, and goes on where it was.
+
+        Raises :class:`RunEnded` when it has begun a new run by that, and :class:`PodBusy` while other ranks may still
+        be in the one that there is.
+        """
+        life = at_pod.job.life
+        if life.recovering:
+            await at_pod.owner.until_restored()
+        if life.ranks.epoch(rank) < epoch:
+            return  # it has never been there: it joins, or goes on to the next
+        waited = at_pod.home.leases.comes_again(rank)
+        if not at_pod.run_here().finished:
+            return
+        # A rank that goes on being heard for longer than a lease is in the run that there is, and that goes on.
+        name, incarnation, may_wait = at_pod.job.spec.name, at_pod.job.incarnation, waited <= LEASE_SECONDS
+        if first_position > 0:
+            if may_wait:
+                raise PodBusy(
+                    f"rank {rank} of job {name} has had all of epoch {at_pod.owner.epoch}, and is asked for positions "
+                    f"from {first_position} on: if it begins at 0 anew, that comes in a moment"
+                )
+            return
+        if self._table.settings.ordinal == LEADER:
+            begun = await self.begin(name, incarnation, may_wait)
+        else:
+            body = {"incarnation": incarnation, "may_wait": may_wait}
+            begun = (await self._peers.call(LEADER, "POST", f"/peer/v1/jobs/{name}/again", body))["begun"]
+        if begun:
+            raise _ended(name, at_pod.job.run)
+
+    async def begin(self, name: str, incarnation: str, may_wait: bool) -> bool:
+        """Begin a new run on all pods if this one has ended; False: it goes on. Pod 0 alone is asked."""
+        async with self._one_at_a_time:
+            at_pod = self._table.find(name, looked_at=True)
+            if at_pod.job.run == next_run(line_of(incarnation)):
+                return True
+            if at_pod.job.incarnation != incarnation:
+                raise is_another(name)
+            known = [RunAtPod(**told) for told in await at_pod.peers.call_all("GET", "run")]
+            decided = how_to_start_again([at_pod.run_here(), *known], may_wait=may_wait)
+            if decided is StartAgain.WAIT:
+                raise PodBusy(
+                    f"job {name} has had all of epoch {at_pod.owner.epoch}, and is asked for anew, without a state: "
+                    "when its other ranks have been silent for a while, that is a new run"
+                )
+            if decided is StartAgain.NEW_RUN:
+                await self._begin(at_pod.job.spec, next_run(at_pod.job.run))
+            return decided is StartAgain.NEW_RUN
+
+    async def _begin(self, spec: JobSpec, incarnation: str) -> None:
+        await self._here.replace_run(spec, incarnation)
+        log.info("job %s had ended, and begins a new run %s", spec.name, incarnation)
+        await self._registration.register(spec)
+
+    def run_here(self, at_pod: JobAtPod) -> dict[str, Any]:
+        """For pod 0. Raises :class:`PodRecovering` while nobody can tell."""
+        if at_pod.job.life.recovering:
+            raise at_pod.owner.recovering()
+        return vars(at_pod.run_here())
+
+
+def _ended(name: str, run: str) -> JobError:
+    return RunEnded(f"run {run} of job {name} has ended: without a state, a new run begins", job=name, run=run)
