@@ -170,6 +170,8 @@ class DeliveryRecord:
                 # Who receives of an epoch may have samples of the one before, that other ranks are in still. A trace
                 # may be posted while they are two epochs behind.
                 oldest = record.epoch - (1 if record.kind is Kind.RECEIVED else 2)
+                if not _epochs(lock):  # another process may have been the rank in the epochs before
+                    _write(lock, _SINCE, max(_number(lock, _SINCE), record.epoch))
                 self._append(lock, record.epoch, record.encode(), oldest)
         except OSError as error:
             self._not_complete(error)

@@ -63,6 +63,15 @@ def test_what_was_unknown_of_the_rank_is_not_reported_as_all() -> None:
     assert list(RecordReader(record.report(0)))[-1] == (Kind.WHOLE, 2, 0, (pytest.approx([]),))
 
 
+def test_who_begins_with_a_later_epoch_does_not_say_that_it_knows_all_of_the_one_before() -> None:
+    """The rank's process was killed at the end of epoch 0, and another one goes on with epoch 1."""
+    record = DeliveryRecord()
+    assert record.add(received(1, 0), record.num_reports())
+    assert list(RecordReader(record.report(0)))[-1][:2] == (Kind.WHOLE, 1)
+    assert record.add(received(2, 0), record.num_reports())
+    assert list(RecordReader(record.report(0)))[-1][:2] == (Kind.WHOLE, 1), "of epoch 1 it knows all"
+
+
 def test_a_trace_that_is_posted_early_drops_nothing_that_another_rank_may_be_in() -> None:
     """Rank 0 is about to enter epoch 2, another one is in epoch 0."""
     record = DeliveryRecord()

@@ -54,6 +54,11 @@ class RankPlaces:
         return self._newest
 
     @property
+    def first(self) -> int:
+        """The epoch that the job began with, as far as is known here; 0 before that."""
+        return self._first
+
+    @property
     def oldest(self) -> int:
         """The earliest epoch that a rank is in; ``NOT_BEGUN`` while one has not begun. Who asks nothing in epoch after
         epoch does not hold it back."""

@@ -27,6 +27,9 @@ __all__ = ["EpochToDeal", "FoundInJournal", "Recovering", "restore"]
 
 _GOES_ON_WITH_EPOCHS = 3
 """As many as an owner has open."""
+_FORGETS_WITHIN_SECONDS = 2.0
+"""A pod to which a job was introduced, and that does not know it any more so soon, has given it up: it has found no pod
+that knows how epochs were dealt."""
 
 
 class FoundInJournal(NamedTuple):
@@ -70,6 +73,8 @@ class Recovering:
         self._journal = journal
         self._all_answered: float | None = None
         """Since when all other pods have answered."""
+        self._introduced: dict[int, float] = {}
+        """When the job was last introduced to each pod that did not know it."""
         self._unused: dict[int, float] = {}
         """By rank, since when its processes have reported nothing but that they had received nothing."""
 
@@ -93,6 +98,15 @@ class Recovering:
         ordinal = self._job.ordinal
         recollection.add(self._home.records_for(ordinal, everything=self._life.moving), ordinal)
         return recollection
+
+    def introduces_to(self, pod: int, now: float) -> bool:
+        """Fact: a pod that was asked does not have the job. Whether it is to be introduced there, and counts as silent:
+        it was restarted, too, and will ask in its turn. Else it has given the job up."""
+        before = self._introduced.get(pod, -_FORGETS_WITHIN_SECONDS)
+        if self._life.moves and not self._life.moving and now - before < _FORGETS_WITHIN_SECONDS:
+            return False
+        self._introduced[pod] = now
+        return True
 
     def end_round(
         self, recollection: Recollection, silent: Sequence[str], now: float, patience_seconds: float

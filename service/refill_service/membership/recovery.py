@@ -30,9 +30,6 @@ __all__ = ["Recovery"]
 log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.25
-_FORGETS_WITHIN_SECONDS = 2.0
-"""A pod to which a job was introduced, and that does not know it any more so soon, has given it up: it has found no pod
-that knows how epochs were dealt."""
 _SAY_EVERY_SECONDS = 10.0
 
 
@@ -54,8 +51,6 @@ class Recovery:
         self._recovering = Recovering(at_pod.job, at_pod.home.record, journal)
         self._seconds = seconds
         self._introduce = introduce
-        self._introduced: dict[int, float] = {}
-        """When the job was last introduced to each pod that did not know it."""
 
     def from_journal(self) -> bool:
         """Go on from the journal alone; False when that is not enough."""
@@ -141,11 +136,9 @@ class Recovery:
                 reader = RecordReader(await self._peers.records_from(pod, everything=self._life.moving))
                 recollection.add(list(reader), pod)
             except UnknownJob:
-                introduced, now = self._introduced.get(pod, -_FORGETS_WITHIN_SECONDS), time.monotonic()
-                if self._life.moves and not self._life.moving and now - introduced < _FORGETS_WITHIN_SECONDS:
-                    return None  # it has given the job up
-                self._introduced[pod] = now
-                await self._introduce(pod)  # it was restarted, too, and will ask in its turn
+                if not self._recovering.introduces_to(pod, time.monotonic()):
+                    return None
+                await self._introduce(pod)
                 return f"pod {pod}"
             except PodUnreachable:
                 return f"pod {pod}"

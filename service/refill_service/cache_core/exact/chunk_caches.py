@@ -200,6 +200,8 @@ class EarliestUseCache:
 
 def _first_price(num_chunks: int, num_samples: int, num_bytes: int, capacity_bytes: int) -> float:
     """Such that plans fill memory, about; it is moved from there. In GETs for each byte and unit of time."""
+    if not num_samples:
+        return 1.0  # of a pod that owns nothing, as there are fewer chunks than pods
     share = min(1.0, capacity_bytes / max(1, num_bytes))
     mean_chunk = num_samples / max(1, num_chunks)
     window = share + math.sqrt(share * share + 2 * share / mean_chunk)
