@@ -66,9 +66,10 @@ def test_gets_of_64_samples(
 ) -> None:
     """Known for 131,072 samples; here there are fewer, and some 3 % more."""
     num_samples = 16_384
-    options = ("--samples", num_samples, "--memory-samples", num_samples // 10, "--pods", 1, "--epochs", 3)
+    options = ("--samples", num_samples, "--memory-samples", num_samples // 10, "--pods", 1, "--epochs", 2)
     found = simulated(capsys, "--eviction", eviction, "--chunk-size", chunk_size, "--batch", batch, *options)
-    assert column(found, "gets")[1] / num_samples * 64 == pytest.approx(gets, rel=0.06)
+    for each in column(found, "gets")[1:]:  # a job goes on after the last one, too
+        assert each / num_samples * 64 == pytest.approx(gets, rel=0.06)
 
 
 def test_pods_are_one_cache_and_nodes_of_papers_are_not(capsys: pytest.CaptureFixture[str]) -> None:

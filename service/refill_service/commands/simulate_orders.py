@@ -75,8 +75,8 @@ def refuse_options(args: argparse.Namespace) -> None:
 
 
 def run_orders(args: argparse.Namespace) -> int:
-    run, orders = _what_to_run(args)
-    epochs = _with_progress(run, orders)
+    run, orders, num_epochs = _what_to_run(args)
+    epochs = _with_progress(run, orders, num_epochs)
     if args.json:
         print(json.dumps(_head(run) | {"epochs": [epoch.to_dict() for epoch in epochs]}))
         return 0
@@ -91,7 +91,8 @@ def run_orders(args: argparse.Namespace) -> int:
     return 0
 
 
-def _what_to_run(args: argparse.Namespace) -> tuple[OrderedRun, list[Traces]]:
+def _what_to_run(args: argparse.Namespace) -> tuple[OrderedRun, list[Traces], int]:
+    """And how many of the orders to run."""
     num_samples, of_file = args.samples, None
     if args.trace is not None:
         num_samples, of_file = orders_of_file(args.trace, num_samples, args.epochs)
@@ -114,8 +115,9 @@ def _what_to_run(args: argparse.Namespace) -> tuple[OrderedRun, list[Traces]]:
         seed=args.seed or 0,
     )
     if of_file is not None:
-        return run, dealt(of_file, run)
-    return run, keyed_orders(run, _DEFAULT_EPOCHS if args.epochs is None else args.epochs)
+        return run, dealt(of_file, run), len(of_file)
+    num_epochs = _DEFAULT_EPOCHS if args.epochs is None else args.epochs
+    return run, keyed_orders(run, num_epochs), num_epochs
 
 
 def _head(run: OrderedRun) -> dict[str, Any]:
@@ -132,11 +134,13 @@ def _head(run: OrderedRun) -> dict[str, Any]:
     }
 
 
-def _with_progress(run: OrderedRun, orders: list[Traces]) -> list[EpochReads]:
+def _with_progress(run: OrderedRun, orders: list[Traces], num_epochs: int) -> list[EpochReads]:
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("requests")
-        return list(simulate_orders(run, orders, lambda done, total: bar.update(task, completed=done, total=total)))
+        return list(
+            simulate_orders(run, orders, num_epochs, lambda done, total: bar.update(task, completed=done, total=total))
+        )

@@ -72,10 +72,10 @@ class EpochReads:
 
 
 def keyed_orders(run: OrderedRun, num_epochs: int) -> list[Traces]:
-    """The orders that jobs with this seed have."""
+    """The orders that jobs with this seed have, and the one after them: a job that goes on knows it."""
     if num_epochs < 1:
         raise InvalidInput(f"epochs must be at least 1, got {num_epochs}")
-    return [KeyedTraces(run.num_samples, run.num_pods, seed=run.seed, epoch=epoch) for epoch in range(num_epochs)]
+    return [KeyedTraces(run.num_samples, run.num_pods, seed=run.seed, epoch=epoch) for epoch in range(num_epochs + 1)]
 
 
 def orders_of_file(path: Path, num_samples: int | None, num_epochs: int | None) -> tuple[int, list[Int64Array]]:
@@ -140,17 +140,17 @@ def dealt(orders: Sequence[Int64Array], run: OrderedRun) -> list[Traces]:
 
 
 def simulate_orders(
-    run: OrderedRun, orders: Sequence[Traces], progress: Progress | None = None
+    run: OrderedRun, orders: Sequence[Traces], num_epochs: int, progress: Progress | None = None
 ) -> Iterator[EpochReads]:
     """What each epoch reads; this epoch and the next are known.
 
-    :param orders: of each epoch, for as many ranks as there are pods.
+    :param orders: of each epoch, for as many ranks as there are pods; there may be more than are run.
     :param progress: called now and then with (requests made, all requests).
     """
-    num_requests = sum(traces.length(0) * traces.num_ranks for traces in orders)
+    num_requests = sum(traces.length(0) * traces.num_ranks for traces in orders[:num_epochs])
     done = 0
     clusters = [_Cluster(run, each) for each in (_each_rank(orders, run) if run.private else [list(orders)])]
-    for epoch in range(len(orders)):
+    for epoch in range(num_epochs):
         found = []
         for cluster in clusters:
             for requests in cluster.epoch(epoch):
