@@ -80,14 +80,15 @@ POLICIES: dict[str, PolicyTerms] = {
             PolicySetting(
                 "eviction",
                 "rolling",
-                "what stays in memory, by plans that know what comes (rolling, renewal) or by next use (earliest); of "
-                "samples that are read one by one: the first ones (never), the last ones (fifo), the last used (lru)",
+                "what stays in memory; rolling, renewal: by a plan of what will be asked for; earliest: what is used "
+                "next; and of samples that are read one by one, never: the first ones, fifo: those read last, lru: "
+                "those used last",
                 choices=("rolling", "renewal", "earliest", "never", "fifo", "lru"),
             ),
             PolicySetting(
                 "read_ahead",
                 1 / 32,
-                "part of memory for samples that are read before they are asked for, and stay for nothing else",
+                "part of memory that is only for samples that are read before they are asked for",
                 least=0.0,
                 most=0.5,
             ),

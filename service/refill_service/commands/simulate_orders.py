@@ -35,13 +35,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--memory-samples",
         type=int,
         metavar="C",
-        help="samples that each pod has memory for (default: a tenth of the dataset over all pods)",
+        help="how many samples each pod has memory for (default: a tenth of the dataset over all pods)",
     )
     group.add_argument(
         "--epochs",
         type=int,
         metavar="E",
-        help=f"(default: {_DEFAULT_EPOCHS}; with --trace as many as it has, if each run of n lines is a permutation)",
+        help=f"how many epochs (default: {_DEFAULT_EPOCHS}; with --trace as many as FILE has, if each n lines are a "
+        "permutation)",
     )
     group.add_argument(
         "--trace",
@@ -53,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--read-ahead",
         type=float,
         metavar="PART",
-        help=f"{read_ahead.about}; reads arrive at once here, and it gains nothing (default: 0)",
+        help=f"{read_ahead.about}; it gains nothing here, where reads arrive at once (default: 0)",
     )
     group.add_argument(
         "--caches",
