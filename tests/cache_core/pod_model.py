@@ -1,5 +1,5 @@
 """One run of a pod, its volume, and a training process, without I/O: what the shells of ``jobs/`` and ``membership/``
-keep and carry out, for :mod:`job_model`."""
+keep and carry out, for :mod:`membership_model` and :mod:`requests_model`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from refill_service.cache_core.recovering import FoundInJournal, Recovering
 from refill_service.cache_core.sample_mapping import AbstractMapping, abstract_chunks_for_budget
 
 if TYPE_CHECKING:
-    from job_model import JobModel
+    from membership_model import MembershipModel
 
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -152,7 +152,7 @@ class Process:
 class Pod:
     """The job at one run of a pod: the machines, and what the shells beside them keep."""
 
-    def __init__(self, model: JobModel, place: Place, begin: Begin, journal: FoundInJournal | None) -> None:
+    def __init__(self, model: MembershipModel, place: Place, begin: Begin, journal: FoundInJournal | None) -> None:
         shape = model.shape
         self.model = model
         self.place = place
