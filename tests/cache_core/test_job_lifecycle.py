@@ -224,3 +224,10 @@ def test_a_run_is_replaced_only_when_all_of_it_is_done_and_nobody_is_in_it(
     done, in_it = all(finished for finished, _ in pods), sum(ranks for _, ranks in pods)
     assert (decided is StartAgain.NEW_RUN) == (done and not in_it)
     assert (decided is StartAgain.WAIT) == (done and in_it > 0 and may_wait)
+
+
+@given(st.lists(st.integers(0, 3), max_size=3), st.booleans())
+def test_no_new_run_begins_while_a_restarted_pod_has_yet_to_hear_of_its_ranks(ranks: list[int], may_wait: bool) -> None:
+    known = [RunAtPod(True, 0, others_may_be=True), *(RunAtPod(True, count) for count in ranks)]
+    assert how_to_start_again(known, may_wait=may_wait) is StartAgain.WAIT
+    assert how_to_start_again([RunAtPod(False, 0), *known], may_wait=may_wait) is StartAgain.GO_ON

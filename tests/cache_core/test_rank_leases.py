@@ -183,3 +183,9 @@ def test_a_rank_that_asks_anew_is_not_in_the_run_until_it_asks_as_ever() -> None
     assert leases.asks(0, FIRST, 7) is None
     assert leases.num_in_run(7) == 1
     assert leases.comes_again(0, 9) == 0
+
+
+def test_one_that_asked_anew_long_ago_and_is_gone_does_not_count_for_the_next() -> None:
+    leases = RankLeases()
+    assert [leases.comes_again(0, now) for now in (1, 6, 11)] == [0, 5, 10]
+    assert leases.comes_again(0, 100) == 0

@@ -224,3 +224,18 @@ def test_with_traces_of_ranks_own(packed: Packed, pods: PodsInProcess) -> None:
         training.all_ask(0)
         training.check(0)
     assert runs_of(second) != runs_of(first)
+
+
+def test_a_live_run_is_not_replaced_after_a_restart_of_pods(packed: Packed, tmp_path: Path) -> None:
+    """Its ranks stand between epochs, and ask for nothing; leases are in no journal."""
+    with PodsInProcess(2, tmp_path, journal=True) as pods:
+        first = Training(pods, spec_of(packed), NUM_SAMPLES)
+        first.all_ask(0)
+        pods.kill(0, 1)
+        pods.start(0, 1)
+        other = again(first, timeout_seconds=1)
+        for rank in other.ranks:
+            with pytest.raises((RankTaken, PodBusy)):
+                rank.batch(0, np.arange(20))
+        first.all_ask(1)
+        first.check(1)

@@ -226,6 +226,8 @@ class RunAtPod:
     """Whether all ranks are in the newest epoch, and have had all that this pod has of it and was sent for it."""
     ranks_in_run: int
     """Ranks whose home it is, whose lease is not over and that do not ask anew."""
+    others_may_be: bool = False
+    """The pod was restarted a moment ago: ranks that are alive may not have been heard since."""
 
 
 class StartAgain(Enum):
@@ -242,6 +244,8 @@ def how_to_start_again(known: Sequence[RunAtPod], *, may_wait: bool) -> StartAga
     """
     if not all(each.finished for each in known):
         return StartAgain.GO_ON
+    if any(each.others_may_be for each in known):
+        return StartAgain.WAIT
     if any(each.ranks_in_run for each in known):
         return StartAgain.WAIT if may_wait else StartAgain.GO_ON
     return StartAgain.NEW_RUN

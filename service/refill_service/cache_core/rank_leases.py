@@ -15,6 +15,8 @@ __all__ = ["LEASE_SECONDS", "RankLeases", "Refusal"]
 
 LEASE_SECONDS = 10.0
 """Three times as long as training processes let pass without a word (client/refill/home_watch.py)."""
+_ANEW_SECONDS = 30.0
+"""A process that asks anew does so every few seconds. After as long without a word the next one is another one."""
 _REMEMBERED = 16
 """So many newcomers of a lease, and lives of a rank that have ended."""
 
@@ -54,8 +56,8 @@ class RankLeases:
 
     def __init__(self) -> None:
         self._leases: dict[int, _Lease] = {}
-        self._again: dict[int, float] = {}
-        """Ranks that are asked for from the beginning, without a state, and since when."""
+        self._again: dict[int, tuple[float, float]] = {}
+        """Ranks that are asked for from the beginning, without a state: since when, and when last."""
         self._ended: dict[int, dict[RankLife, _Lease]] = {}
         """Lives that others have taken a rank over from, and the lease of who did. They may still have workers."""
 
@@ -71,7 +73,11 @@ class RankLeases:
     def comes_again(self, rank: int, now: float) -> float:
         """Fact: the rank is asked for from the beginning, by a process that has received nothing. Returns for how long
         it has been, with no other request of the rank in between."""
-        return now - self._again.setdefault(rank, now)
+        since, last = self._again.get(rank, (now, now))
+        if now - last > _ANEW_SECONDS:
+            since = now
+        self._again[rank] = since, now
+        return now - since
 
     def holder(self, rank: int) -> RankLife | None:
         lease = self._leases.get(rank)

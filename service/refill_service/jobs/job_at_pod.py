@@ -99,9 +99,11 @@ class JobAtPod:
 
     def run_here(self) -> RunAtPod:
         """Whether the run has ended, as far as this pod knows."""
-        finished = not self.job.life.recovering and self.owner.has_given_all
+        life, leases = self.job.life, self.home.leases
+        finished = not life.recovering and self.owner.has_given_all
         never_came = any(self.home.machine.unused_ahead(self.owner.epoch).values())
-        return RunAtPod(finished and not never_came, self.home.leases.num_in_run())
+        others_may_be = life.ran_before and not leases.all_were_heard
+        return RunAtPod(finished and not never_came, leases.num_in_run(), others_may_be)
 
     @property
     def idle_seconds(self) -> float:

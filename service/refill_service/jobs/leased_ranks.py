@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from refill.errors import RankHeld, RankTaken
 from refill.protocol.rank_life import RankLife
+from refill_service.cache_core import rank_leases
 from refill_service.cache_core.rank_leases import LEASE_SECONDS, RankLeases, Refusal
 
 __all__ = ["LeasedRanks"]
@@ -25,6 +26,7 @@ class LeasedRanks:
 
     def __init__(self, job: str) -> None:
         self._job = job
+        self._since = time.monotonic()
         self._leases = RankLeases()
         self._refused: set[tuple[int, RankLife]] = set()
 
@@ -38,6 +40,11 @@ class LeasedRanks:
     def num_in_run(self) -> int:
         """Of those, ranks that go on with what they were in."""
         return self._leases.num_in_run(time.monotonic())
+
+    @property
+    def all_were_heard(self) -> bool:
+        """Whether every process that is alive has had the time to be heard here."""
+        return time.monotonic() - self._since > rank_leases.LEASE_SECONDS
 
     def comes_again(self, rank: int) -> float:
         """As :meth:`RankLeases.comes_again`."""

@@ -236,12 +236,17 @@ class JobsHere:
             await self._replace(spec, incarnation, resumed)
             log.info("job %s goes on in epoch %d with %d ranks", spec.name, resumed.epoch, spec.world_size)
 
-    async def replace_run(self, spec: JobSpec, incarnation: str) -> None:
-        """The next run of a job, in place of one that has ended, at this pod."""
+    async def replace_run(self, spec: JobSpec, incarnation: str, ended: str) -> None:
+        """The next run of a job, in place of one that has ended, at this pod. Raises :class:`JobLost` when another one
+        has taken its place meanwhile.
+
+        :param ended: the incarnation of the one that has ended.
+        """
         async with self.registering:
             known = self._table.jobs.get(spec.name)
-            if known is None or known.job.incarnation != incarnation:
-                await self._replace(spec, incarnation, None)
+            if known is not None and known.job.incarnation != ended:
+                raise is_another(spec.name)
+            await self._replace(spec, incarnation, None)
 
     async def _replace(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch | None) -> None:
         table = self._table

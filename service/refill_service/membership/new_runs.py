@@ -97,11 +97,11 @@ class NewRuns:
                     "when its other ranks have been silent for a while, that is a new run"
                 )
             if decided is StartAgain.NEW_RUN:
-                await self._begin(at_pod.job.spec, next_run(at_pod.job.run))
+                await self._begin(at_pod.job.spec, next_run(at_pod.job.run), incarnation)
             return decided is StartAgain.NEW_RUN
 
-    async def _begin(self, spec: JobSpec, incarnation: str) -> None:
-        await self._here.replace_run(spec, incarnation)
+    async def _begin(self, spec: JobSpec, incarnation: str, ended: str) -> None:
+        await self._here.replace_run(spec, incarnation, ended)
         log.info("job %s had ended, and begins a new run %s", spec.name, incarnation)
         await self._registration.register(spec)
 
