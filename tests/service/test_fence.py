@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
+import trustme
 from pyreqwest.exceptions import ConnectTimeoutError
 
 from refill.errors import PodUnreachable
 from refill.protocol.pod_life import PodLife
+from refill_service.cache_core import pod_lives
 from refill_service.cache_core.pod_lives import PodLives
+from refill_service.peers.certificates import Certificates
 from refill_service.peers.fence import Fence
 from refill_service.peers.peers import Peers
 
@@ -38,5 +42,66 @@ def test_a_pod_that_can_not_be_reached_in_time_is_unreachable() -> None:
         with pytest.raises(PodUnreachable, match="can't be reached within 2 s"):
             async with peers._translated(0):
                 raise ConnectTimeoutError("connection timeout", {"causes": []})
+
+    asyncio.run(ask())
+
+
+class _PeersOfOne(Peers):
+    """Its own name takes a while to be asked."""
+
+    def __init__(self, lives: PodLives, *, seconds: float, leads_here: bool) -> None:
+        super().__init__(("http://127.0.0.1:9",), 1, lives=lives)
+        self.times_asked = 0
+        self._seconds = seconds
+        self._leads_here = leads_here
+
+    async def who_is(self, pod: int) -> PodLife | None:
+        self.times_asked += 1
+        await asyncio.sleep(self._seconds)
+        if not self._leads_here:
+            raise PodUnreachable("no such name", pod=pod)
+        return None if self.lives is None else self.lives.own
+
+
+def _of_one() -> PodLives:
+    return PodLives(0, 1, PodLife(100, "a"), time.monotonic())
+
+
+def test_many_that_wait_are_asked_for_once() -> None:
+    """A question takes a connection of its own, some 10 ms of the event loop; there may be as many as ranks."""
+
+    async def ask() -> int:
+        lives = _of_one()
+        peers = _PeersOfOne(lives, seconds=0.02, leads_here=True)
+        fence = Fence(lives, peers)
+        await asyncio.gather(*(fence.confirm() for _ in range(50)))
+        return peers.times_asked
+
+    assert asyncio.run(ask()) == 1
+
+
+def test_a_pod_that_is_alone_answers_though_its_name_fails_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_lives, "LEASE_SECONDS", 0.2)
+
+    async def confirmed() -> None:
+        lives = _of_one()
+        await Fence(lives, _PeersOfOne(lives, seconds=0.3, leads_here=False)).confirm()
+
+    asyncio.run(confirmed())
+
+
+def test_certificates_that_are_being_replaced_make_a_pod_unreachable(tmp_path: Path) -> None:
+    """Else the task that looks for a successor ended with it."""
+    authority = trustme.CA()
+    shown = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(tmp_path / "ca")
+    shown.private_key_pem.write_to_path(tmp_path / "key")
+    shown.cert_chain_pems[0].write_to_path(tmp_path / "cert")
+    files = Certificates(tmp_path / "cert", tmp_path / "key", tmp_path / "ca")
+    files.key.unlink()
+
+    async def ask() -> None:
+        with pytest.raises(PodUnreachable, match="can't be read"):
+            await Peers(("https://127.0.0.1:9",), 1, certificates=files).who_is(0)
 
     asyncio.run(ask())

@@ -514,3 +514,17 @@ def test_a_cut_list_of_what_was_done_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "job-run" / "done.bits").write_bytes(b"")
     assert journal.find("run") is None
     closed(journal)
+
+
+def test_a_run_whose_clock_is_behind_is_the_later_one_all_the_same(tmp_path: Path) -> None:
+    """Of a pod that is alone nobody else knows; clients refuse the earlier of two runs, and so does the folder."""
+    ahead = FolderOwner(PodLife(2000, "a"), lambda life: None)
+    ahead.begin(tmp_path)
+    told: list[PodLife] = []
+    ahead = FolderOwner(PodLife(2000, "a"), told.append)
+    ahead.begin(tmp_path)
+    behind = FolderOwner(PodLife(1000, "b"), lambda life: None)
+    behind.begin(tmp_path)
+    assert behind.life > ahead.life
+    ahead.check()
+    assert told == [behind.life]

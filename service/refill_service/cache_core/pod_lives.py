@@ -81,6 +81,10 @@ class PodLives:
         self._confirmed_until = now
         self._replaced_by: PodLife | None = None
 
+    def counts_as(self, life: PodLife) -> None:
+        """Fact: this pod's own life has this number, as an earlier one had one that was higher than its clock's."""
+        self.own = max(self.own, life)
+
     # The other pods
 
     def newest(self, pod: int) -> PodLife | None:

@@ -29,7 +29,8 @@ class FolderOwner:
     def __init__(self, life: PodLife, is_another: Callable[[PodLife], None]) -> None:
         self.found: PodLife | None = None
         """The run that had the folder before."""
-        self._life = life
+        self.life = life
+        """Later than that one, should a clock have gone back."""
         self._is_another = is_another
         self._path: Path | None = None
         self._seen: tuple[int, int] | None = None
@@ -38,8 +39,10 @@ class FolderOwner:
         """Take the folder over."""
         self._path = folder / _LIFE
         self.found = self._read()
+        if self.found is not None and self.found.number >= self.life.number:
+            self.life = PodLife(self.found.number + 1, self.life.name)
         with suppress(OSError):  # what is written there fails as well, and the pod goes on without
-            replace(self._path, self._life.encode().encode(), sync=True)
+            replace(self._path, self.life.encode().encode(), sync=True)
             self._seen = self._look()
 
     def check(self) -> None:
@@ -52,7 +55,7 @@ class FolderOwner:
         except OSError:
             return  # what becomes of a folder that is gone is seen by the write itself
         found = self._read()
-        if found is not None and found.name != self._life.name:
+        if found is not None and found.name != self.life.name:
             self._is_another(found)
 
     def _look(self) -> tuple[int, int]:

@@ -42,6 +42,8 @@ class Fence:
         """Set when all others know of this pod."""
         self._announcing: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._one_asks = asyncio.Lock()
+        self._times_asked = 0
         peers.on_replaced = self._is_replaced
 
     def start(self) -> None:
@@ -80,13 +82,21 @@ class Fence:
         Raises :class:`PodReplaced` when this pod has a successor, and :class:`PodUnreachable` when no other pod is
         there to say that it has none."""
         if not self.lives.is_confirmed(time.monotonic()):
-            await self._ask()
+            await self._ask_once()
         self.check_not_replaced()
         if not self.lives.is_confirmed(time.monotonic()):
             raise PodUnreachable(
                 f"pod {self.lives.ordinal} reaches no pod, not even itself by its name: it may have been replaced",
                 pod=self.lives.ordinal,
             )
+
+    async def _ask_once(self) -> None:
+        """For all that wait at this moment: they may be many, and each question may need a connection of its own."""
+        asked_before = self._times_asked
+        async with self._one_asks:
+            if self._times_asked == asked_before:
+                await self._ask()
+                self._times_asked += 1
 
     async def _ask(self) -> None:
         """One that confirms this pod is enough."""
@@ -100,8 +110,8 @@ class Fence:
         try:
             life = await self._peers.who_is(self.lives.ordinal)
         except RefillError:
-            if not self.lives.others:  # nor need its own name lead here
-                self.lives.confirmed(asked_at)
+            if not self.lives.others:  # nor need its own name lead here, however long that takes to find out
+                self.lives.confirmed(time.monotonic())
             return
         if life == self.lives.own:
             self.lives.confirmed(asked_at)
@@ -159,7 +169,7 @@ class Fence:
         while not self.replaced.is_set():
             await asyncio.sleep(_LOOK_SECONDS)
             if not self.lives.is_confirmed(time.monotonic()):
-                await self._ask()
+                await self._ask_once()
             if self.lives.replaced_by is not None:
                 self._is_replaced()
 

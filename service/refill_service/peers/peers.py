@@ -218,7 +218,10 @@ class Peers:
     async def who_is(self, pod: int) -> PodLife | None:
         """Which run of a pod its name leads to now, asked over a new connection; None for an earlier version."""
         async with self._translated(pod):
-            client = self._new_client()
+            try:
+                client = self._new_client()
+            except OSError as error:  # they are being replaced
+                raise PodUnreachable(f"certificates for other pods can't be read: {error}") from error
             try:
                 request = client.get(self.urls[pod] + "/peer/v1/lives")
                 for name, value in self._headers(pod).items():

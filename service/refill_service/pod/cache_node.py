@@ -108,6 +108,7 @@ class CacheNode:
         journal_dir = Path(settings.journal_dir) if settings.journal_dir else None
         folder_owner = FolderOwner(lives.own, self.fence.owns_no_more)
         self.journal = Journal(journal_dir, settings.journal_sync_seconds, folder_owner)
+        lives.counts_as(folder_owner.life)
         for_jobs_bytes = settings.memory_bytes - self.pinned.memory_bytes
         self.gate = ByteGate(int(for_jobs_bytes * settings.in_flight_fraction), _FIRST_READS_BYTES)
         limit_bytes = settings.sending_limit_bytes // (2 if settings.num_pods > 1 else 1)
