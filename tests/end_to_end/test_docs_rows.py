@@ -79,6 +79,9 @@ ROWS = {
             "membership/test_said_errors.py::test_the_rank_was_another_process_a_moment_ago"
         ],
         "`EpochEnded`": ["integration/test_exactly_once.py::test_leaving_an_epoch_early"],
+        "`... asked for anew, without a state: when its other ranks have been silent for a while, that is a new run`": [
+            "membership/test_new_runs.py::test_while_one_rank_may_be_alive_the_others_wait_and_then_go_on"
+        ],
         "`... asks for epoch ... while job ... is in epoch ...`": [
             "membership/test_said_errors.py::test_a_number_of_steps_is_no_epoch"
         ],
