@@ -10,7 +10,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 from tests.integration.job_ranks import Packed, Ranks, check_receipt, cluster_of, rest_of, settings_of
@@ -268,10 +267,12 @@ def test_a_job_that_has_moved_comes_back_from_journals_while_a_pod_is_down(packe
             cluster.kill(pod)
         for pod in (0, 1):
             cluster.restart(pod)
-        for rank in ranks.ranks[:2]:
-            rank.look_after_home()
-            assert httpx.get(f"{rank.home}/v1/jobs/{job['name']}").status_code == 200
+        patient = ranks.ranks[0]
+        patient.timeout_seconds = 15
+        with pytest.raises(PodRecovering, match=r"no earlier run of it can be used any more: pod 2 .* can't be told"):
+            patient.batch(0, np.arange(200, 220))
         cluster.restart(2)
+        patient.timeout_seconds = 60
         ranks.ask(0, 0, ranks.length)
         ranks.check(0)
         check_receipt(cluster, job, 0)

@@ -206,7 +206,8 @@ def how_to_move(
     if any(each.running for each in known if each not in of_line):
         raise is_another(name)
     alive = sum(each.ranks_alive for each in of_line if each.running)
-    if alive and all(is_later(brought, each.incarnation) for each in of_line):
+    # One move may be known to nobody else: it was taken back before another rank had heard of it.
+    if alive and all(moves_of(brought) > moves_of(each.incarnation) + 1 for each in of_line):
         raise InvalidInput(
             f"no pod knows job {name} as {brought}, and {alive} of its ranks are alive under another name"
         )
