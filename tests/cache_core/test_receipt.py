@@ -52,6 +52,31 @@ def test_the_digest_is_of_who_got_what_and_of_no_order() -> None:
     assert other.samples_digest == first.samples_digest
 
 
+def test_the_digest_is_of_rank_position_and_sample() -> None:
+    """Each request gets what it asks for: another order is another digest, as it is if a rank has another's samples."""
+    first = receipt(SAMPLES, SAMPLES)
+    assert receipt_of(SAMPLES, SAMPLES, 0, 100, KeyedTraces(100, 3, seed=1)).digest == first.digest
+    assert receipt_of(SAMPLES, SAMPLES, 0, 100, KeyedTraces(100, 3, seed=2)).digest != first.digest
+    orders = ([5, 6, 7], [8, 9]), ([6, 5, 7], [8, 9]), ([8, 9], [5, 6, 7]), ([5, 6], [7, 8, 9])
+    ids = np.arange(5, 10)
+    found = {
+        receipt_of(
+            ids, ids, 0, 100, ExplicitTraces(100, {rank: np.array(asked) for rank, asked in enumerate(order)})
+        ).digest
+        for order in orders
+    }
+    assert len(found) == len(orders)
+
+
+def test_the_digest_is_also_of_repeats() -> None:
+    ids = np.array([5, 6])
+    digests = [
+        receipt_of(ids, ids, 0, 100, ExplicitTraces(100, {0: np.array(order)})).digest
+        for order in ([5, 6, 5], [5, 6, 6], [5, 6])
+    ]
+    assert len(set(digests)) == 3
+
+
 @pytest.mark.parametrize("cut", [0, 1, 50, 99, 100])
 def test_owners_add_up(cut: int) -> None:
     traces = KeyedTraces(100, 3, seed=1)
@@ -59,7 +84,7 @@ def test_owners_add_up(cut: int) -> None:
         receipt_of(ids, ids, first, end, traces)
         for ids, first, end in ((SAMPLES[:cut], 0, cut), (SAMPLES[cut:], cut, 100))
     ]
-    assert sum_of_receipts(parts) == receipt(SAMPLES, SAMPLES)
+    assert sum_of_receipts(parts) == receipt(SAMPLES, SAMPLES), "two positions are padding"
 
 
 def test_the_tail_that_was_dropped_is_not_missing() -> None:

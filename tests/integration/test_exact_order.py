@@ -51,6 +51,10 @@ def test_runs_are_equal_whether_or_not_a_pod_was_killed(packed: Packed, tmp_path
             assert receipts[epoch]["exact"], receipts[epoch]
     (whole, _), (broken, _) = runs
     assert whole.samples == broken.samples, "by epoch, rank and position"
+    first, second = ([receipts[epoch]["digest"] for _, receipts in runs] for epoch in range(2))
+    assert first[0] == first[1], "the receipts say so, too"
+    assert second[0] == second[1]
+    assert first[0] != second[0], "another epoch, another order"
 
 
 @pytest.mark.parametrize("eviction", ["renewal", "earliest", "never", "fifo", "lru"])

@@ -304,7 +304,7 @@ class ExplicitTraces:
 
     @cached_property
     def _repeated(self) -> tuple[IdArray, IdArray]:
-        """Samples and places of the repeats, by sample. Only policies that keep the order ask for them."""
+        """Samples and places of the repeats, by sample. Policies that keep the order ask for them, and receipts."""
         places = np.concatenate(list(self._repeats.values()) or [np.empty(0, dtype=bool)]).nonzero()[0]
         samples = np.concatenate(list(self._traces.values()) or [np.empty(0, dtype=np.int64)])[places]
         order = np.argsort(samples, kind="stable")

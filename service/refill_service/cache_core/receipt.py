@@ -40,7 +40,8 @@ class EpochReceipt:
     samples_digest: int = 0
     """Of which samples were delivered: two epochs in which every sample came once have the same."""
     digest: int = 0
-    """Of which sample answered which request: equal for runs that made the same decisions."""
+    """Of (rank, position, sample), of all answers and of the repeats that the traces ask for, which get exactly that:
+    equal for epochs in which every rank got the same samples in the same order."""
     damaged: int = 0
     """Requests whose sample is damaged, so that the rank went on without it."""
     damaged_samples: tuple[int, ...] = ()
@@ -125,8 +126,19 @@ def receipt_of(
         redirected=int(np.count_nonzero(asked != samples)),
         ranks={rank: int(count) for rank, count in enumerate(of_ranks) if count},
         samples_digest=_sum(_mixed(samples)),
-        digest=_sum(_mixed(_mixed(samples) ^ asked.astype(np.uint64))),
+        digest=(_digest(*traces.position_of(asked), samples) + _digest_of_repeats(traces, first_sample, end_sample))
+        % 2**64,
     )
+
+
+def _digest_of_repeats(traces: Traces, first_sample: int, end_sample: int) -> int:
+    samples, ranks, positions = traces.repeats_of(first_sample, end_sample)
+    return _digest(ranks, positions, samples)
+
+
+def _digest(ranks: Int64Array, positions: Int64Array, samples: Int64Array) -> int:
+    """The same in whatever order they come, and the sum of the parts' digests for all of them."""
+    return _sum(_mixed(_mixed(_mixed(samples) ^ positions.astype(np.uint64)) ^ ranks.astype(np.uint64)))
 
 
 def sum_of_parts(parts: Sequence[dict[str, Any]]) -> EpochReceipt:

@@ -73,5 +73,7 @@ def _shown(receipt: dict[str, Any]) -> str:
     lines += [f"  rank {rank:<6} {count:>14,}" for rank, count in ranks[:_SHOWN_RANKS]]
     if len(ranks) > _SHOWN_RANKS:
         lines.append(f"  and {len(ranks) - _SHOWN_RANKS} more ranks (--json shows all)")
-    lines.append(f"  digest {receipt['digest']}, of the samples alone {receipt['samples_digest']}")
+    lines.append(
+        f"  digest {receipt['digest']} of (rank, position, sample), {receipt['samples_digest']} of the samples alone"
+    )
     return "\n".join(lines)
