@@ -65,7 +65,7 @@ class JobModel(RequestsModel):
         try:
             self._home_of(process, silent=False)
         except JobLost as error:
-            self.lost = error.message
+            self.refused_for_good(error)
         except RefillError:
             pass
 
@@ -98,9 +98,10 @@ class JobModel(RequestsModel):
         for pod in self.running:
             memory = pod.home.remote_memory
             assert memory.used + memory.granted <= memory.capacity, "remote memory above its limit"
-        if self.anything_unknown:
-            return
+        self.note_unknown()
         for epoch, got in enumerate(self.ever_got):
+            if self.anything_unknown(epoch):
+                continue
             may_come = self.multiplicity(epoch)
             came = Counter(got.values())
             twice = [sample for sample, count in came.items() if count > may_come[sample]]
@@ -113,6 +114,14 @@ class JobModel(RequestsModel):
             asked, repeats = traces.asked(rank, np.arange(traces.length(rank)))
             found.update(asked[repeats].tolist())
         return found
+
+    def received_by_rank(self, epoch: int) -> dict[int, int]:
+        """How many samples each rank has received, without repeats."""
+        traces, found = self.first_traces[epoch], Counter[int]()
+        for rank in range(self.spec.world_size):
+            _, repeats = traces.asked(rank, np.arange(traces.length(rank)))
+            found[rank] = int(np.count_nonzero(~repeats))
+        return {rank: count for rank, count in found.items() if count}
 
     def receipt(self, epoch: int) -> EpochReceipt | None:
         """As ``JobAtPod.receipt``; None where a pod does not know any more."""
@@ -148,12 +157,13 @@ class JobModel(RequestsModel):
         """An epoch that all ranks have asked for to its end, against its receipt."""
         came = Counter(self.got[epoch].values())
         twice = (came - self.multiplicity(epoch)).total()
-        if not self.anything_unknown:
+        if not self.anything_unknown(epoch):
             assert not twice, f"epoch {epoch}: {twice} samples came more often than they were asked for"
         if (receipt := self.receipt(epoch)) is None:
             return
         self.num_receipts += 1
         assert receipt.missing == 0, f"epoch {epoch}: nothing is missing, and its receipt says {receipt}"
         assert receipt.duplicates + receipt.unknown >= twice, f"epoch {epoch}: {twice} came twice, and {receipt}"
-        if not self.anything_unknown:
+        if not self.anything_unknown(epoch):
             assert receipt.exact, f"epoch {epoch} was exact, and its receipt says {receipt}"
+            assert receipt.ranks == self.received_by_rank(epoch), f"epoch {epoch}: {receipt}"

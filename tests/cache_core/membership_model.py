@@ -59,7 +59,11 @@ class MembershipModel:
         self.now = 0.0
         self.lost = ""
         """Why the job can't go on: pods have said so."""
-        self.anything_unknown = False
+        self.any_process_killed = False
+        self.any_rank_silent = False
+        """For as long as ranks are waited for that do not report, while pods recovered."""
+        self.known_from: dict[int, int] = {}
+        """By rank, the epoch before which pods have said that what it received is unknown."""
         self.pods_of = {"a": shape.num_pods}
         """On how many pods each incarnation ran."""
         self.places = [Place(i, Volume() if shape.journals else None) for i in range(shape.num_pods)]
@@ -213,15 +217,41 @@ class MembershipModel:
             place.pod = None
             return
         except JobLost as error:
-            self.lost = error.message
+            self.refused_for_good(error)
             return
         pod.carry_out(restore(pod.job, pod.owner, recollection, step.without))
         pod.begin_journal()
+        self.note_unknown()
         if pod.life.unknown:
-            self.anything_unknown = True
             for other in others:
                 if self.places[other].up and (there_pod := self.places[other].pod) is not None:
                     there_pod.records.unknown[ordinal] = encode_records(pod.life.unknown.records())
+
+    def refused_for_good(self, error: RefillError) -> None:
+        """As docs/CORRECTNESS.md says: a job can't move when it is not known what a rank had, or one does not come
+        back. Nothing else refuses a rank for good."""
+        within = (self.any_process_killed or self.known_from) and "was resumed within epoch" in error.message
+        silent = self.any_rank_silent and "did not tell what had been received" in error.message
+        if not (isinstance(error, JobLost) and "can't move to" in error.message and (within or silent or self.lost)):
+            raise AssertionError(f"refused for good: {error}") from error
+        self.lost = error.message
+
+    def note_unknown(self) -> None:
+        for pod in self.running:
+            for rank, epoch in pod.life.unknown.by_rank().items():
+                self.known_from[rank] = max(epoch, self.known_from.get(rank, 0))
+
+    def is_unknown(self, epoch: int, rank: int) -> bool:
+        """Whether pods have said that they can't know all that the rank received in an epoch."""
+        return epoch < self.known_from.get(rank, 0)
+
+    def anything_unknown(self, epoch: int) -> bool:
+        return any(epoch < known_from for known_from in self.known_from.values())
+
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        if seconds > PATIENCE_SECONDS and any(pod.life.recovering for pod in self.running):
+            self.any_rank_silent = True
 
     def _introduce(self, place: Place, incarnation: str) -> None:
         try:

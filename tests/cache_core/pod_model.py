@@ -212,7 +212,7 @@ class Pod:
                 case Write(record):
                     self.write(record)
                 case Open(epoch, _, _, live):
-                    for record in self.life.unknown.epoch_opens(epoch.number):
+                    for record in self.life.unknown.epoch_opens(max(epoch.number, self.life.ranks.newest)):
                         self.write(record)
                     self.life.unknown.forget(before_epoch=min([*live, *(each.number for each in self.owner.epochs)]))
                 case CloseBooks(epoch):

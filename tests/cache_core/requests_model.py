@@ -24,7 +24,6 @@ from refill_service.cache_core.home_machine import Entry, SentAhead
 class RequestsModel(MembershipModel):
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        self.any_process_killed = False
         self.processes = [Process(rank, "a") for rank in range(shape.num_ranks)]
         self.epochs = [0] * shape.num_ranks
         """That each rank is in."""
@@ -47,10 +46,8 @@ class RequestsModel(MembershipModel):
             pod = self._home_of(process, silent=silent)
             asked = self._open_batch(pod, process, epoch, positions, cut_off)
         except (EpochEnded, InvalidInput, JobConflict, JobLost) as error:
-            if self.lost or self.anything_unknown or self.any_process_killed:
-                self.lost = error.message  # it is where nobody remembers that ranks are
-                return False
-            raise AssertionError(f"rank {rank} was refused for good in epoch {epoch}: {error}") from error
+            self.refused_for_good(error)
+            return False
         except RefillError:
             return False
         if asked is None:
@@ -194,10 +191,7 @@ class RequestsModel(MembershipModel):
             assert pod.job.share.holds(asked).all(), "an owner is asked for what it does not own"
             epoch = pod.open(wire.epoch, wire.rank)
         except EpochEnded as error:
-            assert self.anything_unknown or self.any_process_killed, (
-                f"epoch {wire.epoch} was ended while it is asked for"
-            )
-            self.lost = error.message  # nobody remembers that a rank is in it
+            self.refused_for_good(error)
             return False
         except RefillError:
             return False
@@ -254,7 +248,8 @@ class RequestsModel(MembershipModel):
         for position, sample in zip(batch.positions.tolist(), batch.sample_ids.tolist(), strict=True):
             self.got[batch.epoch][batch.rank, position] = sample
             before = self.ever_got[batch.epoch].setdefault((batch.rank, position), sample)
-            if not self.anything_unknown:
+            self.note_unknown()
+            if not self.is_unknown(batch.epoch, batch.rank):
                 assert before == sample, f"rank {batch.rank} position {position} got {before}, asked again {sample}"
 
     def deliver_all(self) -> None:

@@ -77,7 +77,7 @@ def cut_down(shape: Shape, facts: list[Fact], error: BaseException) -> list[Fact
 
 def _finish(model: JobModel) -> None:
     """Each rank asks for what it lacks, and comes to the epoch of the others."""
-    model.now += 1000
+    model.time_passes(1000)
     model.deliver_all()
     for epoch in range(min(model.epochs), max(model.epochs) + 1):
         model.finish_epoch(epoch)
@@ -181,7 +181,7 @@ def _all_recover(model: JobModel, who: int, where: int, how: int) -> None:
 
 
 def _time_passes(model: JobModel, who: int, where: int, how: int) -> None:
-    model.now += [1, 11, 700][how % 3]
+    model.time_passes([1, 11, 700][how % 3])
 
 
 def _process_is_killed(model: JobModel, who: int, where: int, how: int) -> None:

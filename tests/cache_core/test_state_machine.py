@@ -83,6 +83,26 @@ FOUND: dict[str, tuple[Shape, list[Fact]]] = {
         shape_of(blobs=(6,), chunk_size=3, policy="exact", journals=False, remote_bytes=2000, drop_last=True),
         [("pods are killed", 27, 5, 7), ("asks for all", 58, 42, 61)],
     ),
+    "pods that knew nothing any more began with the epoch of a rank that was ahead, and refused the one behind it": (
+        shape_of(blobs=(14,), num_pods=1, num_ranks=2, policy="redox", num_epochs=2, journals=False, seed=9044),
+        [("finishes epoch", 26, 2, 48), ("all pods are replaced", 62, 47, 60), ("process is killed", 28, 54, 25)],
+    ),
+    "of two ranks, the one that had had an epoch was all that was known, and the other was refused in that epoch": (
+        shape_of(
+            blobs=(2, 8, 7), num_pods=1, policy="redox", journals=False, remote_bytes=150, memory_bytes=3000, seed=39646
+        ),
+        [
+            ("finishes epoch", 40, 32, 29),
+            ("asks for all", 38, 31, 55),
+            ("asks", 57, 11, 40),
+            ("response arrives", 31, 50, 16),
+            ("response arrives", 25, 38, 0),
+            ("asks", 34, 63, 8),
+            ("process is killed", 12, 6, 39),
+            ("all arrives", 22, 50, 27),
+            ("pods are killed", 53, 45, 29),
+        ],
+    ),
 }
 
 

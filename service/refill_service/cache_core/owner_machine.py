@@ -169,6 +169,7 @@ class OwnerMachine:
         self._new_policy = new_policy
         self._journaled = journaled
         self._closed = False
+        self._forgotten = False
         self._orders: list[Order] = []
 
     # What is open.
@@ -242,15 +243,18 @@ class OwnerMachine:
     def traces_known(self, number: int, traces: Traces) -> list[Order]:
         """Fact: an epoch that may open is asked for, and what its positions ask for is known."""
         if not self.epochs or self.epochs[-1].number < number:
+            self._open_before(number)
             self._open(number, traces)
         return self._ordered()
 
-    def restored(self, epochs: Iterable[Restored]) -> list[Order]:
+    def restored(self, epochs: Iterable[Restored], *, forgotten: bool = False) -> list[Order]:
         """Fact: this is what was answered before a restart.
+
+        :param forgotten: nobody knows where a rank is: it may be an epoch behind the first that is asked for.
 
         Raises ValueError when it can't be of this job as it is now.
         """
-        first = self._first_sample
+        first, self._forgotten = self._first_sample, forgotten
         try:
             for number, traces, (asked, samples) in epochs:
                 self._open(number, traces, (asked - first, samples - first))
@@ -383,6 +387,13 @@ class OwnerMachine:
             and (traces := self._job.known_traces(newest.number + 1)) is not None
         ):
             self._open(newest.number + 1, traces)
+
+    def _open_before(self, number: int) -> None:
+        """After a restart, if a rank may be one behind the first that asks."""
+        if not self.epochs and self._forgotten and number > 0 and self.ranks.behind(number):
+            before = self._job.known_traces(number - 1)
+            if before is not None:
+                self._open(number - 1, before)
 
     def _open(self, number: int, traces: Traces, answered: Answered | None = None) -> None:
         before = self.epochs[-1] if self.epochs else None

@@ -112,6 +112,14 @@ class Recollection:
         """The oldest epoch that a rank is in. All ranks that are known have left the epochs before."""
         return min((epoch for epoch, _ in self.ranks.values() if epoch >= 0), default=0)
 
+    def a_place_is_unknown(self, world_size: int) -> bool:
+        """Whether a rank has begun, perhaps, and nobody knows in which epoch it is. It is one behind the newest at
+        most."""
+        if self.table_is_whole:
+            return False
+        has_not_begun = (0, None) if self._lists_all_ranks else (-1, None)
+        return any(self.ranks.get(rank, has_not_begun)[0] < 0 for rank in range(world_size))
+
     def epochs(self) -> list[int]:
         """Those of which anything is known and that can still be asked for, ascending."""
         entered = {epoch for epoch, _ in self.ranks.values() if epoch >= 0}
@@ -122,10 +130,13 @@ class Recollection:
         """Those of which the pod's own table was found, whether or not they can still be asked for, ascending."""
         return sorted(self._asked)
 
-    def forget_partly_known(self) -> None:
+    def forget_partly_known(self, world_size: int) -> None:
         """Drop epochs that all ranks have left and of which a rank did not report all, since it was resumed within one:
         the samples that it had of them must not be dealt again."""
-        first = min(self.oldest_entered, max(self.whole_since.values(), default=0))
+        oldest = self.oldest_entered
+        if self.a_place_is_unknown(world_size):
+            oldest = min(oldest, self.newest_entered - 1)
+        first = min(oldest, max(self.whole_since.values(), default=0))
         for known in (self._asked, self._received):
             for epoch in [epoch for epoch in known if epoch < first]:
                 del known[epoch]

@@ -129,7 +129,7 @@ class Recovering:
             if step.patience_begins:
                 self._all_answered = None
         elif self._life.moves or not recollection.table_is_whole:
-            recollection.forget_partly_known()
+            recollection.forget_partly_known(self._job.spec.world_size)
         return step
 
     def to_deal(self, recollection: Recollection) -> Iterator[EpochToDeal]:
@@ -201,18 +201,22 @@ def restore(job: JobState, machine: OwnerMachine, recollection: Recollection, wi
 
     :param without: ranks that had not reported what they received.
     """
-    first = min(recollection.epochs(), default=0)
+    numbers = recollection.epochs()[-_GOES_ON_WITH_EPOCHS:]
+    forgotten = recollection.a_place_is_unknown(job.spec.world_size)
+    if forgotten and numbers and 0 < recollection.newest_entered <= numbers[0]:
+        numbers.insert(0, recollection.newest_entered - 1)  # that rank may be there
+    first = min(numbers, default=0)
     known_from = {rank: epoch for rank, epoch in recollection.known_from.items() if epoch > first}
     job.life.unknown.restored(known_from, without, recollection.newest_entered)
     for rank, (epoch, homes) in recollection.ranks.items():
         job.life.ranks.restored(rank, epoch, homes)
     share, epochs = job.share, []
-    for epoch in recollection.epochs()[-_GOES_ON_WITH_EPOCHS:]:
+    for epoch in numbers:
         if (traces := job.known_traces(epoch)) is not None:  # else nobody could have asked
             answered = recollection.answered(epoch, traces, share.first_sample, share.end_sample)
             epochs.append(Restored(epoch, traces, answered))
     try:
-        orders = machine.restored(epochs)
+        orders = machine.restored(epochs, forgotten=forgotten)
     except ValueError as error:
         raise JobLost(
             f"job {job.spec.name} can't go on after the restart of pod {job.ordinal}: {error}", job=job.spec.name

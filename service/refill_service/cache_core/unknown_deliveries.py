@@ -53,7 +53,10 @@ class UnknownDeliveries:
             self._known_from[rank] = epoch
 
     def epoch_opens(self, epoch: int) -> list[Record]:
-        """Fact: the first epoch since the restart opens. Returns what is to be written down of it."""
+        """Fact: the first epoch since the restart opens. Returns what is to be written down of it.
+
+        :param epoch: the newest that a rank is in by then.
+        """
         ranks, self._from_next = sorted(self._from_next), set()
         for rank in ranks:
             self.known_from(rank, epoch + 2)

@@ -438,7 +438,7 @@ class Owner:
         state = RunningEpoch(self.job, order.epoch, self._machine, self._carry_out, self._chunks, self._reads)
         self._running[order.epoch] = state
         self.history[state.number] = state.counts
-        for record in self._life.unknown.epoch_opens(state.number):
+        for record in self._life.unknown.epoch_opens(max(state.number, self._life.ranks.newest)):
             self._write(record)
         # Not what the receipts of those say that are about to be closed: they are written after this.
         self._life.unknown.forget(before_epoch=min([*order.live_epochs, *(epoch.number for epoch in self._running)]))
