@@ -170,8 +170,8 @@ class Job:
 
     def restarts(self) -> None:
         """All memory is lost. What was given is known: it was written down before it left."""
-        newest = max(self.rank_epochs)
-        live = [e for e in range(NUM_EPOCHS) if self.given[e] and e >= newest - 1]
+        oldest = min([at for at in self.rank_epochs if at >= 0], default=0)
+        live = [e for e in range(NUM_EPOCHS) if self.given[e] and e >= oldest - 1]
         self.begins()
         for rank, at in enumerate(self.rank_epochs):
             if at >= 0:

@@ -87,6 +87,10 @@ FOUND: dict[str, tuple[Shape, list[Fact]]] = {
         shape_of(blobs=(14,), num_pods=1, num_ranks=2, policy="redox", num_epochs=2, journals=False, seed=9044),
         [("finishes epoch", 26, 2, 48), ("all pods are replaced", 62, 47, 60), ("process is killed", 28, 54, 25)],
     ),
+    "a pod that was restarted began with the epoch of the one rank that had begun, and refused the others in theirs": (
+        shape_of(blobs=(1,), chunk_size=1, num_epochs=2, journals=False, window=0, memory_bytes=700, seed=38970),
+        [("asks", 19, 52, 55), ("pods are killed", 2, 15, 46), ("finishes epoch", 1, 0, 30), ("asks", 34, 52, 1)],
+    ),
     "of two ranks, the one that had had an epoch was all that was known, and the other was refused in that epoch": (
         shape_of(
             blobs=(2, 8, 7), num_pods=1, policy="redox", journals=False, remote_bytes=150, memory_bytes=3000, seed=39646

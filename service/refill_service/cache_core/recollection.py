@@ -113,12 +113,8 @@ class Recollection:
         return min((epoch for epoch, _ in self.ranks.values() if epoch >= 0), default=0)
 
     def a_place_is_unknown(self, world_size: int) -> bool:
-        """Whether a rank has begun, perhaps, and nobody knows in which epoch it is. It is one behind the newest at
-        most."""
-        if self.table_is_whole:
-            return False
-        has_not_begun = (0, None) if self._lists_all_ranks else (-1, None)
-        return any(self.ranks.get(rank, has_not_begun)[0] < 0 for rank in range(world_size))
+        """Whether a rank has not begun, or nobody knows in which epoch it is. It may be one behind the newest."""
+        return any(rank not in self.ranks or self.ranks[rank][0] < 0 for rank in range(world_size))
 
     def epochs(self) -> list[int]:
         """Those of which anything is known and that can still be asked for, ascending."""

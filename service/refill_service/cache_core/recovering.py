@@ -204,7 +204,7 @@ def restore(job: JobState, machine: OwnerMachine, recollection: Recollection, wi
     numbers = recollection.epochs()[-_GOES_ON_WITH_EPOCHS:]
     forgotten = recollection.a_place_is_unknown(job.spec.world_size)
     if forgotten and numbers and 0 < recollection.newest_entered <= numbers[0]:
-        numbers.insert(0, recollection.newest_entered - 1)  # that rank may be there
+        numbers.insert(0, recollection.newest_entered - 1)  # a rank may be there
     first = min(numbers, default=0)
     known_from = {rank: epoch for rank, epoch in recollection.known_from.items() if epoch > first}
     job.life.unknown.restored(known_from, without, recollection.newest_entered)
