@@ -30,6 +30,7 @@ from tests.chaos.store_relay import StoreFaults, store_relay
 from tests.chaos.tcp_relay import Link, Relay
 from tests.chaos.verdict import Loss, Verdict
 
+from refill.errors import PodUnreachable
 from refill_service.demo.local_cluster import LocalCluster
 
 __all__ = ["ChaosRun", "Outcome", "repeated_by"]
@@ -37,7 +38,8 @@ __all__ = ["ChaosRun", "Outcome", "repeated_by"]
 _BATCH = 16
 _MOST_RANKS = 4
 _GRACE_SECONDS = 120.0
-"""After the last fault is healed: pods that nobody answers are given up after less."""
+"""After the last fault is healed, so long may pass in which no rank receives anything: pods that nobody answers are
+given up after less. How long all of it takes depends on what else the machine does."""
 _FAST = 0.25
 """Of the pause between two batches, for a rank that is ahead of the others."""
 _QUIET_SECONDS = 5.0
@@ -286,24 +288,31 @@ class ChaosRun:
         self._began = time.monotonic()
         for fault in self.schedule:
             self._do_at(fault.at_seconds, str(fault), lambda fault=fault: self._begin(fault))  # type: ignore[misc]
-        deadline = None
+        deadline, received = 0.0, -1
         while True:
             now = time.monotonic() - self._began
             while self._todo and self._todo[0][0] <= now:
                 _, _, what, do = heapq.heappop(self._todo)
                 self._outcome.done.append((now, what))
-                do()
+                try:
+                    do()
+                except PodUnreachable as error:  # it does not start, or does not end
+                    self._verdict.problems.append(f"{what}: {error}")
+                    return
             for rank, process in enumerate(self.ranks):
                 if rank not in self.ranks_down and (failure := process.failure) is not None:
                     self._verdict.rank_ended(failure, self._losses)
                     return
             if not self._todo:
-                deadline = deadline or now + _GRACE_SECONDS
                 if all(process.done for process in self.ranks):
                     return
+                if (more := self._legs.bytes_written()) != received:
+                    deadline, received = now + _GRACE_SECONDS, more
                 if now > deadline:
                     stuck = [rank for rank, process in enumerate(self.ranks) if not process.done]
-                    self._verdict.problems.append(f"ranks {stuck} were not done {_GRACE_SECONDS:.0f} s after the end")
+                    self._verdict.problems.append(
+                        f"ranks {stuck} wait, and received nothing for {_GRACE_SECONDS:.0f} s"
+                    )
                     return
             time.sleep(0.01)
 

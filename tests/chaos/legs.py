@@ -62,6 +62,10 @@ class Legs:
         """Whether each has received something, or has ended."""
         return all(process.failure or any(read_answers(Path(process.plan.file))) for process in self.ranks)
 
+    def bytes_written(self) -> int:
+        """Grows with whatever a rank of the newest leg receives."""
+        return sum(path.stat().st_size for path in self._files[-1] if path.exists())
+
     def epochs(self) -> tuple[int, int]:
         """The first and the last epoch that ranks are in."""
         newest = [max((answer.epoch for answer in read_answers(path)), default=0) for path in self._files[-1]]

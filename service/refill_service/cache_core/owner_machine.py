@@ -217,7 +217,11 @@ class OwnerMachine:
         """All requests of an epoch that were answered; None when it is not known any more."""
         if (epoch := self.known(number)) is not None:
             return self.answered_of(epoch)
-        return (NO_SAMPLES, NO_SAMPLES) if not self.epochs or number > self.epochs[-1].number else None
+        return (NO_SAMPLES, NO_SAMPLES) if self.is_after_all(number) else None
+
+    def is_after_all(self, number: int) -> bool:
+        """Whether an epoch is later than all that are known here: nothing of it was asked for."""
+        return not self.epochs or number > self.epochs[-1].number
 
     def answered_of(self, epoch: OpenEpoch) -> Answered:
         asked, samples = epoch.policy.answered()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["EpochReceipt", "receipt_of", "sum_of_parts", "sum_of_receipts", "without_damaged"]
+__all__ = ["EpochReceipt", "has_begun", "receipt_of", "sum_of_parts", "sum_of_receipts", "without_damaged"]
 
 _COUNTS = ("requests", "delivered", "duplicates", "missing", "unknown", "redirected")
 _MOST_SHOWN = 100
@@ -139,6 +139,12 @@ def _digest_of_repeats(traces: Traces, first_sample: int, end_sample: int) -> in
 def _digest(ranks: Int64Array, positions: Int64Array, samples: Int64Array) -> int:
     """The same in whatever order they come, and the sum of the parts' digests for all of them."""
     return _sum(_mixed(_mixed(_mixed(samples) ^ positions.astype(np.uint64)) ^ ranks.astype(np.uint64)))
+
+
+def has_begun(part: dict[str, Any]) -> bool:
+    """Whether a pod that tells its part of an epoch was asked for anything in it. Those of an earlier version tell no
+    other parts."""
+    return bool(part.get("begun", True))
 
 
 def sum_of_parts(parts: Sequence[dict[str, Any]]) -> EpochReceipt:

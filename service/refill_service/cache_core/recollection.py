@@ -108,6 +108,11 @@ class Recollection:
         return max((epoch for epoch, _ in self.ranks.values()), default=-1)
 
     @property
+    def entered(self) -> list[int]:
+        """The epochs that ranks are in, as far as they are known, ascending."""
+        return sorted({epoch for epoch, _ in self.ranks.values() if epoch >= 0})
+
+    @property
     def oldest_entered(self) -> int:
         """The oldest epoch that a rank is in. All ranks that are known have left the epochs before."""
         return min((epoch for epoch, _ in self.ranks.values() if epoch >= 0), default=0)
@@ -118,8 +123,7 @@ class Recollection:
 
     def epochs(self) -> list[int]:
         """Those of which anything is known and that can still be asked for, ascending."""
-        entered = {epoch for epoch, _ in self.ranks.values() if epoch >= 0}
-        known = set(self._asked) | set(self._received) | entered
+        known = set(self._asked) | set(self._received) | set(self.entered)
         return sorted(epoch for epoch in known if epoch >= self.oldest_entered - 1)
 
     def epochs_of_table(self) -> list[int]:

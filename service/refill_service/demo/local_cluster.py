@@ -23,10 +23,13 @@ from refill.errors import PodUnreachable
 
 __all__ = ["LocalCluster", "PortClaims"]
 
-_START_SECONDS = 30
+_START_SECONDS = 120
+"""A machine may be busy with much else. A pod that can't start ends, which is seen at once."""
 _PORTS = range(20_000, 32_000)
 """Below those that Linux gives to connections, so that none takes a pod's port while it is restarted."""
 _STOP_SECONDS = 10
+_END_SECONDS = 60
+"""Longer than ``grace_seconds``, in which a pod answers what is under way."""
 _STOP_SIGNAL = signal.SIGTERM
 
 
@@ -122,10 +125,19 @@ class LocalCluster:
 
     def end(self) -> None:
         """End all pods in order, the last one first, as those of a StatefulSet end."""
-        for process in reversed(self.processes):
-            process.terminate()
-            process.wait(_STOP_SECONDS)
+        for pod in reversed(range(len(self.processes))):
+            self.end_pod(pod)
         self.processes = []
+
+    def end_pod(self, pod: int) -> None:
+        """End a pod in order."""
+        self.processes[pod].terminate()
+        try:
+            self.processes[pod].wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise PodUnreachable(
+                f"pod {pod} was told to end {_END_SECONDS} s ago: {self.log(pod).strip()[-500:]}"
+            ) from None
 
     def start(self, num_pods: int) -> None:
         """Start so many pods, after :meth:`end`."""

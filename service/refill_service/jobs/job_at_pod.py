@@ -18,7 +18,7 @@ from refill_service.cache_core.job_lifecycle import RunAtPod
 from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
 from refill_service.cache_core.memory_shares import Claim
 from refill_service.cache_core.pod_records import PodRecords
-from refill_service.cache_core.receipt import EpochReceipt, sum_of_parts, without_damaged
+from refill_service.cache_core.receipt import EpochReceipt, has_begun, sum_of_parts, without_damaged
 from refill_service.jobs.asked_positions import AskedPositions, asked_positions
 from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.home import Home
@@ -187,7 +187,12 @@ class JobAtPod:
         """The receipt before damage is told from delivery, and the pods' parts of it."""
         here = await self.receipt_here(epoch)
         answers = [here, *await self.peers.call_all("GET", f"epochs/{epoch}/receipt")]
+        if not any(has_begun(part) for part in answers):
+            raise self._has_not_begun(epoch)
         return sum_of_parts(answers), answers
+
+    def _has_not_begun(self, epoch: int) -> InvalidInput:
+        return InvalidInput(f"epoch {epoch} of job {self.job.spec.name} has not begun, or is long over")
 
     async def skipped(self, epoch: int, rank: int, start: int, end: int) -> tuple[int, int] | None:
         """The first part of the positions ``[start, end)`` that a rank has not asked for, be it that they are still to
@@ -204,12 +209,15 @@ class JobAtPod:
         return None if receipt.unknown or had >= asked.first + asked.count else found
 
     async def receipt_here(self, epoch: int) -> dict[str, Any]:
-        """This pod's part of it: of its share, and of what other pods sent it ahead."""
+        """This pod's part of it: of its share, and of what other pods sent it ahead. Raises as ``Owner.receipt``."""
         if epoch in self.ended:
             return self.ended[epoch]
+        if len(self.ended) >= _KEPT_RECEIPTS and epoch < min(self.ended):
+            raise self._has_not_begun(epoch)
         home = self.home.machine
         return {
             "epoch": epoch,
+            "begun": self.owner.has_opened(epoch),
             "receipt": (await self.owner.receipt(epoch)).to_dict(),
             "unused_ahead": {str(rank): count for rank, count in home.unused_ahead(epoch).items()},
             "repeats": home.history[epoch].repeats if epoch in home.history else 0,

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 
 from refill.errors import (
     EpochEnded,
@@ -37,7 +38,7 @@ from refill_service.cache_core.owner_machine import (
     Write,
 )
 from refill_service.cache_core.pod_records import snapshot
-from refill_service.cache_core.policies.interface import Carried, EpochBegan, EpochCounts, Policy
+from refill_service.cache_core.policies.interface import NO_SAMPLES, Carried, EpochBegan, EpochCounts, Policy
 from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.receipt import EpochReceipt, receipt_of
 from refill_service.cache_core.recollection import Recollection
@@ -96,6 +97,8 @@ class Owner:
         self._machine = OwnerMachine(job, job.life.ranks, job.share.first_sample, job.abstract_bytes, self._new_policy)
         self._running: dict[OpenEpoch, RunningEpoch] = {}
         """By the machine's epochs that are open, or have ended for good while their receipts are written."""
+        self._passed_by: dict[int, Traces] = {}
+        """Epochs that ended without a request to this pod, while their receipts are written."""
         self._life = job.life
         self._ranks = job.life.ranks
         self._moved_on = Changes()
@@ -151,8 +154,15 @@ class Owner:
 
     @property
     def epochs_begun(self) -> list[int]:
-        """Those that have no final receipt yet and that a rank has entered."""
-        return sorted(running.number for running in self._running.values() if running.number <= self.epoch)
+        """Those that have no final receipt yet and that a rank has entered, whether or not it asked for anything
+        here."""
+        found = {running.number for running in self._running.values()} | {at for _, at in self._ranks}
+        found |= {epoch for epoch in self.job.traced_epochs if self._was_asked_nothing_in(epoch)}
+        return sorted(epoch for epoch in found if epoch <= self.epoch)
+
+    def has_opened(self, epoch: int) -> bool:
+        """Whether this owner was asked for anything in an epoch that has no final receipt yet."""
+        return any(running.number == epoch for running in self._running.values())
 
     def progress(self) -> tuple[int, int] | None:
         """``(answered, all)`` requests of the epoch that the job is in, or was in last as far as is known here."""
@@ -292,14 +302,36 @@ class Owner:
     async def receipt(self, epoch: int) -> EpochReceipt:
         """What this owner delivered in an epoch, or assigned to be sent ahead.
 
-        Raises :class:`InvalidInput` for one that has not begun here.
+        Raises :class:`InvalidInput` for one that has not begun or is long over, and :class:`EpochNotReady` while nobody
+        can tell what is asked of this owner in it.
         """
         state = next((known for known in self._running.values() if known.number == epoch), None)
-        if state is None:
-            if self._life.recovering:
-                raise self.recovering()
+        if state is not None:
+            return await self._receipt_of(state)
+        if self._life.recovering:
+            raise self.recovering()
+        if epoch > self.epoch or not self._was_asked_nothing_in(epoch):
             raise InvalidInput(f"epoch {epoch} of job {self.job.spec.name} has not begun, or is long over")
-        return await self._receipt_of(state)
+        traces = self._passed_by.get(epoch) or self.job.known_traces(epoch)
+        if traces is None:
+            raise EpochNotReady(f"epoch {epoch} of job {self.job.spec.name} waits for the traces of its ranks")
+        share = self.job.share
+        return await asyncio.to_thread(
+            receipt_of,
+            NO_SAMPLES,
+            NO_SAMPLES,
+            share.first_sample,
+            share.end_sample,
+            traces,
+            self._life.unknown.ranks(epoch),
+        )
+
+    def _was_asked_nothing_in(self, epoch: int) -> bool:
+        """Whether this is known of an epoch that is neither open here nor has left its receipt: other pods may have
+        been asked for all that ranks have had of it."""
+        if self.job.resumed is not None and epoch < self.job.resumed.epoch:
+            return False
+        return self._machine.is_after_all(epoch) or not self._life.ran_before
 
     async def _receipt_of(self, state: RunningEpoch) -> EpochReceipt:
         share, answered = self.job.share, self._machine.answered_of(state.epoch)
@@ -453,27 +485,41 @@ class Owner:
     def _close_books(self, over: RunningEpoch) -> None:
         """An epoch that will not be asked for again leaves its receipt."""
         over.payloads.clear()
-        self.job.forget_traces(before_epoch=over.number + 1)
+        self._forget_traces(before_epoch=over.number + 1)
+        self._leave_receipt(over.number, lambda: self._running.pop(over.epoch))
 
-        async def close() -> None:
+    def _forget_traces(self, before_epoch: int) -> None:
+        """An epoch of which this pod owned nothing that ranks asked for leaves a receipt, too, as long as its traces
+        are there."""
+        open_here = {running.number for running in self._running.values()}
+        for epoch in self.job.traced_epochs:
+            if epoch < before_epoch and epoch not in open_here and self._was_asked_nothing_in(epoch):
+                traces = self.job.known_traces(epoch)
+                if traces is not None and epoch not in self._passed_by:
+                    self._passed_by[epoch] = traces
+                    self._leave_receipt(epoch, partial(self._passed_by.pop, epoch))
+        self.job.forget_traces(before_epoch)
+
+    def _leave_receipt(self, epoch: int, done: Callable[[], object]) -> None:
+        async def leave() -> None:
             try:
                 if self.epoch_ended is not None:
-                    await self.epoch_ended(over.number)
+                    await self.epoch_ended(epoch)
                 if self.journal is not None:
-                    self.journal.forget(over.number)
+                    self.journal.forget(epoch)
             except JournalUnwritable as error:
-                log.error("job %s: the receipt of epoch %d is not kept: %s", self.job.spec.name, over.number, error)
+                log.error("job %s: the receipt of epoch %d is not kept: %s", self.job.spec.name, epoch, error)
             finally:
-                del self._running[over.epoch]
+                done()
 
-        task = asyncio.create_task(close())
+        task = asyncio.create_task(leave())
         self._closing_books.add(task)
         task.add_done_callback(self._closing_books.discard)
 
     def _forget_ended(self) -> None:
         """Epochs that nobody can ask for any more give room to new traces."""
         self._carry_out(self._machine.room_is_wanted())
-        self.job.forget_traces(before_epoch=self._machine.oldest_traces)
+        self._forget_traces(before_epoch=self._machine.oldest_traces)
 
     async def _exact(self, counts: OwnerCounts, samples: list[int], says_damage: bool) -> list[Payload | BaseException]:
         """Read single samples; what went wrong stands in the place of each that failed."""

@@ -5,10 +5,14 @@ And what do the parts of all pods say together? The receipt of an epoch, and its
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from refill.errors import EpochNotReady, InvalidInput
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
@@ -36,7 +40,8 @@ async def part_of_job(at_pod: JobAtPod, ended_at: float) -> RunPart | None:
     """Of a job that has been closed. None: nobody had asked for anything."""
     epochs = dict(at_pod.ended)
     for epoch in at_pod.owner.epochs_begun:
-        epochs[epoch] = await at_pod.receipt_here(epoch)
+        with contextlib.suppress(InvalidInput, EpochNotReady):  # nobody can have been served in it
+            epochs[epoch] = await at_pod.receipt_here(epoch)
     return RunPart.of(about_job(at_pod.job, ended_at), epochs.values()) if epochs else None
 
 
@@ -45,7 +50,9 @@ def about_job(job: Job, ended_at: float = 0.0) -> dict[str, Any]:
 
     :param ended_at: seconds since 1970; 0: it has not ended, as far as is known.
     """
-    return _about(job.spec, job.incarnation, job.ordinal, job.num_pods, job.resumed, ended_at)
+    of_pods = np.diff(job.owner_bounds)
+    owns_nothing = np.flatnonzero(of_pods == 0).tolist()
+    return _about(job.spec, job.incarnation, job.ordinal, job.num_pods, job.resumed, ended_at, owns_nothing)
 
 
 def part_of_journal(kept: KeptJob, ordinal: int, ended_at: float = 0.0) -> RunPart:
@@ -54,7 +61,9 @@ def part_of_journal(kept: KeptJob, ordinal: int, ended_at: float = 0.0) -> RunPa
     header = kept.header
     spec = JobSpec.from_dict(header["spec"])
     epochs = kept.receipts | {part["epoch"]: part for part in parts_without_receipt(kept, ordinal)}
-    about = _about(spec, header["incarnation"], ordinal, header["num_pods"], kept.resumed, ended_at)
+    first, end = header.get("share", (0, 1))
+    owns_nothing = [ordinal] if first == end else []
+    about = _about(spec, header["incarnation"], ordinal, header["num_pods"], kept.resumed, ended_at, owns_nothing)
     return RunPart.of(about, epochs.values())
 
 
@@ -67,13 +76,15 @@ def parts_without_receipt(kept: KeptJob, ordinal: int) -> Iterator[dict[str, Any
     recollection.add(kept.records, ordinal)
     recollection.table_is_whole = True
     first, end = kept.header["share"]
-    for epoch in recollection.epochs_of_table():
+    newest = max([-1, *kept.receipts, *recollection.epochs_of_table()])
+    for epoch in recollection.epochs_of_table() + [entered for entered in recollection.entered if entered > newest]:
         if epoch in kept.receipts or (traces := _traces(kept, spec, recollection, epoch)) is None:
             continue
         answered = recollection.answered(epoch, traces, first, end)
         unknown = [rank for rank, known_from in recollection.known_from.items() if epoch < known_from]
         receipt = receipt_of(*answered, first, end, traces, unknown)
-        yield {"epoch": epoch, "receipt": receipt.to_dict(), "unused_ahead": {}, "repeats": 0}
+        begun = epoch <= newest
+        yield {"epoch": epoch, "begun": begun, "receipt": receipt.to_dict(), "unused_ahead": {}, "repeats": 0}
 
 
 def _traces(kept: KeptJob, spec: JobSpec, recollection: Recollection, epoch: int) -> Traces | None:
@@ -88,8 +99,15 @@ def _traces(kept: KeptJob, spec: JobSpec, recollection: Recollection, epoch: int
 
 
 def _about(
-    spec: JobSpec, incarnation: str, pod: int, num_pods: int, resumed: ResumedEpoch | None, ended_at: float
+    spec: JobSpec,
+    incarnation: str,
+    pod: int,
+    num_pods: int,
+    resumed: ResumedEpoch | None,
+    ended_at: float,
+    owns_nothing: list[int],
 ) -> dict[str, Any]:
+    """:param owns_nothing: the pods that own no sample, as far as this one knows: they have no part in any epoch."""
     done = None
     if resumed is not None:
         consumed = replace(EpochReceipt().with_done(resumed.done), unknown=resumed.unknown)
@@ -105,6 +123,7 @@ def _about(
         "seed": spec.seed,
         "world_size": spec.world_size,
         "ended_at": ended_at,
+        "owns_nothing": owns_nothing,
         "consumed_before": done,
     }
 

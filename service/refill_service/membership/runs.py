@@ -16,6 +16,7 @@ from urllib.parse import quote
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.protocol.incarnation import line_of
 from refill_service.cache_core.kept_runs import RunPart
+from refill_service.cache_core.receipt import has_begun
 from refill_service.jobs.epoch_counts import counts_of_all_pods
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_table import JobTable
@@ -125,9 +126,11 @@ class Runs:
         newest = max(runs, key=lambda each: max(found["about"]["ended_at"] or time.time() for found in runs[each]))
         about = max((found["about"] for found in runs[newest]), key=lambda about: about["ended_at"])
         parts = {found["about"]["pod"]: found["part"] for found in runs[newest] if found["part"] is not None}
+        not_begun = InvalidInput(f"epoch {epoch} of job {job} has not begun, or is long over (run {about['run']})")
         if not parts:
-            raise InvalidInput(f"epoch {epoch} of job {job} has not begun, or is long over (run {about['run']})")
-        if lacks := [pod for pod in range(about["num_pods"]) if pod not in parts]:
+            raise not_begun
+        owns_nothing = {pod for found in runs[newest] for pod in found["about"].get("owns_nothing", ())}
+        if lacks := [pod for pod in range(about["num_pods"]) if pod not in parts and pod not in owns_nothing]:
             if silent:
                 raise silent[0]
             raise UnknownJob(
@@ -135,6 +138,8 @@ class Runs:
                 "since, and receipts last as long as pods' memory, or their journals",
                 job=job,
             )
+        if not any(map(has_begun, parts.values())):
+            raise not_begun
         return _Found(about, parts)
 
     async def _told(

@@ -27,8 +27,7 @@ def _roll(run: ChaosRun, fault: Fault) -> bool:
         run.stop_ranks()
 
     def replace(pod: int) -> None:
-        run.cluster.processes[pod].terminate()
-        run.cluster.processes[pod].wait(30)
+        run.cluster.end_pod(pod)
         run.cluster.restart(pod)
         run.down.discard(pod)
         if pod:

@@ -51,8 +51,7 @@ def _end(run: ChaosRun, fault: Fault) -> bool:
     pod = fault.target[0]
     if not run.take_down(pod):
         return False
-    run.cluster.processes[pod].terminate()
-    run.cluster.processes[pod].wait(30)
+    run.cluster.end_pod(pod)
     run.start_later(fault, pod)
     return True
 
