@@ -11,6 +11,7 @@ import pytest
 from tests.cache_core.portable_order import PortableRandom
 
 from refill_service.cli import main
+from refill_service.planning.loop_clock import FetchService
 
 
 def simulated(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
@@ -91,6 +92,129 @@ def test_cache_only_of_three_nodes(capsys: pytest.CaptureFixture[str], part: flo
     assert column(found, "misses")[1] / (3 * of_node) == pytest.approx(missed, abs=0.012)
 
 
+CLOCK = {"batch": 200, "g": 0.05, "h": 0.002, "comp": 0.5, "svc": {"fixed": 1.5, "per": 0.003}}
+
+
+def clock_of(folder: Path, **times: object) -> Path:
+    path = folder / "clock.json"
+    path.write_text(json.dumps(CLOCK | times))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("size", "threshold", "memory", "comp", "misses", "seconds", "gets"),
+    [
+        ("400", "0", 12_000, 0.5, 520, 44.0, 4520),
+        ("400", "0", 200, 0.5, 2000, 118.0, 6000),
+        ("800", "0", 800, 0.5, 378, 36.9, 4378),
+        ("50/50", "50/50", 800, 0.5, 125, 24.25, 4125),
+        ("400", "400", 800, 4, 52, 90.6, 4052),
+    ],
+)
+def test_an_epoch_of_deli_by_the_clock(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    size: str,
+    threshold: str,
+    memory: int,
+    comp: float,
+    misses: int,
+    seconds: float,
+    gets: int,
+) -> None:
+    """The known answers of one of three nodes, in whatever order they ask."""
+    options = ("--samples", 12_000, "--pods", 3, "--memory-samples", memory, "--epochs", 1)
+    fetching = ("--fetch-size", size, "--fetch-threshold", threshold, "--clock", clock_of(tmp_path, comp=comp))
+    found = simulated(capsys, "--eviction", "fifo", *options, *fetching)
+    (epoch,) = found["epochs"]
+    assert found["batch_size"] == 200
+    assert (epoch["misses"], epoch["gets"], epoch["hits"]) == (3 * misses, 3 * gets, 3 * (4000 - misses))
+    assert epoch["run_seconds"] == pytest.approx(seconds)
+    assert epoch["load_seconds"] == pytest.approx(seconds - 20 * comp)
+
+
+def test_what_a_fetch_leaves_out_is_renewed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Room for 3: 1, 2 and 3 are there when the second epoch fetches 1 and 0. 1 is the oldest, and 2 leaves for 0."""
+    trace = written(tmp_path / "trace.txt", np.array([0, 1, 2, 3]), np.array([1, 0, 2, 3]))
+    options = ("--trace", trace, "--pods", 1, "--memory-samples", 3, "--fetch-size", 2, "--batch", 1)
+    found = simulated(capsys, "--eviction", "fifo", *options)
+    assert column(found, "misses") == [0, 0]
+    assert column(found, "gets") == [4, 2]
+
+
+def test_the_clock_of_other_caches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Each rank looks up all of its samples and pays for its misses: with one sample each, as in the paper's table."""
+    options = ("--samples", 4000, "--pods", 2, "--memory-samples", 1000, "--epochs", 2)
+    found = simulated(capsys, "--eviction", "never", *options, "--clock", clock_of(tmp_path))
+    first, second = found["epochs"]
+    assert first["load_seconds"] == pytest.approx(2000 * 0.052)
+    assert first["run_seconds"] == pytest.approx(2000 * 0.052 + 10 * 0.5)
+    assert second["misses"] == 2000
+    assert second["load_seconds"] == pytest.approx(2000 * 0.002 + 1000 * 0.05, rel=0.1)
+    without = simulated(capsys, "--eviction", "never", *options)
+    assert "load_seconds" not in without["epochs"][0]
+    assert column(without, "misses") == column(found, "misses")
+
+
+def test_what_a_fetch_takes() -> None:
+    by_samples, of_store = FetchService(1.5, 0.003), FetchService(1, parallel=8, latency=0.1, size=1e5, bandwidth=1e7)
+    assert by_samples.seconds(0) == of_store.seconds(0) == 0, "nothing to fetch"
+    assert by_samples.seconds(400) == pytest.approx(2.7)
+    assert of_store.seconds(16) == pytest.approx(1 + 0.1 + 16 * 0.01), "as long as the bytes take"
+    assert of_store.seconds(1) == pytest.approx(1.11)
+    slow = FetchService(0, parallel=2, latency=0.1, size=10, bandwidth=1e9)
+    assert slow.seconds(9) == pytest.approx(5 * 0.1), "as long as the round trips take"
+
+
+@pytest.mark.parametrize(
+    ("clock", "message"),
+    [
+        (None, "can't read clock clock.json: No such file or directory"),
+        ("{", "clock clock.json is no JSON"),
+        ("[]", "clock clock.json must be an object of names and numbers"),
+        ('{"gg": 1}', "clock clock.json has no 'gg'; there are: batch, comp, g, h, svc"),
+        ('{"g": "1"}', "clock clock.json: g must be a number of at least 0, got '1'"),
+        ('{"h": -1}', "clock clock.json: h must be a number of at least 0, got -1"),
+        ('{"h": NaN}', "clock clock.json: h must be a number of at least 0, got nan"),
+        ('{"batch": 1.5}', "clock clock.json: batch must be a whole number of at least 1, got 1.5"),
+        ('{"svc": 3}', "svc of clock clock.json must be an object of names and numbers"),
+        ('{"svc": {"latency": 1}}', "svc of clock clock.json lacks parallel, size, bandwidth"),
+        ('{"svc": {"per": 1, "latency": 1}}', "svc of clock clock.json has per, and latency: use one form"),
+        (
+            '{"svc": {"parallel": 0, "latency": 1, "size": 1, "bandwidth": 1}}',
+            "svc of clock clock.json: parallel must be a whole number of at least 1, got 0",
+        ),
+        (
+            '{"svc": {"parallel": 1, "latency": 1, "size": 1, "bandwidth": 0}}',
+            "svc of clock clock.json: bandwidth must be more than 0",
+        ),
+    ],
+)
+def test_a_clock_that_is_wrong_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    clock: str | None,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if clock is not None:
+        (tmp_path / "clock.json").write_text(clock)
+    assert main(["simulate", "--policy", "exact", "--clock", "clock.json"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1, error
+
+
+@pytest.mark.parametrize(
+    "option", ["--fetch-size", "--fetch-threshold", "--clock", "--trace", "--eviction", "--caches"]
+)
+def test_help_says_what_an_option_is(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    assert option in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -104,6 +228,16 @@ def test_cache_only_of_three_nodes(capsys: pytest.CaptureFixture[str], part: flo
         (("--trace", "large.txt", "--samples", "5"), "trace large.txt line 3: sample 5; there are 0 to 4"),
         (("--trace", "large.txt", "--epochs", "2"), "trace large.txt names 3 samples; 2 epochs of 6 are 12"),
         (("--trace", "empty.txt"), "trace empty.txt names no sample"),
+        (("--fetch-size", "4"), "--fetch-size goes with --eviction fifo and --caches private"),
+        (("--eviction", "fifo", "--fetch-size", "0"), "--fetch-size must be at least 1, got 0"),
+        (("--eviction", "fifo", "--fetch-size", "-1"), "must be a number of samples or 50/50, got '-1'"),
+        (("--eviction", "fifo", "--fetch-size", "half"), "must be a number of samples or 50/50, got 'half'"),
+        (("--eviction", "fifo", "--fetch-threshold", "4"), "--fetch-threshold goes with --fetch-size"),
+        (
+            ("--eviction", "fifo", "--fetch-size", "4", "--caches", "shared"),
+            "--fetch-size goes with --eviction fifo and",
+        ),
+        (("--policy", "drain", "--clock", "clock.json"), "--clock is an option of --policy exact"),
         (("--policy", "drain", "--epochs", "2"), "--epochs is an option of --policy exact"),
     ],
 )

@@ -10,6 +10,8 @@ from typing import Any
 from refill.errors import InvalidInput
 from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import Traces
+from refill_service.cache_core.exact.fetching import HALF, Fetching
+from refill_service.planning.loop_clock import LoopClock
 from refill_service.planning.ordered_reads import (
     EpochReads,
     OrderedRun,
@@ -24,7 +26,17 @@ __all__ = ["add_options", "refuse_options", "run_orders"]
 
 _DEFAULT_SAMPLES = 131_072
 _DEFAULT_EPOCHS = 3
-_OPTIONS = ("eviction", "memory_samples", "epochs", "trace", "read_ahead", "caches")
+_OPTIONS = (
+    "eviction",
+    "memory_samples",
+    "epochs",
+    "trace",
+    "read_ahead",
+    "caches",
+    "fetch_size",
+    "fetch_threshold",
+    "clock",
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +74,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="whether the memory of all pods is one cache, or each rank has its own, as the nodes of the papers "
         "(default: private with --eviction fifo, which is DELI's, else shared)",
     )
+    group.add_argument(
+        "--fetch-size",
+        type=_fetch_number,
+        metavar="F",
+        help="of --eviction fifo: fetch the next F requests of a rank together before it asks for them (DELI), or "
+        "50/50: half of its memory (default: none is fetched ahead)",
+    )
+    group.add_argument(
+        "--fetch-threshold",
+        type=_fetch_number,
+        metavar="Q",
+        help="with --fetch-size: fetch when no more than Q of what was fetched are left to be asked for, or 50/50: "
+        "half of memory (default: 0; with --fetch-size 50/50 half of memory, too)",
+    )
+    group.add_argument(
+        "--clock",
+        type=Path,
+        metavar="FILE",
+        help="JSON with the times of a loop, in seconds, for load_seconds and run_seconds of each epoch: h a look-up, "
+        "g a miss beside it, comp computing a batch, batch its positions (unless --batch is given), and svc fetching L "
+        'samples: {"fixed", "per"}: fixed + per x L; or {"fixed", "parallel", "latency", "size", "bandwidth"}: fixed '
+        "and L GETs of size bytes each, so many of them at once",
+    )
+
+
+def _fetch_number(text: str) -> int | str:
+    if text == HALF:
+        return text
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise argparse.ArgumentTypeError(f"must be a number of samples or {HALF}, got {text!r}")
+    return int(text)
 
 
 def _setting(name: str) -> Any:
@@ -82,12 +125,14 @@ def run_orders(args: argparse.Namespace) -> int:
         print(json.dumps(_head(run) | {"epochs": [epoch.to_dict() for epoch in epochs]}))
         return 0
     print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in _head(run).items()))
-    print("epoch       GETs  of 64 samples  samples read  of the dataset         hits       misses")
+    times = "  load seconds   run seconds" if run.clock else ""
+    print(f"epoch       GETs  of 64 samples  samples read  of the dataset         hits       misses{times}")
     for each in epochs:
         positions = max(1, each.hits + each.misses)
+        times = f" {each.load_seconds:13,.2f} {each.run_seconds:13,.2f}" if run.clock else ""
         print(
             f"{each.epoch:5} {each.gets:10,} {each.gets / positions * 64:14.3f} {each.samples_read:13,} "
-            f"{each.samples_read / run.num_samples:14.2f}x {each.hits:12,} {each.misses:12,}"
+            f"{each.samples_read / run.num_samples:14.2f}x {each.hits:12,} {each.misses:12,}{times}"
         )
     return 0
 
@@ -104,16 +149,21 @@ def _what_to_run(args: argparse.Namespace) -> tuple[OrderedRun, list[Traces], in
     _setting("read_ahead").check("exact", read_ahead)
     if args.memory_samples is not None and args.memory_samples < 1:
         raise InvalidInput(f"--memory-samples must be at least 1, got {args.memory_samples}")
+    memory_samples = args.memory_samples or max(1, num_samples // 10 // max(1, args.pods))
+    clock = None if args.clock is None else LoopClock.of_file(args.clock)
+    private = (args.caches or ("private" if eviction == "fifo" else "shared")) == "private"
     run = OrderedRun(
         num_samples=num_samples,
-        memory_samples=args.memory_samples or max(1, num_samples // 10 // max(1, args.pods)),
+        memory_samples=memory_samples,
         chunk_size=args.chunk_size,
         num_pods=args.pods,
-        batch_size=args.batch or (1 if of_file else LOOP_BATCH),
+        batch_size=args.batch or (clock and clock.batch) or (1 if of_file else LOOP_BATCH),
         eviction=eviction,
-        private=(args.caches or ("private" if eviction == "fifo" else "shared")) == "private",
+        private=private,
         read_ahead=read_ahead,
         seed=args.seed or 0,
+        fetching=_fetching(args, eviction, private, memory_samples),
+        clock=clock,
     )
     if of_file is not None:
         return run, dealt(of_file, run), len(of_file)
@@ -121,8 +171,21 @@ def _what_to_run(args: argparse.Namespace) -> tuple[OrderedRun, list[Traces], in
     return run, keyed_orders(run, num_epochs), num_epochs
 
 
+def _fetching(args: argparse.Namespace, eviction: str, private: bool, memory_samples: int) -> Fetching | None:
+    if args.fetch_size is None:
+        if args.fetch_threshold is not None:
+            raise InvalidInput("--fetch-threshold goes with --fetch-size")
+        return None
+    if args.fetch_size == 0:
+        raise InvalidInput("--fetch-size must be at least 1, got 0")
+    if eviction != "fifo" or not private:
+        raise InvalidInput("--fetch-size goes with --eviction fifo and --caches private: a node fetches for its rank")
+    threshold = "auto" if args.fetch_threshold is None else args.fetch_threshold
+    return Fetching.of(args.fetch_size, threshold, memory_samples)
+
+
 def _head(run: OrderedRun) -> dict[str, Any]:
-    return {
+    head: dict[str, Any] = {
         "policy": "exact",
         "eviction": run.eviction,
         "samples": run.num_samples,
@@ -133,6 +196,9 @@ def _head(run: OrderedRun) -> dict[str, Any]:
         "caches": "private" if run.private else "shared",
         "read_ahead": run.read_ahead,
     }
+    if run.fetching is not None:
+        head |= {"fetch_size": run.fetching.size, "fetch_threshold": run.fetching.threshold}
+    return head
 
 
 def _with_progress(run: OrderedRun, orders: list[Traces], num_epochs: int) -> list[EpochReads]:

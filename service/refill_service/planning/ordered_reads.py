@@ -8,17 +8,20 @@ papers (DELI, section 3; CoorDL).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from refill.errors import InvalidInput
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, Traces
+from refill_service.cache_core.exact.fetching import Fetching
 from refill_service.cache_core.home_machine import HomeMachine
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, Int64Array
+from refill_service.planning.fetched_reads import FetchingNode
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
+from refill_service.planning.loop_clock import NO_TIME, LoopClock
 
 __all__ = ["EpochReads", "OrderedRun", "dealt", "keyed_orders", "orders_of_file", "simulate_orders"]
 
@@ -44,6 +47,10 @@ class OrderedRun:
     read_ahead: float = 0.0
     """Part of memory that is set aside for it. Reads arrive at once here, so that it gains nothing."""
     seed: int = 0
+    fetching: Fetching | None = None
+    """Of ``fifo`` with private caches: what is fetched before it is asked for."""
+    clock: LoopClock | None = None
+    """Of each rank's loop; None: only reads are counted."""
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "memory_samples", "chunk_size", "num_pods", "batch_size"):
@@ -66,9 +73,13 @@ class EpochReads:
     hits: int
     """Positions whose sample was in memory when its turn came."""
     misses: int
+    load_seconds: float | None = None
+    """What the slowest rank waits for its samples; None: there is no clock."""
+    run_seconds: float | None = None
+    """From the slowest rank's first request to the end of its last batch."""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 def keyed_orders(run: OrderedRun, num_epochs: int) -> list[Traces]:
@@ -149,16 +160,42 @@ def simulate_orders(
     """
     num_requests = sum(traces.length(0) * traces.num_ranks for traces in orders[:num_epochs])
     done = 0
-    clusters = [_Cluster(run, each) for each in (_each_rank(orders, run) if run.private else [list(orders)])]
+    caches: list[_Caches] = [
+        _FetchingNode(run, each) if run.fetching else _Cluster(run, each)
+        for each in (_each_rank(orders, run) if run.private else [list(orders)])
+    ]
     for epoch in range(num_epochs):
         found = []
-        for cluster in clusters:
-            for requests in cluster.epoch(epoch):
+        for cache in caches:
+            for requests in cache.epoch(epoch):
                 done += requests
                 if progress is not None:
                     progress(done, num_requests)
-            found.append(cluster.reads(epoch))
-        yield EpochReads(epoch, *(sum(column) for column in zip(*found, strict=True)))
+            found.append(cache.reads(epoch))
+        yield _all_of(found)
+
+
+class _Caches(Protocol):
+    """One cache, and the ranks that use it."""
+
+    def epoch(self, number: int) -> Iterator[int]:
+        """Requests made, a batch at a time."""
+        ...
+
+    def reads(self, number: int) -> EpochReads:
+        """Of the epoch that was run last."""
+        ...
+
+
+def _all_of(parts: Sequence[EpochReads]) -> EpochReads:
+    gets, samples_read, hits, misses = (
+        sum(getattr(part, name) for part in parts) for name in ("gets", "samples_read", "hits", "misses")
+    )
+    load_seconds, run_seconds = (
+        max((seconds for part in parts if (seconds := getattr(part, name)) is not None), default=None)
+        for name in ("load_seconds", "run_seconds")
+    )
+    return EpochReads(parts[0].epoch, gets, samples_read, hits, misses, load_seconds, run_seconds)
 
 
 def _each_rank(orders: Sequence[Traces], run: OrderedRun) -> Iterator[list[Traces]]:
@@ -178,21 +215,36 @@ class _Cluster:
         self._owners = [self._owner(layout, pod, num_pods) for pod in range(num_pods)]
         bounds = layout.owner_bounds(num_pods)
         self._homes: list[HomeMachine[int]] = [HomeMachine(pod, bounds, 0) for pod in range(num_pods)]
+        self._misses: list[int] = []
+        """Of each rank, in the running epoch."""
 
     def epoch(self, number: int) -> Iterator[int]:
-        """Requests made, a batch at a time."""
         traces = self._orders[number]
-        for _, positions, _ in epoch_in_lockstep(self._owners, self._homes, traces, self._run.batch_size, number):
+        self._misses = [0] * traces.num_ranks
+        before = 0
+        for rank, positions, _ in epoch_in_lockstep(self._owners, self._homes, traces, self._run.batch_size, number):
+            if self._run.clock is not None:
+                misses = sum(owner.counts.misses for owner in self._owners)
+                self._misses[rank] += misses - before
+                before = misses
             yield len(positions)
 
-    def reads(self, number: int) -> tuple[int, int, int, int]:
-        """``(gets, samples read, hits, misses)`` of the epoch that was run last."""
+    def reads(self, number: int) -> EpochReads:
         counts = [owner.counts for owner in self._owners]
-        traces = self._orders[number]
-        num_positions = sum(traces.length(rank) for rank in range(traces.num_ranks))
+        traces, clock = self._orders[number], self._run.clock
+        lengths = [traces.length(rank) for rank in range(traces.num_ranks)]
         misses = sum(count.misses for count in counts)
         gets = sum(count.refills for count in counts)
-        return gets, sum(count.samples_read for count in counts), num_positions - misses, misses
+        samples_read = sum(count.samples_read for count in counts)
+        found = EpochReads(number, gets, samples_read, sum(lengths) - misses, misses)
+        if clock is None:
+            return found
+        loading = [length * clock.h + of_rank * clock.g for length, of_rank in zip(lengths, self._misses, strict=True)]
+        running = [
+            load + clock.computing_seconds(length, self._run.batch_size)
+            for load, length in zip(loading, lengths, strict=True)
+        ]
+        return replace(found, load_seconds=max(loading), run_seconds=max(running))
 
     def _owner(self, layout: ChunkLayout, pod: int, num_pods: int) -> LocalOwner:
         share = layout.share(pod, num_pods)
@@ -207,3 +259,25 @@ class _Cluster:
             key=f"simulation {run.seed} {pod}",
             own={"eviction": run.eviction, "read_ahead": run.read_ahead},
         )
+
+
+class _FetchingNode:
+    """One rank whose node fetches ahead of it."""
+
+    def __init__(self, run: OrderedRun, orders: list[Traces]) -> None:
+        if run.fetching is None:
+            raise ValueError("a node that fetches nothing ahead")
+        self._run, self._orders = run, orders
+        self._node = FetchingNode(run.num_samples, run.memory_samples, run.fetching, run.clock or NO_TIME)
+
+    def epoch(self, number: int) -> Iterator[int]:
+        traces = self._orders[number]
+        asked, _ = traces.asked(0, np.arange(traces.length(0)))
+        return self._node.epoch(asked, self._run.batch_size)
+
+    def reads(self, number: int) -> EpochReads:
+        node, length = self._node, self._orders[number].length(0)
+        found = EpochReads(number, node.gets, node.gets, length - node.misses, node.misses)
+        if self._run.clock is None:
+            return found
+        return replace(found, load_seconds=node.load_seconds, run_seconds=node.run_seconds)

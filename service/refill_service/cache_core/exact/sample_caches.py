@@ -37,11 +37,9 @@ class SampleCache(ABC):
 
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead:
         """Fact: a sample that is not in memory is asked for; it is read alone."""
-        evicted = self._make_room(sample)
+        evicted = self._taken_in(sample)
         if evicted is None:
             return ChunkRead(sample, sample + 1, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-        self._held[sample] = None
-        self.held_bytes += int(self._lengths[sample])
         return ChunkRead(sample, sample + 1, np.array([sample]), np.array(sorted(evicted), dtype=np.int64))
 
     def shrink(self) -> Int64Array:
@@ -59,6 +57,14 @@ class SampleCache(ABC):
 
     def epoch_over(self, end: int) -> None:  # noqa: B027 (they look at no times)
         """Fact: times count from ``end`` on."""
+
+    def _taken_in(self, sample: int) -> list[int] | None:
+        """What was evicted for it; None: there is no room for it."""
+        evicted = self._make_room(sample)
+        if evicted is not None:
+            self._held[sample] = None
+            self.held_bytes += int(self._lengths[sample])
+        return evicted
 
     @abstractmethod
     def _make_room(self, sample: int) -> list[int] | None:
@@ -89,8 +95,20 @@ class FifoCache(SampleCache):
             evicted.append(self._evict(next(iter(self._held))))
         return evicted
 
+    def fetched(self, sample: int) -> list[int]:
+        """Fact: a sample that was fetched before it is asked for has come. Returns what is evicted for it."""
+        if self.holds(sample):
+            self.renewed(sample)
+            return []
+        return self._taken_in(sample) or []
+
+    def renewed(self, sample: int) -> None:
+        """Fact: a fetch leaves out this sample, since it is here. It counts as if it came now: else it might be evicted
+        before it is asked for."""
+        self._held.move_to_end(sample)
+
 
 class LruCache(FifoCache):
     def used(self, sample: int, time: int, uses: Uses) -> bool:
-        self._held.move_to_end(sample)
+        self.renewed(sample)
         return True
