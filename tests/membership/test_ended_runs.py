@@ -11,7 +11,7 @@ import pytest
 from tests.membership.pods_in_process import PodsInProcess, Rank, Training
 from tests.pod_fixtures import NUM_SAMPLES
 
-from refill.errors import InvalidInput, UnknownJob
+from refill.errors import InvalidInput, JobLost, UnknownJob
 from refill.protocol.job_spec import JobSpec
 
 Packed = tuple[str, dict[str, bytes]]
@@ -121,3 +121,35 @@ def test_who_looked_and_never_asked_leaves_nothing(packed: Packed, tmp_path: Pat
         assert pods.get(0, "/v1/runs") == []
         with pytest.raises(UnknownJob, match="no pod knows job"):
             pods.get(0, f"/v1/jobs/{rank.spec.name}/epochs/0/receipt")
+
+
+@pytest.mark.parametrize("known", ["running", "in journals"])
+def test_pods_are_killed_while_a_job_is_ended(packed: Packed, tmp_path: Path, known: str) -> None:
+    """Between any two of its steps a pod has either the journal or the receipts."""
+    with PodsInProcess(2, tmp_path, journal=True) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        for epoch in range(4):
+            training.all_ask(epoch, end=400 if epoch == 3 else None)
+        before = [training.receipt(epoch) for epoch in range(4)]
+        if known == "in journals":
+            pods.kill(0, 1)
+            pods.start(0, 1)
+        for pod in (0, 1):
+            table = pods.node(pod).table
+            table.kept_parts.put = killed  # type: ignore[method-assign]
+            with pytest.raises(ValueError, match="killed here"):
+                pods.do(table.remove(training.spec.name, ""))
+        pods.kill(0, 1)
+        pods.start(0, 1)
+        for epoch in range(4):
+            found = training.receipt(epoch)
+            assert (found["ended"], found["digest"]) == (True, before[epoch]["digest"])
+            # What was sent ahead in the running epoch was given to somebody, as far as journals know.
+            assert counts_of(found) == counts_of(before[epoch]) or epoch == 3
+        assert list(tmp_path.glob("journal-*/ending*")) == []
+        with pytest.raises(JobLost, match="was ended"):
+            training.ask(0, 3, 400, 420)
+
+
+def killed(part: object) -> None:
+    raise ValueError("the pod is killed here")

@@ -443,6 +443,48 @@ def test_ended_jobs_are_remembered(tmp_path: Path) -> None:
     closed(journal)
 
 
+@pytest.mark.parametrize("killed_before", ["it was put aside", "its inventory was followed", "its receipts were kept"])
+def test_a_job_that_was_ended_by_a_pod_that_was_killed_then(tmp_path: Path, killed_before: str) -> None:
+    table, journal = Table(), Journal(tmp_path, 1)
+    begun(journal, table).write(table.answer(0, 5))
+    kept = journal.find("run")
+    journal.end("run", "1")
+    aside = next(tmp_path.glob("ending~*"))
+    if killed_before == "it was put aside":
+        (tmp_path / f"inventory-{aside.name}").rename(tmp_path / "inventory-run")
+    if killed_before != "its receipts were kept":
+        aside.rename(tmp_path / "job-run")
+    journal._open.clear()
+    closed(journal)
+    journal = Journal(tmp_path, 1)
+    (found,) = journal.was_ending()
+    assert kept is not None
+    assert found.whole
+    assert found.num_answered() == kept.num_answered() == {0: 5}
+    assert journal.find("run") is None, "a later job of its name does not find it"
+    journal.begin("run", HEADER | {"incarnation": "2"}, table.snapshot)
+    journal.receipts_are_kept("1")
+    assert journal.was_ending() == []
+    assert [path.name for path in tmp_path.iterdir() if "ending" in path.name] == []
+    assert journal.find("run") is not None
+    closed(journal)
+
+
+def test_a_job_that_is_resumed_as_it_was_before_has_not_ended(tmp_path: Path) -> None:
+    """Resumed with two ranks, with three, and with two again, from the same state each time."""
+    table, journal = Table(), Journal(tmp_path, 1)
+    begun(journal, table)
+    journal.end("run", "1")
+    journal.receipts_are_kept("1")
+    begun(journal, table)
+    closed(journal)
+    journal = Journal(tmp_path, 1)
+    assert not journal.has_ended("1")
+    assert journal.was_ending() == []
+    assert journal.find("run") is not None
+    closed(journal)
+
+
 def test_a_resumed_job_keeps_what_was_done(tmp_path: Path) -> None:
     table, journal = Table(), Journal(tmp_path, 1)
     rest = ResumedEpoch("0", 3, 10, np.array([1, 5, 999]), 2)

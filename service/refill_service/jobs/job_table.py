@@ -81,6 +81,7 @@ class JobTable:
         self._peers = peers
         self._gate = gate
         self._pinned = pinned
+        self._keep_what_was_ending()
 
     def find(self, name: str, incarnation: str | None = None, *, looked_at: bool = False) -> JobAtPod:
         """Raises :class:`UnknownJob`, or :class:`JobLost` when the asker means an earlier registration.
@@ -308,21 +309,34 @@ class JobTable:
         if at_pod is None:
             kept = self.journal.find(name)
             if kept is not None:
-                part = await asyncio.to_thread(part_of_journal, kept, self.settings.ordinal, time.time())
                 self.journal.end(name, kept.header["incarnation"])
-                await self._keep(part)
+                part = await asyncio.to_thread(part_of_journal, kept, self.settings.ordinal, time.time())
+                await self._keep(part, kept.header["incarnation"])
             return kept is not None
         self.journal.end(name, at_pod.job.incarnation)
         await self.close_job(at_pod, self.was_ended(name))
         self.share_memory()
-        await self._keep(await part_of_job(at_pod, time.time()))
+        await self._keep(await part_of_job(at_pod, time.time()), at_pod.job.incarnation)
         return True
 
-    async def _keep(self, part: RunPart | None) -> None:
+    def _keep_what_was_ending(self) -> None:
+        for kept in self.journal.was_ending():
+            part: RunPart | None = part_of_journal(kept, self.settings.ordinal, time.time())
+            if part is not None and any(part.key == each.key for each in self.kept_parts.of(*part.key[:2])):
+                part = None  # it was kept, and says more
+            self._keep_here(part, kept.header["incarnation"])
+
+    def _keep_here(self, part: RunPart | None, incarnation: str) -> None:
+        """Before the journal goes, so that this pod may be killed at any time."""
+        if part is not None and part.about["epochs"]:
+            self.kept_parts.put(part)
+        self.journal.receipts_are_kept(incarnation)
+
+    async def _keep(self, part: RunPart | None, incarnation: str) -> None:
         """Here, and at the pod after this one: a pod that is restarted does not lose it."""
+        self._keep_here(part, incarnation)
         if part is None or not part.about["epochs"]:
             return
-        self.kept_parts.put(part)
         following = (self.settings.ordinal + 1) % self.settings.num_pods
         if following != self.settings.ordinal:
             with contextlib.suppress(RefillError, TimeoutError):

@@ -1,22 +1,26 @@
 """Which files does the journal of a job have, and how is one of them replaced?
 
-A folder for each job, ``job-NAME``, and beside it what must be in it, ``inventory-NAME`` (:mod:`.inventory`).
+A folder for each job, ``job-NAME``, and beside it what must be in it, ``inventory-NAME`` (:mod:`.inventory`). Both are
+renamed when the job ends, and removed when its receipts are kept.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 __all__ = [
     "CLEAN",
     "DONE",
+    "ENDING",
     "EPOCHS",
     "HANDED_OVER",
     "HEADER",
     "KEPT",
     "RECEIPTS",
     "VERSION",
+    "ending_folder",
     "epoch_file",
     "inventory_of",
     "job_folder",
@@ -40,6 +44,8 @@ DONE = "done.bits"
 """Of a job that was resumed: a bit for each sample, set for those that were consumed before."""
 EPOCHS = "epoch-*.records"
 KEPT = "kept-*.records"
+ENDING = "ending~*"
+"""Folders of jobs that end, until their receipts are kept. No job has such a name."""
 
 
 def epoch_file(epoch: int) -> str:
@@ -54,6 +60,10 @@ def kept_file(pod: int) -> str:
 
 def job_folder(journal_dir: Path, job: str) -> Path:
     return journal_dir / f"job-{job}"
+
+
+def ending_folder(journal_dir: Path, run: str) -> Path:
+    return journal_dir / ENDING.replace("*", hashlib.blake2b(run.encode(), digest_size=16).hexdigest())
 
 
 def inventory_of(folder: Path) -> Path:

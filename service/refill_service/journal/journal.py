@@ -25,7 +25,7 @@ from refill.protocol.pod_life import PodLife
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.journal.folder_owner import FolderOwner
 from refill_service.journal.inventory import Inventory
-from refill_service.journal.job_files import HEADER, inventory_of, job_folder, kept_file, replace
+from refill_service.journal.job_files import ENDING, HEADER, ending_folder, inventory_of, job_folder, kept_file, replace
 from refill_service.journal.job_journal import JobJournal, Snapshot
 from refill_service.journal.kept_job import KeptJob, header_of, read_kept_job
 from refill_service.memory.folder_lock import locked
@@ -153,6 +153,8 @@ class Journal:
     ) -> JobJournal | None:
         """Begin the journal of a job. The one that is there is replaced by ``snapshot`` of these epochs."""
         folder = self._of(job)
+        if self._ended.pop(line_of(header["incarnation"]), self) is None:  # resumed again from the same state
+            self._write_ended()
         if folder is None:
             return None
         if (header_of(folder) or {}).get("incarnation") != header["incarnation"]:
@@ -185,19 +187,56 @@ class Journal:
             journal.close()
 
     def end(self, job: str, incarnation: str) -> None:
-        """Fact: the job has ended. Its name is kept, so that later requests for it are refused."""
+        """Fact: the job has ended. Its name is kept, so that later requests for it are refused. What is there of it
+        goes when :meth:`receipts_are_kept`."""
         if (journal := self._open.pop(job, None)) is not None:
             journal.give_up()
-        if (folder := self._of(job)) is not None:
-            _remove(folder)
         self._ended[line_of(incarnation)] = None
         while len(self._ended) > _KEPT_ENDED:
             self._ended.pop(next(iter(self._ended)))
+        self._write_ended()
+        if self._folder is not None:
+            self._put_aside(job_folder(self._folder, job), incarnation)
+
+    def _write_ended(self) -> None:
         if self._folder is not None:
             try:
                 replace(self._folder / _ENDED, "\n".join(self._ended).encode())
             except OSError as error:
                 self._failed(error)
+
+    def _put_aside(self, folder: Path, incarnation: str) -> None:
+        aside = ending_folder(folder.parent, line_of(incarnation))
+        try:
+            if inventory_of(folder).exists():
+                inventory_of(folder).rename(inventory_of(aside))
+            if folder.exists():
+                folder.rename(aside)
+        except OSError as error:
+            self._failed(error)
+            _remove(folder)  # a later job of its name must not find it
+
+    def receipts_are_kept(self, incarnation: str) -> None:
+        """Fact: whatever is to be had of a job that has ended is elsewhere."""
+        if self._folder is not None:
+            _remove(ending_folder(self._folder, line_of(incarnation)))
+
+    def was_ending(self) -> list[KeptJob]:
+        """Jobs that were ended by an earlier run of this pod, which was killed before their receipts were kept."""
+        if self._folder is None:
+            return []
+        for folder in self._folder.glob("job-*"):
+            incarnation = str((header_of(folder) or {}).get("incarnation", ""))
+            if incarnation and self.has_ended(incarnation):
+                self._put_aside(folder, incarnation)
+        found = []
+        for folder in self._folder.glob(ENDING):
+            try:
+                found.append(read_kept_job(folder))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                log.warning("%s can't be read, and receipts of that job are lost: %s", folder, error)
+                _remove(folder)
+        return found
 
     def has_ended(self, incarnation: str) -> bool:
         return line_of(incarnation) in self._ended
