@@ -166,4 +166,8 @@ class JobModel(RequestsModel):
         assert receipt.duplicates + receipt.unknown >= twice, f"epoch {epoch}: {twice} came twice, and {receipt}"
         if not self.anything_unknown(epoch):
             assert receipt.exact, f"epoch {epoch} was exact, and its receipt says {receipt}"
-            assert receipt.ranks == self.received_by_rank(epoch), f"epoch {epoch}: {receipt}"
+            expected = self.received_by_rank(epoch)
+            if any(epoch in pod.job.traced_epochs for pod in self.running):  # who repeats may have changed
+                assert sum(receipt.ranks.values()) == sum(expected.values()), f"epoch {epoch}: {receipt}"
+            else:
+                assert receipt.ranks == expected, f"epoch {epoch}: {receipt}"

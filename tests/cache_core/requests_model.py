@@ -123,7 +123,7 @@ class RequestsModel(MembershipModel):
             pod.carry_out(orders)
             if answers is None:
                 self.give_up(found)
-                return None
+                raise EpochEnded("it was left before its end")
             samples = answers.samples + pod.job.share.first_sample
             batch.put(batch.own, samples, samples.tolist())
         return found
@@ -198,6 +198,7 @@ class RequestsModel(MembershipModel):
         answers, orders = pod.owner.requested(epoch, wire.rank, asked)
         pod.carry_out(orders)
         if answers is None:
+            self.refused_for_good(EpochEnded("it was left before its end"))
             return False
         first = pod.job.share.first_sample
         message.samples = answers.samples + first

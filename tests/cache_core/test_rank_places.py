@@ -58,6 +58,20 @@ def test_an_epoch_that_a_rank_can_still_be_served_in_is_needed_whatever_it_asks_
     assert ranks.oldest_needed == 10
 
 
+def test_nobody_waits_for_a_rank_that_was_given_up_until_it_asks() -> None:
+    ranks = RankPlaces(2)
+    ranks.enters(0, 1)
+    assert ranks.awaited(1) == [1]
+    ranks.given_up(1)
+    assert ranks.awaited(1) == []
+    assert not ranks.all_entered(1), "it may come back: what it was in is not thrown away at once"
+    for epoch in range(2, 9):
+        ranks.enters(0, epoch)
+    assert ranks.oldest_needed == 4, "what was received long ago is kept for it"
+    ranks.comes_by(1, 7, home=0)
+    assert ranks.awaited(8) == [1]
+
+
 def test_a_job_begins_anywhere_and_goes_on_in_steps() -> None:
     ranks = RankPlaces(2)
     assert all(ranks.may_ask(epoch) for epoch in (0, 7, 2**31 - 1))

@@ -91,6 +91,30 @@ FOUND: dict[str, tuple[Shape, list[Fact]]] = {
         shape_of(blobs=(1,), chunk_size=1, num_epochs=2, journals=False, window=0, memory_bytes=700, seed=38970),
         [("asks", 19, 52, 55), ("pods are killed", 2, 15, 46), ("finishes epoch", 1, 0, 30), ("asks", 34, 52, 1)],
     ),
+    "a pod went on without a rank that had had all and was gone, and the other one waited for it for ever": (
+        shape_of(
+            blobs=(8, 3, 11),
+            chunk_size=4,
+            num_pods=1,
+            num_ranks=2,
+            policy="redox",
+            num_epochs=2,
+            journals=False,
+            memory_bytes=700,
+            drop_last=True,
+            seed=9504,
+        ),
+        [
+            ("finishes epoch", 13, 35, 61),
+            ("asks for all", 6, 16, 55),
+            ("all arrives", 35, 19, 44),
+            ("asks for all", 49, 9, 9),
+            ("all arrives", 35, 19, 44),
+            ("all pods are replaced", 4, 14, 31),
+            ("asks", 52, 44, 53),
+            ("recovers some", 52, 18, 44),
+        ],
+    ),
     "of two ranks, the one that had had an epoch was all that was known, and the other was refused in that epoch": (
         shape_of(
             blobs=(2, 8, 7), num_pods=1, policy="redox", journals=False, remote_bytes=150, memory_bytes=3000, seed=39646

@@ -192,11 +192,11 @@ class OwnerMachine:
         """No rank may be two epochs ahead of another, which homes and ranks then forget. And those before need no more
         memory: they are used up, or every rank has left them. That nobody has asked for the epoch before here does not
         say that nobody will."""
-        if self.ranks.all_entered(number):
+        if not self.ranks.awaited(number):
             return True
         if not self.epochs or self.epochs[-1].number < number - 1:
             return not self.epochs and number <= self.ranks.first
-        return self.ranks.all_entered(number - 1) and all(epoch.is_over for epoch in self.epochs)
+        return not self.ranks.awaited(number - 1) and all(epoch.is_over for epoch in self.epochs)
 
     @property
     def live_epochs(self) -> list[int]:

@@ -39,6 +39,7 @@ class RankPlaces:
         """By rank, the epoch that it is in, or a later one that it has passed by safely."""
         self._in_epoch = Counter({NOT_BEGUN: world_size})
         """How many ranks count as being in each."""
+        self._given_up: set[int] = set()
         self._homes: dict[int, dict[int, int]] = {}
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -94,6 +95,7 @@ class RankPlaces:
         if epoch <= self._epochs[rank]:
             return False
         self._epochs[rank] = epoch
+        self._given_up.discard(rank)
         self._count_in(rank, epoch)
         if epoch > self._newest:
             if not self.begun:
@@ -105,7 +107,7 @@ class RankPlaces:
     def _pass_by(self) -> None:
         for rank, at in enumerate(self._epochs):
             following = max(self._passed[rank] + 1, at + 1, self._first)
-            while following <= self._newest and self._asks_nothing(following, rank):
+            while following <= self._newest and (rank in self._given_up or self._asks_nothing(following, rank)):
                 self._passed[rank] = following
                 following += 1
             self._count_in(rank, min(self._passed[rank], self._newest - _SAFELY_OVER))
@@ -140,6 +142,12 @@ class RankPlaces:
         self.enters(rank, epoch)
         self._homes.setdefault(rank, {}).update(dict.fromkeys(homes, self._epochs[rank]))
 
+    def given_up(self, rank: int) -> None:
+        """Fact, after a restart: the rank has not been heard for as long as it is waited for. It may have had all that
+        it wanted. Others go on without it, until it asks for something."""
+        self._given_up.add(rank)
+        self._pass_by()
+
     def all_entered(self, epoch: int) -> bool:
         """Whether every rank that asks for anything in this epoch has entered it."""
         return not self.behind(epoch)
@@ -149,3 +157,7 @@ class RankPlaces:
         if self.oldest >= epoch:
             return []
         return [rank for rank, at in enumerate(self._epochs) if at < epoch and not self._asks_nothing(epoch, rank)]
+
+    def awaited(self, epoch: int) -> list[int]:
+        """Of those that are behind, the ranks for which the others wait."""
+        return [rank for rank in self.behind(epoch) if rank not in self._given_up]

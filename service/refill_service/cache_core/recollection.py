@@ -3,7 +3,7 @@ those of other pods, about the ranks that they are home to; and the reports of i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -120,6 +120,14 @@ class Recollection:
     def a_place_is_unknown(self, world_size: int) -> bool:
         """Whether a rank has not begun, or nobody knows in which epoch it is. It may be one behind the newest."""
         return any(rank not in self.ranks or self.ranks[rank][0] < 0 for rank in range(world_size))
+
+    def given_up(self, without: Collection[int]) -> set[int]:
+        """The ranks that nobody has heard, now or when they were waited for in vain before.
+
+        :param without: those that had not reported.
+        """
+        before = {rank for rank in self.unknown_before if rank not in self.ranks}
+        return (before | set(without)) - self.unused
 
     def epochs(self) -> list[int]:
         """Those of which anything is known and that can still be asked for, ascending."""

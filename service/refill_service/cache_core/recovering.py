@@ -210,6 +210,8 @@ def restore(job: JobState, machine: OwnerMachine, recollection: Recollection, wi
     job.life.unknown.restored(known_from, without, recollection.newest_entered)
     for rank, (epoch, homes) in recollection.ranks.items():
         job.life.ranks.restored(rank, epoch, homes)
+    for rank in recollection.given_up(without):
+        job.life.ranks.given_up(rank)
     share, epochs = job.share, []
     for epoch in numbers:
         if (traces := job.known_traces(epoch)) is not None:  # else nobody could have asked

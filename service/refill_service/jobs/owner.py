@@ -383,7 +383,7 @@ class Owner:
                     lambda: self._why_closed is not None or self._machine.state_of(epoch) is not EpochState.WAITS
                 )
         except TimeoutError as error:
-            behind = self._ranks.behind(epoch)
+            behind = self._ranks.awaited(epoch)
             raise EpochNotReady(
                 f"epoch {epoch} of job {self.job.spec.name} waits for rank {behind[0] if behind else '?'} "
                 f"to finish epoch {max(0, self._ranks.oldest)}",
