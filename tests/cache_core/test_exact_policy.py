@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from tests.cache_core.portable_order import PortableRandom
 
+from refill.errors import InvalidInput
+from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, Traces
 from refill_service.cache_core.policies.interface import NOTHING_CARRIED, Carried, EpochBegan, Orders
@@ -26,7 +28,7 @@ class Pod:
         chunk_size: int,
         capacity: int,
         eviction: str,
-        **policy_settings: float,
+        **policy_settings: float | str,
     ) -> None:
         layout = ChunkLayout(np.array([0, num_samples]), chunk_size)
         self.mapping = AbstractMapping(layout.share(0, 1), 1)
@@ -36,8 +38,8 @@ class Pod:
         self.bytes_here: set[int] = set()
         self.most_bytes = 0
 
-    def begin(self, number: int, carried: Carried = NOTHING_CARRIED) -> None:
-        began = EpochBegan(
+    def began(self, number: int, carried: Carried = NOTHING_CARRIED) -> EpochBegan:
+        return EpochBegan(
             self.mapping,
             self.traces[number],
             self.lengths,
@@ -46,8 +48,10 @@ class Pod:
             carried=carried,
             next_traces=self.traces[number + 1] if number + 1 < len(self.traces) else None,
         )
+
+    def begin(self, number: int, carried: Carried = NOTHING_CARRIED) -> None:
         self.number = number
-        self.core = new_policy("exact", began)
+        self.core = new_policy("exact", self.began(number, carried))
         self.carry_out(self.core.memory_changed(self.capacity))
 
     def ask(self, rank: int, positions: Int64Array) -> None:
@@ -116,10 +120,18 @@ def test_reads_are_as_many_as_are_known_for_its_cache(eviction: str, chunk_size:
     capacity=st.integers(0, 120),
     batch=st.integers(1, 40),
     eviction=st.sampled_from(["rolling", "renewal", "earliest", "never", "fifo", "lru"]),
+    fetching=st.sampled_from([(0, "auto"), (1, 0), (7, 20), (300, 0), ("50/50", "auto")]),
     explicit=st.booleans(),
 )
 def test_every_order_is_kept_within_memory(
-    seed: int, num_ranks: int, chunk_size: int, capacity: int, batch: int, eviction: str, explicit: bool
+    seed: int,
+    num_ranks: int,
+    chunk_size: int,
+    capacity: int,
+    batch: int,
+    eviction: str,
+    fetching: tuple[int | str, int | str],
+    explicit: bool,
 ) -> None:
     generator, num_samples = np.random.default_rng(seed), 100
     traces: list[Traces] = []
@@ -130,19 +142,23 @@ def test_every_order_is_kept_within_memory(
             traces.append(ExplicitTraces(num_samples, asked))
         else:
             traces.append(KeyedTraces(num_samples, num_ranks, seed=seed, epoch=epoch))
-    pod, carried = Pod(traces, num_samples, chunk_size, capacity, eviction), NOTHING_CARRIED
+    own = dict(zip(("fetch_size", "fetch_threshold"), fetching, strict=True)) if eviction == "fifo" else {}
+    pod, carried = Pod(traces, num_samples, chunk_size, capacity, eviction, **own), NOTHING_CARRIED
     for epoch in range(3):
         _, carried = pod.epoch(epoch, batch, carried)
     assert pod.most_bytes <= capacity + capacity // 4 + batch * num_ranks + 1
 
 
-@pytest.mark.parametrize("eviction", ["rolling", "renewal", "earliest", "never", "fifo", "lru"])
+@pytest.mark.parametrize(
+    "eviction", ["rolling", "renewal", "earliest", "never", "fifo", "lru", "fifo 300", "fifo 9000"]
+)
 def test_memory_is_kept_where_a_rank_is_far_behind(eviction: str) -> None:
     """What waits for it takes from the cache, and is read alone at last."""
     num_samples, batch = 8192, 16
     capacity = num_samples // 10
     traces: list[Traces] = [KeyedTraces(num_samples, 2, seed=7, epoch=epoch) for epoch in range(3)]
-    pod = Pod(traces, num_samples, 32, capacity, eviction)
+    eviction, _, size = eviction.partition(" ")
+    pod = Pod(traces, num_samples, 32, capacity, eviction, fetch_size=int(size or 0))
     _, carried = pod.epoch(0, batch)
     pod.begin(1, carried)
     for rank in (0, 1):
@@ -176,3 +192,63 @@ def test_repeats_are_not_read_before_they_are_asked_for() -> None:
         pod.carry_out(pod.core.requested(rank, samples[~repeats]).orders)
     assert pod.core.finished
     assert pod.core.counts.refills == 10
+
+
+@pytest.mark.parametrize(
+    ("size", "threshold", "capacity", "misses", "reads"),
+    [
+        (400, 0, 12_000, 0, 4000),  # all come before they are asked for
+        (400, 0, 200, 2000, 6000),  # half of each fetch is evicted before it is asked for
+        ("50/50", "auto", 800, 0, 4000),
+        (1, 0, 1, 0, 4000),
+    ],
+)
+def test_a_fetch_brings_what_is_asked_for_next(
+    size: int | str, threshold: int | str, capacity: int, misses: int, reads: int
+) -> None:
+    """DELI's sampler and service, where reads take no time: from an empty cache, in an epoch of 4,000."""
+    traces: list[Traces] = [KeyedTraces(4000, seed=3, epoch=epoch) for epoch in range(2)]
+    pod = Pod(traces, 4000, 1, capacity, "fifo", fetch_size=size, fetch_threshold=threshold)
+    found, _ = pod.epoch(0, batch=1)
+    assert (pod.core.counts.misses, found) == (misses, reads)
+
+
+def test_what_a_fetch_leaves_out_is_renewed() -> None:
+    """1, 2 and 3 are there when the second epoch fetches 1 and 0. 1 came first, and 2 leaves for 0."""
+    traces: list[Traces] = [ExplicitTraces(4, {0: np.array(order)}) for order in ([0, 1, 2, 3], [1, 0, 2, 3])]
+    pod = Pod(traces, 4, 1, 3, "fifo", fetch_size=2)
+    _, carried = pod.epoch(0, batch=1)
+    reads, _ = pod.epoch(1, 1, carried)
+    assert (pod.core.counts.misses, reads) == (0, 2)
+
+
+def test_reads_under_way_are_bounded() -> None:
+    """A fetch of more waits until some have come."""
+    traces: list[Traces] = [KeyedTraces(20_000, seed=3)]
+    pod = Pod(traces, 20_000, 1, 20_000, "fifo", fetch_size=20_000)
+    core = new_policy("exact", pod.began(0))
+    under_way = list(core.memory_changed(20_000).reads)
+    most, ordered = len(under_way), len(under_way)
+    while under_way:
+        more = core.arrived(under_way.pop()).reads
+        under_way += more
+        ordered += len(more)
+        most = max(most, len(under_way))
+    assert ordered == 20_000
+    assert most <= 4096
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"fetch_size": 4}, "setting fetch_size of policy exact goes with eviction fifo, got 'rolling'"),
+        ({"eviction": "fifo", "fetch_size": -1}, "setting fetch_size of policy exact must be at least 0, got -1"),
+        ({"eviction": "fifo", "fetch_size": "half"}, "fetch_size of policy exact must be int or 50/50, got 'half'"),
+        ({"eviction": "fifo", "fetch_size": True}, "fetch_size of policy exact must be int or 50/50, got True"),
+        ({"eviction": "fifo", "fetch_threshold": 3}, "setting fetch_threshold of policy exact goes with fetch_size"),
+    ],
+)
+def test_fetching_that_cannot_be_is_one_line(own: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as raised:
+        JobSpec("job", "file:///data", policy="exact", policy_settings=own)
+    assert "\n" not in str(raised.value)

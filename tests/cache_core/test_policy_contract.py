@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from tests.cache_core.one_by_one import ONE_BY_ONE, ONE_BY_ONE_TERMS, registered
 
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
-from refill.protocol.policies import POLICIES, terms_of
+from refill.protocol.policies import POLICIES, PolicyTerms, terms_of
 from refill_service.cache_core.epoch_order import KeyedTraces
 from refill_service.cache_core.policies.interface import (
     NOTHING_CARRIED,
@@ -39,13 +39,26 @@ NUM_RANKS = 2
 FACTS = ("ask", "ask", "ask one", "ask again", "arrives", "arrives", "pinned", "fails", "damaged", "memory", "restart")
 
 
-@pytest.fixture(params=[*KINDS, ONE_BY_ONE.name])
+FETCHING = replace(KINDS["exact"], name="exact-that-fetches")
+
+
+def fetching_terms() -> PolicyTerms:
+    """Those of ``exact``, with a fetch size if nobody says otherwise."""
+    defaults: dict[str, str | int] = {"eviction": "fifo", "fetch_size": 7, "fetch_threshold": 3}
+    of_exact = POLICIES["exact"].settings
+    return PolicyTerms(
+        "for tests", tuple(replace(each, default=defaults.get(each.name, each.default)) for each in of_exact)
+    )
+
+
+@pytest.fixture(params=[*KINDS, FETCHING.name, ONE_BY_ONE.name])
 def policy(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == ONE_BY_ONE.name:
-        with registered(ONE_BY_ONE, ONE_BY_ONE_TERMS):
-            yield request.param
-    else:
-        yield request.param
+    for kind, terms in ((ONE_BY_ONE, ONE_BY_ONE_TERMS), (FETCHING, fetching_terms())):
+        if request.param == kind.name:
+            with registered(kind, terms):
+                yield request.param
+            return
+    yield request.param
 
 
 @dataclass

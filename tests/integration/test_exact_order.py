@@ -57,9 +57,16 @@ def test_runs_are_equal_whether_or_not_a_pod_was_killed(packed: Packed, tmp_path
     assert first[0] != second[0], "another epoch, another order"
 
 
-@pytest.mark.parametrize("eviction", ["renewal", "earliest", "never", "fifo", "lru"])
-def test_every_eviction_keeps_the_order(three_pods: LocalCluster, packed: Packed, eviction: str) -> None:
-    ranks, receipts = trained(three_pods, packed[0], None, policy_settings={"eviction": eviction})
+@pytest.mark.parametrize(
+    "own",
+    [
+        *({"eviction": eviction} for eviction in ("renewal", "earliest", "never", "fifo", "lru")),
+        {"eviction": "fifo", "fetch_size": "50/50"},
+    ],
+    ids=lambda own: " ".join(own.values()),
+)
+def test_every_eviction_keeps_the_order(three_pods: LocalCluster, packed: Packed, own: dict[str, Any]) -> None:
+    ranks, receipts = trained(three_pods, packed[0], None, policy_settings=own)
     for epoch in range(2):
         check_order(ranks, epoch)
         assert receipts[epoch]["exact"], receipts[epoch]

@@ -142,6 +142,28 @@ def test_what_a_fetch_leaves_out_is_renewed(capsys: pytest.CaptureFixture[str], 
     assert column(found, "gets") == [4, 2]
 
 
+def test_pods_fetch_what_is_asked_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Their memory is one cache, and a pod does not read what is on its way."""
+    options = (
+        "--samples",
+        6000,
+        "--pods",
+        3,
+        "--memory-samples",
+        500,
+        "--epochs",
+        2,
+        "--caches",
+        "shared",
+        "--batch",
+        1,
+    )
+    found = simulated(capsys, "--eviction", "fifo", *options, "--fetch-size", 200, "--fetch-threshold", 50)
+    assert column(found, "misses") == [0, 0]
+    assert column(found, "gets")[0] == 6000
+    assert 5500 < column(found, "gets")[1] < 6000, "some of what a fetch leaves out"
+
+
 def test_the_clock_of_other_caches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Each rank looks up all of its samples and pays for its misses: with one sample each, as in the paper's table."""
     options = ("--samples", 4000, "--pods", 2, "--memory-samples", 1000, "--epochs", 2)
@@ -228,14 +250,14 @@ def test_help_says_what_an_option_is(capsys: pytest.CaptureFixture[str], option:
         (("--trace", "large.txt", "--samples", "5"), "trace large.txt line 3: sample 5; there are 0 to 4"),
         (("--trace", "large.txt", "--epochs", "2"), "trace large.txt names 3 samples; 2 epochs of 6 are 12"),
         (("--trace", "empty.txt"), "trace empty.txt names no sample"),
-        (("--fetch-size", "4"), "--fetch-size goes with --eviction fifo and --caches private"),
+        (("--fetch-size", "4"), "--fetch-size goes with --eviction fifo"),
         (("--eviction", "fifo", "--fetch-size", "0"), "--fetch-size must be at least 1, got 0"),
         (("--eviction", "fifo", "--fetch-size", "-1"), "must be a number of samples or 50/50, got '-1'"),
         (("--eviction", "fifo", "--fetch-size", "half"), "must be a number of samples or 50/50, got 'half'"),
         (("--eviction", "fifo", "--fetch-threshold", "4"), "--fetch-threshold goes with --fetch-size"),
         (
-            ("--eviction", "fifo", "--fetch-size", "4", "--caches", "shared"),
-            "--fetch-size goes with --eviction fifo and",
+            ("--eviction", "fifo", "--fetch-size", "70000", "--caches", "shared"),
+            "setting fetch_size of policy exact must be at most 65536, got 70000",
         ),
         (("--policy", "drain", "--clock", "clock.json"), "--clock is an option of --policy exact"),
         (("--policy", "drain", "--epochs", "2"), "--epochs is an option of --policy exact"),

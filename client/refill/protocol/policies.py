@@ -6,7 +6,7 @@ policies do is in ``refill_service/cache_core/policies/``, a file for each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +26,19 @@ class PolicySetting:
     """Of a text: all that it may be."""
     least: float | None = None
     most: float | None = None
+    texts: tuple[str, ...] = ()
+    """Of a number: what may stand in its place."""
 
     def check(self, policy: str, value: object) -> None:
         """Raises :class:`InvalidInput`."""
         which = f"setting {self.name} of policy {policy}"
-        wanted = type(self.default)
+        if self.texts and value in self.texts:
+            return
+        wanted = int if self.texts else type(self.default)
         if wanted is float and type(value) is int:
             value = float(value)
         if type(value) is not wanted:
-            raise InvalidInput(f"{which} must be {wanted.__name__}, got {value!r}")
+            raise InvalidInput(f"{which} must be {' or '.join([wanted.__name__, *self.texts])}, got {value!r}")
         if self.choices and value not in self.choices:
             raise InvalidInput(f"{which} must be {' or '.join(self.choices)}, got {value!r}")
         if isinstance(value, int | float):
@@ -49,6 +53,8 @@ class PolicyTerms:
     label: str
     """For people, in a few words."""
     settings: tuple[PolicySetting, ...] = ()
+    check_together: Callable[[Mapping[str, Any]], None] | None = None
+    """Raises :class:`InvalidInput` for settings that do not go with each other; told all of them."""
 
     def settings_with(self, policy: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of the policy: those given, and the defaults of the others. Raises :class:`InvalidInput`."""
@@ -58,7 +64,17 @@ class PolicyTerms:
             raise InvalidInput(f"policy {policy} has no setting {unknown[0]!r}; {there_are}")
         for name, value in given.items():
             known[name].check(policy, value)
-        return {name: given.get(name, setting.default) for name, setting in known.items()}
+        found = {name: given.get(name, setting.default) for name, setting in known.items()}
+        if self.check_together is not None:
+            self.check_together(found)
+        return found
+
+
+def _check_exact(settings: Mapping[str, Any]) -> None:
+    if settings["fetch_size"] and settings["eviction"] != "fifo":
+        raise InvalidInput(f"setting fetch_size of policy exact goes with eviction fifo, got {settings['eviction']!r}")
+    if settings["fetch_threshold"] != "auto" and not settings["fetch_size"]:
+        raise InvalidInput("setting fetch_threshold of policy exact goes with fetch_size")
 
 
 POLICIES: dict[str, PolicyTerms] = {
@@ -92,7 +108,26 @@ POLICIES: dict[str, PolicyTerms] = {
                 least=0.0,
                 most=0.5,
             ),
+            PolicySetting(
+                "fetch_size",
+                0,
+                "of fifo (DELI): so many requests to a pod are fetched together before they are asked for, in place of "
+                "read_ahead; 50/50: half of what its memory holds; 0: none",
+                least=0,
+                most=2**16,
+                texts=("50/50",),
+            ),
+            PolicySetting(
+                "fetch_threshold",
+                "auto",
+                "with fetch_size: the next fetch is made when no more requests than this were fetched and are left to "
+                "be asked for; auto: half of what memory holds with fetch_size 50/50, else 0",
+                least=0,
+                most=2**16,
+                texts=("50/50", "auto"),
+            ),
         ),
+        _check_exact,
     ),
 }
 

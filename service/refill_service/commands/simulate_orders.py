@@ -72,7 +72,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--caches",
         choices=["shared", "private"],
         help="whether the memory of all pods is one cache, or each rank has its own, as the nodes of the papers "
-        "(default: private with --eviction fifo, which is DELI's, else shared)",
+        "(default: private with --eviction fifo, which is DELI's, else shared); with --fetch-size pods fetch what is "
+        "asked of them, and nodes what their ranks ask for",
     )
     group.add_argument(
         "--fetch-size",
@@ -178,10 +179,15 @@ def _fetching(args: argparse.Namespace, eviction: str, private: bool, memory_sam
         return None
     if args.fetch_size == 0:
         raise InvalidInput("--fetch-size must be at least 1, got 0")
-    if eviction != "fifo" or not private:
-        raise InvalidInput("--fetch-size goes with --eviction fifo and --caches private: a node fetches for its rank")
-    threshold = "auto" if args.fetch_threshold is None else args.fetch_threshold
-    return Fetching.of(args.fetch_size, threshold, memory_samples)
+    if eviction != "fifo":
+        raise InvalidInput("--fetch-size goes with --eviction fifo")
+    fetching = Fetching.of(
+        args.fetch_size, "auto" if args.fetch_threshold is None else args.fetch_threshold, memory_samples
+    )
+    if fetching is not None and not private:  # as pods have it
+        _setting("fetch_size").check("exact", fetching.size)
+        _setting("fetch_threshold").check("exact", fetching.threshold)
+    return fetching
 
 
 def _head(run: OrderedRun) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class OrderedRun:
     """Part of memory that is set aside for it. Reads arrive at once here, so that it gains nothing."""
     seed: int = 0
     fetching: Fetching | None = None
-    """Of ``fifo`` with private caches: what is fetched before it is asked for."""
+    """Of ``fifo``: what is fetched before it is asked for, by nodes or by pods."""
     clock: LoopClock | None = None
     """Of each rank's loop; None: only reads are counted."""
 
@@ -161,7 +161,7 @@ def simulate_orders(
     num_requests = sum(traces.length(0) * traces.num_ranks for traces in orders[:num_epochs])
     done = 0
     caches: list[_Caches] = [
-        _FetchingNode(run, each) if run.fetching else _Cluster(run, each)
+        _FetchingNode(run, each) if run.private and run.fetching else _Cluster(run, each)
         for each in (_each_rank(orders, run) if run.private else [list(orders)])
     ]
     for epoch in range(num_epochs):
@@ -249,6 +249,9 @@ class _Cluster:
     def _owner(self, layout: ChunkLayout, pod: int, num_pods: int) -> LocalOwner:
         share = layout.share(pod, num_pods)
         run = self._run
+        own: dict[str, Any] = {"eviction": run.eviction, "read_ahead": run.read_ahead}
+        if run.fetching is not None:
+            own |= {"fetch_size": run.fetching.size, "fetch_threshold": run.fetching.threshold}
         return LocalOwner(
             "exact",
             AbstractMapping(share, min(1, share.num_chunks)),
@@ -257,7 +260,7 @@ class _Cluster:
             np.ones(share.num_samples, dtype=np.int64),
             run.memory_samples,
             key=f"simulation {run.seed} {pod}",
-            own={"eviction": run.eviction, "read_ahead": run.read_ahead},
+            own=own,
         )
 
 

@@ -197,7 +197,7 @@ class ExactPolicy(Policy):
             if self._assigned_view[sample] >= 0:
                 continue
             room -= int(self._lengths[sample])
-            if room < 0 or sample not in self._due:
+            if room < 0 or not self._may_be_sent(sample):
                 break
             if not self._arrived_here[sample]:
                 continue
@@ -210,6 +210,10 @@ class ExactPolicy(Policy):
             self._leaves(sample)
         self._count_bytes()
         return Ahead(columns[:, 0], columns[:, 1], self._go_on([], []))
+
+    def _may_be_sent(self, sample: int) -> bool:
+        """Whether its request is near, so that it is in memory or on its way for it."""
+        return sample in self._due
 
     def _arrived(self, read: Read, kept: Int64Array) -> Orders:
         self._num_on_their_way -= 1

@@ -1,0 +1,156 @@
+"""Policy ``exact`` with a fetch size: what is asked for next is fetched together, as DELI does for a node.
+
+Each pod is the service that fetches the requests to its share, in the order in which ranks in step make them: when no
+more than the threshold of those that it fetched are left to be asked for, the next ones are fetched. What is fetched
+goes into the cache when it comes, and what came first is evicted; what is there already is renewed. Unlike DELI's loop,
+who asks for a sample on its way waits for it, and the store is not read twice. What was evicted before it was asked for
+is read alone, and does not go into the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from refill_service.cache_core.exact.fetching import Fetching
+from refill_service.cache_core.exact.sample_caches import FifoCache
+from refill_service.cache_core.policies import exact
+from refill_service.cache_core.policies.interface import (
+    NO_ORDERS,
+    EpochBegan,
+    Orders,
+    Policy,
+    Read,
+)
+from refill_service.cache_core.sample_mapping import Int64Array
+
+__all__ = ["KIND", "FetchingExactPolicy"]
+
+
+_MOST_READS = 4096
+"""Under way at once: each takes memory of its own beside its bytes."""
+
+
+class FetchingExactPolicy(exact.ExactPolicy):
+    _cache: FifoCache | None
+
+    def __init__(self, began: EpochBegan) -> None:
+        super().__init__(began)
+        self._read_ahead = 0.0
+        self._size, self._threshold = began.settings["fetch_size"], began.settings["fetch_threshold"]
+        self._fetching: Fetching | None = None
+        self._queued: set[int] = set()
+        """Samples that were fetched, or left out of a fetch, whose request has yet to be made."""
+        self._fetched: set[int] = set()
+        """Those on their way that go into the cache."""
+        self._left_of_fetch = 0
+        """Requests of the last fetch that have yet to be ordered."""
+        self._paused = False
+        """There are many reads under way: the rest is ordered when half of them have come."""
+
+    def memory_changed(self, capacity_bytes: int) -> Orders:
+        mean_bytes = max(1.0, float(self._lengths.mean())) if len(self._lengths) else 1.0
+        self._fetching = Fetching.of(self._size, self._threshold, capacity_bytes / mean_bytes)
+        return super().memory_changed(capacity_bytes)
+
+    @property
+    def nothing_left_to_read(self) -> bool:
+        return super().nothing_left_to_read and not self._queued
+
+    def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
+        reads: list[Read] = []
+        for sample in asked.tolist():
+            self._was_through[sample] = True  # also of a rank that is ahead of others
+            self._queued.discard(sample)
+            self._ask_for(sample, reads)
+            self._fetch_what_is_due(reads)
+        return asked, self._go_on(reads, [])
+
+    def repeated(self, samples: Int64Array) -> Orders:
+        reads: list[Read] = []
+        for sample in samples.tolist():
+            self._ask_for(sample, reads)
+        return self._go_on(reads, [])
+
+    def _ask_for(self, sample: int, reads: list[Read]) -> None:
+        if self._arrived_here[sample] or self._cache is None:
+            return
+        self.counts.misses += not self._at_hand(sample, sample + 1)
+        self._awaited.add(sample)
+        if not self._here[sample]:
+            self._read(sample, reads)
+
+    def _may_be_sent(self, sample: int) -> bool:
+        return sample in self._queued
+
+    def _leaves(self, sample: int) -> None:
+        self._queued.discard(sample)
+        super()._leaves(sample)
+
+    def _go_on(self, reads: list[Read], drops: list[Int64Array]) -> Orders:
+        if self._cache is None:
+            return NO_ORDERS
+        self._skip_done()
+        self._fetch_what_is_due(reads)
+        return super()._go_on(reads, drops)
+
+    def _fetch_what_is_due(self, reads: list[Read]) -> None:
+        cache, fetching = self._cache, self._fetching
+        if cache is None or fetching is None:
+            return
+        if self._num_on_their_way > _MOST_READS // 2 and self._paused:
+            return
+        self._paused = False
+        while self._next is not None and (self._left_of_fetch or fetching.is_due(len(self._queued))):
+            if self._num_on_their_way >= _MOST_READS:
+                self._paused = True
+                return
+            self._left_of_fetch = self._left_of_fetch or fetching.size
+            _, sample, repeats = self._next
+            self._next = next(self._in_order, None)
+            if not repeats:  # who asks for a repeat may do so at another pod's pace, or never
+                self._left_of_fetch -= 1
+                self._fetch(sample, cache, reads)
+            self._skip_done()
+
+    def _fetch(self, sample: int, cache: FifoCache, reads: list[Read]) -> None:
+        self._was_through[sample] = True
+        self._queued.add(sample)
+        if cache.holds(sample):
+            cache.renewed(sample)
+            return
+        self._fetched.add(sample)
+        if not self._here[sample]:
+            self._read(sample, reads)
+
+    def _read(self, sample: int, reads: list[Read]) -> None:
+        self._here[sample] = True
+        self.counts.refills += 1
+        self._num_on_their_way += 1
+        reads.append(Read(sample, sample + 1, np.array([sample], dtype=np.int64)))
+
+    def _arrived(self, read: Read, kept: Int64Array) -> Orders:
+        drops: list[Int64Array] = []
+        if self._cache is not None:
+            for sample in kept.tolist():
+                if sample in self._fetched:
+                    self._fetched.remove(sample)
+                    drops.append(self._gone(np.array(self._cache.fetched(sample), dtype=np.int64)))
+        drops.append(super()._arrived(read, kept).drops)
+        self._count_bytes()
+        reads: list[Read] = []
+        if self._paused:
+            self._fetch_what_is_due(reads)
+        return Orders(reads, np.concatenate(drops))
+
+    def _lost(self, samples: Int64Array) -> None:
+        self._fetched.difference_update(samples.tolist())
+        super()._lost(samples)
+
+
+def _new(began: EpochBegan) -> Policy:
+    return FetchingExactPolicy(began) if began.settings["fetch_size"] else exact.ExactPolicy(began)
+
+
+KIND = replace(exact.KIND, new=_new)
