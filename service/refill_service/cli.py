@@ -28,6 +28,7 @@ _COMMANDS = {
     "top": "top",
     "simulate": "simulate",
     "analyze": "analyze",
+    "cost": "cost",
     "demo": "demo",
 }
 """The file of ``commands`` for each, in the order of ``refill --help``. A pod need not import what packs and draws."""
