@@ -98,6 +98,17 @@ def test_a_process_that_has_ended_is_replaced_at_once_and_its_workers_are_refuse
     assert leases.asks(0, THIRD, 1002) is None
 
 
+def test_a_pod_that_only_hears_that_a_process_was_replaced_counts_no_rank_and_refuses_the_old_one() -> None:
+    for leases in (RankLeases(), held_by(RankLeases(), FIRST)):
+        assert leases.ended(0, FIRST, SECOND, 1, takes=False) is None
+        assert leases.holder(0) is None
+        assert (leases.num_heard(1), leases.num_in_run(1)) == (0, 0), "the rank counts at its home"
+        left_over = leases.asks(0, FIRST, 2)
+        assert left_over is not None
+        assert (left_over.final, left_over.holder) == (True, SECOND)
+        assert leases.asks(0, SECOND, 3) is None, "it may ask here as well"
+
+
 def test_that_one_has_ended_is_no_reason_to_replace_another() -> None:
     leases = held_by(RankLeases(), FIRST)
     refusal = leases.ended(0, SECOND, THIRD, 1)

@@ -83,6 +83,22 @@ def test_a_run_that_has_ended_starts_again_as_a_new_one(
     assert len(pods.get(0, "/v1/runs")) == 2
 
 
+def test_right_after_the_process_of_before_it_is_a_new_run_at_once(
+    packed: Packed, pods: PodsInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same machine, where a process sees that the one before is gone. No pod waits for a lease then, and none
+    takes the process that asks anew for another one that is in the run still."""
+    first = Training(pods, spec_of(packed, world_size=1), NUM_SAMPLES)
+    first.all_ask(0)
+    second = again(first, timeout_seconds=1)
+    monkeypatch.setattr("refill.job_pods.has_ended", lambda life: True)
+    second.all_ask(0)
+    second.check(0)
+    assert runs_of(second) != runs_of(first)
+    alive = [job["ranks_alive"] for pod in range(3) for job in pods.get(pod, "/v1/jobs")]
+    assert sum(alive) == 1, f"there is one rank, and pods count {alive}"
+
+
 def test_other_workers_of_a_rank_follow_into_the_new_run(
     packed: Packed, pods: PodsInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

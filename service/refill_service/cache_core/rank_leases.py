@@ -118,14 +118,15 @@ class RankLeases:
         if self.holder(rank) == life:
             del self._leases[rank]
 
-    def ended(self, rank: int, life: RankLife, by: RankLife, now: float) -> Refusal | None:
-        """Fact: ``by`` has seen that the process of a life is gone, and asks in its place. Answer as :meth:`asks`."""
+    def ended(self, rank: int, life: RankLife, by: RankLife, now: float, *, takes: bool = True) -> Refusal | None:
+        """Fact: ``by`` has seen that the process of a life is gone, and asks in its place. Answer and ``takes`` as
+        those of :meth:`asks`."""
         if by == life or by in self._ended.get(rank, {}):
-            return self.asks(rank, by, now)
+            return self.asks(rank, by, now, takes=takes)
         self.returned(rank, life)
-        refusal = self.asks(rank, by, now)
+        refusal = self.asks(rank, by, now, takes=takes)
         ended = self._ended.setdefault(rank, {})
-        ended[life] = self._leases[rank]
+        ended[life] = self._leases.get(rank) or _Lease(by, now, now)
         _drop_oldest(ended)
         return refusal
 

@@ -70,12 +70,12 @@ class LeasedRanks:
         """Fact: a process needs the rank no more."""
         self._leases.returned(rank, life)
 
-    def ended(self, rank: int, life: RankLife, by: RankLife) -> None:
-        """Fact: ``by`` has seen that a process is gone, or has left the rank to it, and asks in its place. Errors as
-        :meth:`asks`."""
+    def ended(self, rank: int, life: RankLife, by: RankLife, *, takes: bool = True) -> None:
+        """Fact: ``by`` has seen that a process is gone, or has left the rank to it, and asks in its place. ``takes``
+        and errors as those of :meth:`asks`."""
         if self.holder(rank) == life:
             log.info("rank %d of job %s: %s goes on in place of %s", rank, self._job, by, life)
-        if (refusal := self._leases.ended(rank, life, by, time.monotonic())) is not None:
+        if (refusal := self._leases.ended(rank, life, by, time.monotonic(), takes=takes)) is not None:
             raise self._error(rank, by, refusal)
 
     def _error(self, rank: int, life: RankLife, refusal: Refusal) -> RankTaken:

@@ -214,7 +214,8 @@ def peer_routes(node: CacheNode) -> APIRouter:
     async def rank_ended(job: str, rank: Number, incarnation: Incarnation, body: Ended) -> dict[str, bool]:
         at_pod = node.table.find(job, incarnation)
         at_pod.job.check_rank(rank)
-        at_pod.home.leases.ended(rank, RankLife.decode(body.life), RankLife.decode(body.by))
+        ended, by = RankLife.decode(body.life), RankLife.decode(body.by)
+        at_pod.home.leases.ended(rank, ended, by, takes=False)  # its home keeps the lease: a rank counts once
         return {"ended": True}
 
     @routes.put("/epochs/{epoch}/ranks/{rank}/trace")
