@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
+from refill.errors import RefillError
 from refill_service.demo.local_cluster import LocalCluster
 
-__all__ = ["until", "until_logged"]
+__all__ = ["until", "until_answered", "until_logged"]
+
+Answer = TypeVar("Answer")
 
 _LONGEST_SECONDS = 100
 """Below pytest's own limit, so that a failure says what did not come."""
@@ -18,6 +22,18 @@ def until(is_true: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + _LONGEST_SECONDS
     while not is_true():
         assert time.monotonic() < deadline, f"{what} did not come within {_LONGEST_SECONDS} s"
+        time.sleep(0.05)
+
+
+def until_answered(ask: Callable[[], Answer]) -> Answer:
+    """For calls that a client makes anew when a pod answers 503, as one does just after it was started."""
+    deadline = time.monotonic() + _LONGEST_SECONDS
+    while True:
+        try:
+            return ask()
+        except RefillError as error:
+            if error.status != 503 or time.monotonic() > deadline:
+                raise
         time.sleep(0.05)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.integration.job_ranks import Packed, Ranks, check_receipt, cluster_of, rest_of, settings_of
 from tests.pod_fixtures import NUM_SAMPLES
-from tests.waiting import until_logged
+from tests.waiting import until_answered, until_logged
 
 from refill.errors import JobLost, PodRecovering, PodUnreachable, RefillError
 from refill.pod_channel import Wait
@@ -176,7 +176,7 @@ def test_pods_that_are_lost_one_after_another(packed: Packed, tmp_path: Path) ->
         for pod in (0, 1):
             cluster.kill(pod)
             cluster.restart(pod)
-        ranks.ranks[0]._pods._register_again(cluster.pod_urls[0], Wait(30))
+        until_answered(lambda: ranks.ranks[0]._pods._register_again(cluster.pod_urls[0], Wait(30)))
         cluster.kill(2)
         cluster.restart(2)
         ranks.ask(0, 0, ranks.length)
@@ -196,9 +196,8 @@ def test_two_pods_that_have_both_lost_a_job_that_has_moved(packed: Packed, tmp_p
         cluster.kill(0)
         cluster.restart(0)
         rank = asleep.wake()
-        rank._pods._register(
-            cluster.pod_urls[0], Wait(30)
-        )  # pod 1 knows of it, and what the rank has received is asked for
+        # Pod 1 knows of it, and what the rank has received is asked for.
+        until_answered(lambda: rank._pods._register(cluster.pod_urls[0], Wait(30)))
         cluster.kill(1)
         cluster.restart(1)
         ranks.ranks = [rank]

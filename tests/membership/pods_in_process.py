@@ -12,11 +12,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 import numpy as np
+from tests.waiting import until_answered
 
 from refill.credentials import Credentials
 from refill.delivery_record import DeliveryRecord
@@ -385,7 +387,7 @@ class Training:
 
     def look(self) -> None:
         """As a thread of each rank does every few seconds."""
-        self.together(*(rank.look_after_home for rank in self.ranks))
+        self.together(*(partial(until_answered, rank.look_after_home) for rank in self.ranks))
 
     def receipt(self, epoch: int, pod: int = 0) -> dict[str, Any]:
         return self.pods.get(pod, f"/v1/jobs/{self.spec.name}/epochs/{epoch}/receipt")

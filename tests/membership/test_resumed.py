@@ -88,7 +88,7 @@ def test_all_memory_is_lost_when_the_epoch_that_was_resumed_is_long_over(packed:
         pods.kill(0, 1)
         pods.start(0, 1)
         training.ranks = ranks
-        training.together(*(rank.look_after_home for rank in ranks))
+        training.look()
         for start in range(50, length, 50):
             for rank in ranks:
                 found += rank.batch(3, np.arange(start, min(start + 50, length))).sample_ids.tolist()
