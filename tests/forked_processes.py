@@ -25,7 +25,19 @@ __all__ = ["ForkedProcess", "python_of", "start", "start_pod", "start_rank"]
 
 Modules = tuple[str, ...]
 
-PODS: Modules = ("refill_service.commands.serve", "refill_service.serving.serve")
+PODS: Modules = (
+    "refill_service.commands.serve",
+    "refill_service.serving.serve",
+    "refill_service.commands.datasets",
+    "refill_service.object_store.file_store",
+    "refill_service.object_store.confined_file_store",
+    # Imported by libraries when they are first needed.
+    "anyio._backends._asyncio",
+    "encodings.idna",
+    "numpy.ma",
+    "pydantic.v1",
+    "uvicorn.lifespan.off",
+)
 RANKS: Modules = ("refill", "refill.torch_dataset", "torchdata.stateful_dataloader")
 
 MOST_BYTES = 150_000
