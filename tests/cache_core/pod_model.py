@@ -35,7 +35,7 @@ from refill_service.cache_core.owner_machine import (
     OwnerMachine,
     Write,
 )
-from refill_service.cache_core.pod_records import PodRecords, snapshot
+from refill_service.cache_core.pod_records import PodRecords, snapshot, snapshots_say_all
 from refill_service.cache_core.policies.interface import Carried, EpochBegan, Policy, Read
 from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.receipt import EpochReceipt, receipt_of
@@ -215,6 +215,8 @@ class Pod:
                     for record in self.life.unknown.epoch_opens(max(epoch.number, self.life.ranks.newest)):
                         self.write(record)
                     self.life.unknown.forget(before_epoch=min([*live, *(each.number for each in self.owner.epochs)]))
+                    if not (self.journaling or self.life.recovering):
+                        self.begin_journal()
                 case CloseBooks(epoch):
                     self.receipts[epoch.number] = self.receipt_of(epoch)
                     self.job.forget_traces(before_epoch=epoch.number + 1)
@@ -227,7 +229,8 @@ class Pod:
             self.place.volume.write(record)
 
     def begin_journal(self) -> None:
-        if self.place.volume is not None:
+        """As ``JobTable.begin_journal``."""
+        if self.place.volume is not None and snapshots_say_all(self.job, self.owner):
             self.place.volume.begin(self)
             self.journaling = True
 

@@ -185,10 +185,13 @@ def _time_passes(model: JobModel, who: int, where: int, how: int) -> None:
 
 
 def _process_is_killed(model: JobModel, who: int, where: int, how: int) -> None:
-    """It goes on from the last checkpoint: what it has had up to some position is behind it."""
+    """It goes on from the last checkpoint: what it has had up to some position is behind it. One that has had all that
+    there is does not go on."""
     rank = _rank(model, who)
     missing = model.missing(model.epochs[rank], rank)
     whole = int(missing[0]) if len(missing) else model.length(model.epochs[rank], rank)
+    if not len(missing) and model.epochs[rank] + 1 == model.shape.num_epochs:
+        whole = max(0, whole - 1)
     model.process_is_killed(rank, whole * (how % 4) // 3)
 
 

@@ -115,6 +115,29 @@ FOUND: dict[str, tuple[Shape, list[Fact]]] = {
             ("recovers some", 52, 18, 44),
         ],
     ),
+    "a pod killed before any epoch opened, after it had gone on without a rank, did not know that any more": (
+        shape_of(
+            blobs=(3, 16), chunk_size=2, num_pods=1, num_ranks=1, policy="exact", num_epochs=1, window=0, seed=60541
+        ),
+        [
+            ("asks", 56, 17, 26),
+            ("all arrives", 59, 20, 45),
+            ("process is killed", 34, 28, 22),
+            ("pods are killed", 11, 7, 10),
+            ("all recover", 44, 19, 20),
+            ("pods are killed", 21, 7, 18),
+        ],
+    ),
+    "a pod opened the epoch after next, in which a rank waited, and refused the other one the next": (
+        shape_of(blobs=(13, 1, 2), num_ranks=2, window=0, seed=47051),
+        [
+            ("asks for all", 10, 25, 53),
+            ("finishes epoch", 11, 54, 5),
+            ("finishes epoch", 13, 62, 39),
+            ("asks for all", 27, 12, 14),
+            ("pods are killed", 37, 54, 18),
+        ],
+    ),
     "of two ranks, the one that had had an epoch was all that was known, and the other was refused in that epoch": (
         shape_of(
             blobs=(2, 8, 7), num_pods=1, policy="redox", journals=False, remote_bytes=150, memory_bytes=3000, seed=39646

@@ -14,7 +14,7 @@ from tests.membership.pods_in_process import PodsInProcess, Rank, Training
 from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until
 
-from refill.errors import JobLost, MemoryTooSmall, RankTaken, RefillError
+from refill.errors import JobLost, MemoryTooSmall, RankTaken, RecordsWanted, RefillError
 from refill.protocol.job_spec import JobSpec
 
 Packed = tuple[str, dict[str, bytes]]
@@ -206,6 +206,27 @@ def test_unknown_is_written_down(packed: Packed, tmp_path: Path, journal: bool) 
             training.check(epoch)
         if journal:
             assert training.receipt(0)["unknown"] == 100, "an epoch that is over says something else than before"
+
+
+def test_a_pod_that_goes_on_without_a_rank_is_killed_before_any_epoch_opens(packed: Packed, tmp_path: Path) -> None:
+    """Its journal would have nothing yet, and would be believed: the receipt said that samples were missing."""
+    with PodsInProcess(1, tmp_path, journal=True, recovery_seconds=0.2) as pods:
+        training = Training(pods, spec_of(packed, world_size=1), NUM_SAMPLES)
+        training.ask(0, 0, 0, 100)
+        training.ranks[0] = Rank(pods, training.spec, 0, process=2)
+        training.ranks[0].info()
+        pods.kill(0)
+        shutil.rmtree(tmp_path / "journal-0")
+        pods.start(0)
+        with pytest.raises(RecordsWanted):
+            training.look()
+        job = training.spec.name
+        until(lambda: not pods.node(0).jobs[job].job.life.recovering, "a pod that goes on without the rank")
+        pods.kill(0)
+        pods.start(0)
+        training.ask(0, 0, 100)
+        found = training.receipt(0)
+        assert (found["unknown"], found["missing"]) == (100, 0)
 
 
 def test_an_epoch_that_is_known_in_part_only_is_not_said_to_be_missing(packed: Packed, pods: PodsInProcess) -> None:

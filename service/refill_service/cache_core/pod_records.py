@@ -12,7 +12,7 @@ from refill_service.cache_core.home_record import HomeRecord
 from refill_service.cache_core.job_state import JobState
 from refill_service.cache_core.owner_machine import OwnerMachine
 
-__all__ = ["HandedOver", "PodRecords", "snapshot"]
+__all__ = ["HandedOver", "PodRecords", "snapshot", "snapshots_say_all"]
 
 
 _NOBODY = "nobody"
@@ -108,3 +108,9 @@ def snapshot(job: JobState, machine: OwnerMachine, epoch: int) -> Iterator[Recor
     yield from job.trace_records(epoch)
     if (known := machine.known(epoch)) is not None:
         yield Record(Kind.ANSWERED, epoch, 0, machine.answered_of(known))
+
+
+def snapshots_say_all(job: JobState, machine: OwnerMachine) -> bool:
+    """Whether a journal may begin now. What is unknown is written down with an epoch: without one it would be lost with
+    the pod, and the journal be believed."""
+    return bool(machine.live_epochs) or not job.life.unknown

@@ -130,9 +130,11 @@ class Recollection:
         return (before | set(without)) - self.unused
 
     def epochs(self) -> list[int]:
-        """Those of which anything is known and that can still be asked for, ascending."""
-        known = set(self._asked) | set(self._received) | set(self.entered)
-        return sorted(epoch for epoch in known if epoch >= self.oldest_entered - 1)
+        """Those that were open here and can still be asked for, ascending. A rank may have entered a later one, and
+        wait there until others have entered one before it, of which nothing is known."""
+        answered = set(self._asked) | set(self._received)
+        newest = max(answered, default=self.oldest_entered)
+        return sorted(epoch for epoch in answered.union(self.entered) if self.oldest_entered - 1 <= epoch <= newest)
 
     def epochs_of_table(self) -> list[int]:
         """Those of which the pod's own table was found, whether or not they can still be asked for, ascending."""

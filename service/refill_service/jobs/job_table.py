@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 from refill.errors import JobError, JobLost, JobMoved, MemoryTooSmall, PodStopping, RefillError, UnknownJob
 from refill.protocol.incarnation import is_later, same_line
@@ -282,8 +283,13 @@ class JobTable:
         return Claim(spec.holder, least_bytes, most_bytes)
 
     def begin_journal(self, at_pod: JobAtPod) -> None:
-        """Not before all is known that is to be in it: what a journal lacks was never delivered."""
-        job = at_pod.job
+        """Not before all is known that is to be in it: what a journal lacks was never delivered. May be put off until
+        an epoch opens."""
+        job, owner = at_pod.job, at_pod.owner
+        if not owner.snapshots_say_all:
+            owner.begin_journal = partial(self.begin_journal, at_pod)
+            return
+        owner.begin_journal = lambda: None
         header = {
             "spec": job.spec.to_dict(),
             "incarnation": job.incarnation,
@@ -293,9 +299,7 @@ class JobTable:
             "num_samples": job.layout.num_samples,
             "share": [job.share.first_sample, job.share.end_sample],
         }
-        at_pod.owner.journal = self.journal.begin(
-            job.spec.name, header, at_pod.owner.snapshot, at_pod.owner.live_epochs, job.resumed
-        )
+        owner.journal = self.journal.begin(job.spec.name, header, owner.snapshot, owner.live_epochs, job.resumed)
 
     async def remove(self, name: str, holder: str | None = None) -> bool:
         """End a job on this pod, free its memory and keep its receipts alone; False when there is none.

@@ -37,7 +37,7 @@ from refill_service.cache_core.owner_machine import (
     Wake,
     Write,
 )
-from refill_service.cache_core.pod_records import snapshot
+from refill_service.cache_core.pod_records import snapshot, snapshots_say_all
 from refill_service.cache_core.policies.interface import NO_SAMPLES, Carried, EpochBegan, EpochCounts, Policy
 from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.receipt import EpochReceipt, receipt_of
@@ -88,6 +88,8 @@ class Owner:
         self.answer_bytes = answer_bytes
         self.history: dict[int, OwnerCounts] = {}
         self.journal: JobJournal | None = None
+        self.begin_journal: Callable[[], None] = lambda: None
+        """Called when an epoch opens, as long as there is none."""
         self.epoch_ended: Callable[[int], Awaitable[None]] | None = None
         """Told when an epoch will not be asked for again, and its receipt is final."""
         self._gate = gate
@@ -353,6 +355,10 @@ class Owner:
         return snapshot(self.job, self._machine, epoch)
 
     @property
+    def snapshots_say_all(self) -> bool:
+        return snapshots_say_all(self.job, self._machine)
+
+    @property
     def live_epochs(self) -> list[int]:
         """Those that can still be asked for."""
         return self._machine.live_epochs
@@ -481,6 +487,8 @@ class Owner:
                     state.payloads.put(sample, payload)
         if self.journal is not None:
             self.journal.epoch_begins(order.live_epochs)
+        else:
+            self.begin_journal()
 
     def _close_books(self, over: RunningEpoch) -> None:
         """An epoch that will not be asked for again leaves its receipt."""
