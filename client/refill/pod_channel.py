@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import http.client
 import json
+import logging
 import os
 import select
 import threading
@@ -28,10 +29,14 @@ from refill.shared_segments import SharedSegment, SharedSegments
 
 __all__ = ["PodChannel", "Wait"]
 
+log = logging.getLogger(__name__)
+
 _MOST_LINKS = 4
 """Of a thread: to its home, to the service, and to those that were its home before."""
 _NAME_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
+_LEASES_END_SECONDS = 5.0
+"""After this a pod that has a successor answers nothing any more: its lease takes a second, and is looked at anew."""
 
 
 class Wait(NamedTuple):
@@ -41,6 +46,16 @@ class Wait(NamedTuple):
     """That the pod may be silent for."""
     still_waits: Callable[[str], None] = lambda pod: None
     """Called about once a second while nothing comes."""
+
+
+class _Runs(NamedTuple):
+    """Of one pod, as they have answered here."""
+
+    newest: PodLife
+    before: frozenset[str] = frozenset()
+    """Names of those that have a successor."""
+    heard_at: float = float("-inf")
+    """When the newest one has answered last."""
 
 
 class PodChannel:
@@ -53,8 +68,8 @@ class PodChannel:
     def __init__(self, credentials: Credentials, connect_timeout_seconds: float) -> None:
         self._credentials = credentials
         self._connect_timeout_seconds = connect_timeout_seconds
-        self._lives: dict[int, PodLife] = {}
-        """By ordinal, the newest run of each pod that has answered here."""
+        self._runs: dict[int, _Runs] = {}
+        """By ordinal."""
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -157,7 +172,7 @@ class PodChannel:
                 link.send_request(method, path, body, headers, wait.seconds)
                 _await_answer(link, pod, wait)
                 response = link.getresponse()
-                self._check_life(response.getheader(LIFE_HEADER), pod)
+                self._check_life(response.getheader(LIFE_HEADER), pod, link.opened_at)
                 return response
             except BaseException as error:
                 self.hang_up(pod)
@@ -167,15 +182,25 @@ class PodChannel:
                     raise _unreachable(pod, error) from error
                 raise
 
-    def _check_life(self, header: str | None, pod: str) -> None:
-        """Raises :class:`PodReplaced` when an earlier run of a pod has answered: connections lead there still."""
+    def _check_life(self, header: str | None, pod: str, opened_at: float) -> None:
+        """Raises :class:`PodReplaced` when an earlier run of a pod has answered: connections lead there still.
+
+        A run with a lower number is a later one all the same when a connection was opened to it long after anything was
+        heard of the other: a clock was set back. An earlier one could answer nothing by then.
+        """
         if (found := pod_life_of(header)) is None:
             return
         ordinal, life = found
-        known = self._lives.get(ordinal)
-        if known is not None and life < known and life.name != known.name:
+        known = self._runs.get(ordinal) or _Runs(life)
+        is_earlier = life.name in known.before or (life < known.newest and life.name != known.newest.name)
+        if is_earlier and (life.name in known.before or opened_at < known.heard_at + _LEASES_END_SECONDS):
             raise PodReplaced(f"{pod} was answered for by an earlier run of it: it is asked again", url=pod)
-        self._lives[ordinal] = life
+        if is_earlier:
+            log.warning("%s was started again, and its clock is behind what it was before", pod)
+        if life.name == known.newest.name:
+            self._runs[ordinal] = _Runs(max(life, known.newest), known.before, time.monotonic())
+        else:
+            self._runs[ordinal] = _Runs(life, known.before | {known.newest.name}, time.monotonic())
 
     def _shared_segments(self, pod: str) -> SharedSegments | None:
         """What this thread lends to a pod on its own machine."""

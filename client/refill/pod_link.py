@@ -46,6 +46,8 @@ class PodLink(http.client.HTTPConnection):
     """
 
     def __init__(self, url: str, credentials: Credentials, connect_timeout_seconds: float) -> None:
+        self.opened_at = 0.0
+        """When the connection was begun, by ``time.monotonic``."""
         self._unix_path = url.removeprefix(UNIX) if url.startswith(UNIX) else None
         parts = urlsplit(url)
         # Certificates are read for TLS only: that takes as long as a round trip to a store.
@@ -56,6 +58,7 @@ class PodLink(http.client.HTTPConnection):
         super().__init__("pod" if self._unix_path else parts.hostname or "", None if self._unix_path else parts.port)
 
     def connect(self) -> None:
+        self.opened_at = time.monotonic()
         if self._unix_path is not None:
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.sock.settimeout(self.timeout)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.client.fake_pod import FakePod, serving, text_samples
 
-from refill import patience
+from refill import patience, pod_channel
 from refill.errors import (
     EpochEnded,
     EpochNotReady,
@@ -72,6 +72,24 @@ def test_an_earlier_run_of_a_pod_is_not_believed(pod: FakePod) -> None:
         connection.batch(0, POSITIONS)
         assert pod.count("POST batch") == requests
     assert pod.connections == connections + 1
+
+
+def test_a_pod_that_was_started_again_with_its_clock_set_back_is_believed_in_time(
+    pod: FakePod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that is alone and has no journal does not know what it was before. It was refused for ever."""
+    monkeypatch.setattr(pod_channel, "_LEASES_END_SECONDS", 0.0)
+    connection = connection_to(pod)
+    pod.lives.append("0 200-b")
+    connection.batch(0, POSITIONS)
+    pod.lives = deque(["0 100-a"])
+    connections = pod.connections
+    connection.batch(0, POSITIONS)
+    assert pod.connections == connections + 1, "it was believed over a connection that may be of the run before"
+    assert pod.count("POST batch") == 3
+    pod.lives = deque(["0 200-b", "0 100-a"])
+    connection.batch(0, POSITIONS)
+    assert pod.count("POST batch") == 5, "the run before was believed again"
 
 
 def test_every_retry_asks_for_the_same(pod: FakePod) -> None:

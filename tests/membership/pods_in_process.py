@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.rank_life import RankLife
 from refill.received_batch import Expected, decode_frame
 from refill.run_start import RunStart
+from refill_service.peers.lease_clock import lease_time
 from refill_service.peers.peers import TABLE_HEADER, Body, BodyPieces, FrameReader, Peers
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
@@ -221,7 +221,7 @@ class CalledPeers(Peers):
     async def _answered(
         self, pod: int, method: str, path: str, content: bytes | None, headers: Any = None
     ) -> tuple[httpx.Headers, bytes]:
-        asked_at, told = time.monotonic(), self.told_headers(pod) | (headers or {})
+        asked_at, told = lease_time(), self.told_headers(pod) | (headers or {})
         status, answered, body = await self._pods.request("peer", pod, method, path, content, told)
         self.has_answered(pod, answered.get(LIFE_HEADER), status, asked_at)
         if status >= 400:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 import uuid
 from collections.abc import Iterator
 from functools import partial
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from tests.membership.pods_in_process import PodsInProcess, Rank, Training
 from tests.pod_fixtures import NUM_SAMPLES
+from tests.waiting import until
 
 from refill.errors import EpochEnded, JobLost, PodBusy, RankTaken
 from refill.protocol.job_spec import JobSpec
@@ -255,3 +258,28 @@ def test_a_live_run_is_not_replaced_after_a_restart_of_pods(packed: Packed, tmp_
                 rank.batch(0, np.arange(20))
         first.all_ask(1)
         first.check(1)
+
+
+@pytest.mark.usefixtures("ended_processes_are_seen")
+def test_a_job_does_not_wait_for_pods_that_are_asked_about_another_one(packed: Packed, pods: PodsInProcess) -> None:
+    """Nor one team for another."""
+    held, ended = asyncio.Event(), []
+    for _ in range(2):
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0)
+        ended.append(training)
+    waits, other = ended
+    silent = pods.rule(f"jobs/{waits.spec.name}/run", to=1, held=held)
+    asking = threading.Thread(target=lambda: again(waits).all_ask(0))
+    asking.start()
+    try:
+        until(lambda: silent.seen > 0, "the question to pod 1")
+        again(other).all_ask(0)
+        assert not held.is_set()
+    finally:
+        pods.do(set_event(held))
+        asking.join()
+
+
+async def set_event(event: asyncio.Event) -> None:
+    event.set()

@@ -16,6 +16,7 @@ from refill_service.cache_core import pod_lives
 from refill_service.cache_core.pod_lives import PodLives
 from refill_service.peers.certificates import Certificates
 from refill_service.peers.fence import Fence
+from refill_service.peers.lease_clock import lease_time
 from refill_service.peers.peers import Peers
 
 
@@ -24,7 +25,7 @@ def test_a_pod_that_is_alone_answers(own_urls: tuple[str, ...]) -> None:
     """`refill serve` without any URL, as the README shows it, failed at its first batch."""
 
     async def confirmed() -> None:
-        lives = PodLives(0, 1, PodLife(100, "a"), time.monotonic())
+        lives = _of_one()
         peers = Peers(own_urls, 1, lives=lives)
         try:
             await Fence(lives, peers).confirm()
@@ -64,7 +65,7 @@ class _PeersOfOne(Peers):
 
 
 def _of_one() -> PodLives:
-    return PodLives(0, 1, PodLife(100, "a"), time.monotonic())
+    return PodLives(0, 1, PodLife(100, "a"), lease_time())
 
 
 def test_many_that_wait_are_asked_for_once() -> None:
@@ -88,6 +89,62 @@ def test_a_pod_that_is_alone_answers_though_its_name_fails_slowly(monkeypatch: p
         await Fence(lives, _PeersOfOne(lives, seconds=0.3, leads_here=False)).confirm()
 
     asyncio.run(confirmed())
+
+
+def test_a_pod_that_is_alone_answers_though_its_name_is_found_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answered 503 to each batch when that took longer than what it had asked for lasts."""
+    monkeypatch.setattr(pod_lives, "LEASE_SECONDS", 0.2)
+
+    async def confirmed() -> None:
+        lives = _of_one()
+        await Fence(lives, _PeersOfOne(lives, seconds=0.3, leads_here=True)).confirm()
+
+    asyncio.run(confirmed())
+
+
+def test_a_pod_that_is_alone_asks_before_its_confirmation_ends(clock: list[float]) -> None:
+    """Batches do not wait each second for a name that is found slowly."""
+
+    async def ask() -> None:
+        lives = _of_one()
+        peers = _PeersOfOne(lives, seconds=0, leads_here=True)
+        fence = Fence(lives, peers)
+        await fence.confirm()
+        for asked in (1, 2, 3):
+            await fence.confirm()
+            assert peers.times_asked == asked
+            clock[0] += 0.6
+            await fence.confirm()
+            assert peers.times_asked == asked, "the batch waits for it"
+            assert fence._renewing is not None
+            await fence._renewing
+        await fence.close()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no second clock")
+def test_a_pod_whose_machine_was_suspended_asks_first(clock: list[float]) -> None:
+    """time.monotonic() stands still meanwhile: what was confirmed before seemed to hold."""
+
+    async def ask() -> None:
+        lives = _of_one()
+        peers = _PeersOfOne(lives, seconds=0, leads_here=True)
+        fence = Fence(lives, peers)
+        await fence.confirm()
+        clock[0] += 3600
+        await fence.confirm()
+        assert peers.times_asked == 2
+
+    asyncio.run(ask())
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the machine's clock says that counts while it is suspended; the other one goes on by itself."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: now[0] if clock == time.CLOCK_BOOTTIME else 0.0)
+    return now
 
 
 def test_certificates_that_are_being_replaced_make_a_pod_unreachable(tmp_path: Path) -> None:

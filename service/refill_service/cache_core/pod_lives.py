@@ -58,7 +58,7 @@ class PodLives:
     """As the pod ``ordinal`` of ``num_pods`` knows them.
 
     :param own: the life of this pod itself.
-    :param now: seconds, of a clock that never stands still or goes back.
+    :param now: seconds, of a clock that never goes back, nor stands still while the machine is suspended.
     """
 
     def __init__(self, ordinal: int, num_pods: int, own: PodLife, now: float) -> None:
@@ -148,6 +148,11 @@ class PodLives:
     def is_confirmed(self, now: float) -> bool:
         """Whether what this pod has assigned so far may be answered: no successor can be without it."""
         return self._replaced_by is None and now < self._confirmed_until
+
+    def is_to_be_renewed(self, now: float) -> bool:
+        """Whether the confirmation is half over. Who is alone asks then, as that may take longer than it lasts: names
+        are resolved for it."""
+        return not self.others and now > self._confirmed_until - LEASE_SECONDS / 2
 
     # This pod announces itself
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import Any
+from weakref import WeakValueDictionary
 
 from refill.errors import JobError, PodBusy, RunEnded
 from refill.protocol.incarnation import line_of, next_run
@@ -36,7 +37,8 @@ class NewRuns:
         self._peers = peers
         self._here = here
         self._registration = registration
-        self._one_at_a_time = asyncio.Lock()
+        self._beginning: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By job, for as long as somebody asks: one may wait for a pod that is silent, and others must not."""
 
     def check_is_newest(self, name: str, incarnation: str | None) -> None:
         """Raises :class:`RunEnded` when another process has begun a new run since the asker registered the job, and
@@ -83,7 +85,7 @@ class NewRuns:
 
     async def begin(self, name: str, incarnation: str, may_wait: bool) -> bool:
         """Begin a new run on all pods if this one has ended; False: it goes on. Pod 0 alone is asked."""
-        async with self._one_at_a_time:
+        async with self._beginning.setdefault(name, asyncio.Lock()):
             at_pod = self._table.find(name, looked_at=True)
             if at_pod.job.run == next_run(line_of(incarnation)):
                 return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from refill.errors import PodRecovering, PodReplaced, PodUnreachable, RefillErro
 from refill.protocol.pod_life import PodLife
 from refill_service.cache_core.pod_lives import Announced, PodLives
 from refill_service.peers.job_peers import PATIENCE_SECONDS
+from refill_service.peers.lease_clock import lease_time
 from refill_service.peers.peers import Peers
 
 __all__ = ["Fence"]
@@ -42,6 +42,7 @@ class Fence:
         """Set when all others know of this pod."""
         self._announcing: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self._one_asks = asyncio.Lock()
         self._times_asked = 0
         peers.on_replaced = self._is_replaced
@@ -52,7 +53,7 @@ class Fence:
 
     async def close(self, *, in_order: bool = False) -> None:
         """:param in_order: nothing is answered any more, and the successor need not wait."""
-        tasks = [task for task in (self._announcing, self._looking) if task is not None]
+        tasks = [task for task in (self._announcing, self._looking, self._renewing) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -67,7 +68,7 @@ class Fence:
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._known.wait()
-                await asyncio.sleep(self.lives.waits_seconds(time.monotonic()))
+                await asyncio.sleep(self.lives.waits_seconds(lease_time()))
         except TimeoutError as error:
             untold = ", ".join(map(self._peers.name, self.lives.untold))
             raise PodRecovering(
@@ -81,10 +82,12 @@ class Fence:
 
         Raises :class:`PodReplaced` when this pod has a successor, and :class:`PodUnreachable` when no other pod is
         there to say that it has none."""
-        if not self.lives.is_confirmed(time.monotonic()):
+        if not self.lives.is_confirmed(lease_time()):
             await self._ask_once()
+        elif self.lives.is_to_be_renewed(lease_time()) and (self._renewing is None or self._renewing.done()):
+            self._renewing = asyncio.create_task(self._ask_once())
         self.check_not_replaced()
-        if not self.lives.is_confirmed(time.monotonic()):
+        if not self.lives.is_confirmed(lease_time()):
             raise PodUnreachable(
                 f"pod {self.lives.ordinal} reaches no pod, not even itself by its name: it may have been replaced",
                 pod=self.lives.ordinal,
@@ -101,9 +104,9 @@ class Fence:
     async def _ask(self) -> None:
         """One that confirms this pod is enough."""
         await self._ask_others()
-        if self.lives.is_confirmed(time.monotonic()) or self.replaced.is_set():
+        if (self.lives.others and self.lives.is_confirmed(lease_time())) or self.replaced.is_set():
             return
-        asked_at = time.monotonic()
+        asked_at = lease_time()
         if not self._peers.urls:  # alone, and told of no name by which it could ask
             self.lives.confirmed(asked_at)
             return
@@ -111,17 +114,17 @@ class Fence:
             life = await self._peers.who_is(self.lives.ordinal)
         except RefillError:
             if not self.lives.others:  # nor need its own name lead here, however long that takes to find out
-                self.lives.confirmed(time.monotonic())
+                self.lives.confirmed(lease_time())
             return
         if life == self.lives.own:
-            self.lives.confirmed(asked_at)
+            self.lives.confirmed(asked_at if self.lives.others else lease_time())
         elif life is not None:
             self.lives.named(life)
 
     async def _ask_others(self) -> None:
         asking = {asyncio.create_task(self._ask_pod(pod)) for pod in self.lives.others}
         try:
-            while asking and not self.lives.is_confirmed(time.monotonic()) and not self.replaced.is_set():
+            while asking and not self.lives.is_confirmed(lease_time()) and not self.replaced.is_set():
                 _, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in asking:
@@ -135,7 +138,7 @@ class Fence:
 
     def announced(self, pod: int, life: PodLife) -> Announced:
         """Fact: another pod was started. Returns the answer to it."""
-        answer = self.lives.announced(pod, life, time.monotonic())
+        answer = self.lives.announced(pod, life, lease_time())
         self.leave_earlier_runs()
         if self.lives.newest(pod) == life:
             self.on_started(pod, life.name)
@@ -168,7 +171,7 @@ class Fence:
         """A pod that nobody asks for anything learns of its successor, too."""
         while not self.replaced.is_set():
             await asyncio.sleep(_LOOK_SECONDS)
-            if not self.lives.is_confirmed(time.monotonic()):
+            if not self.lives.is_confirmed(lease_time()):
                 await self._ask_once()
             if self.lives.replaced_by is not None:
                 self._is_replaced()
@@ -178,9 +181,7 @@ class Fence:
         while self.lives.untold and not self.replaced.is_set():
             untold = self.lives.untold
             answers = await asyncio.gather(*map(self._announce_to, untold))
-            self.lives.told(
-                {pod: answer for pod, answer in zip(untold, answers, strict=True) if answer}, time.monotonic()
-            )
+            self.lives.told({pod: answer for pod, answer in zip(untold, answers, strict=True) if answer}, lease_time())
             self.leave_earlier_runs()
             if self.lives.replaced_by is not None:
                 self._is_replaced()

@@ -32,6 +32,7 @@ from refill_service.memory.payload import Damage
 from refill_service.observing.request_id import REQUEST_ID_HEADER, current_request_id
 from refill_service.observing.tracing import trace_headers
 from refill_service.peers.certificates import Certificates
+from refill_service.peers.lease_clock import lease_time
 
 __all__ = [
     "ASKED_LIFE_HEADER",
@@ -198,7 +199,7 @@ class Peers:
                 request = request.header("content-length", str(body.num_bytes)).body_stream(body.pieces())
             elif body is not None:
                 request = request.body_bytes(body)
-            asked_at = time.monotonic()
+            asked_at = lease_time()
             response = await request.build().send()
             self.has_answered(pod, response.headers.get(LIFE_HEADER), response.status, asked_at)
             text = await response.text()
@@ -208,7 +209,7 @@ class Peers:
     async def get_bytes(self, pod: int, path: str) -> bytes:
         """One request that is answered with bytes."""
         async with self._translated(pod):
-            asked_at = time.monotonic()
+            asked_at = lease_time()
             response = await self._request("GET", pod, path).build().send()
             self.has_answered(pod, response.headers.get(LIFE_HEADER), response.status, asked_at)
             if response.status != 200:
@@ -246,7 +247,7 @@ class Peers:
         """A request that is answered with frames, read one after another while they arrive."""
         async with self._translated(pod):
             request = self._request("POST", pod, path).body_bytes(body)
-            asked_at = time.monotonic()
+            asked_at = lease_time()
             async with request.build_streamed() as response:
                 self.has_answered(pod, response.headers.get(LIFE_HEADER), response.status, asked_at)
                 if response.status != 200:
@@ -284,7 +285,7 @@ class Peers:
         if self.lives is None:
             return
         found = pod_life_of(life)
-        is_newest = found is None or found[0] != pod or self.lives.came_from(pod, found[1], time.monotonic())
+        is_newest = found is None or found[0] != pod or self.lives.came_from(pod, found[1], lease_time())
         self.leave_earlier_runs()
         if not is_newest:
             self._client = None  # the connection leads there still; its name may not

@@ -40,6 +40,7 @@ from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.warm_stores import WarmStores
 from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.fence import Fence
+from refill_service.peers.lease_clock import lease_time
 from refill_service.peers.peers import Peers
 from refill_service.pod.pod_phase import PodPhase
 from refill_service.settings import Settings
@@ -88,7 +89,7 @@ class CacheNode:
         self.client_memory = ClientMemory(int(settings.memory_bytes * _CLIENT_MEMORY_FRACTION), self.quotas)
         peer_token = ShownToken(Path(settings.peer_token)) if settings.peer_token else None
         life = PodLife(time.time_ns(), uuid.uuid4().hex)
-        lives = PodLives(settings.ordinal, settings.num_pods, life, time.monotonic())
+        lives = PodLives(settings.ordinal, settings.num_pods, life, lease_time())
         if peers is not None:
             peers.lives = lives
         self.peers = peers or Peers(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refill.errors import PodReplaced, RefillError
 from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill_service.peers.fence import Fence
+from refill_service.peers.lease_clock import lease_time
 from refill_service.peers.peers import ASKED_LIFE_HEADER, life_header
 from refill_service.serving.request_guard import wire_answer
 
@@ -63,7 +62,7 @@ class LifeCheck:
         if asker is None or scope["path"].startswith(ANNOUNCEMENTS):
             return
         pod, life = asker
-        is_newest = lives.came_from(pod, life, time.monotonic())
+        is_newest = lives.came_from(pod, life, lease_time())
         self._fence.leave_earlier_runs()
         if not is_newest:
             newest = lives.newest(pod) or life
