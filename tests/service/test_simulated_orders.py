@@ -73,6 +73,20 @@ def test_gets_of_64_samples(
         assert each / num_samples * 64 == pytest.approx(gets, rel=0.06)
 
 
+@pytest.mark.parametrize(
+    ("eviction", "share", "gets", "batch"),
+    [("rolling", 0.05, 25.8, 256), ("renewal", 0.05, 27.6, 1), ("rolling", 0.4, 7.19, 1), ("renewal", 0.4, 8.54, 256)],
+)
+def test_gets_of_small_chunks_with_little_and_with_much_memory(
+    capsys: pytest.CaptureFixture[str], eviction: str, share: float, gets: float, batch: int
+) -> None:
+    """Once memory is full, within 3 % of what is known for 131,072 samples, whatever a batch is."""
+    num_samples = 8192
+    options = ("--samples", num_samples, "--memory-samples", int(share * num_samples), "--pods", 1, "--epochs", 3)
+    found = simulated(capsys, "--eviction", eviction, "--chunk-size", 8, "--batch", batch, *options)
+    assert sum(column(found, "gets")[1:]) / 2 / num_samples * 64 == pytest.approx(gets, rel=0.03)
+
+
 def test_pods_are_one_cache_and_nodes_of_papers_are_not(capsys: pytest.CaptureFixture[str]) -> None:
     """CoorDL: of all accesses, a node's own cache has C / n, all caches together N C / n."""
     options = ("--eviction", "never", "--samples", 6000, "--memory-samples", 600, "--pods", 3, "--epochs", 2)

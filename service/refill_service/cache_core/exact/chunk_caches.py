@@ -99,7 +99,8 @@ class ClairvoyantCache:
         if self._rolling:
             num_kept = rolling(time, times, since, sizes, self._price)
         else:
-            num_kept = renewal(time, uses.known_until, times, since, sizes, self._price)
+            ends_at = None if uses.goes_on else uses.known_until
+            num_kept = renewal(time, ends_at, times, since, sizes, self._price)
         if not self._was_read[chunk]:  # else all chunks would be read in step for ever
             self._was_read[chunk] = True
             num_kept = self._random.randint(0, num_kept)

@@ -19,6 +19,11 @@ class Uses(Protocol):
     known_until: int
     """Nothing is known of what comes from this time on."""
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether anything is to come then."""
+        ...
+
     def after(self, first: int, end: int, time: int) -> tuple[Int64Array, Int64Array]:
         """``(times, samples)`` in the order of their times: the known uses after ``time`` of the samples
         ``first <= sample < end``."""
@@ -38,6 +43,10 @@ class KnownUses:
         self._starts = np.searchsorted(asked[self._times], np.arange(num_samples + 1))
         self.known_until = len(asked)
         """May be set to an earlier time."""
+
+    @property
+    def goes_on(self) -> bool:
+        return self.known_until < len(self._times)
 
     def after(self, first: int, end: int, time: int) -> tuple[Int64Array, Int64Array]:
         starts = self._starts[first : end + 1]

@@ -30,13 +30,23 @@ def held_from(samples: Int64Array, uses: Int64Array, time: int) -> Int64Array:
     return since
 
 
-def renewal(time: int, known_until: int, uses: Int64Array, since: Int64Array, sizes: Int64Array, price: float) -> int:
+def renewal(
+    time: int, ends_at: int | None, uses: Int64Array, since: Int64Array, sizes: Int64Array, price: float
+) -> int:
     """How many of the uses to keep, so that the cost for each unit of time until the next GET is least.
 
-    The next GET is at the first use that is not kept; when all are kept, not before ``known_until``.
+    The next GET is at the first use that is not kept.
+
+    :param ends_at: when the run ends, so that all may be kept; None: it goes on beyond what is known. Then the last
+        known use is not kept, since nobody can say until when that would save a GET.
     """
     holding = np.concatenate([[0.0], np.cumsum((uses - since) * sizes)])
-    ends = np.append(uses, known_until)
+    if ends_at is not None:
+        ends = np.append(uses, ends_at)
+    elif len(uses):
+        ends, holding = uses, holding[:-1]
+    else:
+        return 0
     return int(np.argmin((1 + price * holding) / np.maximum(1, ends - time)))
 
 

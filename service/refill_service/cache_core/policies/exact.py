@@ -398,6 +398,7 @@ class _UsesOfShare:
         num_times = self.num_ranks * max((traces.length(rank) for rank in range(self.num_ranks)), default=0)
         self.next_start = self.known_until = num_times
         """When the next epoch begins."""
+        self.goes_on = next_traces is not None
         if next_traces is not None:
             longest = max((next_traces.length(rank) for rank in range(next_traces.num_ranks)), default=0)
             self.known_until += next_traces.num_ranks * longest
