@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -14,10 +15,13 @@ from tests.service.datasets_on_disk import image_folder, members_of, write_files
 
 from refill.errors import InvalidInput
 from refill.tar_samples import parse_members
+from refill_service import cli
 from refill_service.cache_core.dataset_index import INDEX_KEY
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack import PackSummary, pack
 from refill_service.datasets.source_scan import SourceScan
+from refill_service.object_store import file_store
+from refill_service.object_store.file_store import FileStore
 
 
 def samples_of(folder: Path, **options: Any) -> dict[str, list[str]]:
@@ -102,6 +106,43 @@ def test_two_photos_that_differ_only_in_the_case_of_their_extension(tmp_path: Pa
         samples_of(tmp_path / "src")
 
 
+def test_force_leaves_a_dataset_that_such_a_pair_would_not_replace(tmp_path: Path) -> None:
+    image_folder(tmp_path / "src")
+    packed(tmp_path / "src")
+    write_files(tmp_path / "src", {"z/a.jpg": b"", "z/a.JPG": b""})
+    with pytest.raises(InvalidInput, match=r"z/a\.\w+ and z/a\.\w+ differ only in the case"):
+        packed(tmp_path / "src", force=True)
+    assert (tmp_path / "out" / INDEX_KEY).exists(), "the dataset of before is gone"
+
+
+def test_extensions_of_both_cases_are_one_member_to_a_loader(tmp_path: Path) -> None:
+    write_files(tmp_path / "src", {"a.jpg": b"1", "b.JPG": b"2"})
+    assert packed(tmp_path / "src")[1] == []
+    assert [list(members) for _, members in what_a_loop_gets(tmp_path / "out")] == [["jpg"], ["jpg"]]
+
+
+def test_a_class_without_a_sample_is_named(tmp_path: Path) -> None:
+    write_files(tmp_path / "src", {"cat/deep/1.jpg": b"1", "dog/2.jpg": b"2", "fish/3.png": b"3"})
+    (tmp_path / "src" / "bird").mkdir()
+    summary, warnings, _ = packed(tmp_path / "src", include=["*.jpg"])
+    assert summary.classes == ["bird", "cat", "dog", "fish"], "others keep their numbers"
+    assert warnings == ["2 classes without any sample: bird, fish"]
+
+
+@pytest.mark.parametrize("place", ["s3:/bucket/x", "S3:bucket", "file:/folder/x", "gs:/bucket"])
+def test_a_url_with_too_few_slashes_is_no_folder(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_files(tmp_path / "src", {"a.jpg": b"1"})
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["pack", "src", place]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"refill: {place!r} is not a URL of a store; write s3://bucket/prefix or file:///folder\n"
+    )
+    assert os.listdir() == ["src"]
+
+
 def test_what_is_said_of_names_and_classes(tmp_path: Path) -> None:
     source = tmp_path / "src"
     write_files(source, {"cat/IMG.2024.1.jpg": b"1", "cat/IMG.2024.2.jpg": b"2", "dog/a.jpg": b"3"})
@@ -175,6 +216,34 @@ def test_force_leaves_a_dataset_that_the_new_one_has_no_room_beside(tmp_path: Pa
     assert len(ran.stderr.splitlines()) == 1
     assert sorted(ran.stdout.split()) == sorted(path.name for path in disk.iterdir()), "something is gone"
     assert INDEX_KEY in ran.stdout.split()
+
+
+def test_force_leaves_a_dataset_that_a_quota_has_no_room_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free room of the file system says nothing of it; that room can't be taken does."""
+    image_folder(tmp_path / "src")
+    packed(tmp_path / "src")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    tried: list[int] = []
+
+    def over_quota(file: int, size_bytes: int) -> int:
+        tried.append(size_bytes)
+        return errno.EDQUOT
+
+    monkeypatch.setattr(file_store, "allocate", over_quota)
+    with pytest.raises(InvalidInput, match=r"quota exceeded, and this takes .*; the dataset that is there stays"):
+        packed(tmp_path / "src", force=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert tried[0] >= sum(map(len, before.values())), "less than what it takes was tried"
+
+
+def test_room_is_taken_for_a_moment_without_writing_it(tmp_path: Path) -> None:
+    asyncio.run(FileStore(str(tmp_path / "new")).try_room("a/b", 1 << 20))
+    assert list((tmp_path / "new" / "a").iterdir()) == []
+    with open(tmp_path / "file", "wb") as file:
+        assert file_store.allocate(file.fileno(), 1 << 20) in (0, errno.EOPNOTSUPP)
+        assert file_store.allocate(file.fileno(), 0) == errno.EINVAL
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["add_commands", "add_store_options", "dataset_url", "store_settings_of"]
 
 _STORE_HELP = "s3://bucket/prefix, file:///folder, or a path"
+_SCHEME = re.compile("(s3|file|gs|https?):", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -186,18 +187,19 @@ def _pack(arguments: argparse.Namespace) -> int:
             quiet=arguments.quiet,
         )
     )
-    classes = "" if summary.classes is None else f" of {len(summary.classes)} classes"
+    classes = "" if summary.classes is None else f" of {_count(len(summary.classes), 'class', 'classes')}"
     left_out = [
-        f"{count} {what}"
-        for count, what in (
-            (summary.num_hidden, "hidden"),
-            (summary.num_excluded, "not included"),
-            (summary.num_dangling, "links to nothing"),
+        text
+        for count, text in (
+            (summary.num_hidden, f"{summary.num_hidden} hidden"),
+            (summary.num_excluded, f"{summary.num_excluded} {'not included' if arguments.include else 'no file'}"),
+            (summary.num_dangling, _count(summary.num_dangling, "link to nothing", "links to nothing")),
         )
         if count
     ]
+    samples, files = _count(summary.num_samples, "sample"), _count(summary.num_files, "file")
     print(
-        f"packed {summary.num_samples} samples{classes} ({summary.num_files} files) into {summary.num_blobs} blobs,"
+        f"packed {samples}{classes} ({files}) into {_count(summary.num_blobs, 'blob')},"
         f" {_rate(summary.blob_bytes, started)}, at {url}" + (f"; left out: {', '.join(left_out)}" if left_out else "")
     )
     if not arguments.quiet:
@@ -301,8 +303,13 @@ def _print_summary(summary: DatasetSummary) -> None:
 
 
 def dataset_url(given: str) -> str:
-    """A plain path means a folder here; pods, which have other working folders, get URLs only."""
-    return given if "://" in given else Path(given).resolve().as_uri()
+    """A plain path means a folder here; pods, which have other working folders, get URLs only. ``s3:/bucket``, with a
+    slash too few, is no folder ``s3:``."""
+    return given if "://" in given or _SCHEME.match(given) else Path(given).resolve().as_uri()
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _size(given: str) -> int:

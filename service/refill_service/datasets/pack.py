@@ -33,6 +33,12 @@ T = TypeVar("T")
 
 DEFAULT_BLOB_BYTES = 64_000_000
 _MIN_BLOB_BYTES = 4096
+_CLASS_BYTES = 1024
+"""A member ``cls`` in a tar."""
+_END_BYTES = 2048
+"""The end of a tar, and its entry in the index."""
+_INDEXED_BYTES = 32
+"""Of a sample in index and labels, at most."""
 _UPLOADS = 2
 """Blobs under way to the store while the next one is built: three in memory."""
 
@@ -97,7 +103,10 @@ async def pack(
                 metadata["split_names"] = LAST
             for remark in remarks_on(scan, classes, class_names):
                 say(remark)
-            await claim.check_room(await asyncio.to_thread(lambda: scan.tar_bytes))
+            added_bytes = _INDEXED_BYTES + (_CLASS_BYTES if class_names is not None else 0)
+            tar_bytes = await asyncio.to_thread(lambda: scan.tar_bytes)
+            ends_bytes = _END_BYTES * (1 + tar_bytes // blob_bytes)
+            await claim.check_room(tar_bytes + scan.num_samples * added_bytes + ends_bytes)
             with (
                 _temporary_folder_errors(),
                 Progress("packing", scan.num_bytes, quiet=quiet) as progress,

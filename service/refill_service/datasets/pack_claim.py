@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from refill.errors import DatasetError, DatasetExists, InvalidInput, RefillError, StoreNotFound
+from refill.errors import DatasetError, DatasetExists, InvalidInput, RefillError, StoreNotFound, StoreUnavailable
 from refill_service.cache_core.dataset_index import INDEX_KEY, DatasetIndex
 from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.dataset_reader import read_index
@@ -102,10 +102,15 @@ class PackClaim:
         if not self._replaces:
             async for found in self._store.list("blob-"):
                 free_bytes += found.size_bytes
+        stays = "; the dataset that is there stays: delete it first if it may go" if self._replaces else ""
+        takes = f"this takes {bytes_text(size_bytes)}{stays}"
         if size_bytes > free_bytes:
-            stays = "; the dataset that is there stays: delete it first if it may go" if self._replaces else ""
-            room, takes = bytes_text(free_bytes), bytes_text(size_bytes)
-            raise InvalidInput(f"{self._store.url} has room for {room}, and this takes {takes}{stays}")
+            raise InvalidInput(f"{self._store.url} has room for {bytes_text(free_bytes)}, and {takes}")
+        if self._replaces:
+            try:
+                await self._store.try_room(MARKER_KEY, size_bytes)
+            except StoreUnavailable as error:
+                raise InvalidInput(f"{error.message}, and {takes}") from error
 
     async def begin(self) -> None:
         """Put up the marker; remove index, then blobs, of an older dataset or a pack that was broken off."""

@@ -27,6 +27,8 @@ def remarks_on(scan: SourceScan, classes: str, class_names: list[str] | None) ->
     if class_names is not None:
         number = _count(len(class_names), "class", "classes")
         found.append(Remark(f"{number}, the folders at its top: {_some(class_names)}", False))
+        if empty := scan.empty_top_folders:
+            found.append(Remark(f"{_count(len(empty), 'class', 'classes')} without any sample: {_some(empty)}", True))
     elif classes == "auto" and scan.top_folders:
         found.append(
             Remark(

@@ -74,6 +74,7 @@ class SourceScan:
         """Files that ``include`` leaves out, and what is neither file nor folder."""
         self.top_folders: list[str] = []
         """Sorted names of the folders at the top, without hidden ones."""
+        self._with_files: set[str] = set()
         self.file_at_top: str | None = None
         """A file that is to be packed and lies beside these."""
         self.num_empty = 0
@@ -106,9 +107,15 @@ class SourceScan:
         try:
             self._scan()
             self._split_names(split_names)
+            self._check_extensions()
         except BaseException:
             self.close()
             raise
+
+    @property
+    def empty_top_folders(self) -> list[str]:
+        """Of :attr:`top_folders`, those without a file that is to be packed."""
+        return [folder for folder in self.top_folders if folder not in self._with_files]
 
     @property
     def tar_bytes(self) -> int:
@@ -175,11 +182,25 @@ class SourceScan:
                 " WHERE instr(extension, X'2E') > 0"
             )
         (self.num_samples,) = self._database.execute("SELECT count(DISTINCT key) FROM member").fetchone()
+        extension = "CAST(lower(CAST(extension AS TEXT)) AS BLOB)"  # as a loader calls it
         counts = self._database.execute(
-            "SELECT extension, count(*) FROM member GROUP BY 1 ORDER BY 2 DESC, 1"
+            f"SELECT {extension}, count(*) FROM member GROUP BY 1 ORDER BY 2 DESC, 1"
         ).fetchall()
         if counts and counts[0][1] < self.num_samples:
             self.mixed_members = [(os.fsdecode(extension), count) for extension, count in counts]
+
+    def _check_extensions(self) -> None:
+        """Before anything is written: members whose names differ only in case are one to a loader."""
+        extension = "CAST(extension AS TEXT)"
+        if not self._database.execute(
+            f"SELECT 1 FROM member WHERE {extension} != lower({extension}) LIMIT 1"
+        ).fetchone():
+            return
+        twins = "SELECT min(path), max(path) FROM member WHERE length(extension)"
+        twins += f" GROUP BY key, lower({extension}) HAVING count(*) > 1 LIMIT 1"
+        if (found := self._database.execute(twins).fetchone()) is not None:
+            one, other = map(os.fsdecode, found)
+            raise InvalidInput(f"{one} and {other} differ only in the case of their extension; rename one")
 
     def _insert(self, batch: list[tuple[int, bytes, bytes, bytes, int]]) -> None:
         self._database.executemany("INSERT INTO member VALUES (?, ?, ?, ?, ?)", batch)
@@ -209,6 +230,8 @@ class SourceScan:
                             if size_bytes is not None:
                                 if not above:
                                     self.file_at_top = min(path, self.file_at_top or path)
+                                else:
+                                    self._with_files.add(above.partition("/")[0])
                                 yield path, size_bytes
             except OSError as error:
                 raise InvalidInput(f"can't read {error.filename or self.folder}: {error.strerror}") from error

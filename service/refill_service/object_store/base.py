@@ -122,6 +122,11 @@ class ObjectStore(ABC):
         """How much more can be written; None: nobody knows, or there is no bound, as in S3."""
         return None
 
+    async def try_room(self, key: str, size_bytes: int) -> None:
+        """Take so much room for a moment, where that costs little: a quota shows in nothing else. Raises
+        :class:`StoreUnavailable` where it can't be had. Nothing is written under ``key`` itself."""
+        return
+
     async def close(self) -> None:
         """Give back threads and connections. The store is not usable afterwards."""
         return

@@ -7,6 +7,8 @@ CPU (docs/STORE.md has the numbers and the command).
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import itertools
 import os
 import re
@@ -49,6 +51,9 @@ class FileStore(ObjectStore):
 
     async def free_bytes(self) -> int | None:
         return await self._in_thread(self._free_bytes)
+
+    async def try_room(self, key: str, size_bytes: int) -> None:
+        await self._in_thread(self._try_room, key, size_bytes)
 
     async def _read_range(self, key: str, start: int, end: int) -> memoryview:
         return await self._in_thread(self._pread, key, start, end)
@@ -116,12 +121,26 @@ class FileStore(ObjectStore):
         except OSError:
             return None  # what is wrong is said when something is written
 
-    def _replace(self, key: str, data: WritableData) -> int:
-        path = self._path(key)
-        folder, _, name = path.rpartition("/")
-        part = f"{folder}/.{name}.{os.getpid()}-{next(self._write_numbers)}{PART_SUFFIX}"
+    def _try_room(self, key: str, size_bytes: int) -> None:
+        part = self._part(key)
         with self._translated("write", key):
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(os.path.dirname(part), exist_ok=True)
+            file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+            try:
+                if (number := allocate(file, size_bytes)) in (errno.ENOSPC, errno.EDQUOT):
+                    raise OSError(number, os.strerror(number))
+            finally:
+                os.close(file)
+                os.unlink(part)
+
+    def _part(self, key: str) -> str:
+        folder, _, name = self._path(key).rpartition("/")
+        return f"{folder}/.{name}.{os.getpid()}-{next(self._write_numbers)}{PART_SUFFIX}"
+
+    def _replace(self, key: str, data: WritableData) -> int:
+        path, part = self._path(key), self._part(key)
+        with self._translated("write", key):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             try:
                 with open(part, "xb", buffering=0) as file:
                     if isinstance(data, Path):
@@ -202,3 +221,14 @@ class FileStore(ObjectStore):
             ) from error
         except OSError as error:
             raise StoreUnavailable(f"{self.url_of(key)}: can't {verb} it: {error.strerror}", key=key) from error
+
+
+def allocate(file: int, size_bytes: int) -> int:
+    """Give a file so much room without writing it. Returns 0, or the number of the error: ``EOPNOTSUPP`` where a file
+    system can't. ``os.posix_fallocate`` would write to every block then."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "fallocate64"):
+        return errno.EOPNOTSUPP
+    if libc.fallocate64(file, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes)) == 0:
+        return 0
+    return ctypes.get_errno()
