@@ -259,7 +259,7 @@ class _Cluster:
             num_pods,
             np.ones(share.num_samples, dtype=np.int64),
             run.memory_samples,
-            key=f"simulation {run.seed} {pod}",
+            key=f"{run.seed} 0 {pod}",  # as of a job with this seed
             own=own,
         )
 

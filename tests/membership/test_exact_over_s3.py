@@ -1,0 +1,111 @@
+"""Do pods read from a real S3 server what `refill simulate` says? GETs and bytes are counted at the server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from tests.conftest import S3Server
+from tests.membership.pods_in_process import PodsInProcess, Training
+from tests.s3_gate import Gate
+
+from refill.protocol.job_spec import JobSpec
+from refill_service.datasets.pack import pack
+from refill_service.planning.ordered_reads import OrderedRun, keyed_orders, simulate_orders
+
+NUM_SAMPLES, CHUNK_SIZE, NUM_PODS, NUM_EPOCHS, BATCH, SEED = 576, 8, 3, 2, 8, 5
+
+
+@dataclass
+class Served:
+    """Ranged GETs of blobs that the server answered."""
+
+    url: str = ""
+    sizes: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def counting(upstream: str) -> Iterator[Served]:
+    """A relay on loopback, in threads of this process."""
+    served = Served()
+
+    class Counting(Gate):
+        disable_nagle_algorithm = True
+
+        def given(self, data: bytes) -> bytes:
+            if self.headers.get("range") and self.path.partition("?")[0].endswith(".tar"):
+                served.sizes.append(len(data))
+            return data
+
+    Counting.upstream, Counting.secrets, Counting.read_only = urlsplit(upstream).netloc, {}, set()
+    Counting.fail_first = Counting.cut_first = 0
+    Counting.stall, Counting.delay_seconds = False, 0.0
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Counting)
+    served.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+def test_reads_of_three_pods_are_those_that_are_simulated(
+    s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ranks ask in step and nothing is read ahead, so that pods and simulation decide the same."""
+    files = tmp_path / "files"
+    files.mkdir()
+    for number in range(NUM_SAMPLES):
+        (files / f"{number:04}.bin").write_bytes(number.to_bytes(4, "big") * 250)
+    dataset = f"s3://{s3_environment.new_bucket()}/samples"
+    asyncio.run(pack(str(files), dataset))
+    with counting(s3_environment.endpoint_url) as served:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)
+        with PodsInProcess(NUM_PODS, tmp_path, journal=False, dataset_urls="s3://") as pods:
+            spec = JobSpec(
+                f"job-{uuid.uuid4().hex[:8]}",
+                dataset,
+                world_size=NUM_PODS,
+                seed=SEED,
+                chunk_size=CHUNK_SIZE,
+                memory_bytes=150_100,
+                policy="exact",
+                policy_settings={"read_ahead": 0.0},
+                prefetch_window=0,
+            )
+            training = Training(pods, spec, NUM_SAMPLES, BATCH)
+            job = pods.node(0).jobs[spec.name].job
+            (sample_bytes,) = {int(length) for length in job.records.length}
+            found = []
+            for epoch in range(NUM_EPOCHS):
+                before = len(served.sizes)
+                for first in range(0, training.length, BATCH):
+                    for rank in range(NUM_PODS):
+                        training.ask(rank, epoch, first, first + BATCH)
+                training.check(epoch)
+                of_epoch = served.sizes[before:]
+                found.append((len(of_epoch), sum(of_epoch)))
+    run = OrderedRun(
+        NUM_SAMPLES,
+        job.abstract_bytes // sample_bytes,
+        CHUNK_SIZE,
+        num_pods=NUM_PODS,
+        batch_size=BATCH,
+        seed=SEED,
+    )
+    simulated = list(simulate_orders(run, keyed_orders(run, NUM_EPOCHS), NUM_EPOCHS))
+    for (gets, num_bytes), reads in zip(found, simulated, strict=True):
+        assert num_bytes / sample_bytes == pytest.approx(reads.samples_read, rel=0.03)
+        # Chunks that lie side by side and are wanted at once are one GET.
+        assert 0.9 * reads.gets <= gets <= 1.03 * reads.gets
