@@ -22,6 +22,7 @@ from tests.chaos.rank import Answer, RankPlan, end_with_input
 from refill.errors import RefillError
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
+from refill.run_start import RunStart
 
 LOOKS, ASKS = 0, 1
 _PAUSE_SECONDS = 0.3
@@ -32,7 +33,9 @@ def main() -> None:
     plan = RankPlan(**json.loads(sys.argv[1]))
     end_with_input()
     chooser = random.Random(f"{plan.seed} {os.getpid()}")
-    pods = PodConnection(plan.service, JobSpec.from_dict(plan.spec), plan.rank, plan.home, plan.timeout_seconds)
+    start = RunStart([0, 0, 0])  # as a dataset object of its own has it
+    spec = JobSpec.from_dict(plan.spec)
+    pods = PodConnection(plan.service, spec, plan.rank, plan.home, plan.timeout_seconds, start=start)
     pods.is_rank = plan.workers == ASKS
     with Path(plan.file).open("a", buffering=1) as file:
         while True:

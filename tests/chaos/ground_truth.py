@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.chaos.rank import read_answers
+from tests.chaos.rank import read_answers, read_restarts
 
 __all__ = ["Consumed", "GroundTruth", "Leg"]
 
@@ -42,7 +42,7 @@ class Consumed(NamedTuple):
     """Samples that came more than once; as often as they came too often."""
     never: list[int]
     changed: int
-    """Positions that got another sample when they were asked for again."""
+    """Positions that got another sample when they were asked for again, by a loop that had not gone back."""
 
     @property
     def in_doubt(self) -> int:
@@ -62,7 +62,8 @@ class GroundTruth:
         self.asked_again = 0
         """Positions that were asked for more than once, and got the same sample."""
         self.deliveries = 0
-        self._changed: list[tuple[int, str]] = []
+        self._changed: list[tuple[int, str, bool]] = []
+        """Epoch, what changed in words, and whether the loop had gone back, so that the later sample counts alone."""
         self._checksums = checksums
         self._leg = leg
         self._samples: dict[int, dict[tuple[int, int, int], int]] = {}
@@ -77,20 +78,31 @@ class GroundTruth:
 
     def _read(self, leg: Leg, rank: int, path: Path) -> None:
         samples_of = self._samples[id(leg)]
-        for epoch, positions, samples, checksums in read_answers(path):
+        answers, restarts = list(read_answers(path)), read_restarts(path)
+        gone_back: set[tuple[int, int, int]] = set()
+        """What is asked for once more, since a loop that was started again went back to a place before it."""
+        for number, (epoch, positions, samples, checksums) in enumerate(answers):
+            if (kept := restarts.get(number)) is not None:
+                had = {(answer.epoch, rank, position) for answer in answers[:kept] for position in answer.positions}
+                gone_back |= {key for key in samples_of if key[1] == rank and key not in had}
             for position, sample, checksum in zip(positions, samples, checksums, strict=True):
                 where = f"epoch {epoch}, rank {rank}, position {position}"
                 if not 0 <= sample < len(self._checksums):
                     self.damaged.append(f"{where}: there is no sample {sample}")
                 elif checksum != self._checksums[sample]:
                     self.damaged.append(f"{where}: the bytes of sample {sample} are wrong")
-                before = samples_of.get((epoch, rank, position))
-                if before is None:
-                    samples_of[epoch, rank, position] = sample
-                elif before == sample:
+                key = epoch, rank, position
+                before, has_gone_back = samples_of.get(key), key in gone_back
+                gone_back.discard(key)
+                if before == sample:
                     self.asked_again += 1
+                elif before is None:
+                    samples_of[key] = sample
                 else:
-                    self._changed.append((epoch, f"{where}: sample {before}, and asked again sample {sample}"))
+                    said = f"{where}: sample {before}, and asked again sample {sample}"
+                    self._changed.append((epoch, said, has_gone_back))
+                    if has_gone_back:
+                        samples_of[key] = sample
 
     def of_epoch(self, epoch: int) -> Consumed:
         """The ranks divide the dataset without a rest; what was left of an epoch may take repeats."""
@@ -114,7 +126,9 @@ class GroundTruth:
         of_rest = set(own.values()) - set(prefix)  # repeats are of the rest, and no others
         for sample in [sample for sample in twice if sample in of_rest][:repeats]:
             twice.remove(sample)
-        return Consumed(unanswered, sorted(twice), never, sum(each == epoch for each, _ in self._changed))
+        return Consumed(
+            unanswered, sorted(twice), never, sum(each == epoch and not back for each, _, back in self._changed)
+        )
 
     def _prefix(self, leg: Leg, epoch: int) -> Iterator[int]:
         """The samples of an epoch that were consumed before a leg began."""
@@ -136,7 +150,7 @@ class GroundTruth:
             if samples:
                 shown = [*map(str, samples[:_SHOWN]), *["..."] * (len(samples) > _SHOWN)]
                 problems.append(f"epoch {epoch}: {len(samples)} samples that {what}: {', '.join(shown)}")
-        return problems + [text for of_epoch, text in self._changed if of_epoch == epoch][:_SHOWN]
+        return problems + [text for of_epoch, text, _ in self._changed if of_epoch == epoch][:_SHOWN]
 
     def check(self, epochs: int) -> list[str]:
         return self.damaged + [problem for epoch in range(epochs) for problem in self.problems_of(epoch)]

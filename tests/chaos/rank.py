@@ -95,6 +95,16 @@ def read_answers(path: Path) -> Iterator[Answer]:
             yield Answer(*json.loads(line))
 
 
+def read_restarts(path: Path) -> dict[int, int]:
+    """When the rank was started again: after how many answers, and how many of them came before the place that it went
+    back to."""
+    restarts = path.with_name(f"{path.name}.restarts")
+    if not restarts.exists():
+        return {}
+    *lines, _ = restarts.read_text().split("\n")
+    return {int(answers): int(kept) for answers, kept in (line.split() for line in lines)}
+
+
 def read_begun(file: str) -> Begun | None:
     path = Path(f"{file}.begun")
     return Begun(*json.loads(path.read_text())) if path.exists() else None
@@ -115,14 +125,19 @@ class _Rank:
         before = [(answer.epoch, answer.positions[0]) for answer in read_answers(Path(self._plan.file))]
         _end_half_a_line(Path(self._plan.file))
         done = set(before[: max(0, len(before) - _AGAIN_BATCHES)])
+        if before:
+            with Path(f"{self._plan.file}.restarts").open("a") as restarts:
+                restarts.write(f"{len(before)} {max(0, len(before) - _AGAIN_BATCHES)}\n")
         begun = read_begun(self._plan.file) or self._begin()
         length = int(self._pods.info()["samples_per_rank"])
         first = max((epoch for epoch, _ in done), default=begun.epoch)
         consumed = [start + at for epoch, start in done if epoch == first for at in range(self._plan.batch)]
         if first == begun.epoch:
             consumed += range(begun.start)
-        if consumed:
-            self._go_on_within(first, np.array(consumed), begun)
+        if before:
+            self._check_run(begun)
+        if consumed and not self._record.resumes_within(first, np.array(consumed)):
+            raise JobLost("the job has moved to other pods, and they were not told what this rank has had")
         with ThreadPoolExecutor(self._plan.workers) as workers:
             for epoch in range(first, self._plan.epochs):
                 self._post_trace(epoch, length)
@@ -138,12 +153,10 @@ class _Rank:
             if starts:
                 self._ask(last, self._chooser.choice(starts))
 
-    def _go_on_within(self, epoch: int, consumed: Int64Array, begun: Begun) -> None:
-        """As a dataset object does when a loop loads a checkpoint from within an epoch."""
+    def _check_run(self, begun: Begun) -> None:
+        """As a dataset object does when a loop loads a checkpoint."""
         if line_of(self._pods.info()["incarnation"]) != line_of(begun.incarnation):
             raise JobLost("the job was registered anew since, so the pods don't know what this rank has had")
-        if not self._record.resumes_within(epoch, consumed):
-            raise JobLost("the job has moved to other pods, and they were not told what this rank has had")
 
     def _begin(self) -> Begun:
         """Register the job, or resume it, and write down how it begins."""

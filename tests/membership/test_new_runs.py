@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from functools import partial
@@ -258,6 +259,43 @@ def test_a_live_run_is_not_replaced_after_a_restart_of_pods(packed: Packed, tmp_
                 rank.batch(0, np.arange(20))
         first.all_ask(1)
         first.check(1)
+
+
+def test_a_second_process_that_is_heard_first_after_a_restart_is_not_the_rank(packed: Packed, tmp_path: Path) -> None:
+    """The journal says what was delivered, and not to which process."""
+    with PodsInProcess(1, tmp_path, journal=True) as pods:
+        first = Training(pods, spec_of(packed), NUM_SAMPLES)
+        first.all_ask(0, 0, 100)
+        pods.kill(0)
+        pods.start(0)
+        other = again(first, timeout_seconds=1)
+        for rank in other.ranks:
+            with pytest.raises(PodBusy, match="if another one is that rank, it is heard in a moment"):
+                rank.batch(0, np.arange(20))
+        first.all_ask(0, 100)
+        first.check(0)
+        for rank in other.ranks:
+            with pytest.raises(RankTaken):
+                rank.batch(0, np.arange(20))
+
+
+@pytest.mark.usefixtures("ended_processes_are_seen")
+def test_a_worker_waits_for_the_one_that_begins_at_the_first_position(packed: Packed, pods: PodsInProcess) -> None:
+    """That one may be late by more than a lease. The other went on with the run that had ended."""
+    first = Training(pods, spec_of(packed), NUM_SAMPLES)
+    first.all_ask(0)
+    second = again(first, timeout_seconds=1)
+    worker = second.ranks[0]
+    late_seconds = rank_leases.LEASE_SECONDS + 20
+    for node in pods.nodes:
+        assert node is not None
+        node.jobs[first.spec.name].home.leases._leases._again[0] = (time.monotonic() - late_seconds, time.monotonic())
+    with pytest.raises(PodBusy, match="is asked for positions from 20 on"):
+        worker.batch(0, np.arange(20, 40))
+    second = again(first)
+    second.all_ask(0)
+    second.check(0)
+    assert runs_of(second) != runs_of(first)
 
 
 @pytest.mark.usefixtures("ended_processes_are_seen")

@@ -207,8 +207,12 @@ def test_a_pod_and_a_rank_of_which_it_was_the_home(packed: Packed, pods: PodsInP
     training.check(1)
 
 
-def test_the_files_of_a_rank_are_removed_under_it(packed: Packed, pods: PodsInProcess, journal: bool) -> None:
-    training = begun(pods, packed)
+def test_the_files_of_a_rank_are_removed_under_it(packed: Packed, tmp_path: Path, journal: bool) -> None:
+    with PodsInProcess(3, tmp_path, journal=journal, recovery_seconds=1000) as pods:  # the rank has told what it can
+        _files_are_removed(begun(pods, packed), pods, journal)
+
+
+def _files_are_removed(training: Training, pods: PodsInProcess, journal: bool) -> None:
     shutil.rmtree(training.ranks[1]._record._folder)
     training.all_ask(0, AT, AT + 100)
     pods.kill(1)

@@ -58,6 +58,7 @@ class Kind(IntEnum):
     UNKNOWN = 10
     UNUSED = 11
     DAMAGED = 12
+    PART = 13
 
 
 _COLUMNS = {kind: 2 if kind in (Kind.ANSWERED, Kind.RECEIVED, Kind.DAMAGED) else 1 for kind in Kind}

@@ -132,6 +132,9 @@ class HomeRecord:
             self._complete_since.items() if self._job.life.ran_before else dict.fromkeys(self._ranks, 0).items()
         ):
             yield Record(Kind.WHOLE, since, rank)
+        if self._job.life.ran_before:
+            for rank in self._reported - self._complete_since.keys():
+                yield Record(Kind.PART, 0, rank)
         for rank in self._unused:
             yield Record(Kind.UNUSED, 0, rank)
 

@@ -41,6 +41,8 @@ class Recollection:
         """Whether a rank that is in none of the records has not begun."""
         self._complete: set[tuple[int, int]] = set()
         """``(pod, rank)``: the pod has all that the rank received by way of it."""
+        self._in_part: set[tuple[int, int]] = set()
+        """``(pod, rank)``: the pod has all that the rank could still tell of what it received by way of it."""
         self._asked: dict[int, list[tuple[Int64Array, Int64Array]]] = {}
         self._received: dict[int, list[tuple[int, Int64Array, Int64Array]]] = {}
 
@@ -64,6 +66,9 @@ class Recollection:
                 self._complete.add((source, rank))
                 self.whole_since[rank] = max(epoch, self.whole_since.get(rank, 0))
                 self._came_by(rank, -1, {source})
+            elif record.kind is Kind.PART:
+                self._in_part.add((source, rank))
+                self._came_by(rank, -1, {source})
             elif record.kind is Kind.UNUSED:
                 self.unused.add(rank)
             elif record.kind is Kind.UNKNOWN:
@@ -86,6 +91,12 @@ class Recollection:
         if self.table_is_whole:
             return []
         return [rank for rank in range(world_size) if not self._is_reported(rank)]
+
+    def has_told_all(self, rank: int) -> bool:
+        """Whether nothing more is to be had of a rank, though something may still be unknown: it has lost a part of its
+        record."""
+        homes = self.ranks.get(rank, (-1, set[int]()))[1]
+        return len(homes) > 0 and all({(home, rank)} & (self._complete | self._in_part) for home in homes)
 
     def _is_reported(self, rank: int) -> bool:
         if rank not in self.ranks:

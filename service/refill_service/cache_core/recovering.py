@@ -176,7 +176,12 @@ class Recovering:
         return Learned(
             silent=tuple(silent),
             unreported=tuple(unreported),
-            gone=tuple(rank for rank in unreported if now - self._unused.get(rank, now) > LEASE_SECONDS),
+            gone=tuple(
+                rank
+                for rank in unreported
+                if now - self._unused.get(rank, now) > LEASE_SECONDS
+                or (recollection.has_told_all(rank) and not self._life.moving)
+            ),
             missing_traces=tuple(self._unposted(recollection)),
             deal_is_known=not self._life.lacks_deal(
                 another_pod_runs_it=recollection.another_pod_runs_it, table_is_whole=recollection.table_is_whole

@@ -28,6 +28,10 @@ __all__ = ["NewRuns"]
 
 log = logging.getLogger(__name__)
 
+_FIRST_WORKER_SECONDS = 60.0
+"""Within which the loader worker that begins at position 0 has come, after others of its process. A process that has
+left that out, since it goes on where it was, waits as long; at the end of an epoch alone."""
+
 
 class NewRuns:
     """Begins new runs at this pod, or has pod 0 do so."""
@@ -56,20 +60,32 @@ class NewRuns:
             that asks for no earlier ones has skipped them, and goes on where it was.
 
         Raises :class:`RunEnded` when it has begun a new run by that, and :class:`PodBusy` while other ranks may still
-        be in the one that there is.
+        be in the one that there is, or another process may be this rank that was not heard since this pod was started.
         """
         life = at_pod.job.life
         if life.recovering:
             await at_pod.owner.until_restored()
+        leases = at_pod.home.leases
+        if (
+            life.ran_before
+            and leases.holder(rank) is None
+            and not leases.all_were_heard
+            and life.ranks.epoch(rank) >= 0
+        ):
+            raise PodBusy(
+                f"pod {self._table.settings.ordinal} was started a moment ago, and rank {rank} of job "
+                f"{at_pod.job.spec.name} is asked for by a process that has received nothing: if another one is that "
+                "rank, it is heard in a moment"
+            )
         if life.ranks.epoch(rank) < epoch:
             return  # it has never been there: it joins, or goes on to the next
-        waited = at_pod.home.leases.comes_again(rank)
+        waited = leases.comes_again(rank)
         if not at_pod.run_here().finished:
             return
         # A rank that goes on being heard for longer than a lease is in the run that there is, and that goes on.
         name, incarnation, may_wait = at_pod.job.spec.name, at_pod.job.incarnation, waited <= LEASE_SECONDS
         if first_position > 0:
-            if may_wait:
+            if waited <= _FIRST_WORKER_SECONDS:
                 raise PodBusy(
                     f"rank {rank} of job {name} has had all of epoch {at_pod.owner.epoch}, and is asked for positions "
                     f"from {first_position} on: if it begins at 0 anew, that comes in a moment"
