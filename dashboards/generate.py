@@ -15,6 +15,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="folder (default: %(default)s)")
     folder: Path = parser.parse_args().output
+    folder.mkdir(parents=True, exist_ok=True)
     for view in (TRAINING, CACHE_VIEW, COST):
         text = JSONEncoder(sort_keys=True, indent=2).encode(view.build())
         (folder / f"refill-{view.name}.json").write_text(text + "\n")

@@ -130,6 +130,15 @@ TRAINING = View(
                     stacked=True,
                 ),
                 graph(
+                    "Damaged samples",
+                    "short",
+                    'That ranks went on without, as jobs with on_damaged="skip" do.',
+                    (
+                        f"{BY_JOB} (increase(refill_damaged_samples_total{{{JOB}}}[$__rate_interval]))",
+                        "{{training_job}}",
+                    ),
+                ),
+                graph(
                     "Receipts: what was not delivered exactly once",
                     "short",
                     "Requests of epochs that are over: missing (the epoch was left early), duplicates (never by "

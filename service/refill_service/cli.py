@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from refill.errors import InvalidInput, RefillError
 
@@ -80,6 +81,17 @@ def run() -> NoReturn:
 
 class _Parser(argparse.ArgumentParser):
     """Refuses in one line, as every other error is said, in place of a page of usage before it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Of a command, too, which argparse would let leave what it does not know to the whole."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [option for action in self._actions for option in action.option_strings]
+            misspelt = [each.partition("=")[0] for each in unknown if each.startswith("--")]
+            near = [name for each in misspelt for name in difflib.get_close_matches(each, options, 1)]
+            meant = f" (is {near[0]} meant?)" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(misspelt or unknown)}{meant}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         raise InvalidInput(f"{message}; see {self.prog} --help")

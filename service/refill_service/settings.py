@@ -380,6 +380,11 @@ class Settings(BaseSettings):
     def _agree(self) -> Settings:
         if len(self.pod_urls) != len(self.peer_urls):
             raise ValueError(f"pod_urls names {len(self.pod_urls)} pods and peer_urls {len(self.peer_urls)}")
+        if self.replicas > 1 and not self.pod_urls:
+            raise ValueError(
+                f"replicas is {self.replicas}, and pod_urls and peer_urls name no pods: set them (REFILL_POD_URLS, "
+                f"REFILL_PEER_URLS); for pods on one machine: refill serve --pods {self.replicas}"
+            )
         for name in ("pod_urls", "peer_urls"):
             urls = getattr(self, name)
             if len(set(urls)) < len(urls):

@@ -15,8 +15,8 @@ FILES = sorted(DASHBOARDS.glob("*.json"))
 
 
 def test_files_are_what_the_generator_writes(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, DASHBOARDS / "generate.py", "--output", tmp_path], check=True)
-    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    subprocess.run([sys.executable, DASHBOARDS / "generate.py", "--output", tmp_path / "made" / "here"], check=True)
+    written = {path.name: path.read_text() for path in (tmp_path / "made" / "here").iterdir()}
     assert {path.name: path.read_text() for path in FILES} == written, "run: python dashboards/generate.py"
     assert len(written) == 3
 

@@ -67,6 +67,10 @@ class TestCommands:
             (["serve", "--host", "no-such-host.invalid"], ["can't listen on no-such-host.invalid"]),
             (["serve", "--memroy", "1GiB"], ["--memroy", "--help"]),
             (["serve", "extra"], ["extra", "--help"]),
+            (
+                ["pack", "--sed", "3", "/a", "/b"],
+                ["unrecognized arguments: --sed (is --seed meant?); see refill pack --help"],
+            ),
             (["server"], ["server", "--help"]),
             ([], ["COMMAND", "--help"]),
             (["pack", "/somewhere"], ["DEST", "--help"]),

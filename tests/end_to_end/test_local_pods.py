@@ -116,14 +116,23 @@ def test_three_commands_to_a_training_loop(tmp_path: Path) -> None:
 
 
 def test_a_pod_that_ends_takes_the_others_with_it(tmp_path: Path) -> None:
+    with serving(tmp_path, "--pods", "2", *ports()) as pods:
+        pods.until("2 pods are ready")
+        number = pods.process.pid
+        children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+        os.kill(int(children[1]), signal.SIGKILL)
+        pods.until("pod 1 has ended, and so do the others")
+        assert pods.process.wait(SECONDS) != 0
+
+
+def test_who_listens_there_already_is_not_taken_for_a_pod() -> None:
     taken = ports()
-    port = int(taken[1])
-    with serving(tmp_path, "--port", str(port + 10), "--peer-port", str(port + 11), REFILL_HOST="127.0.0.1") as other:
-        other.until("pod 0 of 1")
-        with serving(tmp_path, "--pods", "2", *taken) as pods:
-            pods.until(f"can't listen on 127.0.0.1:{port + 10}")
-            pods.until("pod 1 has ended, and so do the others")
-            assert pods.process.wait(SECONDS) == 2
+    with socket.create_server(("127.0.0.1", int(taken[1]) + 10)):
+        said = refused("--pods", "2", *taken)
+    assert said == (
+        f"refill: pod 1 can't listen on 127.0.0.1:{int(taken[1]) + 10}: Address already in use; choose another --port "
+        "and --peer-port\n"
+    )
 
 
 def test_what_can_not_be_is_one_line() -> None:

@@ -125,6 +125,7 @@ def test_one_pod_is_pod_0_whatever_its_host_is_called(monkeypatch: pytest.Monkey
         ({"ordinal": "first"}, "setting ordinal (REFILL_ORDINAL)"),
         ({"ordinal": "1"}, "ordinal is 1 but there are 1 pods, numbered from 0"),
         ({"replicas": "three", "pod_urls": POD_TEMPLATE, "peer_urls": PEER_TEMPLATE}, "setting replicas (REFILL_REPL"),
+        ({"replicas": "3"}, "replicas is 3, and pod_urls and peer_urls name no pods: set them (REFILL_POD_URLS"),
         ({"replicas": "0", "pod_urls": POD_TEMPLATE, "peer_urls": PEER_TEMPLATE}, "setting replicas (REFILL_REPLICAS)"),
         (
             {"replicas": "1000000000000", "pod_urls": POD_TEMPLATE, "peer_urls": PEER_TEMPLATE},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ _PORTS = ("port", "peer_port", "metrics_port")
 _GIVEN_HERE = ("ordinal", "replicas", "pod_urls", "peer_urls")
 _MAX_PODS = 16
 _LOOK_SECONDS = 0.2
+_STREAM = socket.SOCK_STREAM
 _STOP_SECONDS = 15
 
 
@@ -46,6 +48,8 @@ def run_local_pods(num_pods: int, given: dict[str, Any]) -> int:
     settings = {name: environment.get(_variable(name)) for name in Settings.model_fields}
     first = load_settings(**settings | {"ordinal": 0})  # what is wrong is said once
     pods = [_environment_of(first, environment, pod, num_pods) for pod in range(num_pods)]
+    for pod in range(num_pods):
+        _check_ports(first, pod)
     signal.signal(signal.SIGTERM, _end)
     processes: list[subprocess.Popen[str]] = []
     try:
@@ -88,6 +92,23 @@ def _environment_of(first: Settings, all_pods: dict[str, str], pod: int, num_pod
         if path := getattr(first, name):
             own[name] = f"{path}-{pod}"
     return all_pods | {_variable(name): value for name, value in own.items()}
+
+
+def _check_ports(first: Settings, pod: int) -> None:
+    """Whoever listens there already would be taken for a pod of these."""
+    for port in (getattr(first, name) for name in _PORTS):
+        if not port:
+            continue
+        try:
+            kind, _, _, _, address = socket.getaddrinfo(first.host, port + _BETWEEN_PORTS * pod, type=_STREAM)[0]
+            with socket.socket(kind, _STREAM) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind(address)
+        except OSError as error:
+            raise InvalidInput(
+                f"pod {pod} can't listen on {first.host}:{port + _BETWEEN_PORTS * pod}: {error.strerror}; choose "
+                "another --port and --peer-port"
+            ) from error
 
 
 def _start(pod: int, environment: dict[str, str]) -> subprocess.Popen[str]:

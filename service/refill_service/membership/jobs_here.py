@@ -215,7 +215,7 @@ class JobsHere:
     def check_may_go_on(self, name: str, incarnation: str) -> None:
         """Raises :class:`JobLost` for a job that has ended, or that could not move."""
         if self._table.journal.has_ended(incarnation):
-            raise JobLost(f"job {name} was ended: end what is left of it, or use another name", job=name)
+            raise JobLost(f"job {name} was ended and can't go on: a dataset made anew begins a new run", job=name)
         if (why := self._failed_moves.get(incarnation)) is not None:
             raise JobLost(why, job=name)
 

@@ -119,7 +119,7 @@ class Runs:
             if silent:
                 raise silent[0]  # that pod may know it
             which = f"run {run} of job {job}" if run else f"job {job}"
-            raise UnknownJob(f"no pod knows {which}, nor receipts of it: register it first", job=job)
+            raise UnknownJob(f"no pod knows {which}, nor receipts of it: refill jobs lists what there is", job=job)
         if run and len(runs) > 1:
             raise InvalidInput(f"run {run} of job {job} may be {' or '.join(sorted(runs))}: say more of it")
         # One that has not ended is the newest.
