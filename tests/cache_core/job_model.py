@@ -18,6 +18,7 @@ from refill.protocol.records import Kind, Record
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.job_state import JobState
 from refill_service.cache_core.receipt import EpochReceipt, sum_of_receipts
+from refill_service.cache_core.resumed_epoch import ResumedEpoch
 
 
 class JobModel(RequestsModel):
@@ -27,10 +28,12 @@ class JobModel(RequestsModel):
         super().__init__(shape)
         self.num_receipts = 0
         """That were held against what came."""
-        self.first_traces = [self._traces(epoch) for epoch in range(shape.num_epochs)]
+        self.first_traces = [self.traces(epoch) for epoch in range(shape.num_epochs)]
+        """What positions of each epoch asked for, before it moved."""
 
-    def _traces(self, epoch: int) -> Traces:
-        traces = JobState(self.spec, self.layout, ordinal=0, num_pods=1, incarnation="x").known_traces(epoch)
+    def traces(self, epoch: int, resumed: ResumedEpoch | None = None) -> Traces:
+        job = JobState(self.spec, self.layout, ordinal=0, num_pods=1, incarnation="x", resumed=resumed)
+        traces = job.known_traces(epoch)
         assert traces is not None
         return traces
 
@@ -109,7 +112,9 @@ class JobModel(RequestsModel):
 
     def multiplicity(self, epoch: int) -> Counter[int]:
         """How often each sample may come: once, and as often as positions repeat it."""
-        traces, found = self.first_traces[epoch], Counter(range(self.layout.num_samples))
+        traces = self.first_traces[epoch]
+        members = traces.members(0, self.layout.num_samples)
+        found = Counter(range(self.layout.num_samples) if members is None else np.flatnonzero(members).tolist())
         for rank in range(self.spec.world_size):
             asked, repeats = traces.asked(rank, np.arange(traces.length(rank)))
             found.update(asked[repeats].tolist())

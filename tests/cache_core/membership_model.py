@@ -32,6 +32,7 @@ from refill_service.cache_core.job_lifecycle import (
     is_another,
 )
 from refill_service.cache_core.recovering import restore
+from refill_service.cache_core.resumed_epoch import ResumedEpoch, is_resumed
 from refill_service.cache_core.sample_mapping import ChunkLayout
 
 PATIENCE_SECONDS = 600.0
@@ -64,6 +65,8 @@ class MembershipModel:
         """For as long as ranks are waited for that do not report, while pods recovered."""
         self.known_from: dict[int, int] = {}
         """By rank, the epoch before which pods have said that what it received is unknown."""
+        self.incarnation = "a"
+        """The line that the job is of."""
         self.pods_of = {"a": shape.num_pods}
         """On how many pods each incarnation ran."""
         self.places = [Place(i, Volume() if shape.journals else None) for i in range(shape.num_pods)]
@@ -102,8 +105,12 @@ class MembershipModel:
 
     def _make(self, place: Place, begin: Begin) -> Pod:
         """As ``JobsHere.make``."""
-        journal = place.volume.found() if begin.from_journal and not begin.moving and place.volume else None
-        place.pod = pod = Pod(self, place, begin, journal)
+        volume = place.volume if begin.from_journal else None
+        journal = volume.found() if volume is not None and not begin.moving else None
+        resumed = None if volume is None else volume.resumed
+        if resumed is None and is_resumed(begin.incarnation):
+            resumed = self._resumed_at_others(place, begin.incarnation)
+        place.pod = pod = Pod(self, place, begin, journal, resumed)
         self.pods_of[begin.incarnation] = len(self.places)
         if pod.recovering is not None and (found := pod.recovering.from_journal()) is not None:
             if place.volume is not None:
@@ -111,6 +118,17 @@ class MembershipModel:
             pod.carry_out(restore(pod.job, pod.owner, found, ()))
             pod.begin_journal()
         return pod
+
+    def _resumed_at_others(self, place: Place, incarnation: str) -> ResumedEpoch | None:
+        """As ``JobsHere._resumed_or_over``."""
+        for other in self.places:
+            if other is place:
+                continue
+            if not other.up:
+                raise PodUnreachable("it may know how the job was resumed", pod=other.ordinal)
+            if (found := other.resumed(incarnation)) is not None:
+                return found
+        return None
 
     def _move(self, brought: str) -> str:
         """As ``Moving.move``, at pod 0. Returns the name that the job has there then."""

@@ -14,6 +14,7 @@ from refill.errors import (
     PodBusy,
     PodRecovering,
 )
+from refill.protocol.incarnation import same_line
 from refill.protocol.policies import terms_of
 from refill.protocol.records import Kind, Record, RecordReader, encode_records
 from refill_service.cache_core.epoch_order import Traces
@@ -40,6 +41,7 @@ from refill_service.cache_core.policies.interface import Carried, EpochBegan, Po
 from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.receipt import EpochReceipt, receipt_of
 from refill_service.cache_core.recovering import FoundInJournal, Recovering
+from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import AbstractMapping, abstract_chunks_for_budget
 
 if TYPE_CHECKING:
@@ -70,12 +72,14 @@ class Volume:
     def __init__(self) -> None:
         self.incarnation = ""
         self.num_pods = 0
+        self.resumed: ResumedEpoch | None = None
         self.files: dict[int, bytes] = {}
         self.receipts: dict[int, EpochReceipt] = {}
         self.whole = True
 
     def begin(self, pod: Pod) -> None:
         self.incarnation, self.num_pods, self.whole = pod.job.incarnation, pod.job.num_pods, True
+        self.resumed = pod.job.resumed
         self.files = {e: encode_records(snapshot(pod.job, pod.owner, e)) for e in pod.owner.live_epochs}
 
     def write(self, record: Record) -> None:
@@ -152,7 +156,14 @@ class Process:
 class Pod:
     """The job at one run of a pod: the machines, and what the shells beside them keep."""
 
-    def __init__(self, model: MembershipModel, place: Place, begin: Begin, journal: FoundInJournal | None) -> None:
+    def __init__(
+        self,
+        model: MembershipModel,
+        place: Place,
+        begin: Begin,
+        journal: FoundInJournal | None,
+        resumed: ResumedEpoch | None = None,
+    ) -> None:
         shape = model.shape
         self.model = model
         self.place = place
@@ -163,6 +174,7 @@ class Pod:
             ordinal=place.ordinal,
             num_pods=len(model.places),
             incarnation=begin.incarnation,
+            resumed=resumed,
             begin=begin,
             journal_is_whole=journal is not None and journal.whole,
         )
@@ -252,6 +264,7 @@ class Pod:
         if self.life.moves and self.life.recovering:
             raise self.later("it has to learn how the job was dealt")
         if (traces := self.job.known_traces(epoch)) is None:
+            self.job.check_traces(epoch)
             raise self.later("traces are not known")
         return traces
 
@@ -294,3 +307,11 @@ class Place:
         if volume is None or not volume.incarnation:
             return None
         return JournalFound(volume.incarnation, volume.num_pods, volume.whole)
+
+    def resumed(self, incarnation: str) -> ResumedEpoch | None:
+        """As ``JobsHere.resumed``."""
+        if self.pod is not None:
+            return self.pod.job.resumed if same_line(self.pod.job.incarnation, incarnation) else None
+        if self.volume is None or not same_line(self.volume.incarnation, incarnation):
+            return None
+        return self.volume.resumed

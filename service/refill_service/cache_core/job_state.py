@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from refill.errors import EpochEnded, InvalidInput
+from refill.errors import EpochEnded, InvalidInput, JobLost
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
 from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, KeyedTraces, Traces
@@ -88,7 +88,7 @@ class JobState:
             posted = self.posted.of_epoch(epoch)
             if len(posted) == self.spec.world_size:  # by ranks, or dealt anew when the job moved
                 found = ExplicitTraces(self.layout.num_samples, posted)
-            elif self.is_forgotten(epoch):
+            elif self.is_forgotten(epoch) or self._is_before_resumed(epoch):
                 return None
             elif self.spec.order == "keyed":
                 found = self._keyed(epoch)
@@ -100,8 +100,6 @@ class JobState:
         return found
 
     def _keyed(self, epoch: int) -> Traces:
-        if self.resumed is not None and epoch < self.resumed.epoch:
-            raise EpochEnded(f"job {self.spec.name} was resumed at epoch {self.resumed.epoch}, epoch {epoch} is over")
         if (found := self._traces.get(epoch)) is not None:
             return found
         return keyed_traces(self.spec, epoch, self.layout.num_samples, self.resumed)
@@ -188,6 +186,21 @@ class JobState:
     def is_forgotten(self, epoch: int) -> bool:
         """Whether nobody knows what positions of this epoch ask for: the job was resumed within it, or after it."""
         return self._forgotten is not None and epoch <= self._forgotten
+
+    def _is_before_resumed(self, epoch: int) -> bool:
+        return self.resumed is not None and epoch < self.resumed.epoch
+
+    def check_traces(self, epoch: int) -> None:
+        """Raises :class:`EpochEnded` and :class:`JobLost` when the traces of an epoch will never be known."""
+        name = self.spec.name
+        if self.resumed is not None and self._is_before_resumed(epoch):
+            raise EpochEnded(f"job {name} was resumed at epoch {self.resumed.epoch}, epoch {epoch} is over")
+        if self.is_forgotten(epoch):
+            raise JobLost(
+                f"job {name} had been resumed within epoch {self._forgotten}, and no pod knows any more from which "
+                "checkpoint: resume it again",
+                job=name,
+            )
 
     def remember(self, epoch: int, rank: int, sample_ids: IdArray, built: Traces) -> None:
         """Fact: the last rank has posted its trace; ``built`` are those of all."""

@@ -124,7 +124,9 @@ class Recovering:
         try:
             step = self._life.next_step(self._learned(recollection, silent, now), patience_seconds)
         except JobLost as error:
-            raise self.can_not_move(error.message) from None if self._life.moving else error
+            if not self._life.moving:
+                raise
+            raise self.can_not_move(error.message) from None
         if isinstance(step, Wait):
             if step.patience_begins:
                 self._all_answered = None

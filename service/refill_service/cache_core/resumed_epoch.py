@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +19,11 @@ from refill_service.cache_core.epoch_order import KeyedTraces, RestTraces, Trace
 from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = [
+    "NOT_KNOWN_HERE",
     "ResumedEpoch",
+    "consumed_at_pod",
     "consumed_before",
+    "consumed_in_all",
     "decode_resumed",
     "epoch_resumed",
     "is_resumed",
@@ -78,6 +82,39 @@ def consumed_before(position: int, asked: Int64Array, samples: Int64Array, trace
         return samples
     _, positions = traces.position_of(asked)
     return np.unique(samples[positions < position])
+
+
+NOT_KNOWN_HERE = np.array([0, 0, -1], dtype=np.int64)
+"""In place of what :func:`consumed_at_pod` returns, of a pod that does not know the job."""
+
+
+def consumed_at_pod(
+    epoch: int,
+    position: int,
+    answered: Iterable[tuple[Int64Array, Int64Array]],
+    traces: Traces,
+    world_size: int,
+    resumed: ResumedEpoch | None,
+    moves: int,
+) -> Int64Array:
+    """What a pod knows of the samples that were consumed up to a position. First three numbers: how many there must be
+    over all pods, how many the epoch has, and how often the job had moved. Then their ids."""
+    before = resumed.done if resumed is not None and resumed.epoch == epoch else np.empty(0, dtype=np.int64)
+    parts = [consumed_before(position, asked, samples, traces) for asked, samples in answered]
+    expected = len(before) + min(position * world_size, traces.num_requests)
+    return np.concatenate([[expected, len(before) + traces.num_requests, moves], before, *parts])
+
+
+def consumed_in_all(answers: Sequence[Int64Array]) -> tuple[Int64Array, int, int] | None:
+    """``(ids of the samples that were consumed, how many there must be, how many the epoch has)``, of what all pods
+    know. None: none knows the job."""
+    # Samples that were assigned before the last move, and not received, were dealt to others by it.
+    newest = max(int(answer[2]) for answer in answers)
+    if newest < 0:
+        return None
+    answers = [answer for answer in answers if answer[2] == newest]
+    expected, requests = (max(int(answer[place]) for answer in answers) for place in range(2))
+    return np.unique(np.concatenate([answer[3:] for answer in answers])), expected, requests
 
 
 def resumed_incarnation(incarnation: str, epoch: int, position: int, world_size: int, num_pods: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from refill.errors import EpochNotReady, InvalidInput, JobLost, MemoryTooSmall
+from refill.errors import EpochNotReady, InvalidInput, MemoryTooSmall
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import terms_of
@@ -149,12 +149,7 @@ class Job(JobState):
     async def traces(self, epoch: int, wait_seconds: float) -> Traces:
         """The traces of an epoch; waits until every rank has posted its own when the order is explicit."""
         while (found := self.known_traces(epoch)) is None:
-            if self.is_forgotten(epoch):
-                raise JobLost(
-                    f"job {self.spec.name} had been resumed within epoch {self._forgotten}, and no pod knows any more "
-                    "from which checkpoint: resume it again",
-                    job=self.spec.name,
-                )
+            self.check_traces(epoch)
             await self._all_posted(epoch, wait_seconds)
         return found
 

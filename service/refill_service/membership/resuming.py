@@ -26,8 +26,10 @@ from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import KnownJob
 from refill_service.cache_core.rank_places import NOT_BEGUN
 from refill_service.cache_core.resumed_epoch import (
+    NOT_KNOWN_HERE,
     ResumedEpoch,
-    consumed_before,
+    consumed_at_pod,
+    consumed_in_all,
     epoch_resumed,
     is_resumed,
     keyed_traces,
@@ -209,17 +211,13 @@ class Resuming:
         asked = (self._peers.get_bytes(pod, f"{what}{query}&resumed={incarnation}") for pod in others)
         here = self.consumed(spec.name, checkpoint, incarnation)
         answers = [here, *(np.frombuffer(answer, dtype="<i8") for answer in await asyncio.gather(*asked))]
-        # Samples that were assigned before the last move, and not received, were dealt to others by it.
-        newest = max(int(answer[2]) for answer in answers)
-        answers = [answer for answer in answers if answer[2] == newest]
-        expected, requests = (max(int(answer[place]) for answer in answers) for place in range(2))
-        done = np.unique(np.concatenate([answer[3:] for answer in answers]))
-        if requests == 0:
+        if (found := consumed_in_all(answers)) is None:
             raise JobLost(
                 f"job {spec.name} can't be resumed at epoch {checkpoint.epoch}, position {checkpoint.position}: no pod "
                 "knows any more what was delivered before; start the epoch anew, under another job name",
                 job=spec.name,
             )
+        done, expected, requests = found
         if expected >= requests:
             raise InvalidInput(
                 f"nothing is left of epoch {checkpoint.epoch} at position {checkpoint.position}: "
@@ -228,9 +226,7 @@ class Resuming:
         return done, max(0, expected - len(done))
 
     def consumed(self, name: str, checkpoint: Checkpoint, resumed: str) -> Int64Array:
-        """What this pod knows of the samples that were consumed. First three numbers: how many there must be over all
-        pods, how many the epoch has (both 0 when the pod does not know the job), and how often the job had moved. Then
-        their ids."""
+        """What this pod knows of the samples that were consumed, as of :func:`consumed_at_pod`."""
         at_pod = self._table.jobs.get(name)
         if at_pod is not None and same_line(at_pod.job.incarnation, resumed) and at_pod.job.resumed is not None:
             # An earlier attempt to resume has registered the job here already, with all of them.
@@ -241,21 +237,31 @@ class Resuming:
             job = at_pod.job
             if job.life.recovering:
                 raise at_pod.owner.recovering()
+            job.check_traces(checkpoint.epoch)
             traces = job.known_traces(checkpoint.epoch)
             answered = at_pod.owner.answered(checkpoint.epoch)
             if traces is None or answered is None:
                 raise self._too_old(name, checkpoint)
-            return _consumed(checkpoint, [answered], traces, job.spec.world_size, job.resumed, job.life.moves)
+            return consumed_at_pod(
+                checkpoint.epoch,
+                checkpoint.position,
+                [answered],
+                traces,
+                job.spec.world_size,
+                job.resumed,
+                job.life.moves,
+            )
         kept = self._table.journal.find(name)
         if kept is None or line_of(kept.header["incarnation"]) != checkpoint.incarnation:
-            return np.array([0, 0, -1])
+            return NOT_KNOWN_HERE
         return self._consumed_of_journal(name, kept, checkpoint)
 
     def _consumed_of_journal(self, name: str, kept: KeptJob, checkpoint: Checkpoint) -> Int64Array:
         """As :meth:`consumed`, of a job that ran on another number of pods: only its journal is here."""
         spec = JobSpec.from_dict(kept.header["spec"])
         of_epoch = [record for record in kept.records if record.epoch == checkpoint.epoch]
-        if not of_epoch:
+        # A journal that is whole and ends before the epoch says that this pod was asked for nothing of it.
+        if not of_epoch and not (kept.whole and all(record.epoch < checkpoint.epoch for record in kept.records)):
             raise self._too_old(name, checkpoint)
         num_samples = kept.header["num_samples"]
         dealt_anew = {each.rank: each.columns[0] for each in of_epoch if each.kind is Kind.TRACE}
@@ -266,7 +272,9 @@ class Resuming:
             traces = keyed_traces(spec, checkpoint.epoch, num_samples, kept.resumed)
         answered = [(each.columns[0], each.columns[1]) for each in of_epoch if each.kind is Kind.ANSWERED]
         moves = moves_of(kept.header["incarnation"])
-        return _consumed(checkpoint, answered, traces, spec.world_size, kept.resumed, moves)
+        return consumed_at_pod(
+            checkpoint.epoch, checkpoint.position, answered, traces, spec.world_size, kept.resumed, moves
+        )
 
     def _too_old(self, name: str, checkpoint: Checkpoint) -> EpochEnded:
         return EpochEnded(
@@ -274,17 +282,3 @@ class Resuming:
             "they delivered in the running epoch and the one before; resume from a later checkpoint, or from the start "
             "of an epoch, under another job name"
         )
-
-
-def _consumed(
-    checkpoint: Checkpoint,
-    answered: list[tuple[Int64Array, Int64Array]],
-    traces: Traces,
-    world_size: int,
-    resumed: ResumedEpoch | None,
-    moves: int,
-) -> Int64Array:
-    before = resumed.done if resumed is not None and resumed.epoch == checkpoint.epoch else np.empty(0, dtype=np.int64)
-    parts = [consumed_before(checkpoint.position, asked, samples, traces) for asked, samples in answered]
-    expected = len(before) + min(checkpoint.position * world_size, traces.num_requests)
-    return np.concatenate([[expected, len(before) + traces.num_requests, moves], before, *parts])
