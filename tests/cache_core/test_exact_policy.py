@@ -84,6 +84,9 @@ class Pod:
         assert self.core.finished
         carried = self.core.close()
         assert set(carried.samples.tolist()) <= self.bytes_here
+        stays = self.core.stays(carried.samples)
+        assert stays is not None
+        assert stays.all(), "bytes that are the next epoch's leave with the last answers of this one"
         self.bytes_here = set(carried.samples.tolist())
         return self.core.counts.refills, carried
 

@@ -95,6 +95,8 @@ def test_reads_of_three_pods_are_those_that_are_simulated(
                         training.ask(rank, epoch, first, first + BATCH)
                 training.check(epoch)
                 of_epoch = served.sizes[before:]
+                alone = [size for size in of_epoch if size % (CHUNK_SIZE * sample_bytes)]
+                assert not alone, f"{len(alone)} samples of epoch {epoch} were thought to be in memory, and read alone"
                 found.append((len(of_epoch), sum(of_epoch)))
     run = OrderedRun(
         NUM_SAMPLES,

@@ -111,6 +111,9 @@ class ExactPolicy(Policy):
         """Samples in memory."""
         for known in (self._here, self._arrived_here):
             known[began.carried.samples] = True
+        self._handed_on = np.zeros(share.num_samples, dtype=bool)
+        """Samples in memory when the next epoch opened: their bytes are its own, also those that this epoch's last
+        requests are answered with."""
         self._num_on_their_way = 0
         """Reads."""
         self._awaited: set[int] = set()
@@ -143,6 +146,7 @@ class ExactPolicy(Policy):
             self._note(sample)
         self._count_bytes()
         self._here[going] = self._arrived_here[going] = False
+        self._handed_on[going] = True
         return Carried(going, cache)
 
     def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
@@ -185,7 +189,10 @@ class ExactPolicy(Policy):
         return self._go_on(reads, drops)
 
     def stays(self, samples: Int64Array) -> NDArray[np.bool_] | None:
-        return np.fromiter(map(self._is_wanted, samples.tolist()), dtype=bool, count=len(samples))
+        return (
+            np.fromiter(map(self._is_wanted, samples.tolist()), dtype=bool, count=len(samples))
+            | self._handed_on[samples]
+        )
 
     def _choose_ahead(
         self, rank: int, upcoming: UpcomingRequests, asked: Int64Array, ahead_from: int, room: int, started_below: int
