@@ -7,10 +7,13 @@ from fastapi.responses import HTMLResponse
 
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.api_page import api_page
-from refill_service.serving.http_routes import add_error_answers, client_routes, health_routes
+from refill_service.serving.client_routes import CLIENT_ROUTES
+from refill_service.serving.error_answers import add_error_answers
+from refill_service.serving.health_routes import HEALTH_ROUTES
 from refill_service.serving.last_answer import LastAnswer
 from refill_service.serving.life_check import LifeCheck
-from refill_service.serving.peer_routes import lives_routes, peer_routes
+from refill_service.serving.metrics import node_registry
+from refill_service.serving.peer_routes import LIVES_ROUTES, PEER_ROUTES
 
 __all__ = ["client_app", "metrics_app", "peer_app"]
 
@@ -27,7 +30,8 @@ def client_app(node: CacheNode) -> FastAPI:
     add_error_answers(app)
     app.add_middleware(LastAnswer, ordinal=node.settings.ordinal)
     app.add_middleware(LifeCheck, fence=node.fence, of_pods=False)
-    _serve(app, health_routes(node), client_routes(node))
+    _serve(node, app, HEALTH_ROUTES, CLIENT_ROUTES)
+    app.state.registry = node_registry(node)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -40,7 +44,8 @@ def metrics_app(node: CacheNode) -> FastAPI:
     """What Prometheus and the kubelet talk to, on a port of its own."""
     app = FastAPI(title="refill metrics", openapi_url=None)
     add_error_answers(app)
-    _serve(app, health_routes(node))
+    _serve(node, app, HEALTH_ROUTES)
+    app.state.registry = node_registry(node)
     return app
 
 
@@ -49,11 +54,12 @@ def peer_app(node: CacheNode) -> FastAPI:
     app = FastAPI(title="refill peers", openapi_url=None)
     add_error_answers(app)
     app.add_middleware(LifeCheck, fence=node.fence, of_pods=True)
-    _serve(app, lives_routes(node), peer_routes(node))
+    _serve(node, app, LIVES_ROUTES, PEER_ROUTES)
     return app
 
 
-def _serve(app: FastAPI, *routers: APIRouter) -> None:
-    """The routes themselves: ``include_router`` would make each of them anew, half of what a pod's start costs."""
+def _serve(node: CacheNode, app: FastAPI, *routers: APIRouter) -> None:
+    """The routes as they are: ``include_router`` would make each of them anew, half of what a pod's start costs."""
+    app.state.node = node
     for router in routers:
         app.router.routes.extend(router.routes)

@@ -17,7 +17,9 @@ from starlette.types import Message, Receive, Scope
 
 from refill.errors import PodBusy, RefillError, RequestTooLarge, RequestTooSlow
 from refill_service.cache_core.shared_room import Asker, SharedRoom
+from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.access_log import HOLDER
+from refill_service.serving.node_of import node_of
 from refill_service.serving.pace import Pace
 
 __all__ = ["ALWAYS_TAKEN_BYTES", "RequestBody", "takes_body"]
@@ -33,20 +35,22 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class _Taken:
-    most_bytes: int | Callable[[str], int] = _JSON_BYTES
+    most_bytes: int | Callable[[CacheNode, str], int] = _JSON_BYTES
     in_pieces: bool = False
 
-    def limit_bytes(self, job: str) -> int:
-        return self.most_bytes if isinstance(self.most_bytes, int) else self.most_bytes(job)
+    def limit_bytes(self, scope: Scope, job: str) -> int:
+        return self.most_bytes if isinstance(self.most_bytes, int) else self.most_bytes(node_of(scope), job)
 
 
 _JSON = _Taken()
 
 
-def takes_body(most_bytes: int | Callable[[str], int], *, in_pieces: bool = False) -> Callable[[Endpoint], Endpoint]:
+def takes_body(
+    most_bytes: int | Callable[[CacheNode, str], int], *, in_pieces: bool = False
+) -> Callable[[Endpoint], Endpoint]:
     """Decorates a route.
 
-    :param most_bytes: in one request; or for the job of this name, whose errors are the answer then.
+    :param most_bytes: in one request; or at this pod for the job of this name, whose errors are the answer then.
     :param in_pieces: the route reads the body's stream and keeps account itself of what it makes of it.
     """
 
@@ -110,7 +114,7 @@ class RequestBody:
         job = str(self._scope.get("path_params", {}).get("job", ""))
         self._asker = Asker(str(self._scope.get(HOLDER, "")), job)
         self._taken = getattr(self._scope.get("endpoint"), _TAKES, _JSON)
-        limit_bytes = self._taken.limit_bytes(job)
+        limit_bytes = self._taken.limit_bytes(self._scope, job)
         announced = dict(self._scope["headers"]).get(b"content-length", b"0")
         # Anything else than a number is the server's to refuse.
         if announced.isdigit() and int(announced) > limit_bytes:

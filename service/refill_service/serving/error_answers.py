@@ -1,0 +1,81 @@
+"""How does an error leave a pod? By its own name and status, in one form for all routes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from refill.errors import EpochNotReady, InvalidInput, PodRecovering, RefillError
+from refill_service.serving.request_guard import PeerGone
+
+__all__ = ["ERROR_ANSWERS", "add_error_answers"]
+
+log = logging.getLogger(__name__)
+
+_SAY_EVERY_SECONDS = 10.0
+_MOST_SAID = 100
+
+
+class ErrorAnswer(BaseModel):
+    """What went wrong, as ``refill.errors`` has it."""
+
+    error: str = Field(description="The kind: the name of a class of refill.errors.")
+    message: str = Field(description="What was wrong and what to do, in one line.")
+    details: dict[str, Any]
+
+
+ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorAnswer, "description": "The request can't be answered, and has changed nothing."},
+    "5XX": {"model": ErrorAnswer, "description": "The pod can't answer; a request that got 503 is made again later."},
+}
+
+
+def add_error_answers(app: FastAPI) -> None:
+    """Every error leaves as ``RefillError.to_wire()`` with its status. What is waited for is logged now and then."""
+    said: dict[str, float] = {}
+
+    def say(error: RefillError) -> None:
+        now = time.monotonic()
+        if now < said.get(error.message, -_SAY_EVERY_SECONDS) + _SAY_EVERY_SECONDS:
+            return
+        if len(said) >= _MOST_SAID:
+            said.clear()
+        said[error.message] = now
+        log.info("requests wait: %s", error.message)
+
+    @app.exception_handler(RefillError)
+    async def refill_error(request: Request, error: RefillError) -> JSONResponse:
+        if isinstance(error, (EpochNotReady, PodRecovering)):
+            say(error)
+        return JSONResponse(error.to_wire(), status_code=error.status)
+
+    @app.exception_handler(HTTPException)
+    async def refused_before_a_route(request: Request, error: HTTPException) -> JSONResponse:
+        """No such path, no such method, a body that can't be parsed: the same form, with its own status."""
+        text = f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is"
+        return JSONResponse(InvalidInput(text).to_wire(), status_code=error.status_code, headers=error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=InvalidInput.status)  # to nobody
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        if not isinstance(error, PeerGone):
+            log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        told = RefillError(f"the pod failed unexpectedly ({type(error).__name__}: {error}); its log says more")
+        return JSONResponse(told.to_wire(), status_code=told.status)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return JSONResponse(InvalidInput(f"{where}: {first['msg']}").to_wire(), status_code=400)
