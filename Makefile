@@ -1,8 +1,9 @@
 # make demo   a model trains through a cache of three pods on this machine
-# make test   all tests, on as many cores as there are; TEST_FLAGS='-n 0 -x -k owner' for some of them, one by one
+# make test   the tests, on as many cores as there are; TEST_FLAGS='-n 0 -x -k owner' for some of them, one by one
 # make test TEST_FLAGS=--hypothesis-profile=thorough  the same with more draws, others each time
 # make quick  in under a minute, for work on the core, the protocol or the client: style, types, their tests, no pods
 # make check  what CI checks besides the tests: style, types, import contracts, known vulnerabilities
+# make test-all   what make test leaves out, too: every parameter, every trainer, the slow attacks
 # make test-security  attacks on real pods, the slow ones, too (the quick ones are in make test)
 # make test-trainers  every trainer in 1, 2 and 4 processes (make test has some of them)
 # make test-image    the tests that build the container image and run it, as root, with podman
@@ -32,7 +33,7 @@ SOAK_FLAGS ?=
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick test-security test-trainers test-image check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-all quick test-security test-trainers test-image check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -48,6 +49,9 @@ quick: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest $(TEST_FLAGS) tests/cache_core tests/protocol tests/client \
 		--ignore tests/cache_core/test_state_machine.py --ignore tests/cache_core/test_uniformity.py
+
+test-all: $(READY)
+	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image'
 
 test-security: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image' tests/security

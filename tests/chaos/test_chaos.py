@@ -35,8 +35,8 @@ def dataset(s3_server: S3Server) -> ChaosDataset:
     [
         (1, "redox", "kept", ("journals", "twins")),
         (2, "drain", "none", ("memory", "observers")),
-        (3, "redox", "mixed", ("apart", "ends")),
-        (4, "drain", "kept", ("resumes", "wiped")),
+        pytest.param(3, "redox", "mixed", ("apart", "ends"), marks=pytest.mark.variant),
+        pytest.param(4, "drain", "kept", ("resumes", "wiped"), marks=pytest.mark.variant),
         (5, "drain", "mixed", ("scaling",)),
     ],
 )

@@ -36,7 +36,7 @@ class Asleep:
         return found
 
 
-@pytest.mark.parametrize("killed", [[1], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("killed", [pytest.param([1], marks=pytest.mark.variant), [0, 1, 2]], ids=str)
 @pytest.mark.parametrize("journal", [True, False], ids=["journal", "no journal"])
 def test_pods_that_die_in_an_epoch_that_has_moved(
     packed: Packed, tmp_path: Path, killed: list[int], journal: bool

@@ -34,8 +34,8 @@ from refill_service.settings import load_settings
 
 Packed = tuple[str, dict[str, bytes]]
 
-EXAMPLES = 25
-RAW_EXAMPLES = 40
+EXAMPLES = 10
+RAW_EXAMPLES = 20
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

@@ -44,7 +44,22 @@ def arguments_of(job: dict[str, Any]) -> dict[str, Any]:
     return {("job" if name == "name" else name): value for name, value in job.items()} | {"timeout_seconds": 30}
 
 
-@pytest.fixture(params=["map-style", "iterable", "map-style, stateful", "iterable, stateful"])
+FORMS = ["map-style", "iterable", "map-style, stateful", "iterable, stateful"]
+PLACES: list[tuple[dict[str, Any], int, str]] = [
+    *((WORKERS[1], batches, f"{WORKER_NAMES[1]}-{batches}") for batches in (3, 32, 0, 31)),
+    *((WORKERS[each], 3, f"{WORKER_NAMES[each]}-3") for each in (0, 2, 3)),
+]
+"""Workers, batches that the loop has had, and both in a name. ``make test`` tries the first two in every form."""
+
+
+def _places_in_forms() -> Iterator[Any]:
+    for form in FORMS:
+        for nth, (workers, batches, name) in enumerate(PLACES):
+            marks = () if form == FORMS[0] or nth < 2 else pytest.mark.variant
+            yield pytest.param(form, workers, batches, id=f"{form}-{name}", marks=marks)
+
+
+@pytest.fixture(params=FORMS)
 def begin(request: pytest.FixtureRequest, three_pods: LocalCluster, job: dict[str, Any]) -> Begin:
     """Begins a process's loop anew: a loader that keeps its state, and what is told of epochs."""
 
@@ -61,13 +76,7 @@ def begin(request: pytest.FixtureRequest, three_pods: LocalCluster, job: dict[st
     return make
 
 
-@pytest.mark.parametrize(
-    ("workers", "batches"),
-    [
-        *(pytest.param(WORKERS[1], batches, id=f"{WORKER_NAMES[1]}-{batches}") for batches in (0, 3, 31, 32)),
-        *(pytest.param(WORKERS[each], 3, id=f"{WORKER_NAMES[each]}-3") for each in (0, 2, 3)),
-    ],
-)
+@pytest.mark.parametrize(("begin", "workers", "batches"), list(_places_in_forms()), indirect=["begin"])
 def test_what_the_loop_had_and_what_it_has_then_is_every_sample_once(
     three_pods: LocalCluster, job: dict[str, Any], begin: Begin, workers: dict[str, Any], batches: int
 ) -> None:
@@ -106,8 +115,8 @@ def test_other_workers_and_batch_sizes_go_on_too(begin: Begin) -> None:
     [
         ({}, {"stateful": False, "iterable": False}),
         ({"policy": "redox"}, {"stateful": False, "iterable": False}),
-        ({}, {"stateful": True, "iterable": False}),
-        ({}, {"stateful": False, "iterable": True}),
+        pytest.param({}, {"stateful": True, "iterable": False}, marks=pytest.mark.variant),
+        pytest.param({}, {"stateful": False, "iterable": True}, marks=pytest.mark.variant),
         ({}, {"stateful": True, "iterable": True}),
     ],
     ids=str,

@@ -21,7 +21,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("failure", ["replaced", "machine-lost", "lost-while-answering"])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param("replaced", marks=pytest.mark.variant),
+        "machine-lost",
+        pytest.param("lost-while-answering", marks=pytest.mark.variant),
+    ],
+)
 def test_training_goes_on_when_the_successor_is_there(failure: str) -> None:
     stall = stalled_by(failure)
     beyond = stall["stall_seconds"] - stall["outage_seconds"]

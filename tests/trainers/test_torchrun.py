@@ -9,7 +9,7 @@ from tests.trainers.launching import NUM_SAMPLES, SCRIPTS, Place, check_exact, i
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("processes", in_every_number_of_processes(4))
+@pytest.mark.parametrize("processes", in_every_number_of_processes(2))
 def test_torchrun_starts_ranks_again_and_they_get_what_they_have_not_had(
     place: Place, tmp_path: Path, processes: int
 ) -> None:
