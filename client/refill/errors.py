@@ -41,7 +41,7 @@ what to do. What a program needs is in attributes.
     `-- PodUnreachable             503  a pod did not answer in time
         |-- PodBusy                503  the pod has as much to do as it may: ask again
         |-- PodStopping            503  the pod ends, and takes nothing new: ask again, or ask another
-        `-- PodReplaced            503  an earlier run of the pod was asked, or answered: ask its successor
+        `-- PodReplaced            503  an earlier process of the pod was asked, or answered: ask its successor
 """
 
 from __future__ import annotations

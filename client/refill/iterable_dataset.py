@@ -24,11 +24,11 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
     :class:`CacheDataset`.
 
     Give the DataLoader the same ``batch_size``: each of its batches is then one request, and ``len(loader)`` is right.
-    The workers take turns: each asks for a run of ``batch_size`` positions. Call ``set_epoch`` before each epoch,
+    The workers take turns: each asks for a stretch of ``batch_size`` positions. Call ``set_epoch`` before each epoch,
     because workers can't know by themselves that another one begins.
 
-    With ``on_damaged="skip"`` another sample of the same run takes the place of a damaged one, and so comes twice. A
-    rank that yielded fewer samples than the others would end before them.
+    With ``on_damaged="skip"`` another sample of the same stretch takes the place of a damaged one, and so comes twice.
+    A rank that yielded fewer samples than the others would end before them.
     """
 
     def __init__(self, service_url: str, *, batch_size: int = 64, **arguments: Any) -> None:

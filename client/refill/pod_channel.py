@@ -183,7 +183,7 @@ class PodChannel:
                 raise
 
     def _check_life(self, header: str | None, pod: str, opened_at: float) -> None:
-        """Raises :class:`PodReplaced` when an earlier run of a pod has answered: connections lead there still.
+        """Raises :class:`PodReplaced` when an earlier process of a pod has answered: connections lead there still.
 
         A run with a lower number is a later one all the same when a connection was opened to it long after anything was
         heard of the other: a clock was set back. An earlier one could answer nothing by then.
@@ -194,7 +194,7 @@ class PodChannel:
         known = self._runs.get(ordinal) or _Runs(life)
         is_earlier = life.name in known.before or (life < known.newest and life.name != known.newest.name)
         if is_earlier and (life.name in known.before or opened_at < known.heard_at + _LEASES_END_SECONDS):
-            raise PodReplaced(f"{pod} was answered for by an earlier run of it: it is asked again", url=pod)
+            raise PodReplaced(f"{pod} was answered for by an earlier process of it: it is asked again", url=pod)
         if is_earlier:
             log.warning("%s was started again, and its clock is behind what it was before", pod)
         if life.name == known.newest.name:

@@ -124,7 +124,7 @@ def test_pods_of_another_number_are_not_counted() -> None:
     "text", ["", "1", "1 ", "x 1-a", "1 -a", "1 1-", "1 1-G", "-1 1-a", "9999999999 1-a", "1 1-a b"]
 )
 def test_a_header_that_names_no_run_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="names no run"):
+    with pytest.raises(InvalidInput, match="names no process"):
         pod_life_of(text)
 
 

@@ -268,7 +268,9 @@ def test_a_job_that_has_moved_comes_back_from_journals_while_a_pod_is_down(packe
             cluster.restart(pod)
         patient = ranks.ranks[0]
         patient.timeout_seconds = 15
-        with pytest.raises(PodRecovering, match=r"no earlier run of it can be used any more: pod 2 .* can't be told"):
+        with pytest.raises(
+            PodRecovering, match=r"no earlier process of it can be used any more: pod 2 .* can't be told"
+        ):
             patient.batch(0, np.arange(200, 220))
         cluster.restart(2)
         patient.timeout_seconds = 60

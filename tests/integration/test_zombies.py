@@ -15,7 +15,7 @@ from tests.waiting import until
 from refill_service.demo.local_cluster import LocalCluster
 
 POD = 1
-ENDS = f"refill: pod {POD} was started again while this run of it stood still or was cut off, and goes on there\n"
+ENDS = f"refill: pod {POD} was started again while this process of it stood still or was cut off, and goes on there\n"
 
 
 class Named(LocalCluster):

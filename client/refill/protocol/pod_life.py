@@ -1,4 +1,4 @@
-"""Which run of a pod is meant? Two processes may be one pod for a while: one that stood still, and its successor.
+"""Which process of a pod is meant? Two processes may be one pod for a while: one that stood still, and its successor.
 
 A *life* of a pod is one run of it. Lives are ordered: of two of the same pod, the later one is the successor. On the
 wire it is ``NUMBER-NAME``, and in a header, after the number of its pod, ``POD NUMBER-NAME``.
@@ -33,7 +33,7 @@ class PodLife(NamedTuple):
         """Raises :class:`InvalidInput` for anything that :meth:`encode` did not write."""
         found = _WIRE.fullmatch(text)
         if found is None:
-            raise InvalidInput(f"{text[:60]!r} names no run of a pod: that is NUMBER-NAME")
+            raise InvalidInput(f"{text[:60]!r} names no process of a pod: that is NUMBER-NAME")
         return cls(int(found[1]), found[2])
 
 
@@ -43,5 +43,5 @@ def pod_life_of(header: str | None) -> tuple[int, PodLife] | None:
         return None
     pod, _, life = header.partition(" ")
     if not (pod.isascii() and pod.isdecimal()) or len(pod) > 9:
-        raise InvalidInput(f"{header[:60]!r} names no run of a pod: that is POD NUMBER-NAME")
+        raise InvalidInput(f"{header[:60]!r} names no process of a pod: that is POD NUMBER-NAME")
     return int(pod), PodLife.decode(life)

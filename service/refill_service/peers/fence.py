@@ -64,7 +64,8 @@ class Fence:
                     await asyncio.gather(*asked, return_exceptions=True)
 
     async def until_known(self) -> None:
-        """Until no earlier run of this pod can be used by anybody. Raises :class:`PodRecovering` if that takes long."""
+        """Until no earlier process of this pod can be used by anybody. Raises :class:`PodRecovering` if that takes
+        long."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._known.wait()
@@ -72,7 +73,7 @@ class Fence:
         except TimeoutError as error:
             untold = ", ".join(map(self._peers.name, self.lives.untold))
             raise PodRecovering(
-                f"pod {self.lives.ordinal} was started, and waits until no earlier run of it can be used any more: "
+                f"pod {self.lives.ordinal} was started, and waits until no earlier process of it can be used any more: "
                 f"{untold or 'other pods'} can't be told",
                 pod=self.lives.ordinal,
             ) from error
@@ -155,7 +156,7 @@ class Fence:
     def error(self, newest: PodLife) -> PodReplaced:
         pod = self.lives.ordinal
         return PodReplaced(
-            f"pod {pod} was started again while this run of it stood still or was cut off, and goes on there",
+            f"pod {pod} was started again while this process of it stood still or was cut off, and goes on there",
             pod=pod,
             newest=newest.encode(),
         )

@@ -217,7 +217,7 @@ class Peers:
             return bytes(await response.bytes())
 
     async def who_is(self, pod: int) -> PodLife | None:
-        """Which run of a pod its name leads to now, asked over a new connection; None for an earlier version."""
+        """Which process of a pod its name leads to now, asked over a new connection; None for an earlier version."""
         async with self._translated(pod):
             try:
                 client = self._new_client()
@@ -278,7 +278,7 @@ class Peers:
         return headers
 
     def has_answered(self, pod: int, life: str | None, status: int, asked_at: float) -> None:
-        """Fact: an answer begins to come. Raises :class:`PodReplaced` when it is of an earlier run of the pod.
+        """Fact: an answer begins to come. Raises :class:`PodReplaced` when it is of an earlier process of the pod.
 
         :param life: as its header has it; None: of an earlier version.
         """
@@ -289,7 +289,9 @@ class Peers:
         self.leave_earlier_runs()
         if not is_newest:
             self._client = None  # the connection leads there still; its name may not
-            raise PodReplaced(f"{self.name(pod)} was answered for by an earlier run of it: it is asked again", pod=pod)
+            raise PodReplaced(
+                f"{self.name(pod)} was answered for by an earlier process of it: it is asked again", pod=pod
+            )
         if status != PodReplaced.status:  # perhaps it has refused this one
             self.lives.confirmed(asked_at)
 

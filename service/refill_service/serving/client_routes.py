@@ -347,7 +347,7 @@ async def goes_without(
 @CLIENT_ROUTES.get(
     "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}",
     tags=["data"],
-    summary="The first run of positions that a rank has left out of an epoch so far, or null.",
+    summary="The first positions in a row that a rank has left out of an epoch so far, or null.",
 )
 async def skipped(
     job: JobName,
