@@ -10,7 +10,7 @@ from job_model import JobModel
 from pod_model import Int64s, Place, Pod, Process, Shape
 
 from refill.errors import EpochEnded, JobLost, PodUnreachable, RefillError
-from refill.protocol.incarnation import line_of, moves_of
+from refill.protocol.incarnation import line_of, moves_of, same_line
 from refill.protocol.records import Kind, RecordReader
 from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
 from refill_service.cache_core.job_lifecycle import Begin
@@ -79,7 +79,7 @@ class ResumesModel(JobModel):
     def _anything_forgotten(self) -> bool:
         """Whether nobody may be left who knows all that pods had answered, as all ranks are gone: a pod is
         gone for good, or has lost its memory, and its journal is not whole; or it was unknown before."""
-        ran_on = self.pods_of[self.processes[0].incarnation]
+        ran_on = max(pods for name, pods in self.pods_of.items() if same_line(name, self.incarnation))
         if len(self.places) < ran_on or self.known_from:
             return True
         journals = [place.journal for place in self.places[:ran_on] if place.pod is None]

@@ -104,6 +104,8 @@ def _asks(model: ResumesModel, who: int, where: int, how: int) -> None:
         positions = missing[first : first + size]
     else:
         positions = np.arange(where % length, min(length, where % length + size))
+        for position in positions.tolist():  # asked until it is answered
+            model.got[epoch].pop((rank, position), None)
     cut_off = frozenset([where % 3]) if how >= 56 else frozenset[int]()
     model.ask(rank, positions, silent=who >= 60, cut_off=cut_off)
 
