@@ -117,7 +117,7 @@ class ChaosRun:
         self._resumed_at = 0
         self._started_at = 0.0
         """When a pod was started again, last."""
-        self._legs = Legs(self._plan, setting.seed)
+        self._legs = Legs(self._plan, setting.seed, len(dataset.checksums))
 
     def run(self) -> Outcome:
         started = time.monotonic()

@@ -142,15 +142,21 @@ class GroundTruth:
             if of_epoch == epoch and start <= position < end:
                 yield sample
 
-    def problems_of(self, epoch: int) -> list[str]:
-        """In words, empty when the epoch gave every sample exactly once."""
+    def problems_of(self, epoch: int, *, may_be_forgotten: bool = False) -> list[str]:
+        """In words, empty when the epoch gave every sample exactly once.
+
+        :param may_be_forgotten: whether pods may not know what a loop had had that went back: it may come otherwise.
+        """
         found = self.of_epoch(epoch)
         problems = [f"epoch {epoch}: {found.unanswered} positions without an answer"] * bool(found.unanswered)
         for what, samples in (("came more than once", found.twice), ("never came", found.never)):
             if samples:
                 shown = [*map(str, samples[:_SHOWN]), *["..."] * (len(samples) > _SHOWN)]
                 problems.append(f"epoch {epoch}: {len(samples)} samples that {what}: {', '.join(shown)}")
-        return problems + [text for of_epoch, text, _ in self._changed if of_epoch == epoch][:_SHOWN]
+        changed = [
+            text for of_epoch, text, back in self._changed if of_epoch == epoch and not (back and may_be_forgotten)
+        ]
+        return problems + changed[:_SHOWN]
 
     def check(self, epochs: int) -> list[str]:
         return self.damaged + [problem for epoch in range(epochs) for problem in self.problems_of(epoch)]

@@ -33,8 +33,9 @@ class Legs:
     :param plan_of: the plan of a rank, by ``(leg, rank, number of ranks)``.
     """
 
-    def __init__(self, plan_of: Callable[[int, int, int], RankPlan], seed: int) -> None:
+    def __init__(self, plan_of: Callable[[int, int, int], RankPlan], seed: int, num_samples: int) -> None:
         self._plan_of = plan_of
+        self._num_samples = num_samples
         self._chooser = random.Random(f"checkpoints {seed}")
         self._checkpoints: list[Checkpoint | None] = []
         self._files: list[list[Path]] = []
@@ -91,8 +92,8 @@ class Legs:
         batch = self.ranks[0].plan.batch
         earlier = max(start, position - batch * self._chooser.randrange(_EARLIER_BATCHES))
         earlier -= (earlier - start) % batch
-        last = max((answer.positions[-1] for path in self._files[-1] for answer in read_answers(path)), default=0)
-        if earlier > last:
+        length = first.length if epoch == first.epoch else -(-self._num_samples // len(self.ranks))
+        if earlier >= length:
             return Checkpoint(first.incarnation, epoch + 1, 0, len(self._files) - 1)
         return Checkpoint(first.incarnation, epoch, earlier, len(self._files) - 1)
 

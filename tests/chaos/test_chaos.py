@@ -96,11 +96,15 @@ class TestGroundTruth:
 
     @pytest.mark.parametrize("kept", [0, 1])
     def test_what_a_loop_went_back_to_counts_as_it_came_then(self, tmp_path: Path, kept: int) -> None:
-        """It is said all the same: whether pods may have forgotten is not seen here."""
         (tmp_path / "rank-0.restarts").write_text(f"1 {kept}\n")
         truth(tmp_path, (0, WHOLE), (1, Answer(0, [0, 1], [1, 3], [101, 103])), (0, Answer(0, [0], [2], [102])))
-        found = GroundTruth(Leg([tmp_path / "rank-0", tmp_path / "rank-1"]), CHECKSUMS).of_epoch(0)
+        whole = GroundTruth(Leg([tmp_path / "rank-0", tmp_path / "rank-1"]), CHECKSUMS)
+        found = whole.of_epoch(0)
         assert (found.twice, found.never, found.changed) == (([], [], 0) if kept == 0 else ([3], [2], 1))
+        assert any("asked again sample 2" in problem for problem in whole.problems_of(0)), (
+            "pods that know give the same"
+        )
+        assert bool(whole.problems_of(0, may_be_forgotten=True)) == (kept == 1)
 
     def test_a_line_that_was_cut_by_a_kill_counts_for_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "rank-1").write_text(json.dumps(OTHER)[:-3])

@@ -72,12 +72,13 @@ class Verdict:
         """
         self.problems += truth.damaged
         for epoch in range(epochs):
-            found, in_words = truth.of_epoch(epoch), truth.problems_of(epoch)
+            may_be_forgotten = _may_be_unknown(losses, epoch)
+            found, in_words = truth.of_epoch(epoch), truth.problems_of(epoch, may_be_forgotten=may_be_forgotten)
             answer = receipt_of(epoch)
             is_old = epoch + 1 < epochs and (bool(losses) or epoch < resumed_at)
             if answer.status_code in (400, 410) and is_old:
                 # Not exact without a word would be hidden by a receipt that is gone; ranks and pods have logged it.
-                if in_words and not _may_be_unknown(losses, epoch):
+                if in_words and not may_be_forgotten:
                     self.problems += in_words
                 continue
             if answer.status_code != 200:
@@ -85,9 +86,10 @@ class Verdict:
                 continue
             self.receipts += 1
             receipt: dict[str, Any] = answer.json()
-            if receipt["unknown"] and not receipt["exact"] and _may_be_unknown(losses, epoch) and not found.unanswered:
+            if receipt["unknown"] and not receipt["exact"] and may_be_forgotten and not found.unanswered:
                 self.unknown_in.append(epoch)
-                if found.in_doubt > receipt["unknown"]:
+                # What is left may be dealt with repeats, so that each rank gets as many: how many, pods alone know.
+                if found.in_doubt > receipt["unknown"] + receipt.get("repeats", 0):
                     self.problems += [f"the receipt says too little: {receipt}", *in_words]
             elif (
                 in_words or not receipt["exact"] or any(receipt[what] for what in ("duplicates", "unknown", "missing"))

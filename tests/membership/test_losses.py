@@ -316,3 +316,41 @@ def test_a_whole_journal_that_was_put_back(
         training.check(1)
         said = [each.getMessage() for each in caplog.records if "not believed" in each.getMessage()]
         assert len(said) == (copied_at < 300), f"believed only as it was left: {said}"
+
+
+def test_copies_that_are_put_back_on_all_pods_are_not_found_out(packed: Packed, tmp_path: Path) -> None:
+    """As docs/CORRECTNESS.md says. Should pods come to find out, this test is to say how."""
+    with PodsInProcess(2, tmp_path, journal=True) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0, 0, 100)
+        pods.kill(0, 1)
+        for pod in (0, 1):
+            shutil.copytree(tmp_path / f"journal-{pod}", tmp_path / f"earlier-{pod}")
+        pods.start(0, 1)
+        training.all_ask(0, 100, 300)
+        pods.kill(0, 1)
+        for pod in (0, 1):
+            shutil.rmtree(tmp_path / f"journal-{pod}")
+            shutil.copytree(tmp_path / f"earlier-{pod}", tmp_path / f"journal-{pod}")
+        pods.start(0, 1)
+        training.all_ask(0, 300)
+        found, (never, twice) = training.receipt(0), training.truth(0)
+        assert never == twice > 0
+        assert found["missing"] > 0, "of what was asked for between the copy and the loss"
+        assert (found["exact"], found["duplicates"], found["unknown"]) == (False, 0, 0)
+
+
+def test_a_process_that_begins_anew_first_after_all_was_lost_begins_another_run(
+    packed: Packed, pods: PodsInProcess
+) -> None:
+    """Nobody can tell it from the first process of a job that is new. A rank that lived on is told so."""
+    training = Training(pods, spec_of(packed), NUM_SAMPLES)
+    training.all_ask(0, 0, 100)
+    pods.kill(0, 1, 2)
+    pods.start(0, 1, 2)
+    anew = Training(pods, training.spec, NUM_SAMPLES, process=2)
+    anew.ask(0, 0, 0, 20)
+    with pytest.raises(JobLost, match="registered again since"):
+        training.ask(1, 0, 100)
+    anew.all_ask(0)
+    anew.check(0)
