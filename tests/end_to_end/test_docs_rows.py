@@ -53,7 +53,7 @@ ROWS = {
         ],
         "`DatasetNotFound`": ["membership/test_said_errors.py::test_there_is_no_index"],
         "`StoreDenied`": ["membership/test_said_errors.py::test_pods_may_not_read_it"],
-        "`the pod takes requests with a token that it knows only`": [
+        "`the pod takes only requests with a token that it knows`": [
             "integration/test_access.py::test_without_a_token_that_the_pod_knows"
         ],
         "`certificate verify failed`": [

@@ -83,7 +83,7 @@ def test_pods_with_tokens_and_tls_pass_by_what_the_test_pod_mounts(test_pod: Tes
 def test_a_token_that_the_pods_do_not_know_fails(test_pod: TestPod) -> None:
     for token in test_pod.tokens.iterdir():
         token.write_text("nobody's-0123456789\n")
-    assert_fails(test_pod.check(), "takes requests with a token that it knows only")
+    assert_fails(test_pod.check(), "takes only requests with a token that it knows")
 
 
 def test_a_secret_of_tokens_without_any_fails(test_pod: TestPod) -> None:

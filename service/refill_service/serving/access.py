@@ -71,7 +71,7 @@ class Access:
         holder = self._tokens.holder_of(_presented(scope))
         if holder is None:
             raise NotAuthenticated(
-                "the pod takes requests with a token that it knows only: give REFILL_TOKEN_FILE, or token_file=, the "
+                "the pod takes only requests with a token that it knows: give REFILL_TOKEN_FILE, or token_file=, the "
                 "file that holds yours"
             )
         scope[HOLDER] = holder  # also of what is refused below
