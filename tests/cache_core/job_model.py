@@ -74,7 +74,7 @@ class JobModel(RequestsModel):
 
     def process_is_killed(self, rank: int, position: int) -> None:
         """Another one goes on in its place from a checkpoint here, and knows nothing of what came before."""
-        self.any_process_killed = True
+        self.killed.add(rank)
         epoch, incarnation = self.epochs[rank], self.processes[rank].incarnation
         self.processes[rank] = Process(rank, incarnation, since=epoch + 1 if position else 0)
         for key in [key for key in self.got[epoch] if key[0] == rank and key[1] >= position]:

@@ -8,6 +8,7 @@ What shells do between awaits is done here in one step.
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 from pod_model import Place, Pod, Shape, Volume
@@ -60,7 +61,8 @@ class MembershipModel:
         self.now = 0.0
         self.lost = ""
         """Why the job can't go on: pods have said so."""
-        self.any_process_killed = False
+        self.killed: set[int] = set()
+        """Ranks whose process was killed at some time."""
         self.any_rank_silent = False
         """For as long as ranks are waited for that do not report, while pods recovered."""
         self.known_from: dict[int, int] = {}
@@ -248,11 +250,16 @@ class MembershipModel:
     def refused_for_good(self, error: RefillError) -> None:
         """As docs/CORRECTNESS.md says: a job can't move when it is not known what a rank had, or one does not come
         back. Nothing else refuses a rank for good."""
-        within = (self.any_process_killed or self.known_from) and "was resumed within epoch" in error.message
+        resumed = re.search(r"rank (\d+) was resumed within epoch (\d+)", error.message)
+        within = resumed is not None and self.may_lack(int(resumed[1]), int(resumed[2]))
         silent = self.any_rank_silent and "did not tell what had been received" in error.message
         if not (isinstance(error, JobLost) and "can't move to" in error.message and (within or silent or self.lost)):
             raise AssertionError(f"refused for good: {error}") from error
         self.lost = error.message
+
+    def may_lack(self, rank: int, epoch: int) -> bool:
+        """Whether a process may be this rank that does not know all that the rank had, or pods have said so."""
+        return rank in self.killed or self.is_unknown(epoch, rank)
 
     def note_unknown(self) -> None:
         for pod in self.running:
