@@ -63,8 +63,6 @@ class MembershipModel:
         """Why the job can't go on: pods have said so."""
         self.killed: set[int] = set()
         """Ranks whose process was killed at some time."""
-        self.any_rank_silent = False
-        """For as long as ranks are waited for that do not report, while pods recovered."""
         self.known_from: dict[int, int] = {}
         """By rank, the epoch before which pods have said that what it received is unknown."""
         self.incarnation = "a"
@@ -252,7 +250,8 @@ class MembershipModel:
         back. Nothing else refuses a rank for good."""
         resumed = re.search(r"rank (\d+) was resumed within epoch (\d+)", error.message)
         within = resumed is not None and self.may_lack(int(resumed[1]), int(resumed[2]))
-        silent = self.any_rank_silent and "did not tell what had been received" in error.message
+        waited_long = any(pod.life.moving and pod.waited_long for pod in self.running)
+        silent = waited_long and "did not tell what had been received" in error.message
         if not (isinstance(error, JobLost) and "can't move to" in error.message and (within or silent or self.lost)):
             raise AssertionError(f"refused for good: {error}") from error
         self.lost = error.message
@@ -275,8 +274,8 @@ class MembershipModel:
 
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        if seconds > PATIENCE_SECONDS and any(pod.life.recovering for pod in self.running):
-            self.any_rank_silent = True
+        for pod in self.running:
+            pod.waited_long |= seconds > PATIENCE_SECONDS and pod.life.recovering
 
     def _introduce(self, place: Place, incarnation: str) -> None:
         try:

@@ -200,6 +200,8 @@ class Pod:
         self.reading: list[tuple[OpenEpoch, Read]] = []
         self.receipts: dict[int, EpochReceipt] = {}
         self.journaling = False
+        self.waited_long = False
+        """For ranks that did not report, while it recovered."""
 
     def new_policy(self, epoch: int, traces: Traces, answered: Answered | None, carried: Carried) -> Policy:
         name = self.model.spec.policy

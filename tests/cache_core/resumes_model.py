@@ -139,7 +139,7 @@ class ResumesModel(JobModel):
         self.spec = replace(self.spec, world_size=num_ranks)
         self.pods_of[self.incarnation] = num_pods
         self.consumed = epoch, {*rest.done.tolist()}
-        self.known_from, self.killed, self.any_rank_silent = {}, set(), False
+        self.known_from, self.killed = {}, set()
         self.asked, self.messages, self.responses = [], [], []
         self.processes = [Process(rank, self.incarnation) for rank in range(num_ranks)]
         self.epochs = [epoch] * num_ranks
