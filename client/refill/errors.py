@@ -286,7 +286,8 @@ def error_from_wire(answer: Any, *, status: int, source: str) -> RefillError:
         details = answer.get("details")
         error.details = dict(details) if isinstance(details, dict) else {}
         return error
-    kind: type[RefillError] = PodUnreachable if status >= 502 else InvalidInput if status < 500 else RefillError
+    # A pod names its own errors: what has another form came from a server in between, or from one whose pod is ending.
+    kind: type[RefillError] = InvalidInput if status < 500 else PodUnreachable
     text = " ".join(str(answer).split())[:200]
     return kind(f"{source} answered with status {status}: {text}")
 

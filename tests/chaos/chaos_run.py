@@ -9,6 +9,7 @@ import contextlib
 import heapq
 import itertools
 import shutil
+import subprocess
 import tempfile
 import time
 import uuid
@@ -45,6 +46,8 @@ _FAST = 0.25
 _QUIET_SECONDS = 5.0
 """In which ranks bring their job back to pods that were restarted."""
 _LOG_LINES = 15
+_HAS_SUCCESSOR = 2
+"""How a pod ends that learns of its successor."""
 
 
 @dataclass
@@ -105,6 +108,8 @@ class ChaosRun:
         """Pods that are not to be touched: somebody brings them back."""
         self.ranks_down: set[int] = set()
         """So of ranks."""
+        self.zombies: list[subprocess.Popen[bytes]] = []
+        """Processes of pods that have a successor."""
         self._dataset = dataset
         self._seconds = seconds
         self._todo: list[tuple[float, int, str, Callable[[], None]]] = []
@@ -182,6 +187,19 @@ class ChaosRun:
 
         self.then(fault, f"pod {pod} starts", start)
 
+    def replace(self, pod: int) -> subprocess.Popen[bytes]:
+        """Start the pod's successor elsewhere. Who is connected to the process before, which is returned, stays so;
+        who connects anew comes to the successor."""
+        zombie = self.cluster.replace(pod)
+        self.zombies.append(zombie)
+        self._started_at = time.monotonic()
+        for links in self._rank_links:
+            links[pod].to_port = self.cluster.ports[pod]
+        for (_, to_pod), link in self._pod_links.items():
+            if to_pod == pod:
+                link.to_port = self.cluster.peer_ports[pod]
+        return zombie
+
     def then(self, fault: Fault, what: str, do: Callable[[], None]) -> None:
         """When the fault ends, or after as long again."""
         self._do_at(time.monotonic() - self._began + fault.seconds, what, do)
@@ -224,6 +242,9 @@ class ChaosRun:
     def _stop_all(self) -> None:
         for process in [*self.ranks, *self._bystanders]:
             process.stop()
+        for zombie in self.zombies:
+            zombie.kill()
+            zombie.wait()
 
     def _pods(self) -> LocalCluster:
         setting = self.setting
@@ -340,6 +361,11 @@ class ChaosRun:
         for what, count in self.store.counts.items():
             outcome.faults[f"store requests {what}"] += count
         self._verdict.judge(truth, self.setting.epochs, self._losses, self._receipt, self._resumed_at)
+        for zombie in self.zombies:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                zombie.wait(_GRACE_SECONDS)
+            if zombie.poll() != _HAS_SUCCESSOR:
+                self._verdict.problems.append(f"a pod that woke beside its successor ended by {zombie.poll()}")
         for path in self.folder.glob("twin-*"):
             if path.suffix == "" and (received := path.read_text()):
                 self._verdict.problems.append(f"{path.name} received, while the rank lived: {received[:200]}")

@@ -33,14 +33,14 @@ def setting_of(
         policy=policy or drawn_policy,
         volumes=volumes or drawn_volumes,
         themes=themes,
-        pods=max(chooser.choice((1, 2, 2, 2, 3, 3, 3)), 3 * ("scaling" in themes)),
+        pods=max(chooser.choice((1, 2, 2, 2, 3, 3, 3)), 3 * ("scaling" in themes), 2 * ("zombies" in themes)),
         ranks=chooser.choice((2, 3)),
         workers=chooser.choice((1, 2)),
         epochs=chooser.choice((3, 3, 5)),
         chunk_size=chooser.choice((8, 16)),
         order="keyed" if "resumes" in themes else order,
         pinned_fraction=chooser.choice((0.0, 0.0, 0.1)),
-        unix_socket=chooser.random() < 0.25,
+        unix_socket=chooser.random() < 0.25 and "zombies" not in themes,  # it is the machine's, which is another one
     )
 
 

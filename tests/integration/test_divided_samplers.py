@@ -52,13 +52,15 @@ def test_a_divided_sampler_fails_within_the_first_epoch(
     if what == "sampler":
         loader = DataLoader(dataset, 50, sampler=EverySecond(sampler, first), num_workers=num_workers, collate_fn=list)
     else:
-        batches = EverySecond(BatchSampler(sampler, 50, False), first)
-        loader = DataLoader(dataset, batch_sampler=batches, num_workers=num_workers, collate_fn=list)
+        every_second = EverySecond(BatchSampler(sampler, 50, False), first)
+        loader = DataLoader(dataset, batch_sampler=every_second, num_workers=num_workers, collate_fn=list)
+    batches = iter(loader)
     with pytest.raises(
         SamplesSkipped, match=r"rank 0 of job .* asks for a part of its positions only: in epoch 0 .*TRAINERS"
     ):
-        for _ in loader:
-            pass
+        list(batches)
+    if num_workers:
+        batches._shutdown_workers()  # else whenever the error and its frames are collected, at 5 s a worker
 
 
 def test_it_can_be_allowed(dataset_of: DatasetOf) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,16 +40,15 @@ class Named(LocalCluster):
             urls[POD] = f"http://127.0.0.1:{self.links[0].port}"
         return urls
 
-    def replace(self) -> None:
-        """Start another run of the pod elsewhere, with a copy of its journal; the one that is there is left alone."""
+    def replace(self, pod: int) -> subprocess.Popen[bytes]:
+        """The successor has a copy of its journal."""
         if (self._folder / f"journal-{POD}").exists():
             shutil.copytree(self._folder / f"journal-{POD}", self._folder / "copied")
             self._environment["REFILL_JOURNAL_DIR"] = str(self._folder / "copied")
-        ports = self._claims.take(2)
-        self._ports[POD] = (ports[0], ports[1])
-        for link, port in zip(self.links, ports, strict=True):
+        earlier = super().replace(pod)
+        for link, port in zip(self.links, (self.ports[pod], self.peer_ports[pod]), strict=True):
             link.to_port = port
-        self.restart(POD)
+        return earlier
 
 
 @contextmanager
@@ -64,9 +64,8 @@ def test_a_pod_that_wakes_beside_its_successor(packed: Packed, tmp_path: Path, j
         job = settings_of(packed[0])
         ranks = Ranks(pods, job)
         ranks.ask(0, 0, 100)
-        earlier = pods.processes[POD]
         pods.pause(POD)
-        pods.replace()
+        earlier = pods.replace(POD)
         pods.processes.append(earlier)  # to be ended with the others
         if wakes == "later":
             # Its own rank is connected to it, and comes to the successor with another process.

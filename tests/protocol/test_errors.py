@@ -28,12 +28,12 @@ def test_every_kind_arrives_as_itself(kind: type[RefillError]) -> None:
     [
         ("<html>", 502, PodUnreachable),
         ({"error": {"code": 503}}, 503, PodUnreachable),
-        ({"error": ["x"]}, 500, RefillError),
+        ({"error": ["x"]}, 500, PodUnreachable),
         ({"error": "NotOurs"}, 404, InvalidInput),
         ({"error": "UnknownJob", "details": [1]}, 404, UnknownJob),
         ({"error": "UnknownJob", "message": "who?", "details": {"message": 1}}, 404, UnknownJob),
         ({}, 404, InvalidInput),
-        (None, 500, RefillError),
+        (None, 500, PodUnreachable),
     ],
 )
 def test_answers_that_are_not_refills_become_errors_too(answer: Any, status: int, kind: type[RefillError]) -> None:

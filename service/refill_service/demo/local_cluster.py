@@ -118,6 +118,13 @@ class LocalCluster:
         if wait:
             self._wait_until_ready(pod)
 
+    def replace(self, pod: int) -> subprocess.Popen[bytes]:
+        """Start a pod's successor at other ports, beside the process that it has: that one is the caller's to end."""
+        earlier, ports = self.processes[pod], self._claims.take(2)
+        self._ports[pod] = (ports[0], ports[1])
+        self.restart(pod, wait=False)
+        return earlier
+
     def scale(self, num_pods: int) -> None:
         """Replace all pods by another number of them, at the addresses of those before."""
         self.end()
@@ -159,6 +166,10 @@ class LocalCluster:
     def pod_urls(self) -> list[str]:
         """Where each pod serves clients."""
         return [f"{self._scheme}://127.0.0.1:{port}" for port, _ in self._ports[: self.num_pods]]
+
+    @property
+    def ports(self) -> list[int]:
+        return [port for port, _ in self._ports[: self.num_pods]]
 
     @property
     def peer_ports(self) -> list[int]:
