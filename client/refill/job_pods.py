@@ -211,8 +211,11 @@ class JobPods:
         """A path that names this registration of the job, and this process: pods refuse it when theirs is a later one,
         or the rank is another process."""
         incarnation = quote(self.incarnation, safe="")
-        anew = self.start is not None and not self._began_again and (self.start.is_anew or self.start.has_begun_again)
-        return f"{self.job_path(what)}?incarnation={incarnation}&life={self._life().encode()}{'&anew=true' * anew}"
+        path = f"{self.job_path(what)}?incarnation={incarnation}&life={self._life().encode()}"
+        start = self.start
+        if start is None or self._began_again or not (start.is_anew or start.has_begun_again):
+            return path
+        return path + "&anew=true" + "&first=true" * start.asks_first
 
     def _once(self, url: str | None, attempt: Attempt[Answer], wait: Wait, register: bool) -> Answer:
         """One attempt, and others when the pod needs something first: the job's registration, the rank's report of what

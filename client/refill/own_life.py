@@ -17,7 +17,7 @@ from pathlib import Path
 
 from refill.protocol.rank_life import RankLife, host_for_life
 
-__all__ = ["has_ended", "is_of_this_process", "leaves_the_rank_to", "own_life"]
+__all__ = ["has_ended", "is_of_this_process", "leaves_the_rank_to", "loader_worker", "own_life"]
 
 _PROC = Path("/proc")
 _STATE, _PARENT, _STARTED = 0, 1, 19
@@ -39,7 +39,7 @@ def own_life(made_in: int) -> RankLife:
     if parent is None or parent.pid is None:
         return _life_of(here)
     is_helper = made_in != here and multiprocessing.current_process().daemon
-    return _life_of(parent.pid if is_helper or _is_loader_worker() else here)
+    return _life_of(parent.pid if is_helper or loader_worker() is not None else here)
 
 
 def is_of_this_process(life: RankLife) -> bool:
@@ -83,10 +83,12 @@ def _ancestors(process: int) -> Iterator[int]:
         yield process
 
 
-def _is_loader_worker() -> bool:
-    """Whether a DataLoader started this process. One that did has torch, which is not imported for this."""
-    worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
-    return worker_info is not None and worker_info() is not None
+def loader_worker() -> int | None:
+    """Which worker of a DataLoader this process is; None: it is none. One that is has torch, which is not imported for
+    this."""
+    get_worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+    info = None if get_worker_info is None else get_worker_info()
+    return None if info is None else int(info.id)
 
 
 def _life_of(process: int) -> RankLife:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import MutableSequence
 from typing import Any
 
+from refill.own_life import loader_worker
+
 __all__ = ["RunStart"]
 
 _STATE_LOADED, _RECEIVED, _BEGAN_AGAIN = range(3)
@@ -42,3 +44,9 @@ class RunStart:
     def is_anew(self) -> bool:
         """Whether nothing that the object asks for goes on from anything before."""
         return not self._shared[_STATE_LOADED] and not self._shared[_RECEIVED]
+
+    @property
+    def asks_first(self) -> bool:
+        """Whether no loader worker of this process asks for anything before what is asked for here first: workers take
+        batches in turn, and worker 0 has the first."""
+        return not loader_worker()

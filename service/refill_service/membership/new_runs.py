@@ -29,8 +29,7 @@ __all__ = ["NewRuns"]
 log = logging.getLogger(__name__)
 
 _FIRST_WORKER_SECONDS = 60.0
-"""Within which the loader worker that begins at position 0 has come, after others of its process. A process that has
-left that out, since it goes on where it was, waits as long; at the end of an epoch alone."""
+"""Within which the loader worker that asks for a process's first positions has come, after others of it."""
 
 
 class NewRuns:
@@ -53,11 +52,12 @@ class NewRuns:
         if at_pod is not None and incarnation and at_pod.job.run == next_run(line_of(incarnation)):
             raise _ended(name, line_of(incarnation))
 
-    async def check(self, at_pod: JobAtPod, epoch: int, rank: int, first_position: int = 0) -> None:
+    async def check(self, at_pod: JobAtPod, epoch: int, rank: int, begins_at: int | None = 0) -> None:
         """A process that has received nothing, and goes on from no state, asks for an epoch.
 
-        :param first_position: that it asks for. Loader workers ask for later ones at about the same time; a process
-            that asks for no earlier ones has skipped them, and goes on where it was.
+        :param begins_at: the first position that it asks for. A process that begins at a later one than 0 has skipped
+            those before, and goes on where it was. None: it asks for a later one, and another loader worker of the same
+            process may ask for the first at about the same time.
 
         Raises :class:`RunEnded` when it has begun a new run by that, and :class:`PodBusy` while other ranks may still
         be in the one that there is, or another process may be this rank that was not heard since this pod was started.
@@ -84,12 +84,12 @@ class NewRuns:
             return
         # A rank that goes on being heard for longer than a lease is in the run that there is, and that goes on.
         name, incarnation, may_wait = at_pod.job.spec.name, at_pod.job.incarnation, waited <= LEASE_SECONDS
-        if first_position > 0:
-            if waited <= _FIRST_WORKER_SECONDS:
-                raise PodBusy(
-                    f"rank {rank} of job {name} has had all of epoch {at_pod.owner.epoch}, and is asked for positions "
-                    f"from {first_position} on: if it begins at 0 anew, that comes in a moment"
-                )
+        if begins_at is None and waited <= _FIRST_WORKER_SECONDS:
+            raise PodBusy(
+                f"rank {rank} of job {name} has had all of epoch {at_pod.owner.epoch}, and a loader worker asks again: "
+                "if the rank begins at position 0 anew, another worker asks for that in a moment"
+            )
+        if begins_at != 0:
             return
         if self._table.settings.ordinal == LEADER:
             begun = await self.begin(name, incarnation, may_wait)

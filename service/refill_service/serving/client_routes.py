@@ -69,6 +69,10 @@ Anew = Annotated[
     bool,
     Query(description="Whether the process goes on from no state and has received nothing: it may be a new run."),
 ]
+First = Annotated[
+    bool,
+    Query(description="With anew: whether no other loader worker of the process asks for earlier positions."),
+]
 RequiredLife = Annotated[str, Query(max_length=LONGEST_LIFE)]
 Run = Annotated[
     str,
@@ -134,12 +138,12 @@ def _asked_of(node: CacheNode, job: str, incarnation: str | None, anew: bool) ->
 
 
 async def _is_the_rank(
-    node: CacheNode, at_pod: JobAtPod, epoch: int, rank: int, life: str | None, anew: bool, first_position: int = 0
+    node: CacheNode, at_pod: JobAtPod, epoch: int, rank: int, life: str | None, anew: bool, begins_at: int | None = 0
 ) -> None:
     at_pod.job.check_rank(rank)
     if anew and life is not None:  # whoever does not say who it is says nothing of the rank
         at_pod.home.leases.asks(rank, life_of(life), takes=False)
-        await node.new_runs.check(at_pod, epoch, rank, first_position)
+        await node.new_runs.check(at_pod, epoch, rank, begins_at)
     at_pod.home.leases.asks(rank, life_of(life))
 
 
@@ -221,6 +225,7 @@ async def batch(
     incarnation: Incarnation = None,
     life: Life = None,
     anew: Anew = False,
+    first: First = False,
     allow_skipped: Annotated[
         bool, Query(description="Whether the rank may have left out positions of earlier epochs.")
     ] = False,
@@ -235,7 +240,9 @@ async def batch(
     wanted = BatchRequest.decode(await request.body())
     at_pod.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
     at_pod.home.record.check_reported(wanted.rank)  # else who comes first after a restart would be the rank
-    await _is_the_rank(node, at_pod, wanted.epoch, wanted.rank, life, anew, int(wanted.positions.min(initial=2**62)))
+    position = int(wanted.positions.min(initial=2**62))
+    begins_at = position if first or position == 0 else None
+    await _is_the_rank(node, at_pod, wanted.epoch, wanted.rank, life, anew, begins_at)
     opened = await at_pod.home.open(wanted, allow_skipped=allow_skipped, says_damage=damaged == "say")
     room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
     await room.enter(len(wanted.positions))  # nothing was taken yet
