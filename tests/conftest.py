@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import httpx._transports.default as httpx_transport
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -26,6 +28,8 @@ pytest_plugins = ["tests.pod_fixtures"]
 # What a test leaves behind need not end in order, which takes a fifth of the CPU of a pod's whole life here.
 local_cluster._STOP_SIGNAL = signal.SIGKILL
 local_cluster._start_process = forked_processes.start_pod
+# ``httpx.get`` reads all certificates of the machine for each request: 26 ms of CPU, thousands of times.
+httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
 
 # How long a draw takes says how busy the machine is. The same ones each time, so that a change fails by its own doing;
 # others, and more of them, with TEST_FLAGS=--hypothesis-profile=thorough.
@@ -36,8 +40,8 @@ settings.load_profile("same")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than there are cores: tests of pods wait for a good part of their time."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Two more than there are cores: tests of pods wait for a good part of their time."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 ACCESS_KEY = "test"
