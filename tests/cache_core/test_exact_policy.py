@@ -99,7 +99,7 @@ class Pod:
             self.carry_out(self.core.arrived(read))
 
 
-@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.variant), 64])
 @pytest.mark.parametrize(
     ("eviction", "chunk_size", "gets"),
     [("rolling", 64, 3.90), ("renewal", 64, 4.00), ("rolling", 8, 18.0), ("earliest", 64, 6.16), ("never", 1, 57.6)],

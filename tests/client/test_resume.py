@@ -85,7 +85,7 @@ FORMS = pytest.mark.parametrize("form", [mapped, iterable], ids=["map-style", "i
 
 @FORMS
 @pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
-@pytest.mark.parametrize("batches", [0, 1, 4, 6, 7])
+@pytest.mark.parametrize("batches", [0, pytest.param(1, marks=pytest.mark.variant), 4, 6, 7])
 def test_the_rest_of_the_epoch_follows_and_then_whole_ones(
     pod: FakePod, dataset_of: DatasetOf, form: Any, workers: dict[str, Any], batches: int
 ) -> None:

@@ -56,7 +56,13 @@ def test_trains_and_every_sample_comes_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "what", "option"),
     [
-        pytest.param(signal.SIGINT, "through refill", "--service", id="Ctrl-C while it trains through refill"),
+        pytest.param(
+            signal.SIGINT,
+            "through refill",
+            "--service",
+            id="Ctrl-C while it trains through refill",
+            marks=pytest.mark.variant,
+        ),
         pytest.param(signal.SIGTERM, "from files", "--train", id="SIGTERM while it trains from files"),
     ],
 )

@@ -37,10 +37,13 @@ class Secured:
     cluster: LocalCluster
     folder: Path
 
+    def token_file(self, holder: str | None) -> str:
+        file = self.folder / f"client-{holder}"
+        file.write_text({"vision": VISION, "speech": SPEECH, None: "nobody's-0123456789"}[holder])
+        return str(file)
+
     def credentials(self, holder: str | None) -> Credentials:
-        token_file = self.folder / f"client-{holder}"
-        token_file.write_text({"vision": VISION, "speech": SPEECH, None: "nobody's-0123456789"}[holder])
-        return Credentials(str(token_file), str(self.folder / "ca.pem"))
+        return Credentials(self.token_file(holder), str(self.folder / "ca.pem"))
 
     def rank(self, holder: str | None, job: dict[str, Any], home: int | None = None) -> PodConnection:
         url = None if home is None else self.cluster.pod_urls[home]
@@ -190,9 +193,8 @@ def test_it_stays_so_when_pods_were_restarted(secured: Secured, job: dict[str, A
 @pytest.mark.parametrize("command", [["receipt", "{job}", "0", "--url", "{url}"], ["top", "{url}", "--once"]], ids=str)
 def test_commands_show_a_token(secured: Secured, job: dict[str, Any], command: list[str]) -> None:
     whole_epoch(secured.rank("vision", job), 0)
-    secured.credentials("vision")
     asked = [part.format(job=job["name"], url=secured.cluster.pod_urls[0]) for part in command]
-    files = ["--token-file", str(secured.folder / "client-vision"), "--ca-file", str(secured.folder / "ca.pem")]
+    files = ["--token-file", secured.token_file("vision"), "--ca-file", str(secured.folder / "ca.pem")]
     run = [sys.executable, "-m", "refill_service.cli", *asked]
     found = subprocess.run([*run, *files], capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stderr
@@ -220,7 +222,7 @@ def test_between_pods_a_certificate_and_a_token_are_wanted(secured: Secured) -> 
 
 
 def test_a_client_does_not_talk_to_a_pod_that_it_does_not_trust(secured: Secured, job: dict[str, Any]) -> None:
-    strangers = Credentials(secured.folder.joinpath("client-vision").as_posix())
+    strangers = Credentials(secured.token_file("vision"))
     rank = PodConnection(secured.cluster.pod_urls[0], JobSpec.from_dict(job), 0, None, 0, credentials=strangers)
     with pytest.raises(PodUnreachable, match="certificate verify failed"):
         rank.info()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.trainers.digits import EXAMPLES, NUM_DIGITS, with_digits
-from tests.trainers.launching import NUM_SAMPLES, SCRIPTS, Place, check_exact, ids_of, in_every_number_of_processes
+from tests.trainers.launching import NUM_SAMPLES, SCRIPTS, Place, check_exact, ids_of
 from torch.utils.data import DataLoader
 
 import refill
@@ -44,7 +44,8 @@ EPOCHS: dict[int, list[Case]] = {
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("processes", in_every_number_of_processes(2))
+@pytest.mark.every_number
+@pytest.mark.parametrize("processes", [1, 2, 4])
 def test_epochs_are_exact(place: Place, processes: int) -> None:
     cases = [{"job": place.new_job()} | case for case in EPOCHS[processes]]
     script = SCRIPTS / "accelerate_epochs.py"
