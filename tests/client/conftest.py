@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 from tests.client.fake_pod import FakePod, serving, text_samples
@@ -26,3 +27,9 @@ def dataset_of(pod: FakePod) -> Callable[..., CacheDataset]:
         return CacheDataset(pod.url, **settings)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def no_dataset_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Datasets of a rank in one process share what it has received, and those of other tests may not be collected."""
+    monkeypatch.setattr("refill.torch_dataset._records", WeakValueDictionary())
