@@ -121,6 +121,22 @@ def test_other_workers_of_a_rank_follow_into_the_new_run(
 
 
 @pytest.mark.usefixtures("ended_processes_are_seen")
+def test_a_process_that_begins_in_a_later_epoch_goes_on(packed: Packed, pods: PodsInProcess) -> None:
+    """As a trainer does that was killed when all of epoch 1 had been sent ahead, and goes on from a checkpoint by
+    iterating over what it has had: a new run would give it other samples, and others would never come."""
+    first = Training(pods, spec_of(packed), NUM_SAMPLES)
+    first.all_ask(0)
+    first.all_ask(1)
+    second = again(first)
+    second.all_ask(1)
+    assert runs_of(second) == runs_of(first)
+    assert all(first.samples[key] == sample for key, sample in second.samples.items()), "others than before the kill"
+    second.all_ask(2)
+    second.check(2)
+    assert first.receipt(0)["exact"]
+
+
+@pytest.mark.usefixtures("ended_processes_are_seen")
 def test_a_run_that_was_left_within_an_epoch_goes_on(packed: Packed, pods: PodsInProcess) -> None:
     """Its state may have been mislaid: a new run would destroy what it can be resumed by."""
     first = Training(pods, spec_of(packed), NUM_SAMPLES)

@@ -1,9 +1,10 @@
 """A process without a state asks for an epoch that its rank has been in: does it go on with the run that the pods know,
 or begin a new one?
 
-A run has *ended* when its job was ended, or when each of its ranks has had all of its newest epoch, and is gone or asks
-anew as well (:func:`how_to_start_again`). Then the name stands for a new run, and the one before leaves its receipts.
-Else the run goes on: the same requests get the same samples. Pod 0 decides, so that all ranks begin the same.
+Only a process that asks for epoch 0 can begin a new run. A run has *ended* when its job was ended, or when each of its
+ranks has had all of its newest epoch, and is gone or asks anew as well (:func:`how_to_start_again`). Then the name
+stands for a new run, and the one before leaves its receipts. Else the run goes on: the same requests get the same
+samples. Pod 0 decides, so that all ranks begin the same.
 """
 
 from __future__ import annotations
@@ -79,6 +80,11 @@ class NewRuns:
             )
         if life.ranks.epoch(rank) < epoch:
             return  # it has never been there: it joins, or goes on to the next
+        if epoch > 0:
+            # A run begins at epoch 0. This process knows that there was an epoch before, as trainers do that go on from
+            # a checkpoint by iterating over what the loop has had already: it needs the same samples again, even if
+            # all of the epoch was sent ahead before the process was killed.
+            return
         waited = leases.comes_again(rank)
         if not at_pod.run_here().finished:
             return
