@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -62,21 +64,37 @@ class Release:
 
 
 @cache
-def _chart() -> helm_python.Chart:
-    return helm_python.Chart.load(CHART)
+def _chart(kubernetes: str) -> helm_python.Chart:
+    """For a cluster of that version, such as v1.31.5-eks-abc; empty: the engine's own, a new one."""
+    if not kubernetes:
+        return helm_python.Chart.load(CHART)
+    with tempfile.TemporaryDirectory() as folder:
+        copied = shutil.copytree(CHART, Path(folder) / "refill")
+        versions = copied / "templates" / "_versions.tpl"
+        asked = "{{ .Capabilities.KubeVersion.Version }}"
+        assert asked in versions.read_text()
+        versions.write_text(versions.read_text().replace(asked, kubernetes))
+        return helm_python.Chart.load(copied)
 
 
-def release(values: dict[str, Any] | None = None, name: str = "refill", namespace: str = "ml") -> Release:
+def release(
+    values: dict[str, Any] | None = None, name: str = "refill", namespace: str = "ml", kubernetes: str = ""
+) -> Release:
     """Open to everybody where the values say nothing of it. Raises helm_python.HelmError, as ``helm install`` fails."""
     given = values or {}
     return release_as_given(
-        given if given.get("access", {}).get("clientTokens") else {"insecure": True} | given, name, namespace
+        given if given.get("access", {}).get("clientTokens") else {"insecure": True} | given,
+        name,
+        namespace,
+        kubernetes,
     )
 
 
-def release_as_given(values: dict[str, Any], name: str = "refill", namespace: str = "ml") -> Release:
+def release_as_given(
+    values: dict[str, Any], name: str = "refill", namespace: str = "ml", kubernetes: str = ""
+) -> Release:
     """Of these values alone."""
-    return Release(_chart().render(values, name=name, namespace=namespace))
+    return Release(_chart(kubernetes).render(values, name=name, namespace=namespace))
 
 
 def values_in(path: Path) -> dict[str, Any]:

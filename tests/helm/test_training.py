@@ -19,7 +19,7 @@ from tests.conftest import free_port
 from tests.helm.conftest import Secured
 from tests.helm.mounted_secrets import Secrets, mount
 from tests.helm.pod_security import violations
-from tests.helm.rendering import CHART, release
+from tests.helm.rendering import CHART, release, values_in
 
 from refill_service.datasets.pack import pack
 from refill_service.demo.digits import NUM_TEST, write_digits
@@ -137,7 +137,7 @@ def test_the_receipt_command_shown_names_a_pod_that_exists() -> None:
     assert "kubectl exec -n ml cache-0 -- refill receipt run-1 0 --url http://localhost:9000\n" in found.notes
 
 
-@pytest.mark.parametrize("version", ["1.27", "1.31", "1.37"])
+@pytest.mark.parametrize("version", ["1.25", "1.31", "1.37"])
 def test_kubernetes_takes_the_example(version: str) -> None:
     for document in [*EXAMPLE, secured_job()]:
         kubernetes_validate.validate(document, version, strict=True)
@@ -152,6 +152,19 @@ def test_the_example_passes_the_restricted_standard_and_finds_its_parts() -> Non
     assert environment["CACHE"] == f"http://{release().service('clients')['metadata']['name']}:8000"
     assert environment["MASTER_ADDR"] == f"{of_kind('Job')['metadata']['name']}-0.{template['spec']['subdomain']}"
     assert environment["WORLD_SIZE"] == str(of_kind("Job")["spec"]["completions"])
+
+
+def test_the_example_fits_beside_small_pods_on_a_node_of_two_cores_and_4_gib() -> None:
+    pods = release(values_in(CHART / "ci" / "kind-values.yaml"))
+    (rank,) = of_kind("Job")["spec"]["template"]["spec"]["containers"]
+    many = [
+        (pods.the("StatefulSet")["spec"]["replicas"], pods.container),
+        (of_kind("Job")["spec"]["parallelism"], rank),
+    ]
+    requests = [(count, container["resources"]["requests"]) for count, container in many]
+    assert sum(count * float(asked["cpu"].removesuffix("m")) for count, asked in requests) <= 1800
+    sizes = {"Mi": 1, "Gi": 1024}
+    assert sum(count * int(asked["memory"][:-2]) * sizes[asked["memory"][-2:]] for count, asked in requests) <= 3500
 
 
 def variables(template: dict[str, Any]) -> dict[str, str]:

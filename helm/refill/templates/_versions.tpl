@@ -1,0 +1,24 @@
+{{/* What does the cluster know? Fields and API versions that came after the oldest Kubernetes of Chart.yaml are left out
+where it would refuse them. */}}
+
+{{- define "refill.kubernetes" -}}
+{{ .Capabilities.KubeVersion.Version }}
+{{- end }}
+
+{{/* (root, version such as 1.27): "true", or nothing. Providers' endings, v1.27.3-gke.100, are no earlier versions. */}}
+{{- define "refill.since" -}}
+{{- if semverCompare (printf ">=%s-0" (index . 1)) (include "refill.kubernetes" (index . 0)) -}}
+true
+{{- end -}}
+{{- end }}
+
+{{- define "refill.trafficDistribution" -}}
+{{- $wanted := .Values.service.trafficDistribution -}}
+{{- if ne $wanted "auto" -}}
+{{ ternary "" $wanted (eq $wanted "none") }}
+{{- else if include "refill.since" (list . "1.34") -}}
+PreferSameNode
+{{- else if include "refill.since" (list . "1.31") -}}
+PreferClose
+{{- end -}}
+{{- end }}
