@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from refill_service.object_store.store_settings import StoreSettings
     from refill_service.planning.analysis import Analysis, DatasetShape, Row
 
-__all__ = ["add_commands"]
+__all__ = ["add_commands", "memory_bytes_of", "size_of"]
 
 _PLOT_KINDS = (".png", ".svg")
 
@@ -204,7 +204,7 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
     from refill_service.settings import Settings
 
     shape = _shape(args)
-    memory_bytes = _memory(args.memory, shape.total_bytes)
+    memory_bytes = memory_bytes_of(args.memory, shape.total_bytes)
     fields = Settings.model_fields
     parts = JobMemory(
         memory_bytes,
@@ -241,7 +241,7 @@ def _shape(args: argparse.Namespace) -> DatasetShape:
     if (args.dataset is None) == (args.samples is None):
         raise InvalidInput("name a DATASET or give --samples N, one of them; see refill analyze --help")
     if args.dataset is None:
-        return DatasetShape.uniform(args.samples, _size("--sample-bytes", args.sample_bytes), args.simulate_samples)
+        return DatasetShape.uniform(args.samples, size_of("--sample-bytes", args.sample_bytes), args.simulate_samples)
     return asyncio.run(_shape_of(dataset_url(args.dataset), store_settings_of(args), args.simulate_samples))
 
 
@@ -381,10 +381,10 @@ def _check_plot(path: Path) -> None:
     require_matplotlib()
 
 
-def _memory(given: str, total_bytes: int) -> int:
+def memory_bytes_of(given: str, total_bytes: int) -> int:
     text = given.strip()
     if not text.endswith("%"):
-        return _size("--memory", given)
+        return size_of("--memory", given)
     try:
         percent = float(text[:-1])
     except ValueError:
@@ -394,7 +394,7 @@ def _memory(given: str, total_bytes: int) -> int:
     return max(1, int(total_bytes * percent / 100))
 
 
-def _size(option: str, given: str) -> int:
+def size_of(option: str, given: str) -> int:
     from refill_service.settings import parse_bytes
 
     try:

@@ -9,29 +9,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-__all__ = ["PRICES_AS_OF", "PROVIDERS", "ProviderPrices", "Run", "RunCost", "run_cost"]
+from refill_service.planning.provider_prices import ProviderPrices
 
-
-@dataclass(frozen=True)
-class ProviderPrices:
-    """In dollars, of the standard class in one region; traffic within the region is free."""
-
-    class_a: float
-    """A request that lists."""
-    class_b: float
-    """A GET."""
-    bucket_gb: float
-    """A month."""
-
-
-PRICES_AS_OF = "2025-01"
-"""Providers change their prices: look at their lists before money depends on it."""
-
-PROVIDERS = {
-    "s3": ProviderPrices(5e-6, 4e-7, 0.023),
-    "gcs": ProviderPrices(5e-6, 4e-7, 0.020),
-    "r2": ProviderPrices(4.5e-6, 3.6e-7, 0.015),
-}
+__all__ = ["Run", "RunCost", "run_cost"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +40,8 @@ class Run:
     data_gb: float = 0.0
     bucket: bool = True
     """False: each machine has the whole dataset on its disk."""
+    read_gb: float = 0.0
+    """Of an epoch, what machines read that are not at the provider: its traffic is billed."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +51,12 @@ class RunCost:
     api: float
     storage: float
     vms: float
+    traffic: float = 0.0
+    """What leaves the provider."""
 
     @property
     def total(self) -> float:
-        return self.api + self.storage + self.vms
+        return self.api + self.storage + self.vms + self.traffic
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self) | {"total": self.total}
@@ -85,7 +69,8 @@ def run_cost(run: Run) -> RunCost:
     listings = _ceil(run.listed, run.page) * (_ceil(run.gets, run.fetch_size) if run.fetch_size else 1)
     api = run.epochs * (listings * run.prices.class_a + run.gets * run.prices.class_b)
     on_disks = run.nodes * run.disk_gb * (run.system_gb + run.cache_gb)
-    return RunCost(api, on_disks + run.prices.bucket_gb * run.data_gb, vms)
+    traffic = run.epochs * run.read_gb * run.prices.egress_gb
+    return RunCost(api, on_disks + run.prices.bucket_gb * run.data_gb, vms, traffic)
 
 
 def _ceil(number: int, part: int) -> int:

@@ -1,0 +1,229 @@
+"""``refill cost --samples N``: which way to read a dataset is cheapest? Arguments in, tables or JSON out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from refill.errors import InvalidInput, MemoryTooSmall
+from refill_service.planning.analysis import StoreTerms
+from refill_service.planning.cost_lines import (
+    MOST_EPOCHS,
+    SAMPLE_SIZES,
+    WAYS,
+    ComparedRun,
+    Line,
+    cheapest_by_epochs,
+    cheapest_by_sample_size,
+    line_of,
+)
+from refill_service.planning.provider_prices import PRICES_AS_OF, PROVIDERS
+
+__all__ = ["add_options", "compare", "refuse_options"]
+
+_OPTIONS = {
+    "sample_bytes": "100kB",
+    "memory": "10%",
+    "memory_price": 0.0,
+    "elsewhere": False,
+    "compute_samples_per_second": None,
+    "store_latency": StoreTerms().latency_seconds * 1000,
+    "store_bandwidth": StoreTerms().bytes_per_second / 1e6,
+    "concurrency": StoreTerms().concurrency,
+    "simulate_samples": 8192,
+}
+_OF_ONE_RUN = (
+    "run_seconds", "gets", "listed", "fetch_size", "page", "provider", "class_a_price", "class_b_price", "bucket_price",
+    "system_gb", "cache_gb", "data_gb", "no_bucket",
+)  # fmt: skip
+
+
+def add_options(parser: argparse.ArgumentParser, amount: Any, count: Any) -> None:
+    """:param amount: and ``count`` read an argument that is a number of at least 0, and a whole one of at least 1."""
+    group = parser.add_argument_group(
+        "a comparison",
+        "With --samples: what a run costs with the bucket alone, copies on disks, DELI, and refill's policies, at each "
+        "provider, and where the lines cross. GETs are simulated, times are floors.",
+    )
+    group.add_argument("--samples", type=count, metavar="N", help="samples of the dataset")
+    group.add_argument("--sample-bytes", metavar="SIZE", help="how large each one is (default: 100kB)")
+    group.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="what all machines together have for samples: 64GiB, 500MB, or a part of the dataset (default: 10%%)",
+    )
+    group.add_argument(
+        "--memory-price",
+        type=amount,
+        metavar="USD",
+        help="dollars for a GB of that memory, an hour (default: 0, machines have it)",
+    )
+    group.add_argument(
+        "--elsewhere",
+        action="store_true",
+        default=None,
+        help="machines are not at the provider, so that it bills what they read as traffic",
+    )
+    group.add_argument(
+        "--compute-samples-per-second",
+        type=amount,
+        metavar="RATE",
+        help="how fast all machines train when they never wait for data (default: an epoch takes as long as its reads)",
+    )
+    group.add_argument(
+        "--store-latency", type=amount, metavar="MS", help="time from a GET to its first byte (default: 30)"
+    )
+    group.add_argument(
+        "--store-bandwidth", type=amount, metavar="MB/S", help="how fast one machine reads (default: 1000)"
+    )
+    group.add_argument("--concurrency", type=count, metavar="C", help="GETs of a machine at once (default: 32)")
+    group.add_argument(
+        "--simulate-samples",
+        type=count,
+        metavar="N",
+        help="of a larger dataset, simulate only N, with the same part of it in memory (default: 8192)",
+    )
+
+
+def refuse_options(args: argparse.Namespace) -> None:
+    """Raises :class:`InvalidInput` for options that the cost of one run ignores."""
+    for name in _OPTIONS:
+        if getattr(args, name) is not None:
+            raise InvalidInput(f"--{name.replace('_', '-')} goes with --samples, which compares")
+
+
+def compare(args: argparse.Namespace) -> int:
+    for name in _OF_ONE_RUN:
+        if getattr(args, name) not in (None, False):
+            raise InvalidInput(f"--{name.replace('_', '-')} is of one run; leave it out, or --samples, which compares")
+    run = _run_of(args)
+    lines: list[Line] = []
+    left_out: list[str] = []
+    with ProcessPoolExecutor(2) as pool:
+        for name, line in zip(WAYS, [pool.submit(line_of, name, run) for name in WAYS], strict=True):
+            try:
+                lines.append(line.result())
+            except MemoryTooSmall:
+                left_out.append(f"{name}: {run.simulated_memory} of {run.simulated:,} simulated samples hold no chunk")
+    if args.json:
+        print(json.dumps(_found(run, lines) | {"left_out": left_out}))
+    else:
+        _print(run, lines)
+        for each in left_out:
+            print(f"left out: {each}; give more memory, or --simulate-samples more")
+    return 0
+
+
+def _run_of(args: argparse.Namespace) -> ComparedRun:
+    from refill_service.commands.analyze import memory_bytes_of, size_of
+
+    given = argparse.Namespace(
+        **{name: default if getattr(args, name) is None else getattr(args, name) for name, default in _OPTIONS.items()}
+    )
+    if args.samples < 2:
+        raise InvalidInput(f"--samples must be at least 2, got {args.samples}")
+    for name in ("compute_samples_per_second", "store_bandwidth"):
+        if getattr(given, name) == 0:
+            raise InvalidInput(f"--{name.replace('_', '-')} must be more than 0")
+    sample_bytes = size_of("--sample-bytes", given.sample_bytes)
+    data_bytes = args.samples * sample_bytes
+    return ComparedRun(
+        num_samples=args.samples,
+        sample_bytes=sample_bytes,
+        memory_fraction=min(1.0, memory_bytes_of(given.memory, data_bytes) / data_bytes),
+        epochs=args.epochs,
+        nodes=args.nodes,
+        vm_hour=args.vm_price or 0.0,
+        memory_gb_hour=given.memory_price,
+        disk_gb=args.disk_price,
+        elsewhere=given.elsewhere,
+        compute_samples_per_second=given.compute_samples_per_second,
+        store=StoreTerms(
+            latency_seconds=given.store_latency / 1000,
+            bytes_per_second=given.store_bandwidth * 1e6,
+            concurrency=given.concurrency,
+        ),
+        most_simulated=given.simulate_samples,
+    )
+
+
+def _found(run: ComparedRun, lines: list[Line]) -> dict[str, Any]:
+    return {
+        "samples": run.num_samples,
+        "sample_bytes": run.sample_bytes,
+        "memory_fraction": run.memory_fraction,
+        "epochs": run.epochs,
+        "nodes": run.nodes,
+        "elsewhere": run.elsewhere,
+        "simulated_samples": run.simulated,
+        "prices_as_of": PRICES_AS_OF,
+        "ways": [
+            {
+                "way": line.name,
+                "keeps_order": line.way.keeps_order,
+                "gets_first_epoch": round(line.first.gets * run.num_samples),
+                "gets_later_epochs": round(line.later.gets * run.num_samples),
+                "bytes_first_epoch": round(line.first.samples * run.num_samples * run.sample_bytes),
+                "bytes_later_epochs": round(line.later.samples * run.num_samples * run.sample_bytes),
+                "run_seconds": line.hours(run) * 3600,
+                "cost": {provider: line.cost(run, prices).to_dict() for provider, prices in PROVIDERS.items()},
+            }
+            for line in lines
+        ],
+        "cheapest": {
+            provider: {
+                order: {
+                    "by_epochs": [{"from_epochs": at, "way": way} for at, way in cheapest_by_epochs(of, run, provider)],
+                    "by_sample_bytes": [
+                        {"from_bytes": at, "way": way} for at, way in cheapest_by_sample_size(of, run, provider)
+                    ],
+                }
+                for order, of in _by_order(lines).items()
+            }
+            for provider in PROVIDERS
+        },
+    }
+
+
+def _by_order(lines: list[Line]) -> dict[str, list[Line]]:
+    return {"any_order": lines, "order_kept": [line for line in lines if line.way.keeps_order]}
+
+
+def _print(run: ComparedRun, lines: list[Line]) -> None:
+    from refill_service.datasets.progress import bytes_text
+
+    def machines(number: int) -> str:
+        return f"{number} machine{'s' * (number > 1)}"
+
+    epochs = f"{run.epochs} epoch{'s' * (run.epochs > 1)}"
+    print(
+        f"{run.num_samples:,} samples, {bytes_text(run.num_samples * run.sample_bytes)}; {run.memory_fraction:.1%} of "
+        f"them in memory of {machines(run.nodes)}{', not at the provider' * run.elsewhere}; {epochs}"
+    )
+    print(f"GETs and bytes are of an epoch after the first; dollars of {epochs}, with prices as of {PRICES_AS_OF}")
+    print()
+    heads = "".join(f"{provider:>12}" for provider in PROVIDERS)
+    print(f"{'':16} {'order':8} {'GETs':>12} {'bytes':>7} {'hours':>9}{heads}")
+    for line in lines:
+        order = "kept" if line.way.keeps_order else "any"
+        dollars = "".join(f"{line.cost(run, prices).total:12,.2f}" for prices in PROVIDERS.values())
+        print(
+            f"{line.name:16} {order:8} {line.later.gets * run.num_samples:12,.0f} {line.later.samples:6.2f}x "
+            f"{line.hours(run):9,.2f}{dollars}"
+        )
+    by_epochs, by_size = f"cheapest, of 1 to {MOST_EPOCHS:,} epochs", f"cheapest of {epochs}, by the size of a sample"
+    for title, crossings, text in (
+        (by_epochs, cheapest_by_epochs, lambda at: f"{at:,} epoch{'s' * (at > 1)}"),
+        (by_size, cheapest_by_sample_size, bytes_text),
+    ):
+        print()
+        print(title)
+        for order, of in _by_order(lines).items():
+            for provider in PROVIDERS:
+                found = crossings(of, run, provider)
+                parts = [found[0][1], *(f"from {text(at)} {way}" for at, way in found[1:])]
+                print(f"  {provider:4} {order.replace('_', ' '):11} {', '.join(parts)}")
+    print()
+    print(f"sizes are looked at from {bytes_text(SAMPLE_SIZES[0])} to {bytes_text(SAMPLE_SIZES[-1])}; times are floors")
