@@ -10,7 +10,8 @@
 # make lock          docker/*.lock and the bill of materials anew, from pyproject.toml
 # make base-image    the digest of the base image, from its registry, into the Dockerfiles
 # make docs          README and docs/ as a site, build/site, every link checked
-# make chart-files   copy dashboards and rules into the Helm chart
+# make chart-files   copy dashboards and rules into the Helm chart, and make its README of values.yaml
+# make chart         the Helm chart as an archive, dist/refill-VERSION.tgz, as `helm push` takes it
 # make dist          the distribution refill-cache, a wheel and its sources, checked, into dist/
 # Each makes its own virtual environment, .venv, the first time.
 
@@ -33,7 +34,7 @@ SOAK_FLAGS ?=
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all quick test-security test-trainers test-image check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-all quick test-security test-trainers test-image chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -87,11 +88,16 @@ docs: $(READY)
 	@echo build/site/index.html
 
 # Helm packs nothing from outside of a chart.
-chart-files:
+chart-files: $(READY)
 	mkdir -p helm/refill/files/dashboards
 	rm -f helm/refill/files/dashboards/*.json
 	cp dashboards/*.json helm/refill/files/dashboards/
 	cp dashboards/rules.yaml helm/refill/files/
+	$(BIN)/python helm/chart_readme.py
+
+chart: $(READY) chart-files
+	mkdir -p dist
+	$(BIN)/python -c 'import helm_python; print(helm_python.package("helm/refill", destination="dist"))'
 
 # What pip installs. Built by the locked builder, the wheel from the source distribution.
 dist: $(READY)
