@@ -37,6 +37,7 @@ class Pod:
         self.settings = {"eviction": eviction} | policy_settings
         self.bytes_here: set[int] = set()
         self.most_bytes = 0
+        self.scores = np.random.default_rng(num_samples)
 
     def began(self, number: int, carried: Carried = NOTHING_CARRIED) -> EpochBegan:
         return EpochBegan(
@@ -68,6 +69,8 @@ class Pod:
             self.leave(repeated)
             self.carry_out(orders)
             self.leave(repeated)
+        if self.settings["eviction"] == "importance":
+            self.carry_out(self.core.scored(samples, self.scores.random(len(samples))))
 
     def leave(self, asked: Int64Array) -> None:
         stays = self.core.stays(asked)
@@ -122,7 +125,7 @@ def test_reads_are_as_many_as_are_known_for_its_cache(eviction: str, chunk_size:
     chunk_size=st.integers(1, 9),
     capacity=st.integers(0, 120),
     batch=st.integers(1, 40),
-    eviction=st.sampled_from(["rolling", "renewal", "earliest", "never", "fifo", "lru"]),
+    eviction=st.sampled_from(["rolling", "renewal", "earliest", "never", "fifo", "lru", "importance"]),
     fetching=st.sampled_from([(0, "auto"), (1, 0), (7, 20), (300, 0), ("50/50", "auto")]),
     explicit=st.booleans(),
 )
@@ -153,7 +156,7 @@ def test_every_order_is_kept_within_memory(
 
 
 @pytest.mark.parametrize(
-    "eviction", ["rolling", "renewal", "earliest", "never", "fifo", "lru", "fifo 300", "fifo 9000"]
+    "eviction", ["rolling", "renewal", "earliest", "never", "fifo", "lru", "importance", "fifo 300", "fifo 9000"]
 )
 def test_memory_is_kept_where_a_rank_is_far_behind(eviction: str) -> None:
     """What waits for it takes from the cache, and is read alone at last."""

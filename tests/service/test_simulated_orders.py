@@ -87,6 +87,30 @@ def test_gets_of_small_chunks_with_little_and_with_much_memory(
     assert sum(column(found, "gets")[1:]) / 2 / num_samples * 64 == pytest.approx(gets, rel=0.03)
 
 
+def test_importance_by_the_losses_of_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """SHADE's Algorithm 1 with two places: insert insert past; evict past hit; evict past past; evict past hit."""
+    trace = written(tmp_path / "trace.txt", np.array([1, 2, 3, 3, 4, 1, 4, 2, 5, 5, 3, 4]))
+    losses = tmp_path / "losses.txt"
+    losses.write_text("\n".join(["0.9", "0.2", "0.6", "0.1", "0.8", "0.5", "0.7", "0.3", "0.4", "0.2", "0.9", "0.6"]))
+    options = ("--eviction", "importance", "--trace", trace, "--pods", 1, "--memory-samples", 2, "--batch", 3)
+    found = simulated(capsys, *options, "--losses", losses)
+    assert (column(found, "hits"), column(found, "gets"), found["chunk_size"]) == ([2], [10], 1)
+    several = simulated(capsys, *options, "--losses", losses, "--samples", 6, "--epochs", 2)
+    assert sum(column(several, "hits")) == 2, "memory and scores outlive epochs"
+    assert sum(column(simulated(capsys, *options), "hits")) == 2, "without scores it keeps what came first"
+
+
+def test_importance_by_the_losses_of_samples(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The most important stay, and each of them hits once an epoch."""
+    generator, losses = np.random.default_rng(1), tmp_path / "losses.txt"
+    losses.write_text("\n".join(map(str, generator.random(1000))))
+    options = ("--samples", 1000, "--memory-samples", 100, "--pods", 2, "--epochs", 4, "--batch", 20)
+    found = simulated(capsys, "--eviction", "importance", *options, "--losses", losses)
+    assert column(found, "hits")[0] == 0
+    assert 50 < column(found, "hits")[1] <= 200
+    assert [epoch["hits"] + epoch["misses"] for epoch in found["epochs"]] == [1000] * 4
+
+
 def test_pods_are_one_cache_and_nodes_of_papers_are_not(capsys: pytest.CaptureFixture[str]) -> None:
     """CoorDL: of all accesses, a node's own cache has C / n, all caches together N C / n."""
     options = ("--eviction", "never", "--samples", 6000, "--memory-samples", 600, "--pods", 3, "--epochs", 2)
@@ -243,7 +267,7 @@ def test_a_clock_that_is_wrong_is_one_line(
 
 
 @pytest.mark.parametrize(
-    "option", ["--fetch-size", "--fetch-threshold", "--clock", "--trace", "--eviction", "--caches"]
+    "option", ["--fetch-size", "--fetch-threshold", "--clock", "--losses", "--trace", "--eviction", "--caches"]
 )
 def test_help_says_what_an_option_is(capsys: pytest.CaptureFixture[str], option: str) -> None:
     with pytest.raises(SystemExit):
@@ -273,6 +297,18 @@ def test_help_says_what_an_option_is(capsys: pytest.CaptureFixture[str], option:
             ("--eviction", "fifo", "--fetch-size", "70000", "--caches", "shared"),
             "setting fetch_size of policy exact must be at most 65536, got 70000",
         ),
+        (("--losses", "words.txt"), "--losses goes with --eviction importance"),
+        (("--eviction", "importance", "--losses", "nowhere.txt"), "can't read losses nowhere.txt: No such file"),
+        (("--eviction", "importance", "--losses", "words.txt"), "can't read losses words.txt: one loss a line, a"),
+        (("--eviction", "importance", "--losses", "nan.txt"), "losses nan.txt line 2: nan is no loss"),
+        (
+            ("--eviction", "importance", "--losses", "large.txt", "--samples", "5", "--epochs", "2"),
+            "losses large.txt has 3 lines; there are 5 samples, and 2 epochs",
+        ),
+        (
+            ("--eviction", "importance", "--losses", "large.txt", "--trace", "two.txt"),
+            "losses large.txt has 3 lines, and the trace 2",
+        ),
         (("--policy", "drain", "--clock", "clock.json"), "--clock is an option of --policy exact"),
         (("--policy", "drain", "--epochs", "2"), "--epochs is an option of --policy exact"),
     ],
@@ -285,7 +321,13 @@ def test_bad_input_is_one_line(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in (("words", "1\none\n"), ("large", "1\n2\n5\n"), ("empty", "\n")):
+    for name, text in (
+        ("words", "1\none\n"),
+        ("large", "1\n2\n5\n"),
+        ("empty", "\n"),
+        ("nan", "1\nnan\n"),
+        ("two", "1\n0\n"),
+    ):
         (tmp_path / f"{name}.txt").write_text(text)
     assert main(["simulate", "--policy", "exact", *arguments]) == 2
     error = capsys.readouterr().err

@@ -98,8 +98,8 @@ POLICIES: dict[str, PolicyTerms] = {
                 "rolling",
                 "what stays in memory; rolling, renewal: by a plan of what will be asked for; earliest: what is used "
                 "next; and of samples that are read one by one, never: the first ones, fifo: those read last, lru: "
-                "those used last",
-                choices=("rolling", "renewal", "earliest", "never", "fifo", "lru"),
+                "those used last, importance: those that training finds most important (SHADE)",
+                choices=("rolling", "renewal", "earliest", "never", "fifo", "lru", "importance"),
             ),
             PolicySetting(
                 "read_ahead",

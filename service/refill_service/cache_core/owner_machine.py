@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refill.protocol.records import Kind, Record
 from refill_service.cache_core.epoch_order import Traces
@@ -321,6 +322,13 @@ class OwnerMachine:
     def failed(self, epoch: OpenEpoch, read: Read) -> list[Order]:
         """Fact: as of ``Policy.failed``."""
         self._carry_out(epoch, epoch.policy.failed(read))
+        return self._ordered()
+
+    def scored(self, samples: Int64Array, scores: NDArray[np.floating]) -> list[Order]:
+        """Fact: as of ``Policy.scored``, but ids of the dataset."""
+        if self.epochs:
+            newest = self.epochs[-1]
+            self._carry_out(newest, newest.policy.scored(samples - self._first_sample, scores))
         return self._ordered()
 
     def memory_is(self, memory_bytes: int) -> list[Order]:

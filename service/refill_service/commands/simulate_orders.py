@@ -14,9 +14,11 @@ from refill_service.cache_core.exact.fetching import HALF, Fetching
 from refill_service.planning.loop_clock import LoopClock
 from refill_service.planning.ordered_reads import (
     EpochReads,
+    Losses,
     OrderedRun,
     dealt,
     keyed_orders,
+    losses_of_file,
     orders_of_file,
     simulate_orders,
 )
@@ -36,6 +38,7 @@ _OPTIONS = (
     "fetch_size",
     "fetch_threshold",
     "clock",
+    "losses",
 )
 
 
@@ -98,6 +101,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         'samples: {"fixed", "per"}: fixed + per x L; or {"fixed", "parallel", "latency", "size", "bandwidth"}: fixed '
         "and L GETs of size bytes each, so many of them at once",
     )
+    group.add_argument(
+        "--losses",
+        type=Path,
+        metavar="FILE",
+        help="of --eviction importance (SHADE): what training finds, one loss a line, by which samples are ranked in "
+        "their batch after each one; with --trace for each of its lines, else for each sample by its id, the same in "
+        "every epoch or of one epoch after another (default: nothing is known, and memory keeps what came first)",
+    )
 
 
 def _fetch_number(text: str) -> int | str:
@@ -120,8 +131,8 @@ def refuse_options(args: argparse.Namespace) -> None:
 
 
 def run_orders(args: argparse.Namespace) -> int:
-    run, orders, num_epochs = _what_to_run(args)
-    epochs = _with_progress(run, orders, num_epochs)
+    run, orders, num_epochs, losses = _what_to_run(args)
+    epochs = _with_progress(run, orders, num_epochs, losses)
     if args.json:
         print(json.dumps(_head(run) | {"epochs": [epoch.to_dict() for epoch in epochs]}))
         return 0
@@ -138,8 +149,8 @@ def run_orders(args: argparse.Namespace) -> int:
     return 0
 
 
-def _what_to_run(args: argparse.Namespace) -> tuple[OrderedRun, list[Traces], int]:
-    """And how many of the orders to run."""
+def _what_to_run(args: argparse.Namespace) -> tuple[OrderedRun, list[Traces], int, list[list[Losses]]]:
+    """And how many of the orders to run, and the losses of each epoch and rank, if any are known."""
     num_samples, of_file = args.samples, None
     if args.trace is not None:
         num_samples, of_file = orders_of_file(args.trace, num_samples, args.epochs)
@@ -166,10 +177,15 @@ def _what_to_run(args: argparse.Namespace) -> tuple[OrderedRun, list[Traces], in
         fetching=_fetching(args, eviction, private, memory_samples),
         clock=clock,
     )
+    if args.losses is not None and eviction != "importance":
+        raise InvalidInput("--losses goes with --eviction importance")
     if of_file is not None:
-        return run, dealt(of_file, run), len(of_file)
-    num_epochs = _DEFAULT_EPOCHS if args.epochs is None else args.epochs
-    return run, keyed_orders(run, num_epochs), num_epochs
+        orders, num_epochs = dealt(of_file, run), len(of_file)
+    else:
+        num_epochs = _DEFAULT_EPOCHS if args.epochs is None else args.epochs
+        orders = keyed_orders(run, num_epochs)
+    losses = [] if args.losses is None else losses_of_file(args.losses, run, num_epochs, of_file)
+    return run, orders, num_epochs, losses
 
 
 def _fetching(args: argparse.Namespace, eviction: str, private: bool, memory_samples: int) -> Fetching | None:
@@ -207,7 +223,9 @@ def _head(run: OrderedRun) -> dict[str, Any]:
     return head
 
 
-def _with_progress(run: OrderedRun, orders: list[Traces], num_epochs: int) -> list[EpochReads]:
+def _with_progress(
+    run: OrderedRun, orders: list[Traces], num_epochs: int, losses: list[list[Losses]]
+) -> list[EpochReads]:
     from rich.console import Console
     from rich.progress import Progress
 
@@ -215,5 +233,7 @@ def _with_progress(run: OrderedRun, orders: list[Traces], num_epochs: int) -> li
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("requests")
         return list(
-            simulate_orders(run, orders, num_epochs, lambda done, total: bar.update(task, completed=done, total=total))
+            simulate_orders(
+                run, orders, num_epochs, lambda done, total: bar.update(task, completed=done, total=total), losses
+            )
         )

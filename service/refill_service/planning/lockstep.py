@@ -119,6 +119,11 @@ class LocalOwner:
         if len(here):
             self._carry_out(self._machine.repeated(self._epoch, here))
 
+    def scored(self, samples: Int64Array, scores: NDArray[np.floating]) -> None:
+        """The training gave these samples, of all shares, these scores."""
+        here = self.mapping.share.holds(samples)
+        self._carry_out(self._machine.scored(samples[here], scores[here]))
+
     def answer_left(self, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int) -> Ahead:
         _, ahead, orders = self._machine.answer_left(self._epoch.number, rank, asked, ahead_from, room, started_below)
         self._carry_out(orders)
@@ -138,9 +143,18 @@ class LocalOwner:
 
 
 def epoch_in_lockstep(
-    owners: list[LocalOwner], homes: list[HomeMachine[int]], traces: Traces, batch_size: int, epoch: int = 0
+    owners: list[LocalOwner],
+    homes: list[HomeMachine[int]],
+    traces: Traces,
+    batch_size: int,
+    epoch: int = 0,
+    *,
+    one_by_one: bool = False,
 ) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-    """``(rank, positions, samples)`` of every batch of an epoch, without repeats; one rank for each home."""
+    """``(rank, positions, samples)`` of every batch of an epoch, without repeats; one rank for each home.
+
+    :param one_by_one: a batch is asked for position by position, in its order, also where some of them are repeats.
+    """
     if epoch:
         for rank, home in enumerate(homes):
             home.entered(epoch, rank)
@@ -155,7 +169,10 @@ def epoch_in_lockstep(
         for first in range(0, len(positions), batch_size):
             part = slice(first, first + batch_size)
             for rank, (asked, repeats) in enumerate(of_ranks):
-                yield _batch(owners, homes[rank], epoch, rank, positions[part], asked[part], repeats[part])
+                here = range(len(positions))[part]
+                parts = [slice(place, place + 1) for place in here] if one_by_one else [part]
+                for each in parts:
+                    yield _batch(owners, homes[rank], epoch, rank, positions[each], asked[each], repeats[each])
 
 
 def _batch(

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
+from refill.protocol.importance import rank_scores
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, Traces
 from refill_service.cache_core.exact.fetching import Fetching
 from refill_service.cache_core.home_machine import HomeMachine
@@ -23,11 +25,21 @@ from refill_service.planning.fetched_reads import FetchingNode
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
 from refill_service.planning.loop_clock import NO_TIME, LoopClock
 
-__all__ = ["EpochReads", "OrderedRun", "dealt", "keyed_orders", "orders_of_file", "simulate_orders"]
+__all__ = [
+    "EpochReads",
+    "OrderedRun",
+    "dealt",
+    "keyed_orders",
+    "losses_of_file",
+    "orders_of_file",
+    "simulate_orders",
+]
 
 Progress = Callable[[int, int], None]
+Losses = NDArray[np.float64]
+"""``(positions,)``: what training found at each of a rank's positions in an epoch."""
 
-READ_ONE_BY_ONE = ("never", "fifo", "lru")
+READ_ONE_BY_ONE = ("never", "fifo", "lru", "importance")
 """Evictions that read no chunks."""
 
 
@@ -135,6 +147,40 @@ def _ids_of(path: Path) -> Int64Array:
     return ids
 
 
+def losses_of_file(
+    path: Path, run: OrderedRun, num_epochs: int, of_file: Sequence[Int64Array] | None
+) -> list[list[Losses]]:
+    """The losses of each epoch's positions, by rank, of a file with one loss a line.
+
+    :param of_file: the orders of a trace, whose lines they are of. None: they are of samples by their ids, the same in
+        every epoch, or those of one epoch after another.
+    """
+    try:
+        found = np.array(path.read_text().split(), dtype=np.float64)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "one loss a line, a number"
+        raise InvalidInput(f"can't read losses {path}: {why}") from error
+    if len(wrong := np.flatnonzero(~np.isfinite(found))):
+        raise InvalidInput(f"losses {path} line {int(wrong[0]) + 1}: {found[wrong[0]]} is no loss")
+    ranks = range(run.num_pods)
+    if of_file is not None:
+        lengths = [len(order) for order in of_file]
+        if len(found) != sum(lengths):
+            raise InvalidInput(f"losses {path} has {len(found):,} lines, and the trace {sum(lengths):,}")
+        of_epochs = np.split(found, np.cumsum(lengths)[:-1])
+        padded = [np.resize(losses, -(-len(losses) // run.num_pods) * run.num_pods) for losses in of_epochs]
+        return [[losses[rank :: run.num_pods] for rank in ranks] for losses in padded]
+    if len(found) not in (run.num_samples, run.num_samples * num_epochs):
+        raise InvalidInput(
+            f"losses {path} has {len(found):,} lines; there are {run.num_samples:,} samples, and {num_epochs} epochs"
+        )
+    of_samples = np.resize(found, (num_epochs, run.num_samples))
+    return [
+        [losses[traces.asked(rank, np.arange(traces.length(rank)))[0]] for rank in ranks]
+        for losses, traces in zip(of_samples, keyed_orders(run, num_epochs), strict=False)
+    ]
+
+
 def _each_once(orders: Int64Array) -> bool:
     return bool((np.sort(orders, axis=1) == np.arange(orders.shape[1])).all())
 
@@ -151,18 +197,23 @@ def dealt(orders: Sequence[Int64Array], run: OrderedRun) -> list[Traces]:
 
 
 def simulate_orders(
-    run: OrderedRun, orders: Sequence[Traces], num_epochs: int, progress: Progress | None = None
+    run: OrderedRun,
+    orders: Sequence[Traces],
+    num_epochs: int,
+    progress: Progress | None = None,
+    losses: Sequence[Sequence[Losses]] = (),
 ) -> Iterator[EpochReads]:
     """What each epoch reads; this epoch and the next are known.
 
     :param orders: of each epoch, for as many ranks as there are pods; there may be more than are run.
+    :param losses: of each epoch and rank, for eviction ``importance``: after each batch its samples are ranked by them.
     :param progress: called now and then with (requests made, all requests).
     """
     num_requests = sum(traces.length(0) * traces.num_ranks for traces in orders[:num_epochs])
     done = 0
     caches: list[_Caches] = [
-        _FetchingNode(run, each) if run.private and run.fetching else _Cluster(run, each)
-        for each in (_each_rank(orders, run) if run.private else [list(orders)])
+        _FetchingNode(run, each) if run.private and run.fetching else _Cluster(run, each, of_ranks)
+        for each, of_ranks in (_each_rank(orders, losses, run) if run.private else [(list(orders), losses)])
     ]
     for epoch in range(num_epochs):
         found = []
@@ -198,18 +249,23 @@ def _all_of(parts: Sequence[EpochReads]) -> EpochReads:
     return EpochReads(parts[0].epoch, gets, samples_read, hits, misses, load_seconds, run_seconds)
 
 
-def _each_rank(orders: Sequence[Traces], run: OrderedRun) -> Iterator[list[Traces]]:
-    """Of each rank the order that its own cache sees."""
+def _each_rank(
+    orders: Sequence[Traces], losses: Sequence[Sequence[Losses]], run: OrderedRun
+) -> Iterator[tuple[list[Traces], Sequence[Sequence[Losses]]]]:
+    """Of each rank the order that its own cache sees, and its losses."""
     for rank in range(run.num_pods):
         alone = (traces.asked(rank, np.arange(traces.length(rank)))[0] for traces in orders)
-        yield [ExplicitTraces(run.num_samples, {0: asked}) for asked in alone]
+        yield (
+            [ExplicitTraces(run.num_samples, {0: asked}) for asked in alone],
+            [[of_epoch[rank]] for of_epoch in losses],
+        )
 
 
 class _Cluster:
     """Pods whose memory is one cache."""
 
-    def __init__(self, run: OrderedRun, orders: list[Traces]) -> None:
-        self._run, self._orders = run, orders
+    def __init__(self, run: OrderedRun, orders: list[Traces], losses: Sequence[Sequence[Losses]]) -> None:
+        self._run, self._orders, self._losses = run, orders, losses
         num_pods = orders[0].num_ranks
         layout = ChunkLayout(np.array([0, run.num_samples], dtype=np.int64), run.read_size)
         self._owners = [self._owner(layout, pod, num_pods) for pod in range(num_pods)]
@@ -222,12 +278,31 @@ class _Cluster:
         traces = self._orders[number]
         self._misses = [0] * traces.num_ranks
         before = 0
-        for rank, positions, _ in epoch_in_lockstep(self._owners, self._homes, traces, self._run.batch_size, number):
+        batch_size, in_turn = self._run.batch_size, self._run.eviction == "importance"
+        step = 0
+        for rank, positions, _ in epoch_in_lockstep(
+            self._owners, self._homes, traces, batch_size, number, one_by_one=in_turn
+        ):
+            if in_turn and len(positions) and int(positions[0]) // batch_size > step:
+                self._step_ends(number, step)
+                step += 1
             if self._run.clock is not None:
                 misses = sum(owner.counts.misses for owner in self._owners)
                 self._misses[rank] += misses - before
                 before = misses
             yield len(positions)
+        if in_turn:
+            self._step_ends(number, step)
+
+    def _step_ends(self, number: int, step: int) -> None:
+        """Fact: all ranks have trained with their batches of this step."""
+        traces = self._orders[number]
+        for rank, losses in enumerate(self._losses[number] if self._losses else ()):
+            start = step * self._run.batch_size
+            of_batch = losses[start : start + self._run.batch_size]
+            samples, _ = traces.asked(rank, np.arange(start, start + len(of_batch)))
+            for owner in self._owners:
+                owner.scored(samples, rank_scores(of_batch))
 
     def reads(self, number: int) -> EpochReads:
         counts = [owner.counts for owner in self._owners]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.exact.chunk_caches import ChunkRead, ClairvoyantCache, EarliestUseCache, Plan
+from refill_service.cache_core.exact.importance_cache import ImportanceCache
 from refill_service.cache_core.exact.known_uses import Uses
 from refill_service.cache_core.exact.sample_caches import FifoCache, LruCache, NeverEvictCache
 from refill_service.cache_core.policies.drain import default_chunk_size
@@ -79,6 +80,7 @@ _CACHES: dict[str, Callable[[Int64Array, Int64Array, int, str], ExactCache]] = {
     "never": lambda starts, lengths, capacity_bytes, key: NeverEvictCache(lengths, capacity_bytes),
     "fifo": lambda starts, lengths, capacity_bytes, key: FifoCache(lengths, capacity_bytes),
     "lru": lambda starts, lengths, capacity_bytes, key: LruCache(lengths, capacity_bytes),
+    "importance": lambda starts, lengths, capacity_bytes, key: ImportanceCache(lengths, capacity_bytes),
 }
 
 
@@ -237,6 +239,11 @@ class ExactPolicy(Policy):
         """Who is promised one of its samples has it read alone."""
         self._num_on_their_way -= 1
         self._lost(read.samples)
+        return NO_ORDERS
+
+    def scored(self, samples: Int64Array, scores: NDArray[np.floating]) -> Orders:
+        if isinstance(self._cache, ImportanceCache):  # others look at the order alone
+            self._cache.scored(samples, scores)
         return NO_ORDERS
 
     @property

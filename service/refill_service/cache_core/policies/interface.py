@@ -288,7 +288,7 @@ class Policy(ABC):
     def failed(self, read: Read) -> Orders:
         """Fact: the bytes of a read will not come. What no request was promised yet is unconsumed again."""
 
-    def scored(self, samples: Int64Array, scores: NDArray[np.float64]) -> Orders:
+    def scored(self, samples: Int64Array, scores: NDArray[np.floating]) -> Orders:
         """Fact: the training gave these samples these scores, ``(n,)``: the higher, the more worth keeping."""
         return NO_ORDERS
 
