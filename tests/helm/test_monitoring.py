@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import helm_python
+import jsonschema
 import pytest
 import yaml
 from tests.helm.rendering import CHART, Release, release
@@ -15,6 +16,8 @@ from tests.helm.rendering import CHART, Release, release
 SOURCE = CHART.parents[1] / "dashboards"
 CARRIED = {path.name: path for path in (CHART / "files" / "dashboards").glob("*.json")}
 RULES = CHART / "files" / "rules.yaml"
+SCHEMAS = json.loads(Path(__file__).with_name("monitoring_schemas.json").read_text())
+"""Of the custom resources, by kind; see its key "from"."""
 
 
 def test_the_chart_carries_the_dashboards_of_the_repository() -> None:
@@ -122,3 +125,25 @@ def test_a_pod_monitor_finds_the_pods() -> None:
     spec = found.the("PodMonitor")["spec"]
     assert spec["selector"]["matchLabels"].items() <= found.pod_template["metadata"]["labels"].items()
     assert spec["podMetricsEndpoints"] == [{"port": "metrics", "path": "/metrics"}]
+
+
+@pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor", "PrometheusRule"])
+def test_the_operator_takes_what_it_is_given(kind: str) -> None:
+    values = {"enabled": True, "labels": {"release": "prometheus"}}
+    given = release({f"{kind[0].lower()}{kind[1:]}": values | ({"interval": "15s"} if "Monitor" in kind else {})})
+    schema = strict(SCHEMAS[kind])
+    jsonschema.validate(given.the(kind), schema)
+    misspelt = given.the(kind)["spec"] | {"endpoint": []}
+    with pytest.raises(jsonschema.ValidationError, match="endpoint"):
+        jsonschema.validate(given.the(kind) | {"spec": misspelt}, schema)
+
+
+def strict(schema: Any) -> Any:
+    """With nothing let through that Kubernetes would drop without a word."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: strict(inner) for name, inner in schema.items()}
+    # Metadata is Kubernetes' own, and its schema has no parts here.
+    return {"additionalProperties": False} | made if isinstance(made.get("properties"), dict) else made
