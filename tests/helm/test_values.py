@@ -9,7 +9,7 @@ from typing import Any
 import helm_python
 import pytest
 import yaml
-from tests.helm.rendering import CHART, VALUES_FILES, release, values_in
+from tests.helm.rendering import CHART, VALUES_FILES, release, release_as_given, values_in
 
 from refill_service.settings import Settings
 
@@ -133,3 +133,12 @@ def test_quantities_come_from_files_and_from_the_command_line_alike() -> None:
     for given in ("memory=4294967296", "memory=4Gi"):
         values = helm_python.parse_set_string(given)
         assert release(values).environment["REFILL_MEMORY_BYTES"] == "4294967296"
+
+
+def test_values_shown_for_argo_cd_and_flux_are_values_of_this_chart() -> None:
+    shown = re.findall(r"```yaml\n(.*?)```", (CHART.parents[1] / "docs" / "INSTALL.md").read_text(), re.DOTALL)
+    found = {each["kind"]: each["spec"] for text in shown for each in yaml.safe_load_all(text) if "kind" in each}
+    for values in (found["Application"]["source"]["helm"]["valuesObject"], found["HelmRelease"]["values"]):
+        assert release_as_given(values).pod_template
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    assert found["Application"]["source"]["targetRevision"] == found["OCIRepository"]["ref"]["tag"] == version
