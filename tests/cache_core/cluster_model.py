@@ -45,7 +45,14 @@ class Shape:
 
 
 class ClusterModel:
-    def __init__(self, shape: Shape, traces: KeyedTraces | ExplicitTraces | None = None) -> None:
+    """
+    :param had: samples that ranks have had, and whose positions ask for them now: the job has moved.
+    """
+
+    def __init__(
+        self, shape: Shape, traces: KeyedTraces | ExplicitTraces | None = None, had: np.ndarray | None = None
+    ) -> None:
+        self._had = np.empty(0, dtype=np.int64) if had is None else had
         self.shape = shape
         self.random = random.Random(shape.seed)
         layout = ChunkLayout(np.concatenate([[0], np.cumsum(shape.blob_samples)]), shape.chunk_size)
@@ -70,6 +77,7 @@ class ClusterModel:
     def _owner(self, layout: ChunkLayout, pod: int) -> Policy:
         share = layout.share(pod, self.shape.num_pods)
         num_abstract_chunks = abstract_chunks_for_groups(share.num_chunks, self.shape.group_size)
+        had = self._had[share.holds(self._had)] - share.first_sample
         own = {"refill": self.shape.refill} if self.shape.policy == "redox" else {}
         began = EpochBegan(
             AbstractMapping(share, num_abstract_chunks, self.shape.group_order),
@@ -78,6 +86,7 @@ class ClusterModel:
             prefetch_window=self.shape.window,
             key=f"{self.shape.seed} {pod}",
             settings=terms_of(self.shape.policy).settings_with(self.shape.policy, own),
+            answered=(had, had) if len(had) else None,
         )
         return new_policy(self.shape.policy, began)
 

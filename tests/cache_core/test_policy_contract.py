@@ -51,9 +51,23 @@ def fetching_terms() -> PolicyTerms:
     )
 
 
-@pytest.fixture(params=[*KINDS, FETCHING.name, ONE_BY_ONE.name])
+WITHIN_CLASSES = replace(KINDS["drain"], name="drain-within-classes")
+
+
+class ClassedTraces(KeyedTraces):
+    """Positions ask for one of three classes, of which one is rare."""
+
+    def classes(self, first: int, end: int) -> Int64Array:
+        return np.minimum(np.arange(first, end) % 11, 2)
+
+
+@pytest.fixture(params=[*KINDS, FETCHING.name, WITHIN_CLASSES.name, ONE_BY_ONE.name])
 def policy(request: pytest.FixtureRequest) -> Iterator[str]:
-    for kind, terms in ((ONE_BY_ONE, ONE_BY_ONE_TERMS), (FETCHING, fetching_terms())):
+    for kind, terms in (
+        (ONE_BY_ONE, ONE_BY_ONE_TERMS),
+        (FETCHING, fetching_terms()),
+        (WITHIN_CLASSES, POLICIES["drain"]),
+    ):
         if request.param == kind.name:
             with registered(kind, terms):
                 yield request.param
@@ -98,7 +112,8 @@ class Shell:
         self.carry_out(self.core.memory_changed(1500))
 
     def new_core(self, answered: tuple[Int64Array, Int64Array] | None = None) -> Policy:
-        self.traces = KeyedTraces(sum(self.blobs), NUM_RANKS, seed=self.seed, epoch=self.epoch)
+        of_kind = ClassedTraces if self.policy == WITHIN_CLASSES.name else KeyedTraces
+        self.traces = of_kind(sum(self.blobs), NUM_RANKS, seed=self.seed, epoch=self.epoch)
         carried = NOTHING_CARRIED if answered is not None else self.carried
         return new_policy(
             self.policy,
@@ -171,6 +186,8 @@ class Shell:
             known = self.given.setdefault(request, sample)
             assert known == sample, f"the request for {request} got sample {known}, asked again {sample}"
         assert len(set(self.given.values())) == len(self.given), "a sample was given to two requests"
+        classes = self.traces.classes(0, sum(self.blobs))
+        assert classes is None or (classes[asked] == classes[samples]).all(), "a sample of another class"
 
     def deliver(self) -> None:
         """What is here leaves with the answers that wait for it."""
@@ -327,7 +344,7 @@ def test_settings_of_a_policy_are_checked() -> None:
         ):
             with pytest.raises(InvalidInput, match=says):
                 JobSpec("job", "file:///x", policy="one-by-one", policy_settings=wrong)
-    with pytest.raises(InvalidInput, match="policy drain has no setting 'most_kept'; it has none of its own"):
+    with pytest.raises(InvalidInput, match="policy drain has no setting 'most_kept'; there are: within"):
         JobSpec("job", "file:///x", policy_settings={"most_kept": 1})
     with pytest.raises(InvalidInput, match="refill is a job setting"):
         JobSpec("job", "file:///x", policy="redox", policy_settings={"refill": "best"})

@@ -100,6 +100,16 @@ class JobSpec:
             if getattr(self, name) not in choices:
                 raise InvalidInput(f"job setting {name} must be {' or '.join(choices)}, got {getattr(self, name)!r}")
         self.settings_of_policy()
+        if self.names_classes and (self.order != "explicit" or not self.shuffle):
+            raise InvalidInput(
+                "setting within='class' of policy drain goes with order='explicit' and shuffle=True: classes are named "
+                "by the traces that ranks post, as refill.BucketSampler does"
+            )
+
+    @property
+    def names_classes(self) -> bool:
+        """Whether positions of a trace may name classes, within which requests are redirected."""
+        return self.settings_of_policy().get("within") == "class"
 
     def settings_of_policy(self) -> dict[str, Any]:
         """All settings of the policy's own; those that have a field here are taken from there. Raises

@@ -11,7 +11,6 @@ from refill.errors import InvalidInput, PodUnreachable, RecordsWanted
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.damaged_samples import DamagedSamples
-from refill_service.cache_core.epoch_order import check_ids
 from refill_service.cache_core.job_state import JobState
 from refill_service.cache_core.received_samples import ReceivedSamples
 
@@ -114,7 +113,7 @@ class HomeRecord:
         job = self._job
         if job.spec.order != "explicit" or rank in job.posted.of_epoch(epoch):
             return
-        check_ids(job.layout.num_samples, rank, sample_ids)
+        job.check_trace(rank, sample_ids)
         with job.posted.arriving(len(sample_ids)):
             job.restore_trace(epoch, rank, sample_ids)
 

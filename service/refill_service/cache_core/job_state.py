@@ -12,7 +12,7 @@ import numpy as np
 from refill.errors import EpochEnded, InvalidInput, JobLost
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
-from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, KeyedTraces, Traces
+from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, KeyedTraces, Traces, check_ids
 from refill_service.cache_core.job_lifecycle import Begin, JobLife
 from refill_service.cache_core.posted_traces import PostedTraces
 from refill_service.cache_core.rank_places import RankPlaces
@@ -59,7 +59,11 @@ class JobState:
         self.life = JobLife(spec.name, incarnation, ranks, begin, journal_is_whole=journal_is_whole)
         self.resumed = resumed
         self.posted = PostedTraces(
-            layout.num_samples, trace_bytes, world_size=spec.world_size, num_epochs=spec.num_epochs
+            layout.num_samples,
+            trace_bytes,
+            world_size=spec.world_size,
+            num_epochs=spec.num_epochs,
+            names_classes=spec.names_classes,
         )
         self.trace_came: Callable[[], None] = lambda: None
         """Told when it may be known what the positions of one more epoch ask for."""
@@ -133,6 +137,10 @@ class JobState:
 
     def posted_another(self, epoch: int, rank: int) -> InvalidInput:
         return InvalidInput(f"rank {rank} posted another trace for epoch {epoch} of job {self.spec.name} before")
+
+    def check_trace(self, rank: int, entries: IdArray) -> None:
+        """Raises :class:`InvalidInput` for what a trace of the job can't ask for."""
+        check_ids(self.layout.num_samples, rank, entries, may_name_classes=self.spec.names_classes)
 
     def check_rank(self, rank: int) -> None:
         if rank >= self.spec.world_size:

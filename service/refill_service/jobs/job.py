@@ -15,7 +15,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import terms_of
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
-from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, Traces, check_ids
+from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, Traces
 from refill_service.cache_core.job_lifecycle import Begin
 from refill_service.cache_core.job_memory import GOOD_CHUNKS
 from refill_service.cache_core.job_state import JobState
@@ -162,7 +162,7 @@ class Job(JobState):
     async def post_trace(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
         """Raises :class:`InvalidInput` when the job's order is keyed, or the rank posted another trace before."""
         self.check_posting(rank)
-        check_ids(self.layout.num_samples, rank, sample_ids)
+        self.check_trace(rank, sample_ids)
         posted = dict(self.posted.of_epoch(epoch)) | {rank: sample_ids}
         if self.is_posted(epoch, rank, sample_ids):
             return

@@ -159,7 +159,9 @@ class JobTable:
             layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
             share = layout.share(settings.ordinal, settings.num_pods)
             records = await dataset.load_records(share.first_sample, share.end_sample)
-            for_traces = trace_memory(memory_bytes, dataset.num_samples) if spec.order == "explicit" else 0
+            for_traces = 0
+            if spec.order == "explicit":
+                for_traces = trace_memory(memory_bytes, dataset.num_samples, names_classes=spec.names_classes)
             memory = replace(parts, memory_bytes=memory_bytes - for_traces)
             # It may come to have more, and the number of its abstract chunks stays.
             most = replace(parts, memory_bytes=max(memory_bytes, claim.most_bytes)) if _is_flexible(spec) else memory
@@ -278,8 +280,9 @@ class JobTable:
         most_bytes = min(most_bytes, int(self._for_jobs_bytes * self.settings.job_memory_fraction))
         least_bytes = least_memory(chunk_size * parts.sample_bytes, most_bytes, parts)
         if spec.order == "explicit":
-            most_bytes = memory_with_traces(most_bytes, dataset.num_samples)
-            least_bytes = min(most_bytes, memory_with_traces(least_bytes, dataset.num_samples))
+            with_traces = partial(memory_with_traces, num_samples=dataset.num_samples, names_classes=spec.names_classes)
+            most_bytes = with_traces(most_bytes)
+            least_bytes = min(most_bytes, with_traces(least_bytes))
         return Claim(spec.holder, least_bytes, most_bytes)
 
     def begin_journal(self, at_pod: JobAtPod) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from starlette.requests import Request
 
 from refill.errors import InvalidInput
-from refill_service.cache_core.epoch_order import IdArray, check_ids
+from refill_service.cache_core.epoch_order import IdArray
 from refill_service.jobs.job import Job
 
 __all__ = ["coming_trace", "most_trace_bytes"]
@@ -43,7 +43,7 @@ async def coming_trace(request: Request, job: Job, epoch: int, rank: int) -> Asy
         found = np.empty(count, dtype=job.posted.dtype)  # memory comes with its first use
         filled = 0
         async for piece in _pieces(request):
-            check_ids(job.layout.num_samples, rank, piece)
+            job.check_trace(rank, piece)
             if filled + len(piece) > len(found):
                 more = max(len(piece), min(len(found), job.posted.most_positions - len(found)))
                 room.grow(len(found) + more)
@@ -56,7 +56,7 @@ async def coming_trace(request: Request, job: Job, epoch: int, rank: int) -> Asy
 async def _compare(request: Request, job: Job, epoch: int, rank: int, before: IdArray) -> None:
     same, start = True, 0
     async for piece in _pieces(request):
-        check_ids(job.layout.num_samples, rank, piece)
+        job.check_trace(rank, piece)
         same = same and np.array_equal(before[start : start + len(piece)], piece)
         start += len(piece)
     if not same or start != len(before):

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from refill_service.cache_core.policies.drain_within_classes import DrainWithinClasses
 from refill_service.cache_core.policies.interface import (
     NO_ORDERS,
     NONE_AHEAD,
@@ -360,9 +361,15 @@ def default_chunk_size(num_samples: int, sample_bytes: float, largest_blob: int,
     return min(chunk_size, largest_blob)
 
 
+def _new(began: EpochBegan) -> Policy:
+    share = began.mapping.share
+    classes = began.traces.classes(share.first_sample, share.end_sample)
+    return DrainPolicy(began) if classes is None else DrainWithinClasses(began, classes)
+
+
 KIND = PolicyKind(
     "drain",
-    DrainPolicy,
+    _new,
     default_chunk_size=default_chunk_size,
     # Whatever comes first answers.
     first_batch_gets=lambda asked, chunk_size, abstract_chunks: -(-asked // chunk_size),
