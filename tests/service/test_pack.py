@@ -318,6 +318,16 @@ class TestBrokenOff:
                 packed(tmp_path / "src", (tmp_path / "out").as_uri())
             assert names_at(tmp_path / "out") == []
 
+    def test_a_file_that_cannot_be_read_leaves_the_dataset_that_is_there(self, tmp_path: Path) -> None:
+        image_folder(tmp_path / "src")
+        url = (tmp_path / "out").as_uri()
+        packed(tmp_path / "src", url)
+        before = everything(url)[0]
+        (tmp_path / "src" / "x.jpg").symlink_to("/proc/self/mem")  # opens, and can't be read: not by root either
+        with pytest.raises(InvalidInput, match=r"can't read .*x\.jpg: Input/output error"):
+            packed(tmp_path / "src", url, force=True)
+        assert everything(url)[0] == before
+
     def test_a_full_temporary_folder_leaves_the_dataset_that_is_there(self, tmp_path: Path) -> None:
         """No file may be larger than 2 KiB: the index is not, and its records in the temporary folder are."""
         write_files(tmp_path / "src", {f"{number:03}.bin": b"x" for number in range(300)})

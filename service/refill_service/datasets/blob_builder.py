@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.errors import InvalidInput
 from refill_service.cache_core.dataset_index import sample_checksum
 from refill_service.cache_core.dataset_labels import label_of
 from refill_service.datasets.index_writer import RECORD, RecordArray
+from refill_service.datasets.source_check import changed, unreadable
 from refill_service.datasets.source_scan import SourceMember, SourceSample
 
 __all__ = ["BuiltBlob", "build_blobs"]
@@ -129,13 +129,8 @@ def _file_bytes(folder: str, member: SourceMember) -> bytes:
     try:
         with open(path, "rb", buffering=0) as file:
             content = file.readall()
-    except FileNotFoundError as error:
-        raise InvalidInput(f"{path} vanished while packing; pack again when the folder is at rest") from error
     except OSError as error:
-        raise InvalidInput(f"can't read {path}: {error.strerror}") from error
+        raise unreadable(path, error) from error
     if len(content) != member.size_bytes:
-        raise InvalidInput(
-            f"{path} changed while packing ({member.size_bytes} bytes before, {len(content)} now);"
-            " pack again when the folder is at rest"
-        )
+        raise changed(path, member.size_bytes, len(content))
     return content

@@ -21,6 +21,7 @@ from refill_service.datasets.pack_claim import PackClaim, blob_name
 from refill_service.datasets.pack_remarks import Remark, remarks_on
 from refill_service.datasets.progress import Progress
 from refill_service.datasets.sample_names import LAST
+from refill_service.datasets.source_check import check_files
 from refill_service.datasets.source_scan import SourceScan
 from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.open_store import open_store
@@ -80,7 +81,7 @@ async def pack(
     :param say: is told what was decided about the folder, before anything is written.
 
     Raises :class:`DatasetExists`, :class:`EmptyDataset`, :class:`InvalidInput` and errors of the store. A dataset that
-    ``force`` would replace is left as it is where the new one has no room beside it.
+    ``force`` would replace is left as it is where the new one has no room beside it, or a file can't be read.
     """
     if blob_bytes < _MIN_BLOB_BYTES:
         raise InvalidInput(f"blob size must be at least {_MIN_BLOB_BYTES} bytes, got {blob_bytes}")
@@ -115,6 +116,8 @@ async def pack(
             ):
                 # Before a dataset that is there goes.
                 await asyncio.to_thread(writer.check_room, scan.num_samples)
+                if claim.replaces:
+                    await _check_files(scan)
                 try:
                     await claim.begin()
                     await _store_blobs(store, claim, writer, scan, class_names, blob_bytes, progress.advance)
@@ -147,6 +150,12 @@ async def _scan(source: str, seed: int, include: Sequence[str] | None, split_nam
     stop = threading.Event()
     scanning = asyncio.to_thread(SourceScan, source, seed=seed, include=include, split_names=split_names, stop=stop)
     return await _to_the_end(scanning, on_cancel=stop.set)
+
+
+async def _check_files(scan: SourceScan) -> None:
+    stop = threading.Event()
+    checking = asyncio.to_thread(check_files, scan.folder, scan.samples(), stop)
+    await _to_the_end(checking, on_cancel=stop.set)
 
 
 @contextmanager

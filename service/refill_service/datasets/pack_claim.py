@@ -67,7 +67,7 @@ class PackClaim:
         self._run = uuid.uuid4().hex
         self._renewing: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._replaces = False
+        self.replaces = False
         """Whether there is a dataset already."""
 
     async def look(self, *, force: bool) -> None:
@@ -83,7 +83,7 @@ class PackClaim:
         has_index, index = await _index_of(store)
         if has_index and not force:
             raise DatasetExists(f"{store.url} holds a dataset already; replace it with --force or choose another place")
-        self._replaces = has_index
+        self.replaces = has_index
         ours = marker is not None or (index is not None and index.metadata.get("made_by") == "pack")
         if not ours:
             async for found in store.list("blob-"):
@@ -99,14 +99,14 @@ class PackClaim:
         free_bytes = await self._store.free_bytes()
         if free_bytes is None:
             return
-        if not self._replaces:
+        if not self.replaces:
             async for found in self._store.list("blob-"):
                 free_bytes += found.size_bytes
-        stays = "; the dataset that is there stays: delete it first if it may go" if self._replaces else ""
+        stays = "; the dataset that is there stays: delete it first if it may go" if self.replaces else ""
         takes = f"this takes {bytes_text(size_bytes)}{stays}"
         if size_bytes > free_bytes:
             raise InvalidInput(f"{self._store.url} has room for {bytes_text(free_bytes)}, and {takes}")
-        if self._replaces:
+        if self.replaces:
             try:
                 await self._store.try_room(MARKER_KEY, size_bytes)
             except StoreUnavailable as error:
