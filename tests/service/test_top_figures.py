@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 
 from refill.errors import InvalidInput
 from refill_service.top.scrape import PodScrape, Scrape
-from refill_service.top.top_figures import JobFigures, figures_between
+from refill_service.top.top_figures import Figures, JobFigures, PodFigures, RankFigures, figures_between
+from refill_service.top.top_view import frame
 
 JOB = 'training_job="run-1"'
 
@@ -153,3 +157,61 @@ def test_memory_and_store_of_a_pod() -> None:
 def test_what_is_no_metrics_is_refused_in_one_line() -> None:
     with pytest.raises(InvalidInput, match=r"^http://elsewhere answered something else than metrics$"):
         PodScrape.parse("<html>Welcome</html>", "http://elsewhere")
+
+
+def test_a_job_has_the_memory_of_all_pods() -> None:
+    now = scrape(5, a=metrics(job_memory_bytes=70), b=metrics(job_memory_bytes=30))
+    assert job_between(scrape(0, a=""), now).memory_bytes == 100
+
+
+def test_a_frame_fits_70_columns() -> None:
+    """Long names are cut there, and figures are not."""
+    job = JobFigures(
+        "resnet50-imagenet-2024-06-01-attempt-12",
+        1234,
+        0.999,
+        360_000.0,
+        1_234_567.0,
+        999e9,
+        999_000_000_000,
+        0.55,
+        0.66,
+        77.77,
+        {"delivered": 1, "missing": 1_234_567, "unknown": 1_234_567},
+        [RankFigures("resnet50-imagenet-2024-06-01-attempt-12", 1023, 1.0, 1_234_567.0)],
+    )
+    pod = PodFigures(
+        "http://refill-12.refill-peers.machine-learning.svc:8000",
+        True,
+        dict.fromkeys(("abstract", "remote", "recent", "pinned", "in_flight"), 999_000_000_000),
+        999_000_000_000,
+        999_000_000_000,
+        999_000_000_000,
+        31.99,
+        999e9,
+        12345.6,
+        12.3456,
+        1234,
+        12,
+        3,
+    )
+    shown = io.StringIO()
+    console = Console(file=shown, width=70)
+    console.print(frame("http://refill.machine-learning:8000", Figures([job], [pod]), 20))
+    lines = shown.getvalue().splitlines()
+    assert max(map(len, lines)) <= 70, "\n".join(lines)
+    words = " ".join(lines).split()
+    for figure in (
+        "1234",
+        "100%",
+        "100:00:00",
+        "1,234,567",
+        "999",
+        "55%",
+        "66%",
+        "77.77",
+        "31.99",
+        "12345.6",
+        "12345.6",
+    ):
+        assert figure in words, f"{figure} is cut off in\n" + "\n".join(lines)

@@ -28,7 +28,7 @@ def add_commands(commands: Any) -> None:
         "top",
         help="watch jobs, ranks and pods live in the terminal",
         description="Show how jobs, their ranks and the pods are doing: time waited for data, samples a second, "
-        "misses, waste, progress, memory, store. Ctrl-C ends it. Into a pipe or a file it prints the figures once.",
+        "misses, waste, progress, memory, store. The key q ends it. Into a pipe or a file it prints the figures once.",
         epilog="example: refill top http://refill:8000",
     )
     parser.add_argument("service", metavar="URL", nargs="?", help="as --url")
@@ -55,28 +55,31 @@ def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
+    from refill_service.top.keys import Keys
     from refill_service.top.top_figures import figures_between
     from refill_service.top.top_view import frame
 
     args.url = args.service or args.url
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
-    with _Pods(args.url, client_of(args, _TIMEOUT_SECONDS)) as pods:
+    goes_on = not args.once and console.is_terminal and not console.is_dumb_terminal
+    with _Pods(args.url, client_of(args, _TIMEOUT_SECONDS)) as pods, Keys(goes_on) as keys:
         scrapes = deque([pods.first_scrape()])
 
         def next_frame() -> Any:
-            time.sleep(args.interval)
             scrapes.append(pods.scrape())
             while len(scrapes) > 2 and scrapes[-1].at_seconds - scrapes[1].at_seconds >= args.window:
                 scrapes.popleft()
             before, now = scrapes[0], scrapes[-1]
             return frame(args.url, figures_between(before, now), now.at_seconds - before.at_seconds)
 
+        if keys.ask_to_leave(args.interval):
+            return 0
         first = next_frame()
-        if args.once or not console.is_terminal or console.is_dumb_terminal:
+        if not goes_on:
             console.print(first)
             return 0
         with suppress(KeyboardInterrupt), Live(first, console=console, screen=True, auto_refresh=False) as live:
-            while True:
+            while not keys.ask_to_leave(args.interval):
                 live.update(next_frame(), refresh=True)
     return 0
 

@@ -186,6 +186,7 @@ def _jobs(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
 def _progress(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
     delivered = CounterMetricFamily("refill_bytes_delivered", "Bytes of samples in batches of this home.", labels=[JOB])
     share = GaugeMetricFamily("refill_share_bytes", "Bytes of the samples that this pod owns.", labels=[JOB])
+    memory = GaugeMetricFamily("refill_job_memory_bytes", "Memory of this pod that the job was given.", labels=[JOB])
     positions = GaugeMetricFamily(
         "refill_epoch_positions", "Requests that the epoch which the job is in has for this pod's share.", labels=[JOB]
     )
@@ -209,12 +210,13 @@ def _progress(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
         damaged.add_metric([name], at_pod.home.record.damaged.total)
         delivered.add_metric([name], sum(counts.delivered_bytes for counts in at_pod.home.machine.history.values()))
         share.add_metric([name], at_pod.job.share_bytes)
+        memory.add_metric([name], at_pod.job.memory_bytes)
         if (progress := at_pod.owner.progress()) is not None:
             answered.add_metric([name], progress[0])
             positions.add_metric([name], progress[1])
         for outcome in RECEIPT_OUTCOMES:
             receipts.add_metric([name, outcome], at_pod.receipts[outcome])
-    yield from (delivered, share, positions, answered, receipts, damaged, unknown)
+    yield from (delivered, share, memory, positions, answered, receipts, damaged, unknown)
 
 
 _CORE_COUNTERS = {

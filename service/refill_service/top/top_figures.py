@@ -35,6 +35,8 @@ class JobFigures:
     epoch_ends_in_seconds: float | None
     samples_per_second: float
     delivered_bytes_per_second: float
+    memory_bytes: int
+    """What the pods have given it."""
     miss_rate: float | None
     waste: float | None
     read_amplification: float | None
@@ -99,6 +101,7 @@ def _job(job: str, before: Scrape, now: Scrape) -> JobFigures:
         epoch_ends_in_seconds=_ratio((positions - answered) * seconds, takes),
         samples_per_second=grown("refill_requests_total") / seconds,
         delivered_bytes_per_second=delivered / seconds,
+        memory_bytes=int(total("refill_job_memory_bytes")),
         miss_rate=_ratio(grown("refill_misses_total"), takes),
         waste=_ratio(grown("refill_bytes_wasted_total"), read),
         read_amplification=_ratio(read + grown("refill_exact_bytes_total"), delivered),
