@@ -232,7 +232,7 @@ def test_what_a_fetch_takes() -> None:
         (None, "can't read clock clock.json: No such file or directory"),
         ("{", "clock clock.json is no JSON"),
         ("[]", "clock clock.json must be an object of names and numbers"),
-        ('{"gg": 1}', "clock clock.json has no 'gg'; there are: batch, comp, g, h, svc"),
+        ('{"gg": 1}', "clock clock.json has no 'gg'; there are: ahead, batch, comp, g, h, link, svc"),
         ('{"g": "1"}', "clock clock.json: g must be a number of at least 0, got '1'"),
         ('{"h": -1}', "clock clock.json: h must be a number of at least 0, got -1"),
         ('{"h": NaN}', "clock clock.json: h must be a number of at least 0, got nan"),
@@ -309,8 +309,12 @@ def test_help_says_what_an_option_is(capsys: pytest.CaptureFixture[str], option:
             ("--eviction", "importance", "--losses", "large.txt", "--trace", "two.txt"),
             "losses large.txt has 3 lines, and the trace 2",
         ),
-        (("--policy", "drain", "--clock", "clock.json"), "--clock is an option of --policy exact"),
-        (("--policy", "drain", "--epochs", "2"), "--epochs is an option of --policy exact"),
+        (("--policy", "drain", "--clock", "clock.json"), "can't read clock clock.json"),
+        (("--policy", "drain", "--epochs", "0"), "epochs must be at least 1, got 0"),
+        (("--policy", "drain", "--eviction", "lru"), "--eviction is an option of --policy exact"),
+        (("--policy", "drain", "--epochs", "2", "--trace", "large.txt"), "--trace is an option of --policy exact"),
+        (("--policy", "redox", "--memory-samples", "63"), "memory for 63 samples holds no chunk of 64"),
+        (("--policy", "redox", "--paper", "--epochs", "2"), "--epochs does not go with --paper"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -34,7 +34,8 @@ def add_commands(commands: Any) -> None:
         "simulate",
         help="simulate an epoch, and print its misses and reads",
         description="Simulate one epoch with the code that decides in pods, without a store or a network, one rank "
-        "for each pod, and print what it would cost; of policy exact several epochs, whose memory outlives them. "
+        "for each pod, and print what it would cost; of policy exact, or with --epochs, --memory-samples or --clock, "
+        "several epochs, whose memory outlives them. "
         "docs/GLOSSARY.md explains the words.",
         epilog="examples: refill simulate --samples 131072 --chunk-size 64 --group-size 10 --pods 3; "
         "refill simulate --policy exact --samples 131072 --memory-samples 13107 --pods 1 --epochs 3",
@@ -130,7 +131,7 @@ def _run(args: argparse.Namespace) -> int:
         raise InvalidInput(f"--batch must be at least 1, got {args.batch}")
     if args.part != 1 and not (args.paper and 1 <= args.part <= _MOST_PARTS):
         raise InvalidInput(f"--part goes with --paper, and must be from 1 to {_MOST_PARTS}, got {args.part}")
-    if args.policy == "exact" and not args.paper:
+    if not args.paper and (args.policy == "exact" or simulate_orders.are_epochs_asked_for(args)):
         return simulate_orders.run_orders(args)
     simulate_orders.refuse_options(args)
     return _paper(args) if args.paper else _one(args)

@@ -1,4 +1,5 @@
-"""``refill simulate --policy exact``: what do epochs read whose order is kept? Arguments in, a table or JSON out."""
+"""``refill simulate``: what do epochs read, one after another, and how long do they take? Arguments in, a table or JSON
+out."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from refill.errors import InvalidInput
 from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.exact.fetching import HALF, Fetching
+from refill_service.cache_core.sample_mapping import abstract_chunks_for_groups
 from refill_service.planning.loop_clock import LoopClock
 from refill_service.planning.ordered_reads import (
     EpochReads,
@@ -24,33 +26,25 @@ from refill_service.planning.ordered_reads import (
 )
 from refill_service.planning.simulation import LOOP_BATCH
 
-__all__ = ["add_options", "refuse_options", "run_orders"]
+__all__ = ["add_options", "are_epochs_asked_for", "refuse_options", "run_orders"]
 
 _DEFAULT_SAMPLES = 131_072
 _DEFAULT_EPOCHS = 3
-_OPTIONS = (
-    "eviction",
-    "memory_samples",
-    "epochs",
-    "trace",
-    "read_ahead",
-    "caches",
-    "fetch_size",
-    "fetch_threshold",
-    "clock",
-    "losses",
-)
+_OF_EPOCHS = ("memory_samples", "epochs", "clock")
+_OF_EXACT = ("eviction", "trace", "read_ahead", "caches", "fetch_size", "fetch_threshold", "losses")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     eviction, read_ahead = (_setting(name) for name in ("eviction", "read_ahead"))
-    group = parser.add_argument_group("policy exact, whose epochs share their memory")
-    group.add_argument("--eviction", choices=eviction.choices, help=f"{eviction.about} (default: {eviction.default})")
+    group = parser.add_argument_group("several epochs, whose memory outlives them")
+    exact = parser.add_argument_group("policy exact")
+    exact.add_argument("--eviction", choices=eviction.choices, help=f"{eviction.about} (default: {eviction.default})")
     group.add_argument(
         "--memory-samples",
         type=int,
         metavar="C",
-        help="how many samples each pod has memory for (default: a tenth of the dataset over all pods)",
+        help="how many samples each pod has memory for (default: of policy exact a tenth of the dataset over all pods, "
+        "of others as --group-size says)",
     )
     group.add_argument(
         "--epochs",
@@ -59,33 +53,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"how many epochs (default: {_DEFAULT_EPOCHS}; with --trace as many as FILE has, if each n lines are a "
         "permutation)",
     )
-    group.add_argument(
+    exact.add_argument(
         "--trace",
         type=Path,
         metavar="FILE",
         help="the order, one sample id a line: epochs of n lines, dealt to ranks in turn, or one order of any length",
     )
-    group.add_argument(
+    exact.add_argument(
         "--read-ahead",
         type=float,
         metavar="PART",
-        help=f"{read_ahead.about}; it gains nothing here, where reads arrive at once (default: 0)",
+        help=f"{read_ahead.about}; it gains nothing where reads arrive at once (default: 0; with a "
+        f"--clock whose svc is a store {read_ahead.default})",
     )
-    group.add_argument(
+    exact.add_argument(
         "--caches",
         choices=["shared", "private"],
         help="whether the memory of all pods is one cache, or each rank has its own, as the nodes of the papers "
         "(default: private with --eviction fifo, which is DELI's, else shared); with --fetch-size pods fetch what is "
         "asked of them, and nodes what their ranks ask for",
     )
-    group.add_argument(
+    exact.add_argument(
         "--fetch-size",
         type=_fetch_number,
         metavar="F",
         help="of --eviction fifo: fetch the next F requests of a rank together before it asks for them (DELI), or "
         "50/50: half of its memory (default: none is fetched ahead)",
     )
-    group.add_argument(
+    exact.add_argument(
         "--fetch-threshold",
         type=_fetch_number,
         metavar="Q",
@@ -99,9 +94,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="JSON with the times of a loop, in seconds, for load_seconds and run_seconds of each epoch: h a look-up, "
         "g a miss beside it, comp computing a batch, batch its positions (unless --batch is given), and svc fetching L "
         'samples: {"fixed", "per"}: fixed + per x L; or {"fixed", "parallel", "latency", "size", "bandwidth"}: fixed '
-        "and L GETs of size bytes each, so many of them at once",
+        "and L GETs of size bytes each, so many of them at once. With the second form all that pods read takes such a "
+        "time, a pod so many GETs at once, and loops wait for it and not for g; ahead is then how many batches a "
+        "loader asks for before the loop wants them",
     )
-    group.add_argument(
+    exact.add_argument(
         "--losses",
         type=Path,
         metavar="FILE",
@@ -123,11 +120,17 @@ def _setting(name: str) -> Any:
     return next(setting for setting in terms_of("exact").settings if setting.name == name)
 
 
+def are_epochs_asked_for(args: argparse.Namespace) -> bool:
+    """Of a policy that has a way without, one epoch by itself."""
+    return any(getattr(args, name) is not None for name in _OF_EPOCHS)
+
+
 def refuse_options(args: argparse.Namespace) -> None:
-    """Raises :class:`InvalidInput` for options of policy exact, which another one ignores."""
-    for name in _OPTIONS:
+    """Raises :class:`InvalidInput` for options that nothing comes of."""
+    for name in (*_OF_EXACT, *_OF_EPOCHS) if args.paper else _OF_EXACT:
         if getattr(args, name) is not None:
-            raise InvalidInput(f"--{name.replace('_', '-')} is an option of --policy exact")
+            why = "does not go with --paper" if args.paper else "is an option of --policy exact"
+            raise InvalidInput(f"--{name.replace('_', '-')} {why}")
 
 
 def run_orders(args: argparse.Namespace) -> int:
@@ -151,34 +154,21 @@ def run_orders(args: argparse.Namespace) -> int:
 
 def _what_to_run(args: argparse.Namespace) -> tuple[OrderedRun, list[Traces], int, list[list[Losses]]]:
     """And how many of the orders to run, and the losses of each epoch and rank, if any are known."""
+    if args.policy != "exact":
+        refuse_options(args)
+    if args.memory_samples is not None and args.memory_samples < 1:
+        raise InvalidInput(f"--memory-samples must be at least 1, got {args.memory_samples}")
     num_samples, of_file = args.samples, None
     if args.trace is not None:
         num_samples, of_file = orders_of_file(args.trace, num_samples, args.epochs)
     elif num_samples is None:
         num_samples = _DEFAULT_SAMPLES
-    eviction = args.eviction or _setting("eviction").default
-    read_ahead = 0.0 if args.read_ahead is None else args.read_ahead
-    _setting("read_ahead").check("exact", read_ahead)
-    if args.memory_samples is not None and args.memory_samples < 1:
-        raise InvalidInput(f"--memory-samples must be at least 1, got {args.memory_samples}")
-    memory_samples = args.memory_samples or max(1, num_samples // 10 // max(1, args.pods))
     clock = None if args.clock is None else LoopClock.of_file(args.clock)
-    private = (args.caches or ("private" if eviction == "fifo" else "shared")) == "private"
-    run = OrderedRun(
-        num_samples=num_samples,
-        memory_samples=memory_samples,
-        chunk_size=args.chunk_size,
-        num_pods=args.pods,
-        batch_size=args.batch or (clock and clock.batch) or (1 if of_file else LOOP_BATCH),
-        eviction=eviction,
-        private=private,
-        read_ahead=read_ahead,
-        seed=args.seed or 0,
-        fetching=_fetching(args, eviction, private, memory_samples),
-        clock=clock,
-    )
-    if args.losses is not None and eviction != "importance":
-        raise InvalidInput("--losses goes with --eviction importance")
+    batch_size = args.batch or (clock and clock.batch) or (1 if of_file else LOOP_BATCH)
+    if args.policy == "exact":
+        run = _ordered(args, num_samples, batch_size, clock)
+    else:
+        run = _redirected(args, num_samples, batch_size, clock)
     if of_file is not None:
         orders, num_epochs = dealt(of_file, run), len(of_file)
     else:
@@ -186,6 +176,56 @@ def _what_to_run(args: argparse.Namespace) -> tuple[OrderedRun, list[Traces], in
         orders = keyed_orders(run, num_epochs)
     losses = [] if args.losses is None else losses_of_file(args.losses, run, num_epochs, of_file)
     return run, orders, num_epochs, losses
+
+
+def _ordered(args: argparse.Namespace, num_samples: int, batch_size: int, clock: LoopClock | None) -> OrderedRun:
+    eviction = args.eviction or _setting("eviction").default
+    if args.losses is not None and eviction != "importance":
+        raise InvalidInput("--losses goes with --eviction importance")
+    read_ahead = args.read_ahead
+    if read_ahead is None:
+        read_ahead = _setting("read_ahead").default if clock and clock.reads_take_time else 0.0
+    _setting("read_ahead").check("exact", read_ahead)
+    memory_samples = args.memory_samples or max(1, num_samples // 10 // max(1, args.pods))
+    private = (args.caches or ("private" if eviction == "fifo" else "shared")) == "private"
+    return OrderedRun(
+        num_samples=num_samples,
+        memory_samples=memory_samples,
+        chunk_size=args.chunk_size,
+        num_pods=args.pods,
+        batch_size=batch_size,
+        eviction=eviction,
+        private=private,
+        read_ahead=read_ahead,
+        seed=args.seed or 0,
+        fetching=_fetching(args, eviction, private, memory_samples),
+        clock=clock,
+    )
+
+
+def _redirected(args: argparse.Namespace, num_samples: int, batch_size: int, clock: LoopClock | None) -> OrderedRun:
+    """Of policies that bind requests to a place in memory."""
+    for name in ("pods", "group_size", "chunk_size"):
+        if getattr(args, name) < 1:
+            raise InvalidInput(f"{name} must be at least 1, got {getattr(args, name)}")
+    memory_samples = args.memory_samples
+    if memory_samples is None:
+        chunks = -(-num_samples // args.chunk_size) // args.pods
+        memory_samples = abstract_chunks_for_groups(max(1, chunks), args.group_size) * args.chunk_size
+    return OrderedRun(
+        num_samples=num_samples,
+        memory_samples=memory_samples,
+        chunk_size=args.chunk_size,
+        num_pods=args.pods,
+        batch_size=batch_size,
+        seed=args.seed or 0,
+        clock=clock,
+        policy=args.policy,
+        group_order=args.group_order,
+        refill=args.refill,
+        window=args.window if args.prefetch == "on" and args.pods > 1 else 0,
+        remote_memory_samples=args.remote_memory_samples,
+    )
 
 
 def _fetching(args: argparse.Namespace, eviction: str, private: bool, memory_samples: int) -> Fetching | None:
@@ -207,17 +247,16 @@ def _fetching(args: argparse.Namespace, eviction: str, private: bool, memory_sam
 
 
 def _head(run: OrderedRun) -> dict[str, Any]:
-    head: dict[str, Any] = {
-        "policy": "exact",
-        "eviction": run.eviction,
+    head: dict[str, Any] = {"policy": run.policy} | ({"eviction": run.eviction} if run.policy == "exact" else {})
+    head |= {
         "samples": run.num_samples,
         "memory_samples": run.memory_samples,
         "chunk_size": run.read_size,
         "pods": run.num_pods,
         "batch_size": run.batch_size,
-        "caches": "private" if run.private else "shared",
-        "read_ahead": run.read_ahead,
     }
+    if run.policy == "exact":
+        head |= {"caches": "private" if run.private else "shared", "read_ahead": run.read_ahead}
     if run.fetching is not None:
         head |= {"fetch_size": run.fetching.size, "fetch_threshold": run.fetching.threshold}
     return head

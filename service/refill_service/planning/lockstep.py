@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.home_machine import HomeMachine, SentAhead
-from refill_service.cache_core.owner_machine import Answered, CarryOut, Order, OwnerMachine
-from refill_service.cache_core.policies.interface import Ahead, Carried, EpochBegan, EpochCounts, Policy
+from refill_service.cache_core.owner_machine import Answered, CarryOut, OpenEpoch, Order, OwnerMachine
+from refill_service.cache_core.policies.interface import Ahead, Carried, EpochBegan, EpochCounts, Policy, Read
 from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.rank_places import RankPlaces
 from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
 
-__all__ = ["LocalOwner", "epoch_in_lockstep"]
+__all__ = ["LocalOwner", "ask_batch", "epoch_in_lockstep"]
 
 _BLOCK = 1 << 16
 """Positions of a rank whose samples are looked up at once."""
@@ -69,6 +69,8 @@ class LocalOwner:
         self._first_sample = mapping.share.first_sample
         self._traces = traces
         self._num_ranks = world_size
+        self.wait_until_bytes = 0
+        """What the answer that was given last waits for. Nothing, where reads arrive at once."""
 
         def policy_of(epoch: int, of_epoch: Traces, answered: Answered | None, carried: Carried) -> Policy:
             began = EpochBegan(
@@ -97,18 +99,20 @@ class LocalOwner:
         epoch = self._machine.known(number)
         if epoch is None:
             raise RuntimeError(f"epoch {number} was not opened")
-        self._epoch = epoch
+        self.epoch = epoch
+        """That ranks are in."""
 
     @property
     def counts(self) -> EpochCounts:
         """Of the epoch that ranks are in."""
-        return self._epoch.policy.counts
+        return self.epoch.policy.counts
 
     def requested(self, rank: int, asked: Int64Array) -> Int64Array:
         """The samples that answer these requests."""
-        answers, orders = self._machine.requested(self._epoch, rank, asked)
+        answers, orders = self._machine.requested(self.epoch, rank, asked)
         if answers is None:
             raise RuntimeError("an epoch was abandoned that ranks are in")
+        self.wait_until_bytes = answers.wait_until_bytes
         if orders:
             self._carry_out(orders)
         return answers.samples + self._first_sample
@@ -117,7 +121,7 @@ class LocalOwner:
         """Positions that repeat these ask for them."""
         here = samples[self.mapping.share.holds(samples)]
         if len(here):
-            self._carry_out(self._machine.repeated(self._epoch, here))
+            self._carry_out(self._machine.repeated(self.epoch, here))
 
     def scored(self, samples: Int64Array, scores: NDArray[np.floating]) -> None:
         """The training gave these samples, of all shares, these scores."""
@@ -125,7 +129,7 @@ class LocalOwner:
         self._carry_out(self._machine.scored(samples[here], scores[here]))
 
     def answer_left(self, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int) -> Ahead:
-        _, ahead, orders = self._machine.answer_left(self._epoch.number, rank, asked, ahead_from, room, started_below)
+        _, ahead, orders = self._machine.answer_left(self.epoch.number, rank, asked, ahead_from, room, started_below)
         self._carry_out(orders)
         return ahead
 
@@ -139,7 +143,14 @@ class LocalOwner:
         for order in orders:
             if type(order) is CarryOut:
                 for read in order.orders.reads:
-                    self._carry_out(self._machine.arrived(order.epoch, read))
+                    self._order(order.epoch, read)
+
+    def _order(self, epoch: OpenEpoch, read: Read) -> None:
+        """A read that is to be made."""
+        self._arrived(epoch, read)
+
+    def _arrived(self, epoch: OpenEpoch, read: Read) -> None:
+        self._carry_out(self._machine.arrived(epoch, read))
 
 
 def epoch_in_lockstep(
@@ -172,11 +183,11 @@ def epoch_in_lockstep(
                 here = range(len(positions))[part]
                 parts = [slice(place, place + 1) for place in here] if one_by_one else [part]
                 for each in parts:
-                    yield _batch(owners, homes[rank], epoch, rank, positions[each], asked[each], repeats[each])
+                    yield ask_batch(owners, homes[rank], epoch, rank, positions[each], asked[each], repeats[each])
 
 
-def _batch(
-    owners: list[LocalOwner],
+def ask_batch(
+    owners: Sequence[LocalOwner],
     home: HomeMachine[int],
     epoch: int,
     rank: int,
@@ -184,6 +195,8 @@ def _batch(
     asked: Int64Array,
     repeats: NDArray[np.bool_],
 ) -> tuple[int, Int64Array, Int64Array]:
+    """``(rank, positions, samples)`` of one batch, without repeats. Owners may answer with samples that have yet to
+    arrive."""
     batch = home.begin(epoch, rank, positions, asked, repeats)
     if len(batch.own):
         samples = owners[rank].requested(rank, asked if len(asked) == 1 else asked[batch.own])

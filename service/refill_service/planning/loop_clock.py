@@ -53,6 +53,16 @@ class LoopClock:
     comp: float = 0.0
     """What computing takes, for each batch."""
     svc: FetchService = FetchService()
+    ahead: int = 0
+    """Batches that a loader asks for before the loop wants them, as torch's DataLoader does (workers x
+    prefetch_factor); 0: DELI's loop, which asks when it wants them. Where ``svc`` is a store."""
+    link: float = math.inf
+    """Bytes a second that all pods together get from the store. Where ``svc`` is one."""
+
+    @property
+    def reads_take_time(self) -> bool:
+        """Whether what pods read comes from a store, so that it arrives later than it is ordered."""
+        return bool(self.svc.parallel)
 
     @classmethod
     def of_file(cls, path: Path) -> LoopClock:
@@ -67,6 +77,9 @@ class LoopClock:
         if "svc" in found:
             found["svc"] = _service(f"svc of clock {path}", found["svc"])
         _check_count(f"clock {path}", found, "batch")
+        _check_count(f"clock {path}", found, "ahead")
+        if not found.get("link", 1):
+            raise InvalidInput(f"clock {path}: link must be more than 0")
         return cls(**found)
 
     def computing_seconds(self, num_positions: int, batch_size: int) -> float:

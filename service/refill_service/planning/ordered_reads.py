@@ -1,8 +1,8 @@
-"""What do epochs cost whose order is kept (policy ``exact``)? The machines of pods in lockstep, epoch after epoch.
+"""What do epochs cost, one after another? The machines of pods in lockstep, or on a clock (``timed_epochs.py``).
 
 Orders are keyed, as jobs have them, or come from a file. A sample counts as one byte, so memory is in samples. The
-memory of all pods is one cache; with ``private`` caches each node has one of its own that only its rank uses, as in the
-papers (DELI, section 3; CoorDL).
+memory of all pods is one cache; with ``private`` caches, of policy ``exact``, each node has one of its own that only
+its rank uses, as in the papers (DELI, section 3; CoorDL).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 from refill.protocol.importance import rank_scores
+from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, Traces
 from refill_service.cache_core.exact.fetching import Fetching
 from refill_service.cache_core.home_machine import HomeMachine
@@ -24,6 +25,7 @@ from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayou
 from refill_service.planning.fetched_reads import FetchingNode
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
 from refill_service.planning.loop_clock import NO_TIME, LoopClock
+from refill_service.planning.timed_epochs import TimedEpochs
 
 __all__ = [
     "EpochReads",
@@ -63,16 +65,28 @@ class OrderedRun:
     """Of ``fifo``: what is fetched before it is asked for, by nodes or by pods."""
     clock: LoopClock | None = None
     """Of each rank's loop; None: only reads are counted."""
+    policy: str = "exact"
+    """Others have no order to keep, no caches but one, and nothing of what is above from ``eviction`` to ``fetching``
+    but the seed."""
+    group_order: str = "consecutive"
+    refill: str = "best"
+    """Of ``redox``."""
+    window: int = 0
+    """Of ``redox`` and ``drain``: how many of a rank's next requests are looked at, to send ahead; and into what."""
+    remote_memory_samples: int = 0
 
     def __post_init__(self) -> None:
+        terms_of(self.policy)
         for name in ("num_samples", "memory_samples", "chunk_size", "num_pods", "batch_size"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.policy != "exact" and self.memory_samples < min(self.chunk_size, self.num_samples):
+            raise InvalidInput(f"memory for {self.memory_samples} samples holds no chunk of {self.chunk_size}")
 
     @property
     def read_size(self) -> int:
         """Samples that are read at once."""
-        return 1 if self.eviction in READ_ONE_BY_ONE else self.chunk_size
+        return 1 if self.policy == "exact" and self.eviction in READ_ONE_BY_ONE else self.chunk_size
 
 
 @dataclass(frozen=True)
@@ -266,16 +280,24 @@ class _Cluster:
 
     def __init__(self, run: OrderedRun, orders: list[Traces], losses: Sequence[Sequence[Losses]]) -> None:
         self._run, self._orders, self._losses = run, orders, losses
+        self._timed = TimedEpochs(run.clock, run.batch_size) if run.clock and run.clock.reads_take_time else None
         num_pods = orders[0].num_ranks
         layout = ChunkLayout(np.array([0, run.num_samples], dtype=np.int64), run.read_size)
-        self._owners = [self._owner(layout, pod, num_pods) for pod in range(num_pods)]
+        make: Callable[..., LocalOwner] = self._timed.owner if self._timed else LocalOwner
+        self._owners = [self._owner(make, layout, pod, num_pods) for pod in range(num_pods)]
         bounds = layout.owner_bounds(num_pods)
-        self._homes: list[HomeMachine[int]] = [HomeMachine(pod, bounds, 0) for pod in range(num_pods)]
+        self._homes: list[HomeMachine[int]] = [
+            HomeMachine(pod, bounds, run.remote_memory_samples) for pod in range(num_pods)
+        ]
         self._misses: list[int] = []
         """Of each rank, in the running epoch."""
 
     def epoch(self, number: int) -> Iterator[int]:
         traces = self._orders[number]
+        if self._timed is not None:
+            computed = self._scored if self._losses else None
+            yield from self._timed.epoch(self._homes, traces, number, computed)
+            return
         self._misses = [0] * traces.num_ranks
         before = 0
         batch_size, in_turn = self._run.batch_size, self._run.eviction == "importance"
@@ -296,13 +318,16 @@ class _Cluster:
 
     def _step_ends(self, number: int, step: int) -> None:
         """Fact: all ranks have trained with their batches of this step."""
-        traces = self._orders[number]
-        for rank, losses in enumerate(self._losses[number] if self._losses else ()):
-            start = step * self._run.batch_size
-            of_batch = losses[start : start + self._run.batch_size]
-            samples, _ = traces.asked(rank, np.arange(start, start + len(of_batch)))
-            for owner in self._owners:
-                owner.scored(samples, rank_scores(of_batch))
+        for rank in range(len(self._losses[number]) if self._losses else 0):
+            self._scored(number, rank, step)
+
+    def _scored(self, number: int, rank: int, step: int) -> None:
+        """Fact: a rank has trained with its batch of this step."""
+        start = step * self._run.batch_size
+        of_batch = self._losses[number][rank][start : start + self._run.batch_size]
+        samples, _ = self._orders[number].asked(rank, np.arange(start, start + len(of_batch)))
+        for owner in self._owners:
+            owner.scored(samples, rank_scores(of_batch))
 
     def reads(self, number: int) -> EpochReads:
         counts = [owner.counts for owner in self._owners]
@@ -314,6 +339,8 @@ class _Cluster:
         found = EpochReads(number, gets, samples_read, sum(lengths) - misses, misses)
         if clock is None:
             return found
+        if self._timed is not None:
+            return replace(found, load_seconds=self._timed.load_seconds, run_seconds=self._timed.run_seconds)
         loading = [length * clock.h + of_rank * clock.g for length, of_rank in zip(lengths, self._misses, strict=True)]
         running = [
             load + clock.computing_seconds(length, self._run.batch_size)
@@ -321,19 +348,23 @@ class _Cluster:
         ]
         return replace(found, load_seconds=max(loading), run_seconds=max(running))
 
-    def _owner(self, layout: ChunkLayout, pod: int, num_pods: int) -> LocalOwner:
+    def _owner(self, make: Callable[..., LocalOwner], layout: ChunkLayout, pod: int, num_pods: int) -> LocalOwner:
         share = layout.share(pod, num_pods)
-        run = self._run
-        own: dict[str, Any] = {"eviction": run.eviction, "read_ahead": run.read_ahead}
-        if run.fetching is not None:
-            own |= {"fetch_size": run.fetching.size, "fetch_threshold": run.fetching.threshold}
-        return LocalOwner(
-            "exact",
-            AbstractMapping(share, min(1, share.num_chunks)),
+        run, kept = self._run, self._run.policy == "exact"
+        own: dict[str, Any] = {"refill": run.refill} if run.policy == "redox" else {}
+        if kept:
+            own = {"eviction": run.eviction, "read_ahead": run.read_ahead}
+            if run.fetching is not None:
+                own |= {"fetch_size": run.fetching.size, "fetch_threshold": run.fetching.threshold}
+        in_memory = 1 if kept else max(1, run.memory_samples // run.chunk_size)
+        return make(
+            run.policy,
+            AbstractMapping(share, min(in_memory, share.num_chunks), run.group_order),
             self._orders,
             num_pods,
             np.ones(share.num_samples, dtype=np.int64),
             run.memory_samples,
+            window=run.window,
             key=f"{run.seed} 0 {pod}",  # as of a job with this seed
             own=own,
         )

@@ -1,0 +1,115 @@
+"""What `refill simulate --clock` predicts where reads take time, beside sums done by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refill_service.cli import main
+
+STORE = {"parallel": 8, "latency": 0.01, "size": 1000, "bandwidth": 1e6}
+"""1000 samples a second."""
+
+
+def timed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: object, svc: Any = STORE, **clock: Any
+) -> list[dict[str, Any]]:
+    path = tmp_path / "clock.json"
+    path.write_text(json.dumps({"batch": 20, "svc": svc} | clock))
+    assert main(["simulate", "--json", "--clock", str(path), *map(str, arguments)]) == 0
+    epochs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["epochs"]
+    return epochs
+
+
+def seconds(epochs: list[dict[str, Any]]) -> list[float]:
+    return [epoch["run_seconds"] for epoch in epochs]
+
+
+DRAIN = ("--policy", "drain", "--samples", 1000, "--chunk-size", 10, "--memory-samples", 200, "--pods", 1)
+
+
+def test_epochs_take_as_long_as_their_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    epochs = timed(capsys, tmp_path, *DRAIN, "--epochs", 4)
+    assert [epoch["samples_read"] for epoch in epochs] == [1000] * 4
+    assert 4 * 1.0 <= sum(seconds(epochs)) < 4 * 1.07, "with next to no gap in between"
+    assert [epoch["load_seconds"] for epoch in epochs] == seconds(epochs), "nothing is computed"
+    assert all(epoch["hits"] + epoch["misses"] == 1000 for epoch in epochs)
+
+
+def test_computing_hides_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A batch of 20 takes 0.02 s to read, and 0.04 s to compute."""
+    first, *later = timed(capsys, tmp_path, *DRAIN, "--epochs", 3, comp=0.04, ahead=2)
+    assert first["load_seconds"] < 0.15, "memory fills"
+    for epoch in later:
+        assert epoch["load_seconds"] == pytest.approx(0, abs=1e-9)
+        assert epoch["run_seconds"] == pytest.approx(50 * 0.04)
+
+
+def test_a_loader_that_asks_ahead_hides_what_it_takes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    times = {"comp": 0.04, "h": 0.001}
+    alone = timed(capsys, tmp_path, *DRAIN, "--epochs", 2, **times)
+    ahead = timed(capsys, tmp_path, *DRAIN, "--epochs", 2, ahead=1, **times)
+    assert 50 * (0.02 + 0.04) <= alone[1]["run_seconds"] < 50 * (0.02 + 0.04) * 1.07
+    assert 0.02 + 50 * 0.04 <= ahead[1]["run_seconds"] < 50 * 0.04 * 1.07, "little but the first batch is waited for"
+
+
+def test_reads_that_nobody_ordered_ahead(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One GET after another for each miss, and a look-up for each sample."""
+    options = ("--policy", "exact", "--eviction", "never", "--read-ahead", 0, "--pods", 1, "--batch", 1)
+    first, second = timed(
+        capsys, tmp_path, *options, "--samples", 300, "--memory-samples", 100, "--epochs", 2, h=0.001, g=9.0
+    )
+    assert (first["gets"], second["gets"]) == (300, 200)
+    assert first["run_seconds"] == pytest.approx(300 * (0.01 + 0.001 + 0.001))
+    assert second["run_seconds"] == pytest.approx(200 * 0.011 + 300 * 0.001)
+
+
+def test_gets_at_once_bound_what_a_pod_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    slow = STORE | {"parallel": 1, "latency": 0.09}
+    epochs = timed(capsys, tmp_path, *DRAIN, "--epochs", 3, svc=slow)
+    assert 300 * 0.1 <= sum(seconds(epochs)) < 300 * 0.1 * 1.07, "100 GETs an epoch, one after another"
+
+
+def test_pods_share_their_link(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = ("--policy", "drain", "--chunk-size", 10, "--samples", 4000, "--memory-samples", 200, "--pods", 4)
+    of_each = sum(seconds(timed(capsys, tmp_path, *options)))
+    of_all = sum(seconds(timed(capsys, tmp_path, *options, link=1e6)))
+    assert 3.0 <= of_each < 4.0
+    assert 12.0 <= of_all < 13.0
+
+
+@pytest.mark.parametrize("eviction", ["rolling", "renewal", "earliest", "fifo", "lru", "importance"])
+def test_every_eviction_has_a_clock(capsys: pytest.CaptureFixture[str], tmp_path: Path, eviction: str) -> None:
+    options = ("--policy", "exact", "--samples", 600, "--memory-samples", 60, "--chunk-size", 8, "--pods", 2)
+    for epoch in timed(capsys, tmp_path, *options, "--eviction", eviction, "--caches", "shared", link=1e6, comp=0.001):
+        # No less than its bytes and its computing take; and no more than if nothing went on at the same time.
+        assert epoch["run_seconds"] >= 0.9 * epoch["samples_read"] * 1e-3
+        assert 0.015 <= epoch["run_seconds"] <= epoch["gets"] * 0.011 + epoch["samples_read"] * 1e-3 + 0.03
+        assert epoch["hits"] + epoch["misses"] == 600
+
+
+def test_what_training_finds_comes_when_it_has_computed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    losses = tmp_path / "losses.txt"
+    losses.write_text("".join(f"{sample % 7}\n" for sample in range(600)))
+    options = ("--policy", "exact", "--eviction", "importance", "--losses", losses, "--samples", 600, "--pods", 2)
+    known = timed(capsys, tmp_path, *options, "--memory-samples", 60, "--epochs", 3, comp=0.001)
+    assert all(480 <= epoch["gets"] < 600 for epoch in known[1:])
+    assert all(epoch["hits"] + epoch["misses"] == 600 for epoch in known)
+    unknown = timed(capsys, tmp_path, *options[:4], *options[6:], "--memory-samples", 60, "--epochs", 3, comp=0.001)
+    assert all(480 <= epoch["gets"] <= 484 for epoch in unknown[1:]), "what came first stays"
+
+
+def test_redox_waits_for_its_refills(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    redox = timed(capsys, tmp_path, "--policy", "redox", *DRAIN[2:], "--epochs", 2)
+    drain = timed(capsys, tmp_path, *DRAIN, "--epochs", 2)
+    assert redox[1]["samples_read"] > 1000
+    assert sum(seconds(redox)) > sum(seconds(drain))
+
+
+def test_a_store_that_is_not_modelled_costs_each_miss(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    first, _ = timed(capsys, tmp_path, *DRAIN, "--epochs", 2, svc={}, g=0.5, h=0.002, comp=0.1)
+    assert first["load_seconds"] == pytest.approx(1000 * 0.002 + first["misses"] * 0.5)
+    assert first["run_seconds"] == pytest.approx(first["load_seconds"] + 50 * 0.1)
