@@ -18,6 +18,7 @@ from refill.errors import RefillError
 if TYPE_CHECKING:
     from refill.data_wait import timed
     from refill.epoch_sampler import EpochSampler, Position, TraceSampler
+    from refill.importance_sampler import ImportanceSampler
     from refill.iterable_dataset import CacheIterableDataset
     from refill.torch_dataset import CacheDataset
 
@@ -26,6 +27,7 @@ __all__ = [
     "CacheDataset",
     "CacheIterableDataset",
     "EpochSampler",
+    "ImportanceSampler",
     "Position",
     "RefillError",
     "TraceSampler",
@@ -36,6 +38,7 @@ _HOMES = {
     "CacheDataset": "refill.torch_dataset",
     "CacheIterableDataset": "refill.iterable_dataset",
     "EpochSampler": "refill.epoch_sampler",
+    "ImportanceSampler": "refill.importance_sampler",
     "Position": "refill.epoch_sampler",
     "TraceSampler": "refill.epoch_sampler",
     "timed": "refill.data_wait",

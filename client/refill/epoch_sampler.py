@@ -20,7 +20,7 @@ from refill.trainer_division import Division, division_of_sampler, is_a_loaders_
 if TYPE_CHECKING:
     from refill.torch_dataset import CacheDataset
 
-__all__ = ["EpochSampler", "Position", "TraceSampler"]
+__all__ = ["EpochSampler", "PlacedSampler", "Position", "TraceSampler"]
 
 
 class Position(NamedTuple):
@@ -59,7 +59,7 @@ class _Positions(Iterator[Position]):
     the state as it hands a batch to a worker, and keeps it until the loop gets the batch.
     """
 
-    def __init__(self, sampler: _PlacedSampler) -> None:
+    def __init__(self, sampler: PlacedSampler) -> None:
         self._sampler = sampler
         self._iteration: Iteration | None = None
         self._division: Division | None = None
@@ -116,8 +116,8 @@ class _Positions(Iterator[Position]):
         self._next = self._end = found.length
 
 
-class _PlacedSampler(torch.utils.data.DistributedSampler[Position]):
-    """What both samplers are: a place in the epochs, which can be left in one process and taken up in another.
+class PlacedSampler(torch.utils.data.DistributedSampler[Position]):
+    """What all samplers are: a place in the epochs, which can be left in one process and taken up in another.
 
     A DistributedSampler by type, since each rank has one of its own: trainers then leave it as it is. Its order and its
     epochs have nothing of torch's. There is no ``state_dict`` here: a sampler is ahead of the loop by what the loader's
@@ -247,7 +247,7 @@ class _PlacedSampler(torch.utils.data.DistributedSampler[Position]):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-class EpochSampler(_PlacedSampler):
+class EpochSampler(PlacedSampler):
     """Takes the place of ``DistributedSampler(dataset, ...)``, with the same arguments.
 
     What you leave out is as the dataset says, or else as in DistributedSampler: shuffled, seed 0, padded, and the ranks
@@ -296,7 +296,7 @@ _IN_RANDOM_ORDER = (
 )
 
 
-class TraceSampler(_PlacedSampler):
+class TraceSampler(PlacedSampler):
     """Reads what a sampler of your own chooses: a subset, or by weights. With ``policy="exact"`` its order is kept,
     too; see docs/CLIENT.md.
 

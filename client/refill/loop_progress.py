@@ -7,13 +7,13 @@ from typing import Any
 import torch.utils.data
 
 from refill.epoch_place import Iteration
-from refill.epoch_sampler import EpochSampler, TraceSampler
+from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput
 from refill.iterable_dataset import CacheIterableDataset
 
 __all__ = ["LoopProgress"]
 
-Source = EpochSampler | TraceSampler | CacheIterableDataset
+Source = PlacedSampler | CacheIterableDataset
 
 
 class LoopProgress:
@@ -90,8 +90,8 @@ class LoopProgress:
             if not isinstance(batches, torch.utils.data.BatchSampler) or _makes_its_own_batches(batches):
                 raise _untold(f"a {type(batches).__name__} may make batches of any size")
             sampler, batch_size, drop_last = batches.sampler, batches.batch_size, batches.drop_last
-        if not isinstance(sampler, (EpochSampler, TraceSampler)):
-            raise _untold(f"its sampler is a {type(sampler).__name__}, neither EpochSampler nor TraceSampler")
+        if not isinstance(sampler, PlacedSampler):
+            raise _untold(f"its sampler is a {type(sampler).__name__}, none of refill's")
         return sampler, batch_size, drop_last
 
     def _iterable(self, loader: Any, dataset: CacheIterableDataset) -> tuple[Source, int, bool]:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refill.credentials import Credentials
 from refill.delivery_record import DeliveryRecord
@@ -18,7 +19,7 @@ from refill.pod_channel import PodChannel, Wait
 from refill.protocol.incarnation import moves_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
-from refill.protocol.wire_format import MAX_LABELS, MAX_SAMPLES, BatchRequest, Int64Array
+from refill.protocol.wire_format import MAX_LABELS, MAX_SAMPLES, MAX_SCORES, BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch
 from refill.run_start import RunStart
 
@@ -231,6 +232,33 @@ class PodConnection:
         while not self._record.add(posted, self._record.num_reports()):
             pass  # reported in between; a trace holds all the same
         self._pods.retried(None, self._pods.calls("PUT", what, content=body))
+
+    def tell_scores(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> dict[int, tuple[str, int, int]]:
+        """Tell pods how important training finds samples, ``(n,)``; also none of them. Returns, by pod, the name of
+        what keeps scores there, and which samples' it keeps, ``(name, first, end)``: a pod that was restarted has lost
+        them, and gives another name."""
+        books: dict[str, Any] = {}
+        for start in range(0, max(1, len(sample_ids)), MAX_SCORES):
+            ids, of_ids = sample_ids[start : start + MAX_SCORES], scores[start : start + MAX_SCORES]
+            body = ids.astype("<i8").tobytes() + of_ids.astype("<f4").tobytes()
+            told = self._pods.retried(None, self._pods.calls("PUT", f"ranks/{self.rank}/scores", content=body))
+            books |= told["books"]
+        return {int(pod): (str(name), int(first), int(end)) for pod, (name, first, end) in books.items()}
+
+    def drawn_from(self, epoch: int, num_samples: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """``(scores, cached)``, each ``(num_samples,)``: what all ranks draw an epoch from, as soon as all have come to
+        draw it. The score of a sample that no rank has trained with is NaN."""
+        scores, cached = np.empty(num_samples, dtype=np.float32), np.empty(num_samples, dtype=bool)
+        for first in range(0, num_samples, MAX_LABELS):
+            end = min(first + MAX_LABELS, num_samples)
+            body = np.array([first, end], dtype="<i8").tobytes()
+            expected = Expected(sample_ids=np.array([first], dtype=np.int64))
+            payload = self._fetched(f"epochs/{epoch}/ranks/{self.rank}/scores", body, expected).payloads[0]
+            count = end - first
+            scores[first:end] = np.frombuffer(payload, dtype="<f4", count=count)
+            bits = np.frombuffer(payload, dtype=np.uint8, offset=4 * count)
+            cached[first:end] = np.unpackbits(bits, count=count)
+        return scores, cached
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:
         """Tell the home pod what the loop has seen since the last report; tried once."""

@@ -280,6 +280,11 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             self._connection = connection
         return self._connection
 
+    @property
+    def policy_settings(self) -> dict[str, Any]:
+        """Those that were given."""
+        return dict(self._settings.get("policy_settings") or {})
+
     def register(self) -> None:
         """Register the job now rather than at the first use."""
         self.connection.info()

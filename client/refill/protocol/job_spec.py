@@ -111,6 +111,11 @@ class JobSpec:
         """Whether positions of a trace may name classes, within which requests are redirected."""
         return self.settings_of_policy().get("within") == "class"
 
+    @property
+    def is_by_importance(self) -> bool:
+        """Whether epochs are drawn by what training finds important, as :class:`refill.ImportanceSampler` does."""
+        return self.policy == "exact" and self.policy_settings.get("eviction") == "importance"
+
     def settings_of_policy(self) -> dict[str, Any]:
         """All settings of the policy's own; those that have a field here are taken from there. Raises
         :class:`InvalidInput`."""

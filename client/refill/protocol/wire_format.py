@@ -49,6 +49,7 @@ __all__ = [
     "MAX_BATCH",
     "MAX_LABELS",
     "MAX_SAMPLES",
+    "MAX_SCORES",
     "MEMORY_HEADER",
     "BatchRequest",
     "FrameHeader",
@@ -68,6 +69,8 @@ MAX_BATCH = 1 << 16
 """Most positions in one request; larger requests are refused before anything is allocated."""
 MAX_LABELS = 1 << 18
 """Most labels of one request."""
+MAX_SCORES = 1 << 15
+"""Most scores of one request."""
 MAX_SAMPLES = 1 << 12
 """Most samples of a request for exactly these; clients make several of a longer one."""
 

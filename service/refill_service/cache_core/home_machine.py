@@ -52,7 +52,7 @@ class HomeCounts:
     remote_on_demand: int = 0
     """By an owner that was asked: the papers' remote requests."""
     repeats: int = 0
-    """Positions that repeat a sample of the epoch (padding, replacement)."""
+    """Positions that repeat a sample of the epoch (padding, replacement); one that is asked for again counts once."""
     ahead_received: int = 0
     ahead_refused: int = 0
     """Sent ahead and dropped: the rank had been answered otherwise, or the owner had no room for it."""
@@ -281,6 +281,9 @@ class HomeMachine(Generic[Payload]):
             return batch
         wanted = ~repeats
         batch.repeats = repeats.nonzero()[0]
+        if len(batch.repeats):
+            repeated = positions[batch.repeats].tolist()
+            self.counts(epoch).repeats += sum(position not in asking.started for position in repeated)
         if self._num_pods == 1:
             batch.own = wanted.nonzero()[0]
             asking.started.started(positions)
@@ -309,6 +312,7 @@ class HomeMachine(Generic[Payload]):
         pod = bisect_right(self._end_list, batch.asked.item())
         if repeats.item():
             batch.repeats = _FIRST_PLACE
+            self.counts(batch.epoch).repeats += batch.positions.item() not in batch.asking.started
         elif pod == self._pod:
             batch.own = _FIRST_PLACE
         else:
@@ -385,7 +389,6 @@ class HomeMachine(Generic[Payload]):
         """Fact: the batch is on its way to the rank, with all its samples."""
         counts = self.counts(batch.epoch)
         counts.local += len(batch.own)
-        counts.repeats += len(batch.repeats)
         counts.remote_memory += batch.num_sent_ahead
         counts.remote_on_demand += len(batch.positions) - len(batch.own) - len(batch.repeats) - batch.num_sent_ahead
         counts.batches += 1

@@ -35,6 +35,7 @@ from refill_service.cache_core.policies.interface import (
 )
 from refill_service.cache_core.rank_places import RankPlaces
 from refill_service.cache_core.sample_mapping import Int64Array
+from refill_service.cache_core.score_book import ScoreBook
 
 __all__ = [
     "Abandon",
@@ -149,6 +150,7 @@ class OwnerMachine:
     :param memory_bytes: for samples, of all epochs together.
     :param new_policy: ``(epoch, traces, what was answered before, what is carried over)`` -> the policy of an epoch.
     :param journaled: whether what is answered is to be written down.
+    :param book: of a job whose training says how important samples are.
     """
 
     def __init__(
@@ -160,6 +162,7 @@ class OwnerMachine:
         new_policy: Callable[[int, Traces, Answered | None, Carried], Policy],
         *,
         journaled: bool = True,
+        book: ScoreBook | None = None,
     ) -> None:
         self.epochs: list[OpenEpoch] = []
         """The newest last."""
@@ -169,6 +172,7 @@ class OwnerMachine:
         self._memory_bytes = memory_bytes
         self._new_policy = new_policy
         self._journaled = journaled
+        self._book = book
         self._closed = False
         self._forgotten = False
         self._orders: list[Order] = []
@@ -326,10 +330,17 @@ class OwnerMachine:
 
     def scored(self, samples: Int64Array, scores: NDArray[np.floating]) -> list[Order]:
         """Fact: as of ``Policy.scored``, but ids of the dataset."""
+        local = samples - self._first_sample
+        if self._book is not None:
+            self._book.told(local, scores)
         if self.epochs:
             newest = self.epochs[-1]
-            self._carry_out(newest, newest.policy.scored(samples - self._first_sample, scores))
+            self._carry_out(newest, newest.policy.scored(local, scores))
         return self._ordered()
+
+    def kept(self) -> Int64Array:
+        """What is in memory for the epochs to come; local."""
+        return self.epochs[-1].policy.kept() if self.epochs else NO_SAMPLES
 
     def memory_is(self, memory_bytes: int) -> list[Order]:
         """Fact: all epochs together have so much memory now."""
@@ -418,6 +429,8 @@ class OwnerMachine:
             if not earlier.is_over and self.ranks.all_entered(after.number):
                 self._abandon(earlier)
         self._use_freed_memory()
+        if before is None and self._book is not None:  # else its cache has been told
+            self._carry_out(epoch, epoch.policy.scored(*self._book.known()))
         self._orders.append(Wake())
 
     def _use_freed_memory(self) -> None:

@@ -12,9 +12,19 @@ from numpy.typing import NDArray
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["EpochReceipt", "has_begun", "receipt_of", "sum_of_parts", "sum_of_receipts", "without_damaged"]
+__all__ = [
+    "EpochReceipt",
+    "draws_of",
+    "has_begun",
+    "positions_of",
+    "receipt_of",
+    "sum_of_parts",
+    "sum_of_receipts",
+    "without_damaged",
+]
 
 _COUNTS = ("requests", "delivered", "duplicates", "missing", "unknown", "redirected")
+_OFTEN = ("never_drawn", "drawn_once", "drawn_twice", "drawn_more")
 _MOST_SHOWN = 100
 _PRIME_1, _PRIME_2 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)
 
@@ -139,6 +149,49 @@ def _digest_of_repeats(traces: Traces, first_sample: int, end_sample: int) -> in
 def _digest(ranks: Int64Array, positions: Int64Array, samples: Int64Array) -> int:
     """The same in whatever order they come, and the sum of the parts' digests for all of them."""
     return _sum(_mixed(_mixed(_mixed(samples) ^ positions.astype(np.uint64)) ^ ranks.astype(np.uint64)))
+
+
+def draws_of(traces: Traces, first_sample: int, end_sample: int) -> dict[str, int]:
+    """How often an epoch that was drawn asks for the samples ``[first_sample, end_sample)``."""
+    members = traces.members(first_sample, end_sample)
+    often = np.ones(end_sample - first_sample, dtype=np.int64) if members is None else members.astype(np.int64)
+    repeats, _, _ = traces.repeats_of(first_sample, end_sample)
+    often += np.bincount(repeats - first_sample, minlength=len(often))
+    return {
+        "positions": int(often.sum()),
+        "never_drawn": int(np.count_nonzero(often == 0)),
+        "drawn_once": int(np.count_nonzero(often == 1)),
+        "drawn_twice": int(np.count_nonzero(often == 2)),
+        "drawn_more": int(np.count_nonzero(often > 2)),
+        "most_often": int(often.max(initial=0)),
+    }
+
+
+def positions_of(parts: Sequence[dict[str, Any]], total: EpochReceipt) -> dict[str, Any]:
+    """Of an epoch that was drawn, what its receipt says beside ``total``: what became of its positions, and how often
+    samples were drawn. Nothing of others, or where a pod does not know it any more.
+
+    :param total: the receipt of the same parts.
+    """
+    told = [part["draws"] for part in parts if part.get("draws") is not None]
+    if not told or len(told) < len(parts):
+        return {}
+    found = {name: sum(each[name] for each in told) for name in ("positions", *_OFTEN)}
+    posted = found.pop("positions")
+    repeats = min(sum(part["repeats"] for part in parts), posted - total.requests)
+    left = posted - total.delivered - total.damaged - repeats
+    # A home that was started again does not know which repeats were asked of it before.
+    unknown = left if any(part["ran_before"] for part in parts) else min(left, total.unknown)
+    of_positions = {
+        "posted": posted,
+        "delivered": total.delivered + repeats,
+        "duplicates": total.duplicates,
+        "missing": left - unknown,
+        "unknown": unknown,
+    }
+    distinct = sum(count for name, count in found.items() if name != "never_drawn")
+    draws = {"distinct": distinct} | found | {"most_often": max(each["most_often"] for each in told)}
+    return {"positions": of_positions, "draws": draws, "exact": total.exact and left == 0}
 
 
 def has_begun(part: dict[str, Any]) -> bool:

@@ -53,6 +53,8 @@ def _shown(receipt: dict[str, Any]) -> str:
     damaged = receipt.get("damaged", 0)  # pods of an earlier version do not say it
     exact = f"exact but for {damaged:,} damaged" if damaged else "exact"
     verdict = exact if receipt["exact"] else "still running" if receipt["running"] else "NOT EXACT"
+    if receipt["exact"] and "positions" in receipt:
+        verdict = "each position was answered once"
     settings = f"policy {receipt['policy']}, seed {receipt['seed']}"
     run = f"run {receipt['run'][:SHOWN_OF_RUN]}{', ended' if receipt['ended'] else ''}"
     of_what = f"job {receipt['job']}, epoch {receipt['epoch']} ({settings}, {run})"
@@ -69,6 +71,8 @@ def _shown(receipt: dict[str, Any]) -> str:
         named = receipt["damaged_samples"]
         more = f" and {damaged - len(named):,} more" if damaged > len(named) else ""
         lines.insert(5, f"  damaged     {damaged:>14,}  ranks went on without: {', '.join(map(str, named))}{more}")
+    if "positions" in receipt:
+        lines[1:1] = _shown_draws(receipt["positions"], receipt["draws"])
     ranks = list(receipt["ranks"].items())
     lines += [f"  rank {rank:<6} {count:>14,}" for rank, count in ranks[:_SHOWN_RANKS]]
     if len(ranks) > _SHOWN_RANKS:
@@ -77,3 +81,15 @@ def _shown(receipt: dict[str, Any]) -> str:
         f"  digest {receipt['digest']} of (rank, position, sample), {receipt['samples_digest']} of the samples alone"
     )
     return "\n".join(lines)
+
+
+def _shown_draws(positions: dict[str, int], draws: dict[str, int]) -> list[str]:
+    """Of an epoch that was drawn by importance: samples come often, or never, as they were drawn."""
+    return [
+        f"  positions   {positions['delivered']:>14,} of {positions['posted']:,} answered, {positions['duplicates']:,} "
+        f"twice, {positions['missing']:,} missing, {positions['unknown']:,} unknown",
+        f"  distinct    {draws['distinct']:>14,}  samples: {draws['drawn_once']:,} drawn once, "
+        f"{draws['drawn_twice']:,} twice, {draws['drawn_more']:,} more often, {draws['most_often']:,} times at most",
+        f"  never drawn {draws['never_drawn']:>14,}  samples; below, each distinct one is one request, and the rest "
+        "repeats",
+    ]

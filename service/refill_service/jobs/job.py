@@ -91,6 +91,12 @@ class Job(JobState):
         self.trace_came = self._traces_came.happened
 
     @property
+    def is_by_importance(self) -> bool:
+        """Whether training says how important samples are, and draws its epochs by that: positions repeat samples, and
+        some samples never come."""
+        return self.spec.is_by_importance
+
+    @property
     def run(self) -> str:
         """Tells this registration of the name from others, before and after, wherever the job moves."""
         return line_of(self.incarnation)

@@ -18,7 +18,7 @@ from refill_service.cache_core.job_lifecycle import RunAtPod
 from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
 from refill_service.cache_core.memory_shares import Claim
 from refill_service.cache_core.pod_records import PodRecords
-from refill_service.cache_core.receipt import EpochReceipt, has_begun, sum_of_parts, without_damaged
+from refill_service.cache_core.receipt import EpochReceipt, has_begun, positions_of, sum_of_parts, without_damaged
 from refill_service.jobs.asked_positions import AskedPositions, asked_positions
 from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.home import Home
@@ -181,7 +181,8 @@ class JobAtPod:
             total = replace(total.with_done(resumed.done), unknown=total.unknown + resumed.unknown)
         of_what = {"job": spec.name, "run": self.job.run, "seed": spec.seed, "policy": self.job.policy}
         state = {"epoch": epoch, "ended": False, "running": epoch >= self.owner.epoch and not total.exact}
-        return of_what | state | {"repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
+        found = {"repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
+        return of_what | state | found | positions_of(answers, total)
 
     async def _sum_of_pods(self, epoch: int) -> tuple[EpochReceipt, list[dict[str, Any]]]:
         """The receipt before damage is told from delivery, and the pods' parts of it."""
@@ -215,10 +216,13 @@ class JobAtPod:
         if len(self.ended) >= _KEPT_RECEIPTS and epoch < min(self.ended):
             raise self._has_not_begun(epoch)
         home = self.home.machine
-        return {
+        receipt = (await self.owner.receipt(epoch)).to_dict()
+        draws = await self.owner.draws(epoch)
+        drawn = {} if draws is None else {"draws": draws, "ran_before": self.job.life.ran_before}
+        return drawn | {
             "epoch": epoch,
             "begun": self.owner.has_opened(epoch),
-            "receipt": (await self.owner.receipt(epoch)).to_dict(),
+            "receipt": receipt,
             "unused_ahead": {str(rank): count for rank, count in home.unused_ahead(epoch).items()},
             "repeats": home.history[epoch].repeats if epoch in home.history else 0,
             "damaged": {str(rank): count for rank, count in self.home.record.damaged.by_rank(epoch).items()},

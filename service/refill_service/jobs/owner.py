@@ -9,8 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from refill.errors import (
     EpochEnded,
@@ -40,9 +44,10 @@ from refill_service.cache_core.owner_machine import (
 from refill_service.cache_core.pod_records import snapshot, snapshots_say_all
 from refill_service.cache_core.policies.interface import NO_SAMPLES, Carried, EpochBegan, EpochCounts, Policy
 from refill_service.cache_core.policies.registry import new_policy
-from refill_service.cache_core.receipt import EpochReceipt, receipt_of
+from refill_service.cache_core.receipt import EpochReceipt, draws_of, receipt_of
 from refill_service.cache_core.recollection import Recollection
 from refill_service.cache_core.recovering import restore
+from refill_service.cache_core.score_book import DrawnFrom, ScoreBook
 from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.changes import Changes
 from refill_service.jobs.chunk_reader import ChunkReader
@@ -96,13 +101,19 @@ class Owner:
         self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned, job.spec.name)
         self._recent = RecentlySent(recent_bytes)
         self.wait_seconds = wait_seconds
-        self._machine = OwnerMachine(job, job.life.ranks, job.share.first_sample, job.abstract_bytes, self._new_policy)
+        self._book = ScoreBook(job.share.num_samples, job.spec.world_size) if job.is_by_importance else None
+        self._book_name = os.urandom(8).hex()
+        self._machine = OwnerMachine(
+            job, job.life.ranks, job.share.first_sample, job.abstract_bytes, self._new_policy, book=self._book
+        )
         self._running: dict[OpenEpoch, RunningEpoch] = {}
         """By the machine's epochs that are open, or have ended for good while their receipts are written."""
         self._passed_by: dict[int, Traces] = {}
         """Epochs that ended without a request to this pod, while their receipts are written."""
         self._life = job.life
         self._ranks = job.life.ranks
+        self._draws = Changes()
+        """A rank has come to draw an epoch."""
         self._moved_on = Changes()
         """A rank has moved on, an epoch was opened, or the owner was closed."""
         self._restored = asyncio.Event()
@@ -185,6 +196,7 @@ class Owner:
         self._machine.closed()
         self._restored.set()
         self._moved_on.happened()
+        self._draws.happened()
         for task in self._reads:
             task.cancel()
         await asyncio.gather(*self._reads, *self._closing_books, return_exceptions=True)
@@ -328,6 +340,15 @@ class Owner:
             self._life.unknown.ranks(epoch),
         )
 
+    async def draws(self, epoch: int) -> dict[str, int] | None:
+        """How often the samples of the share are drawn in an epoch. None for a job that draws none, or where that is
+        not known."""
+        running = next((known for known in self._running.values() if known.number == epoch), None)
+        traces = self._passed_by.get(epoch) or self.job.known_traces(epoch) if running is None else running.epoch.traces
+        if traces is None or not self.job.is_by_importance:
+            return None
+        return await asyncio.to_thread(draws_of, traces, self.job.share.first_sample, self.job.share.end_sample)
+
     def _was_asked_nothing_in(self, epoch: int) -> bool:
         """Whether this is known of an epoch that is neither open here nor has left its receipt: other pods may have
         been asked for all that ranks have had of it."""
@@ -345,6 +366,52 @@ class Owner:
             state.epoch.traces,
             self._life.unknown.ranks(state.number),
         )
+
+    def scored(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> str:
+        """Fact: training gave these samples of the share these scores. Returns the name of what keeps them, which is
+        another one after a restart. Raises :class:`InvalidInput` for a job whose cache takes none."""
+        self._score_book()
+        self._carry_out(self._machine.scored(sample_ids, scores))
+        return self._book_name
+
+    async def drawn_from(self, epoch: int, rank: int) -> DrawnFrom:
+        """What a rank draws an epoch from: the same for all of them, as soon as all have come to draw it, or have drawn
+        it before. Raises :class:`EpochNotReady` while one has not, and as :meth:`scored`."""
+        self.job.check_rank(rank)
+        book = self._score_book()
+        book.draws(epoch, rank)
+        self._draws.happened()
+
+        def has_drawn(other: int) -> bool:
+            return other in self.job.posted.of_epoch(epoch) or self._ranks.epoch(other) >= epoch
+
+        try:
+            async with asyncio.timeout(self.wait_seconds):
+                await self._draws.wait_until(
+                    lambda: self._why_closed is not None or not book.waits_for(epoch, has_drawn)
+                )
+        except TimeoutError as error:
+            behind = book.waits_for(epoch, has_drawn)
+            raise EpochNotReady(
+                f"epoch {epoch} of job {self.job.spec.name} is drawn when rank {behind[0] if behind else '?'} has told "
+                "how important its last samples were",
+                ranks=behind,
+            ) from error
+        self._refuse_when_closed()
+        return book.drawn_from(epoch, self._cached)
+
+    def _cached(self) -> NDArray[np.bool_]:
+        cached = np.zeros(self.job.share.num_samples, dtype=bool)
+        cached[self._machine.kept()] = True
+        return cached
+
+    def _score_book(self) -> ScoreBook:
+        if self._book is None:
+            raise InvalidInput(
+                f"job {self.job.spec.name} takes no scores: its policy must be exact with eviction importance, as "
+                "refill.ImportanceSampler registers it"
+            )
+        return self._book
 
     def answered(self, epoch: int) -> Answered | None:
         """``(asked, samples)`` of all requests of an epoch that were answered; None when it is not known any more."""
@@ -434,6 +501,7 @@ class Owner:
     def trace_posted(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
         """Fact: a rank has posted its trace."""
         self._write(Record(Kind.TRACE, epoch, rank, (sample_ids,)))
+        self._draws.happened()
 
     def _write(self, record: Record) -> None:
         if self.journal is not None:

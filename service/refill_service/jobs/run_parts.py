@@ -18,7 +18,15 @@ from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.policies.registry import policy_that_runs
-from refill_service.cache_core.receipt import EpochReceipt, receipt_of, sum_of_parts, sum_of_receipts, without_damaged
+from refill_service.cache_core.receipt import (
+    EpochReceipt,
+    draws_of,
+    positions_of,
+    receipt_of,
+    sum_of_parts,
+    sum_of_receipts,
+    without_damaged,
+)
 from refill_service.cache_core.recollection import Recollection
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, epoch_resumed, keyed_traces
 from refill_service.jobs.epoch_counts import no_counts, sum_of_counts
@@ -84,7 +92,9 @@ def parts_without_receipt(kept: KeptJob, ordinal: int) -> Iterator[dict[str, Any
         unknown = [rank for rank, known_from in recollection.known_from.items() if epoch < known_from]
         receipt = receipt_of(*answered, first, end, traces, unknown)
         begun = epoch <= newest
-        yield {"epoch": epoch, "begun": begun, "receipt": receipt.to_dict(), "unused_ahead": {}, "repeats": 0}
+        drawn = {"draws": draws_of(traces, first, end), "ran_before": True} if spec.is_by_importance else {}
+        told = {"epoch": epoch, "begun": begun, "receipt": receipt.to_dict(), "unused_ahead": {}, "repeats": 0}
+        yield told | drawn
 
 
 def _traces(kept: KeptJob, spec: JobSpec, recollection: Recollection, epoch: int) -> Traces | None:
@@ -143,7 +153,8 @@ def receipt_of_parts(about: dict[str, Any], parts: list[dict[str, Any]], epoch: 
     ended = about["ended_at"] > 0
     running = not ended and not total.exact and epoch >= max(about.get("epochs", [epoch]))
     state = {"epoch": epoch, "ended": ended, "running": running}
-    return of_what | state | {"repeats": sum(part["repeats"] for part in parts)} | total.to_dict()
+    found = {"repeats": sum(part["repeats"] for part in parts)} | total.to_dict()
+    return of_what | state | found | positions_of(parts, total)
 
 
 def counts_of_parts(about: dict[str, Any], parts: dict[int, dict[str, Any]], epoch: int) -> dict[str, Any]:

@@ -17,11 +17,13 @@ from refill.protocol.wire_format import (
     MAX_BATCH,
     MAX_LABELS,
     MAX_SAMPLES,
+    MAX_SCORES,
     MEMORY_HEADER,
     BatchRequest,
     Int64Array,
 )
 from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.scores import draw_from, read_scores, tell_scores
 from refill_service.jobs.trace_posting import post_trace
 from refill_service.membership.resuming import Checkpoint
 from refill_service.memory.outgoing_frame import OutgoingFrame
@@ -37,9 +39,17 @@ from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import resources_of
 from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
-__all__ = ["BATCH_BODY_BYTES", "CLIENT_ROUTES", "SAMPLES_BODY_BYTES", "CheckpointBody", "checked_ids"]
+__all__ = [
+    "BATCH_BODY_BYTES",
+    "CLIENT_ROUTES",
+    "SAMPLES_BODY_BYTES",
+    "SCORES_BODY_BYTES",
+    "CheckpointBody",
+    "checked_ids",
+]
 
 BATCH_BODY_BYTES = 8 * MAX_BATCH + 64
+SCORES_BODY_BYTES = 12 * MAX_SCORES
 SAMPLES_BODY_BYTES = 8 * MAX_SAMPLES
 
 _FRAME_ANSWER: dict[int | str, dict[str, Any]] = {
@@ -289,14 +299,11 @@ async def labels(job: JobName, request: Request, incarnation: Incarnation = None
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
     resources_of(request).enter_context(at_pod.in_use())
-    wanted = read_int64s(await request.body())
-    num_samples = at_pod.job.layout.num_samples
-    if len(wanted) != 2 or not 0 <= wanted[0] < wanted[1] <= min(num_samples, int(wanted[0]) + MAX_LABELS):
-        raise InvalidInput(f"labels are asked for by two ids of 0 to {num_samples}, {MAX_LABELS:,} apart at most")
+    first, end = _checked_range("labels", at_pod, await request.body())
     room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
     await room.enter(1)
-    found = await at_pod.job.dataset.labels(int(wanted[0]), int(wanted[1]))
-    frame = OutgoingFrame(np.array([-1]), wanted[:1], [found.astype("<i4").tobytes()])
+    found = await at_pod.job.dataset.labels(first, end)
+    frame = OutgoingFrame(np.array([-1]), np.array([first]), [found.astype("<i4").tobytes()])
     room.holds(frame.total_bytes)
     return _framed(request, frame)
 
@@ -325,6 +332,57 @@ async def trace(
     async with coming_trace(request, at_pod.job, epoch, rank) as ids:
         await post_trace(at_pod, epoch, rank, ids)
     return {"positions": len(ids)}
+
+
+@CLIENT_ROUTES.put(
+    "/v1/jobs/{job}/ranks/{rank}/scores",
+    tags=["data"],
+    summary="Tell how important training finds samples: ids (int64), then scores (float32).",
+    openapi_extra=_BINARY_BODY,
+)
+@takes_body(SCORES_BODY_BYTES)
+async def scores(
+    job: JobName, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
+) -> dict[str, Any]:
+    node = node_of(request.scope)
+    at_pod = node.table.find(job, incarnation)
+    resources_of(request).enter_context(at_pod.in_use())
+    at_pod.job.check_rank(rank)
+    at_pod.home.leases.asks(rank, life_of(life), takes=False)
+    told = read_scores(await request.body(), at_pod.job.layout.num_samples)
+    return await tell_scores(at_pod, *told)
+
+
+@CLIENT_ROUTES.post(
+    "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}/scores",
+    tags=["data"],
+    summary="What a rank draws an epoch from, of the samples between two ids (int64): scores (float32), then a bit for "
+    "each sample that is in memory, as a frame's only sample.",
+    response_class=Response,
+    responses=_FRAME_ANSWER,
+    openapi_extra=_BINARY_BODY,
+)
+@takes_body(16)
+async def drawn_from(
+    job: JobName,
+    epoch: Number,
+    rank: Number,
+    request: Request,
+    incarnation: Incarnation = None,
+    life: Life = None,
+    anew: Anew = False,
+) -> Response:
+    node = node_of(request.scope)
+    at_pod = _asked_of(node, job, incarnation, anew)
+    resources_of(request).enter_context(at_pod.in_use())
+    await _is_the_rank(node, at_pod, epoch, rank, life, anew)
+    first, end = _checked_range("scores", at_pod, await request.body())
+    room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
+    await room.enter(1)
+    told = await draw_from(at_pod, epoch, rank, first, end)
+    frame = OutgoingFrame(np.array([-1]), np.array([first]), [told])
+    room.holds(frame.total_bytes)
+    return _framed(request, frame)
 
 
 @CLIENT_ROUTES.put(
@@ -474,6 +532,14 @@ def read_int64s(body: bytes) -> Int64Array:
     if len(body) % 8:
         raise InvalidInput(f"body of {len(body)} bytes is not a list of 8-byte integers")
     return np.frombuffer(body, dtype="<i8").astype(np.int64)
+
+
+def _checked_range(what: str, at_pod: JobAtPod, body: bytes) -> tuple[int, int]:
+    wanted = read_int64s(body).tolist()
+    num_samples = at_pod.job.layout.num_samples
+    if len(wanted) != 2 or not 0 <= wanted[0] < wanted[1] <= min(num_samples, wanted[0] + MAX_LABELS):
+        raise InvalidInput(f"{what} are asked for by two ids of 0 to {num_samples}, {MAX_LABELS:,} apart at most")
+    return wanted[0], wanted[1]
 
 
 def checked_ids(at_pod: JobAtPod, body: bytes) -> Int64Array:

@@ -18,13 +18,20 @@ from refill_service.cache_core.heard_answers import encode_count
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.scores import encode_drawn, read_scores, tell_here
 from refill_service.jobs.trace_posting import keep_trace
 from refill_service.membership.resuming import Checkpoint
 from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.peers.peers import PODS_HEADER, TABLE_HEADER
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.answer_room import AnswerRoom
-from refill_service.serving.client_routes import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, CheckpointBody, checked_ids
+from refill_service.serving.client_routes import (
+    BATCH_BODY_BYTES,
+    SAMPLES_BODY_BYTES,
+    SCORES_BODY_BYTES,
+    CheckpointBody,
+    checked_ids,
+)
 from refill_service.serving.frame_response import FrameResponse
 from refill_service.serving.node_of import node_of
 from refill_service.serving.request_body import takes_body
@@ -267,6 +274,27 @@ async def trace(job: str, epoch: Number, rank: Number, incarnation: Incarnation,
     async with coming_trace(request, at_pod.job, epoch, rank) as ids:
         await keep_trace(at_pod, epoch, rank, ids)
     return {"positions": len(ids)}
+
+
+@PEER_ROUTES.put("/scores")
+@takes_body(SCORES_BODY_BYTES)
+async def scores(job: str, incarnation: Incarnation, request: Request) -> dict[str, Any]:
+    """Of samples that this pod owns."""
+    node = node_of(request.scope)
+    at_pod = node.table.find(job, incarnation)
+    told = read_scores(await request.body(), at_pod.job.layout.num_samples)
+    return {"book": tell_here(at_pod, *told)}
+
+
+@PEER_ROUTES.get("/epochs/{epoch}/ranks/{rank}/scores")
+async def drawn_from(
+    job: str, epoch: Number, rank: Number, start: Count, end: Count, incarnation: Incarnation, request: Request
+) -> Response:
+    """Of samples that this pod owns; see :func:`draw_from`."""
+    node = node_of(request.scope)
+    at_pod = node.table.find(job, incarnation)
+    told = await encode_drawn(at_pod, epoch, rank, start, end)
+    return Response(told, media_type="application/octet-stream")
 
 
 @PEER_ROUTES.get("/told")  # the name that pods of earlier versions ask for

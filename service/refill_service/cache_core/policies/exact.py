@@ -190,6 +190,11 @@ class ExactPolicy(Policy):
                 drops.append(np.array([sample], dtype=np.int64))
         return self._go_on(reads, drops)
 
+    def kept(self) -> Int64Array:
+        here = np.flatnonzero(self._arrived_here)
+        stays = np.fromiter(map(self._holds, here.tolist()), dtype=bool, count=len(here))
+        return np.asarray(here[stays])
+
     def stays(self, samples: Int64Array) -> NDArray[np.bool_] | None:
         return (
             np.fromiter(map(self._is_wanted, samples.tolist()), dtype=bool, count=len(samples))

@@ -339,6 +339,10 @@ class Policy(ABC):
         """Whether every request that this owner can get in the epoch was answered or sent ahead."""
         return self.num_answered >= self.num_requests
 
+    def kept(self) -> Int64Array:
+        """Samples in memory that stay there for who asks for them again."""
+        return NO_SAMPLES
+
     def stays(self, samples: Int64Array) -> NDArray[np.bool_] | None:
         """Which of these samples, ``(n,)``, stay in memory when their bytes leave with an answer now; None: none of
         them."""

@@ -1,0 +1,139 @@
+"""Which samples does a rank train with when important ones are to come more often? SHADE's sampler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from refill.epoch_place import Iteration
+from refill.epoch_sampler import PlacedSampler
+from refill.errors import InvalidInput
+from refill.protocol.importance import drawn, share_of, with_cached_first
+from refill.protocol.wire_format import Int64Array
+from refill.resume_state import ResumeState
+from refill.training_scores import TrainingScores
+
+if TYPE_CHECKING:
+    from refill.torch_dataset import CacheDataset
+
+__all__ = ["ImportanceSampler"]
+
+
+class ImportanceSampler(PlacedSampler):
+    """Draws each epoch by how important training finds samples (SHADE, FAST '23): some come often, some not at all.
+
+    Call :meth:`update` after each batch. At the start of an epoch all ranks draw from the scores that all of them have
+    told, with replacement: ``len(dataset)`` draws, each sample as probable as its score is high, and each rank takes
+    its share of them. What is in the pods' memory goes first. Pods keep the samples that are most important.
+
+    The dataset's job gets ``policy="exact"`` with eviction ``importance``, and ``order="explicit"``.
+
+    :param repetition: how often a draw that is in memory comes (the paper's repetition factor). With 1 nothing is
+        repeated that was not drawn so often. More hits more, and trains with fewer different samples.
+
+    ``improving`` may be set at any time before an epoch: see :meth:`validated`.
+    """
+
+    def __init__(self, dataset: CacheDataset, repetition: float = 1.0) -> None:
+        if not 1 <= repetition < 1000:
+            raise InvalidInput(f"repetition must be at least 1, got {repetition!r}")
+        given = dataset.policy_settings
+        if given.get("eviction", "importance") != "importance":
+            raise InvalidInput(
+                f"policy_settings eviction={given['eviction']!r} contradicts ImportanceSampler: leave it out"
+            )
+        if given and "eviction" not in given:
+            raise InvalidInput("policy_settings of an ImportanceSampler need eviction='importance', too")
+        dataset.configure(order="explicit", policy="exact", policy_settings=given or {"eviction": "importance"})
+        dataset.register()
+        super().__init__(dataset)
+        self.repetition = repetition
+        self.improving = False
+        """True: each rank draws for itself and takes the draws that came most often; else ranks divide one drawing."""
+        self._best: float | None = None
+        self.drawn_from: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None
+        """``(scores, cached)``, by sample: what the last epoch was drawn from, and what was in memory then."""
+        self._training = TrainingScores(dataset.connection, len(dataset))
+
+    def _num_positions(self) -> int:
+        return -(-len(self.dataset) // self.num_replicas)
+
+    def update(self, sample_ids: Any, logits: Any = None, labels: Any = None, *, losses: Any = None) -> None:
+        """Say what training found in a batch; returns at once.
+
+        :param sample_ids: ``(batch,)`` its ``batch["__id__"]``.
+        :param logits: ``(batch, classes)`` and ``labels`` ``(batch,)``: the loss of each sample is its cross entropy.
+        :param losses: ``(batch,)`` in place of both: the loss of each sample, from any loss function without reduction.
+        """
+        ids = np.asarray(sample_ids, dtype=np.int64).reshape(-1)
+        if (losses is None) == (logits is None) or (logits is None) != (labels is None):
+            raise InvalidInput("update takes logits and labels, or losses")
+        if losses is None:
+            with torch.no_grad():
+                losses = torch.nn.functional.cross_entropy(
+                    torch.as_tensor(logits).detach().float(), torch.as_tensor(labels), reduction="none"
+                )
+        shape = tuple(np.shape(losses))
+        if shape != (len(ids),):
+            raise InvalidInput(f"a batch of {len(ids)} samples has losses of shape {shape}: give one for each sample")
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.dataset):
+            wrong = ids[(ids < 0) | (ids >= len(self.dataset))][0]
+            raise InvalidInput(f"there is no sample {wrong}; the dataset has samples 0 to {len(self.dataset) - 1}")
+        self._training.trained(ids, losses)
+
+    def tell(self) -> None:
+        """Tell the pods now what they are told a few times a second, and before an epoch is drawn."""
+        self._training.tell()
+
+    def scores(self) -> NDArray[np.float32]:
+        """``(len(dataset),)`` the score of each sample, as far as this rank knows: its own, and at the beginning of an
+        epoch those of all ranks. NaN: not trained with yet."""
+        return self._training.snapshot()
+
+    def validated(self, accuracy: float) -> None:
+        """Say what a validation found, the more the better: ``improving`` is whether it is the best so far. While
+        validation improves, SHADE trains with what is most important alone; call it on all ranks with the same value,
+        or not at all."""
+        self.improving = self._best is None or accuracy > self._best
+        if self.improving:
+            self._best = float(accuracy)
+
+    def begin(self) -> Iteration:
+        epoch, resumed = self.place.begin()
+        if resumed is not None and resumed.start > 0:
+            self.iteration = resumed  # the pods have what it drew
+            return resumed
+        ids = self._drawn(epoch)
+        self.dataset.connection.post_trace(epoch, ids)
+        self.iteration = Iteration(epoch, 0, len(ids))
+        return self.iteration
+
+    def _drawn(self, epoch: int) -> Int64Array:
+        self.drawn_from = scores, cached = self._training.drawn_from(epoch)
+        seed, rank = self.dataset.connection.spec.seed % 2**64, self.rank
+        of_all, own = np.random.default_rng([seed, epoch]), np.random.default_rng([seed, epoch, 1 + rank])
+        draws = drawn(scores, own if self.improving else of_all)
+        share = share_of(draws, rank, self.num_replicas, improving=self.improving, generator=own)
+        return with_cached_first(share, cached, self.repetition)
+
+    def _known_length(self, epoch: int) -> int:
+        return self._num_positions()
+
+    def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:
+        """The state at a position, with the scores of all samples."""
+        scores = torch.from_numpy(self._training.snapshot())
+        kept = {"scores": scores, "improving": self.improving, "best": self._best}
+        return self.dataset.state_at(iteration.epoch, position, iteration.length, kept)
+
+    def resume(self, state: Any) -> ResumeState:
+        found = super().resume(state)
+        kept = found.sampler if isinstance(found.sampler, dict) else {}
+        scores = kept.get("scores")
+        if not isinstance(scores, torch.Tensor) or tuple(scores.shape) != (len(self.dataset),):
+            raise InvalidInput("the state has no scores of this dataset's samples: it is not of an ImportanceSampler")
+        self._training.restore(scores.numpy())
+        self.improving, self._best = bool(kept.get("improving")), kept.get("best")
+        return found

@@ -1,0 +1,94 @@
+"""How do the scores of training come to the owners of its samples, and back to the ranks that draw the next epoch?
+
+A rank asks its home, which tells each owner of its share, and puts together what all of them know. Nothing of it is on
+the path of a batch.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refill.errors import InvalidInput
+from refill.protocol.wire_format import Int64Array
+from refill_service.jobs.all_done import all_done
+from refill_service.jobs.job_at_pod import JobAtPod
+
+__all__ = ["draw_from", "encode_drawn", "read_scores", "tell_here", "tell_scores"]
+
+_ENTRY_BYTES = 12
+
+
+def read_scores(body: bytes, num_samples: int) -> tuple[Int64Array, NDArray[np.float32]]:
+    """``(ids, scores)``, little-endian int64 and float32, one after the other. Raises :class:`InvalidInput`."""
+    if len(body) % _ENTRY_BYTES:
+        raise InvalidInput(f"body of {len(body)} bytes is not a list of ids (int64) and their scores (float32)")
+    count = len(body) // _ENTRY_BYTES
+    ids = np.frombuffer(body, dtype="<i8", count=count).astype(np.int64)
+    scores = np.frombuffer(body, dtype="<f4", offset=8 * count).astype(np.float32)
+    if len(wrong := ids[(ids < 0) | (ids >= num_samples)]):
+        raise InvalidInput(f"there is no sample {wrong[0]}; the dataset has samples 0 to {num_samples - 1}")
+    if len(wrong_scores := scores[~(np.isfinite(scores) & (scores >= 0))]):
+        raise InvalidInput(f"a score must be a number of at least 0, got {wrong_scores[0]}")
+    return ids, scores
+
+
+async def tell_scores(at_pod: JobAtPod, ids: Int64Array, scores: NDArray[np.float32]) -> dict[str, Any]:
+    """Each owner is told of its share. Returns ``books``, by pod: the name of what it keeps, which another run of the
+    pod has not, and of which samples, ``[name, first, end]``."""
+    owners = at_pod.job.owner_of(ids)
+
+    async def tell(pod: int) -> tuple[str, list[Any]]:
+        here = owners == pod
+        if pod == at_pod.job.ordinal:
+            return str(pod), tell_here(at_pod, ids[here], scores[here])
+        body = ids[here].astype("<i8").tobytes() + scores[here].astype("<f4").tobytes()
+        return str(pod), (await at_pod.peers.call(pod, "PUT", "scores", body))["book"]
+
+    return {"scored": len(ids), "books": dict(await all_done(*(tell(pod) for pod in range(at_pod.job.num_pods))))}
+
+
+def tell_here(at_pod: JobAtPod, ids: Int64Array, scores: NDArray[np.float32]) -> list[Any]:
+    """Of this pod's share."""
+    share = at_pod.job.share
+    if not share.holds(ids).all():
+        raise InvalidInput(f"pod {at_pod.job.ordinal} was told scores of samples that it does not own")
+    return [at_pod.owner.scored(ids, scores), share.first_sample, share.end_sample]
+
+
+async def draw_from(at_pod: JobAtPod, epoch: int, rank: int, first: int, end: int) -> bytes:
+    """What the samples ``[first, end)`` of an epoch are drawn from: scores as float32, NaN where none is known, then a
+    bit for each that is in memory. Raises as :meth:`Owner.drawn_from`."""
+    bounds = at_pod.job.owner_bounds.tolist()
+    scores, cached = np.empty(end - first, dtype="<f4"), np.empty(end - first, dtype=bool)
+
+    async def ask(pod: int) -> None:
+        start, stop = max(first, bounds[pod]), min(end, bounds[pod + 1])
+        if start >= stop:
+            return
+        if pod == at_pod.job.ordinal:
+            told = await encode_drawn(at_pod, epoch, rank, start, stop)
+        else:
+            what = f"epochs/{epoch}/ranks/{rank}/scores"
+            told = await at_pod.peers.patiently(pod, partial(at_pod.peers.bytes_of, pod, what, start=start, end=stop))
+        count = stop - start
+        scores[start - first : stop - first] = np.frombuffer(told, dtype="<f4", count=count)
+        bits = np.unpackbits(np.frombuffer(told, dtype=np.uint8, offset=4 * count), count=count)
+        cached[start - first : stop - first] = bits
+
+    # All at once: each waits until all ranks have asked it.
+    await all_done(*(ask(pod) for pod in range(at_pod.job.num_pods)))
+    return scores.tobytes() + np.packbits(cached).tobytes()
+
+
+async def encode_drawn(at_pod: JobAtPod, epoch: int, rank: int, first: int, end: int) -> bytes:
+    """As :func:`draw_from`, of samples of this pod's share."""
+    share = at_pod.job.share
+    if not share.first_sample <= first < end <= share.end_sample:
+        raise InvalidInput(f"pod {at_pod.job.ordinal} was asked for scores of samples that it does not own")
+    drawn_from = await at_pod.owner.drawn_from(epoch, rank)
+    here = slice(first - share.first_sample, end - share.first_sample)
+    return drawn_from.scores[here].astype("<f4").tobytes() + np.packbits(drawn_from.cached[here]).tobytes()

@@ -1,0 +1,247 @@
+"""Ranks draw their epochs from what all of them found important, and pods keep that; whatever becomes of pods."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.membership.pods_in_process import PodsInProcess, Rank
+from tests.pod_fixtures import NUM_SAMPLES
+
+import refill
+from refill.errors import InvalidInput
+from refill.pod_connection import PodConnection
+from refill.protocol.importance import drawn, rank_scores
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.wire_format import Int64Array
+
+Packed = tuple[str, dict[str, bytes]]
+LENGTH, BATCH = NUM_SAMPLES // 2, 25
+LOSSES = np.random.default_rng(5).permutation(NUM_SAMPLES) / NUM_SAMPLES
+
+
+class CalledDataset(refill.CacheDataset):
+    """Pods are called, not asked over a network."""
+
+    def __init__(self, pods: PodsInProcess, rank: int, name: str, url: str, **settings: Any) -> None:
+        self._called = pods
+        how = {"world_size": 2, "memory_bytes": 600_000, "seed": 3} | settings
+        super().__init__(pods.pod_urls[0], dataset=url, job=name, rank=rank, **how)
+
+    def _new_connection(self) -> PodConnection:
+        spec = JobSpec.from_dict(self._settings)
+        return Rank(self._called, spec, self._rank or 0, record=self._record, start=self._start)
+
+
+class Training:
+    """Two ranks that train in step; a sample's loss is always the same."""
+
+    def __init__(self, pods: PodsInProcess, url: str, **how: Any) -> None:
+        self.pods, self.name, self.url, self.how = pods, f"drawn-{uuid.uuid4().hex[:8]}", url, how
+        self.begin()
+
+    def begin(self) -> None:
+        self.datasets = [CalledDataset(self.pods, rank, self.name, self.url) for rank in (0, 1)]
+        self.samplers = [refill.ImportanceSampler(dataset, **self.how) for dataset in self.datasets]
+
+    def over(self) -> None:
+        for sampler in self.samplers:
+            sampler._training.join()
+
+    def draw(self, epoch: int) -> None:
+        """At the same time, as ranks do."""
+        for sampler in self.samplers:
+            sampler.set_epoch(epoch)
+        self.positions = [iter(sampler) for sampler in self.samplers]
+        self.firsts = run_together(lambda rank: next(self.positions[rank]))
+
+    def epoch(self, epoch: int, until: int = LENGTH) -> list[Int64Array]:
+        """The samples of each rank, in their order."""
+        self.draw(epoch)
+        return self.train(until)
+
+    def train(self, until: int = LENGTH) -> list[Int64Array]:
+        found = run_together(lambda rank: self._train(rank, until))
+        self.over()
+        return found
+
+    def _train(self, rank: int, until: int) -> Int64Array:
+        left = [self.firsts[rank], *self.positions[rank]]
+        assert [each.position for each in left] == list(range(LENGTH))
+        had = []
+        for start in range(0, until, BATCH):
+            ids = [sample["__id__"] for sample in self.datasets[rank].__getitems__(left[start : start + BATCH])]
+            had += ids
+            self.samplers[rank].update(torch.tensor(ids), losses=torch.tensor(LOSSES[ids]))
+        return np.array(had)
+
+    def receipt(self, epoch: int) -> dict[str, Any]:
+        return self.pods.get(0, f"/v1/jobs/{self.name}/epochs/{epoch}/receipt")
+
+
+def run_together(work: Any) -> list[Any]:
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(work, (0, 1)))
+
+
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodsInProcess]:
+    with PodsInProcess(3, tmp_path_factory.mktemp("journals"), journal=False, memory_bytes="16MiB") as found:
+        yield found
+
+
+def test_ranks_divide_one_drawing_from_the_scores_of_all(pods: PodsInProcess, packed: Packed) -> None:
+    training = Training(pods, packed[0])
+    first = training.epoch(0)
+    of_epoch_0 = drawn(np.full(NUM_SAMPLES, np.nan), np.random.default_rng([3, 0]))
+    assert sorted(first[0].tolist() + first[1].tolist()) == sorted(of_epoch_0.tolist())
+    training.draw(1)
+    scores = training.samplers[0].scores()
+    assert np.array_equal(scores, training.samplers[1].scores(), equal_nan=True), "each rank knows what both found"
+    trained = np.unique(np.concatenate(first))
+    assert np.flatnonzero(~np.isnan(scores)).tolist() == trained.tolist()
+    last = {rank: first[rank][-BATCH:] for rank in (0, 1)}
+    only_there = [sample for sample in last[0] if np.count_nonzero(np.concatenate(first) == sample) == 1]
+    ranked = dict(zip(last[0].tolist(), rank_scores(LOSSES[last[0]]), strict=True))
+    assert len(only_there) > 0
+    np.testing.assert_allclose([scores[each] for each in only_there], [ranked[each] for each in only_there], rtol=1e-6)
+
+
+def test_the_receipt_counts_positions(pods: PodsInProcess, packed: Packed, capsys: pytest.CaptureFixture[str]) -> None:
+    from refill_service.commands.receipt import _shown
+
+    training = Training(pods, packed[0], repetition=2)
+    training.epoch(0)
+    training.draw(1)
+    assert training.receipt(0)["exact"]
+    had = np.concatenate(training.train())
+    often = np.bincount(had, minlength=NUM_SAMPLES)
+    found = training.receipt(1)
+    posted = {"posted": NUM_SAMPLES, "delivered": NUM_SAMPLES, "duplicates": 0, "missing": 0, "unknown": 0}
+    assert found["positions"] == posted
+    assert found["draws"] == {
+        "distinct": int((often > 0).sum()),
+        "never_drawn": int((often == 0).sum()),
+        "drawn_once": int((often == 1).sum()),
+        "drawn_twice": int((often == 2).sum()),
+        "drawn_more": int((often > 2).sum()),
+        "most_often": int(often.max()),
+    }
+    assert found["exact"]
+    shown = _shown(found)
+    assert "each position was answered once" in shown
+    assert "each sample" not in shown
+    assert f"never drawn {int((often == 0).sum()):>14,}" in shown
+
+
+def test_a_receipt_of_half_an_epoch_says_what_is_missing(pods: PodsInProcess, packed: Packed) -> None:
+    training = Training(pods, packed[0])
+    training.epoch(0, until=100)
+    found = training.receipt(0)
+    assert found["positions"]["delivered"] == 200
+    assert found["positions"]["missing"] == NUM_SAMPLES - 200
+    assert not found["exact"]
+
+
+def test_pods_keep_what_is_important_and_it_comes_first(pods: PodsInProcess, packed: Packed) -> None:
+    training = Training(pods, packed[0], repetition=2)
+    for epoch in range(3):
+        training.epoch(epoch)
+    training.draw(3)
+    cached = training.samplers[0].drawn_from[1]
+    assert 100 < cached.sum() < 900, "memory is for a part of the dataset"
+    scores = training.samplers[0].scores()
+    assert np.nanmean(scores[cached]) > np.nanmean(scores[~cached]) + 0.2
+    order = training.train()[0]
+    here = cached[order]
+    assert here[0]
+    assert not here[np.argmin(here) :].any(), "what is in memory comes first"
+
+
+def test_a_pod_that_forgot_scores_is_told_again(
+    tmp_path: Path, packed: Packed, caplog: pytest.LogCaptureFixture
+) -> None:
+    with PodsInProcess(3, tmp_path, journal=False) as pods:
+        training = Training(pods, packed[0])
+        first = training.epoch(0)
+        for sampler in training.samplers:
+            sampler.tell()
+        pods.kill(1)
+        pods.start(1)
+        with caplog.at_level(logging.WARNING):
+            second = training.epoch(1)
+        assert "pod 1 was started again, or is new, and does not know how important samples are" in caplog.text
+        known = np.flatnonzero(~np.isnan(training.samplers[0].drawn_from[0]))
+        assert known.tolist() == np.unique(np.concatenate(first)).tolist(), "nothing is lost"
+        assert [len(of_rank) for of_rank in second] == [LENGTH, LENGTH]
+        assert training.receipt(1)["exact"]
+
+
+def test_a_checkpoint_has_the_scores(pods: PodsInProcess, packed: Packed) -> None:
+    training = Training(pods, packed[0])
+    training.epoch(0)
+    states = [sampler.state_after(LENGTH) for sampler in training.samplers]
+    training.draw(1)
+    training.datasets[0].end_job()
+    again = Training(pods, packed[0])
+    for sampler, state in zip(again.samplers, states, strict=True):
+        sampler.load_state_dict(state | {"job": again.name, "sampler": states[0]["sampler"]})
+    assert [sampler.epoch for sampler in again.samplers] == [1, 1]
+    run_together(lambda rank: next(iter(again.samplers[rank])))
+    of_rank_0 = states[0]["sampler"]["scores"].numpy()
+    for sampler in again.samplers:
+        assert np.array_equal(sampler.drawn_from[0], of_rank_0, equal_nan=True), "the pods of the new job know them"
+
+
+def test_while_validation_improves_each_rank_takes_what_is_most_important(pods: PodsInProcess, packed: Packed) -> None:
+    training = Training(pods, packed[0])
+    training.epoch(0)
+    for accuracy, improving in ((0.5, True), (0.5, False), (0.7, True)):
+        for sampler in training.samplers:
+            sampler.validated(accuracy)
+            assert sampler.improving is improving
+    had = training.epoch(1)
+    for of_rank in had:
+        assert np.bincount(of_rank).max() > 2
+        assert len(np.unique(of_rank)) < 300, "few, and those often"
+    assert training.receipt(1)["exact"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((), "update takes logits and labels, or losses"),
+        ((torch.zeros(2, 3),), "update takes logits and labels, or losses"),
+        ((None, None, torch.zeros(3)), r"a batch of 2 samples has losses of shape \(3,\)"),
+        ((None, None, torch.tensor(0.5)), r"has losses of shape \(\): give one for each sample"),
+    ],
+)
+def test_what_update_refuses(pods: PodsInProcess, packed: Packed, given: tuple[Any, ...], message: str) -> None:
+    sampler = refill.ImportanceSampler(CalledDataset(pods, 0, "refuses", packed[0]))
+    logits, labels, losses = (*given, None, None, None)[:3]
+    with pytest.raises(InvalidInput, match=message):
+        sampler.update(torch.tensor([1, 2]), logits, labels, losses=losses)
+    with pytest.raises(InvalidInput, match="there is no sample 1000; the dataset has samples 0 to 999"):
+        sampler.update([1000], losses=[0.5])
+
+
+def test_a_job_of_another_policy_takes_no_scores(pods: PodsInProcess, packed: Packed) -> None:
+    with pytest.raises(InvalidInput, match="policy='exact' contradicts the dataset"):
+        refill.ImportanceSampler(CalledDataset(pods, 0, "other", packed[0], policy="drain"))
+    with pytest.raises(InvalidInput, match="eviction='lru' contradicts ImportanceSampler"):
+        refill.ImportanceSampler(
+            CalledDataset(pods, 0, "other", packed[0], policy="exact", policy_settings={"eviction": "lru"})
+        )
+    rank = Rank(pods, JobSpec(f"no-scores-{uuid.uuid4().hex[:8]}", packed[0], memory_bytes=600_000), 0)
+    rank.info()
+    with pytest.raises(InvalidInput, match="takes no scores: its policy must be exact with eviction importance"):
+        rank.tell_scores(np.array([1]), np.array([1.0], dtype=np.float32))
+    with pytest.raises(InvalidInput, match="takes no scores"):
+        rank.drawn_from(0, NUM_SAMPLES)
