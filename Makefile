@@ -12,6 +12,8 @@
 # make docs          README and docs/ as a site, build/site, every link checked
 # make chart-files   copy dashboards and rules into the Helm chart, and make its README of values.yaml
 # make chart         the Helm chart as an archive, dist/refill-VERSION.tgz, as `helm push` takes it
+# make test-cluster  a job on a release in a real cluster, KUBECONFIG's: pods deleted, drained, updated. docs/CLUSTER.md
+# make soak-cluster  the same for two hours, one event a minute
 # make dist          the distribution refill-cache, a wheel and its sources, checked, into dist/
 # Each makes its own virtual environment, .venv, the first time.
 
@@ -28,13 +30,14 @@ CHAOS_FLAGS ?=
 LOCK_FLAGS ?=
 AUDIT_FLAGS ?=
 BASE_IMAGE_FLAGS ?=
+CLUSTER_FLAGS ?=
 SOAK_FLAGS ?=
 
 # Thousands of processes of the tests import the same modules: what Python compiles is kept, though the environment
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all quick test-security test-trainers test-image chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-all quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -62,6 +65,14 @@ test-trainers: $(READY)
 
 test-image: $(READY)
 	$(BIN)/python -m pytest -m image tests/docker
+
+# CLUSTER_FLAGS='--values my-values.yaml --namespace ml': see `python -m tests.cluster --help`.
+test-cluster: $(READY)
+	$(BIN)/python -m tests.cluster $(CLUSTER_FLAGS)
+
+# CLUSTER_FLAGS+=' --soak-minutes 10' for a shorter one: what is said last holds.
+soak-cluster: $(READY)
+	$(BIN)/python -m tests.cluster --soak-minutes 120 $(CLUSTER_FLAGS)
 
 # What is checked is the tree: without a network it passes, and says that nothing was audited. `make audit` does not.
 check: AUDIT_FLAGS += --allow-offline

@@ -247,11 +247,23 @@ def test_two_releases_in_one_namespace_do_not_meet(one: str, other: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("version", "chosen"),
-    [("v1.27.3", None), ("v1.30.0", None), ("v1.31.5-eks-abc", "PreferClose"), ("v1.34.0-gke.1", "PreferSameNode")],
+    ("version", "asked", "chosen"),
+    [
+        ("v1.27.3", "auto", None),
+        ("v1.30.0", "PreferClose", None),
+        ("v1.31.5-eks-abc", "auto", "PreferClose"),
+        ("v1.31.5-eks-abc", "PreferSameZone", None),
+        ("v1.31.5-eks-abc", "PreferClose", "PreferClose"),
+        ("v1.34.0-gke.1", "auto", "PreferSameNode"),
+        ("v1.34.0-gke.1", "PreferSameZone", "PreferSameZone"),
+        ("v1.34.0-gke.1", "none", None),
+    ],
 )
-def test_a_near_pod_is_preferred_in_the_words_that_the_cluster_knows(version: str, chosen: str | None) -> None:
-    assert release(kubernetes=version).service("clients")["spec"].get("trafficDistribution") == chosen
+def test_a_near_pod_is_preferred_in_the_words_that_the_cluster_knows(
+    version: str, asked: str, chosen: str | None
+) -> None:
+    found = release({"service": {"trafficDistribution": asked}}, kubernetes=version)
+    assert found.service("clients")["spec"].get("trafficDistribution") == chosen
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,12 @@ true
 {{- end -}}
 {{- end }}
 
+{{/* A preference: where a cluster does not know the word yet, it is left out, asked for or not. */}}
 {{- define "refill.trafficDistribution" -}}
 {{- $wanted := .Values.service.trafficDistribution -}}
-{{- if ne $wanted "auto" -}}
-{{ ternary "" $wanted (eq $wanted "none") }}
-{{- else if include "refill.since" (list . "1.34") -}}
-PreferSameNode
-{{- else if include "refill.since" (list . "1.31") -}}
+{{- if and (include "refill.since" (list . "1.34")) (ne $wanted "none") -}}
+{{ ternary "PreferSameNode" $wanted (eq $wanted "auto") }}
+{{- else if and (include "refill.since" (list . "1.31")) (has $wanted (list "auto" "PreferClose")) -}}
 PreferClose
 {{- end -}}
 {{- end }}

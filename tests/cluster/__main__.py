@@ -1,0 +1,221 @@
+"""What does a real cluster do to a job that runs? ``make test-cluster``, or ``python -m tests.cluster --values FILE``.
+
+Installs the chart of this tree as a release of its own, runs a job of two ranks, and does to it, one after another,
+what happens to pods in a cluster. After each event every sample of the epochs in which it fell has to have come exactly
+once, by what the ranks got and by the pods' receipt. Prints the table of docs/CLUSTER.md; exit status 1 if anything was
+wrong.
+
+KUBECONFIG names the cluster. The values say which image, store and dataset there are, as for an installation; what they
+name (Secrets) is to be in the namespace. What the cluster can't do is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import helm_python
+import yaml
+from benchmarks.machine import machine
+from tests.cluster.cluster import CHART, RELEASE, Cluster, Failed, Skipped
+from tests.cluster.events import EVENTS, Event, Options
+from tests.cluster.example import run_example
+from tests.cluster.memory import memory_of
+from tests.cluster.ranks import Ranks
+
+_PODS = 3
+_SOAKED = {"delete", "forced", "rolling", "all"}
+
+
+class Row(NamedTuple):
+    event: str
+    exact: str
+    ready_seconds: float | None = None
+    longest_seconds: float | None = None
+    all_seconds: float | None = None
+    said: str = ""
+
+    def __str__(self) -> str:
+        seconds = [
+            "" if s is None else f"{s:.1f} s" for s in (self.ready_seconds, self.longest_seconds, self.all_seconds)
+        ]
+        return "| " + " | ".join([self.event, self.exact, *seconds, self.said.replace("|", "/")]) + " |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__.partition("\n")[0])
+    parser.add_argument("--values", type=Path, required=True, help="of the chart: image, store, dataset.url, ...")
+    parser.add_argument("--namespace", default="default", help="that has the Secrets which the values name")
+    parser.add_argument("--only", default="", help="events by name, such as delete,drain (see --list)")
+    parser.add_argument("--list", action="store_true", help="name the events, and run nothing")
+    parser.add_argument("--batch-seconds", type=float, default=0.1, help="how long a rank computes for each batch")
+    parser.add_argument("--cut-node", default="", help="command that cuts the power of the node named after it")
+    parser.add_argument("--training-image", default="", help="with PyTorch, as docker/train.Dockerfile makes it")
+    parser.add_argument("--soak-minutes", type=float, help="one event a minute at random, for so long")
+    parser.add_argument("--seed", type=int, default=1, help="of the soak's events")
+    given = parser.parse_args()
+    if given.list:
+        print(*(f"{event.name:10}{event.says}" for event in EVENTS), sep="\n")
+        return 0
+    if "KUBECONFIG" not in os.environ and not (Path.home() / ".kube" / "config").exists():
+        parser.error("KUBECONFIG is not set: it names the cluster to try")
+    values = yaml.safe_load(given.values.read_text()) or {}
+    if not values.get("dataset", {}).get("url"):
+        parser.error(f"{given.values}: dataset.url is needed, a dataset that the pods can read")
+    values = {"insecure": not values.get("access", {}).get("clientTokens"), **values, "replicas": _PODS}
+    chosen = [event for event in EVENTS if not given.only or event.name in given.only.split(",")]
+    return _Trial(Cluster(given.namespace, values), values, given).run(chosen)
+
+
+class _Trial:
+    """One release, one job, and the rows of the table so far."""
+
+    def __init__(self, cluster: Cluster, values: dict[str, object], given: argparse.Namespace) -> None:
+        self._cluster, self._values, self._given = cluster, values, given
+        self._failed = 0
+        self._peaks: dict[str, tuple[int, int]] = {}
+
+    def run(self, events: list[Event]) -> int:
+        major, minor = self._cluster.version
+        nodes = len(self._cluster.found("nodes")["items"])
+        print(f"Kubernetes {major}.{minor}, {nodes} nodes, tests run on: {machine()}\n")
+        print(
+            "| event | every sample exactly once | until all pods are ready again | longest without a batch | "
+            "in all over 1 s | Kubernetes warned |\n| --- | --- | --- | --- | --- | --- |",
+            flush=True,
+        )
+        try:
+            self._install()
+            self._with_ranks(events)
+        except Failed as failure:
+            self._add(Row("", f"**failed**: {failure}"))
+            self._failed += 1
+        finally:
+            self._cluster.uninstall()
+        print()
+        for pod, (peak, limit) in sorted(self._peaks.items()):
+            print(f"{pod}: at most {peak / 1e6:.0f} MB of {limit / 1e6:.0f} MB, page cache and all")
+        return 1 if self._failed else 0
+
+    def _install(self) -> None:
+        for path in sorted((CHART / "ci").glob("*-values.yaml")):
+            self._tried(f"would install `ci/{path.name}`", lambda path=path: self._would_install(path))
+        self._cluster.uninstall()
+        began = time.monotonic()
+        self._cluster.install()
+        self._add(Row("`helm install`", "", time.monotonic() - began))
+        self._tried("`helm test`", lambda: "" if self._cluster.helm_test() else "said nothing")
+        self._tried("`helm/examples/train.yaml`, two ranks of PyTorch", self._example)
+
+    def _example(self) -> str:
+        if not self._given.training_image:
+            raise Skipped("--training-image was not given")
+        dataset = str(self._values["dataset"]["url"])  # type: ignore[index]
+        return run_example(self._cluster, self._given.training_image, dataset)
+
+    def _would_install(self, path: Path) -> str:
+        try:
+            self._cluster.would_install(yaml.safe_load(path.read_text()))
+        except helm_python.HelmError as error:
+            if "no matches for kind" in str(error):
+                raise Skipped("the cluster has no CRDs of the Prometheus operator") from None
+            raise Failed(str(error)) from None
+        return ""
+
+    def _tried(self, what: str, trial: object) -> None:
+        began = time.monotonic()
+        try:
+            said = trial()  # type: ignore[operator]
+        except Skipped as skipped:
+            self._add(Row(what, f"skipped: {skipped}"))
+        except (Failed, helm_python.HelmError) as failure:
+            self._failed += 1
+            self._add(Row(what, f"**failed**: {failure}"))
+        else:
+            self._add(Row(what, "", time.monotonic() - began, said=said))
+
+    def _with_ranks(self, events: list[Event]) -> None:
+        service = f"http://{RELEASE}.{self._cluster.namespace}.svc:8000"
+        ranks = Ranks(self._cluster, service, str(self._values["dataset"]["url"]), self._given.batch_seconds)  # type: ignore[index]
+        try:
+            ranks.until_they_run(0)
+            quiet = time.time()
+            ranks.until_finished(1)
+            self._add(Row("nothing, for an epoch", self._exactness(ranks, 0), 0.0, *self._stalls(ranks, quiet)))
+            if self._given.soak_minutes:
+                self._soak(ranks)
+            else:
+                for event in events:
+                    self._event(event, ranks)
+            self._note_memory()
+        finally:
+            ranks.end()
+
+    def _soak(self, ranks: Ranks) -> None:
+        chosen = [event for event in EVENTS if event.name in _SOAKED]
+        draw, until = random.Random(self._given.seed), time.monotonic() + 60 * self._given.soak_minutes
+        while (began := time.monotonic()) < until:
+            self._event(draw.choice(chosen), ranks)
+            time.sleep(max(0.0, min(until, began + 60) - time.monotonic()))
+
+    def _event(self, event: Event, ranks: Ranks) -> None:
+        options = Options(cut_node=self._given.cut_node)
+        self._note_memory()
+        first, since = ranks.finished(), time.time()
+        try:
+            event.run(self._cluster, options)
+            ready = time.time() - since
+            ranks.until_they_run(time.time())
+            ended = ranks.finished()
+            ranks.until_finished(ended + 1)
+        except Skipped as skipped:
+            self._add(Row(event.says, f"skipped: {skipped}"))
+            return
+        exact = self._exactness(ranks, first)
+        said = self._cluster.warnings(since)
+        self._add(Row(event.says, exact, ready, *self._stalls(ranks, since), said))
+
+    def _exactness(self, ranks: Ranks, first: int) -> str:
+        """Of the epochs that ended since, by what the ranks got; and of the last of them by its receipt."""
+        last = ranks.finished() - 1
+        wrong = "; ".join(filter(None, (ranks.wrong_in(epoch) for epoch in range(first, last + 1))))
+        receipt = self._cluster.kubectl(
+            *(
+                "exec",
+                f"{RELEASE}-0",
+                "--",
+                "refill",
+                "receipt",
+                ranks.job,
+                str(last),
+                "--url",
+                "http://localhost:8000",
+            ),
+            check=False,
+        )
+        if "exact" not in receipt:
+            wrong += f" receipt of epoch {last}: {receipt.strip()[-200:]}"
+        self._failed += bool(wrong)
+        return f"**no**: {wrong}" if wrong else "yes"
+
+    def _stalls(self, ranks: Ranks, since: float) -> tuple[float, float]:
+        gaps = ranks.gaps(since)
+        return gaps[0], sum(gap for gap in gaps if gap > 1) / len(ranks.came_at)
+
+    def _note_memory(self) -> None:
+        """Before pods go: what their cgroups counted goes with them."""
+        for pod in self._cluster.pods():
+            if found := memory_of(self._cluster, pod):
+                self._peaks[pod] = max(self._peaks.get(pod, (0, 0)), (found.peak_bytes, found.limit_bytes))
+
+    def _add(self, row: Row) -> None:
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""How does a test talk to a cluster? By kubectl, and by Helm's own engine, with KUBECONFIG as both find it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import helm_python
+
+__all__ = ["CHART", "Cluster", "Failed", "Skipped"]
+
+CHART = Path(__file__).parents[2] / "helm" / "refill"
+RELEASE = "refill-try"
+"""Its objects' names, too, since "refill" is in it."""
+_LONGEST_SECONDS = 600
+
+
+class Failed(Exception):
+    """What was tried did not come out as it should."""
+
+
+class Skipped(Exception):
+    """What this cluster can't do, or was not told how to."""
+
+
+class Cluster:
+    """A namespace of a cluster, and one release in it."""
+
+    def __init__(self, namespace: str, values: dict[str, Any]) -> None:
+        self.namespace = namespace
+        self._values = values
+        self._changed: dict[str, Any] = {}
+        self._helm = helm_python.Config(namespace=namespace)
+
+    def kubectl(self, *arguments: str, given: str | None = None, check: bool = True) -> str:
+        done = subprocess.run(
+            ["kubectl", "-n", self.namespace, *arguments],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST_SECONDS,
+            check=False,
+        )
+        if check and done.returncode:
+            raise Failed(f"kubectl {' '.join(arguments)}: {(done.stderr or done.stdout).strip()[-500:]}")
+        return done.stdout + ("" if check else done.stderr)
+
+    def found(self, *arguments: str) -> dict[str, Any]:
+        """Objects as kubectl shows them."""
+        shown: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        return shown
+
+    @property
+    def version(self) -> tuple[int, int]:
+        found = json.loads(self.kubectl("version", "-o", "json"))["serverVersion"]
+        return int(found["major"]), int(found["minor"].rstrip("+"))
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        whole = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self.kubectl("apply", "--validate=false", "-f", "-", given=json.dumps(whole))
+
+    # --- the release ---------------------------------------------------------------------------------------------
+
+    def install(self, **changed: Any) -> None:
+        self._changed = changed
+        chart = helm_python.Chart.load(CHART)
+        self._helm.install(chart, RELEASE, self._values | changed, namespace=self.namespace)
+        self.until(self.is_as_wanted, "all pods of the release are ready")
+
+    def would_install(self, values: dict[str, Any]) -> None:
+        """The API server looks at every object, and keeps none."""
+        chart = helm_python.Chart.load(CHART)
+        self._helm.install(chart, f"{RELEASE}-dry", values, namespace=self.namespace, dry_run="server")
+
+    def upgrade(self, **changed: Any) -> None:
+        """Returns at once: who asked waits."""
+        self._changed |= changed
+        chart = helm_python.Chart.load(CHART)
+        self._helm.upgrade(chart, RELEASE, self._values | self._changed, namespace=self.namespace)
+
+    def rollback(self) -> None:
+        self._helm.rollback(RELEASE)
+
+    def helm_test(self) -> str:
+        return str(self._helm.test(RELEASE, timeout=180, logs=True)["logs"])
+
+    def uninstall(self) -> None:
+        self._helm.uninstall(RELEASE, ignore_not_found=True)
+        self.until(lambda: not self.pods(), "no pod of the release is left")
+
+    @property
+    def image(self) -> tuple[str, str]:
+        """Of the pods, and its pull policy."""
+        (container,) = self.found("statefulset", RELEASE)["spec"]["template"]["spec"]["containers"]
+        return container["image"], container["imagePullPolicy"]
+
+    def pods(self) -> dict[str, dict[str, Any]]:
+        selector = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component=cache"
+        return {pod["metadata"]["name"]: pod for pod in self.found("pods", "-l", selector)["items"]}
+
+    def uids(self) -> dict[str, str]:
+        return {name: pod["metadata"]["uid"] for name, pod in self.pods().items()}
+
+    def is_as_wanted(self) -> bool:
+        """Whether there are as many pods as the StatefulSet wants, of its newest template, all of them ready."""
+        stateful = self.found("statefulset", RELEASE)
+        status, replicas = stateful["status"], stateful["spec"]["replicas"]
+        if status.get("observedGeneration") != stateful["metadata"]["generation"]:
+            return False
+        pods = self.pods().values()
+        return len(pods) == replicas and all(
+            is_ready(pod) and pod["metadata"]["labels"]["controller-revision-hash"] == status["updateRevision"]
+            for pod in pods
+        )
+
+    def warnings(self, since: float) -> str:
+        """The reasons of Kubernetes' warnings about the release's objects."""
+        begin = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since))
+        found = self.found("events", "--field-selector", "type=Warning")["items"]
+        return ", ".join(
+            sorted(
+                {
+                    event["reason"]
+                    for event in found
+                    if event["involvedObject"].get("name", "").startswith(RELEASE)
+                    and (event.get("lastTimestamp") or event["metadata"]["creationTimestamp"]) >= begin
+                }
+            )
+        )
+
+    def until(self, is_true: Callable[[], bool], what: str, seconds: float = 300) -> float:
+        """Returns the seconds that it took."""
+        began = time.monotonic()
+        while not is_true():
+            if time.monotonic() - began > seconds:
+                raise Failed(f"not within {seconds:.0f} s: {what}")
+            time.sleep(0.3)
+        return time.monotonic() - began
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    conditions = {condition["type"]: condition["status"] for condition in pod["status"].get("conditions", [])}
+    return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]

@@ -1,0 +1,158 @@
+"""What is done to a cluster on which a job runs? Each event is begun, and waited for until it is over."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tests.cluster.cluster import RELEASE, Cluster, Failed, Skipped, is_ready
+
+__all__ = ["EVENTS", "Event", "Options"]
+
+
+class Options(NamedTuple):
+    """What the user said of the cluster."""
+
+    cut_node: str = ""
+    """A command that cuts a node's power; the node's name is put after it."""
+
+
+class Event(NamedTuple):
+    name: str
+    says: str
+    """As the table has it."""
+    run: Callable[[Cluster, Options], None]
+
+
+def _replaced(cluster: Cluster, name: str, uid: str) -> Callable[[], bool]:
+    def is_replaced() -> bool:
+        pod = cluster.pods().get(name)
+        return pod is not None and pod["metadata"]["uid"] != uid and is_ready(pod)
+
+    return is_replaced
+
+
+def delete(cluster: Cluster, options: Options, *how: str) -> None:
+    name = f"{RELEASE}-1"
+    uid = cluster.uids()[name]
+    cluster.kubectl("delete", "pod", name, "--wait=false", *how)
+    cluster.until(_replaced(cluster, name, uid), f"{name} is replaced")
+
+
+def forced(cluster: Cluster, options: Options) -> None:
+    delete(cluster, options, "--force", "--grace-period=0")
+
+
+def all_deleted(cluster: Cluster, options: Options) -> None:
+    before = cluster.uids()
+    cluster.kubectl("delete", "pod", *before, "--wait=false", "--force", "--grace-period=0")
+    for name, uid in before.items():
+        cluster.until(_replaced(cluster, name, uid), f"{name} is replaced")
+
+
+def rolling(cluster: Cluster, options: Options) -> None:
+    """By a value that changes nothing but the pods' template."""
+    before = cluster.uids()
+    cluster.upgrade(podAnnotations={"tried": "rolling update"})
+    cluster.until(lambda: cluster.is_as_wanted() and not _same(before, cluster.uids()), "the rolling update ends")
+
+
+def rolled_back(cluster: Cluster, options: Options) -> None:
+    before = cluster.uids()
+    cluster.rollback()
+    cluster.until(lambda: cluster.is_as_wanted() and not _same(before, cluster.uids()), "the rollback ends")
+
+
+def _same(one: dict[str, str], other: dict[str, str]) -> bool:
+    return any(other.get(name) == uid for name, uid in one.items())
+
+
+def _to(replicas: int, *, at_once: bool = False) -> Callable[[Cluster, Options], None]:
+    """:param at_once: the old pods are deleted together, since they work with no new one anyway."""
+
+    def scaled(cluster: Cluster, options: Options) -> None:
+        before = cluster.uids()
+        cluster.upgrade(replicas=replicas)
+        if at_once:
+            cluster.kubectl("delete", "pod", *before, "--wait=false")
+        cluster.until(
+            lambda: cluster.is_as_wanted() and len(after := cluster.uids()) == replicas and not _same(before, after),
+            f"{replicas} pods are ready",
+        )
+
+    return scaled
+
+
+def kubectl_scale(cluster: Cluster, options: Options) -> None:
+    """What the docs say not to do: pods that the others know nothing of don't start, and nobody is hurt."""
+    replicas = cluster.found("statefulset", RELEASE)["spec"]["replicas"]
+    cluster.kubectl("scale", f"statefulset/{RELEASE}", f"--replicas={replicas + 1}")
+    added = f"{RELEASE}-{replicas}"
+
+    def refused() -> bool:
+        statuses = cluster.pods().get(added, {}).get("status", {}).get("containerStatuses", [])
+        return any(status["restartCount"] > 0 or "terminated" in status["state"] for status in statuses)
+
+    cluster.until(refused, f"{added} refuses to start")
+    told = cluster.kubectl("logs", added, "--tail=2", check=False)
+    if "ordinal" not in told and "replicas" not in told.lower():
+        raise Failed(f"{added} does not say why it refuses: {told}")
+    cluster.kubectl("scale", f"statefulset/{RELEASE}", f"--replicas={replicas}")
+    cluster.until(cluster.is_as_wanted, f"{added} is gone")
+
+
+def drain(cluster: Cluster, options: Options) -> None:
+    """Of the node of a cache pod, as far as pods of the release go; the budget lets one go at a time."""
+    nodes = [
+        node["metadata"]["name"]
+        for node in cluster.found("nodes")["items"]
+        if is_ready(node) and not node["spec"].get("unschedulable")
+    ]
+    if len(nodes) < 2:
+        raise Skipped("there is one node alone")
+    before = cluster.pods()
+    node = before[f"{RELEASE}-0"]["spec"]["nodeName"]
+    selector = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component=cache"
+    try:
+        cluster.kubectl(
+            *("drain", node, f"--pod-selector={selector}", "--ignore-daemonsets", "--force"),
+            *("--delete-emptydir-data", "--timeout=300s"),
+        )
+        for name, pod in before.items():
+            if pod["spec"]["nodeName"] == node:
+                cluster.until(_replaced(cluster, name, pod["metadata"]["uid"]), f"{name} is replaced elsewhere")
+    finally:
+        cluster.kubectl("uncordon", node)
+
+
+def node_lost(cluster: Cluster, options: Options) -> None:
+    """No replacement is made while the node may still be alive: somebody says that it is not (docs/RUNBOOK.md)."""
+    if not options.cut_node:
+        raise Skipped("--cut-node was not given")
+    pods = cluster.pods()
+    with_ranks = {pod["spec"]["nodeName"] for pod in cluster.found("pods", "-l", f"app={RELEASE}-rank")["items"]}
+    free = [(name, pod) for name, pod in pods.items() if pod["spec"]["nodeName"] not in with_ranks]
+    if not free:
+        raise Skipped("ranks run on every node that has a cache pod")
+    node = free[0][1]["spec"]["nodeName"]
+    subprocess.run([*options.cut_node.split(), node], check=True, timeout=120)
+    for name, pod in free:
+        if pod["spec"]["nodeName"] == node:
+            cluster.kubectl("delete", "pod", name, "--force", "--grace-period=0")
+            cluster.until(_replaced(cluster, name, pod["metadata"]["uid"]), f"{name} is replaced")
+
+
+EVENTS = [
+    Event("delete", "`kubectl delete pod`", delete),
+    Event("forced", "the same with `--force --grace-period=0`", forced),
+    Event("rolling", "rolling update of 3 pods by a changed value", rolling),
+    Event("rollback", "`helm rollback`, 3 pods", rolled_back),
+    Event("scale", "`kubectl scale` by one more, and back", kubectl_scale),
+    Event("grow", "`helm upgrade --set replicas`, 3 to 5", _to(5)),
+    Event("shrink", "5 to 2", _to(2)),
+    Event("again", "2 to 3, and `kubectl delete pod` of all pods at once", _to(3, at_once=True)),
+    Event("drain", "`kubectl drain` of a node", drain),
+    Event("all", "all pods deleted at once by force", all_deleted),
+    Event("node", "a node lost", node_lost),
+]
