@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from refill.errors import RefillError
 
 if TYPE_CHECKING:
+    from refill.class_samplers import BucketSampler, ClassBalancedSampler, ClassSampler
     from refill.data_wait import timed
     from refill.epoch_sampler import EpochSampler, Position, TraceSampler
     from refill.importance_sampler import ImportanceSampler
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "BucketSampler",
     "CacheDataset",
     "CacheIterableDataset",
+    "ClassBalancedSampler",
+    "ClassSampler",
     "EpochSampler",
     "ImportanceSampler",
     "Position",
@@ -35,6 +39,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BucketSampler": "refill.class_samplers",
+    "ClassBalancedSampler": "refill.class_samplers",
+    "ClassSampler": "refill.class_samplers",
     "CacheDataset": "refill.torch_dataset",
     "CacheIterableDataset": "refill.iterable_dataset",
     "EpochSampler": "refill.epoch_sampler",

@@ -213,13 +213,20 @@ class PodConnection:
 
     def labels(self, num_samples: int) -> Int64Array:
         """Of all samples of a dataset that has labels."""
+        return self._of_index("labels", num_samples, "<i4")
+
+    def lengths(self, num_samples: int) -> Int64Array:
+        """Bytes of all samples of a dataset."""
+        return self._of_index("lengths", num_samples, "<i8")
+
+    def _of_index(self, what: str, num_samples: int, dtype: str) -> Int64Array:
         found = np.empty(num_samples, dtype=np.int64)
         for first in range(0, num_samples, MAX_LABELS):
             end = min(first + MAX_LABELS, num_samples)
             body = np.array([first, end], dtype="<i8").tobytes()
             expected = Expected(sample_ids=np.array([first], dtype=np.int64))
-            part = self._fetched("labels", body, expected)
-            found[first:end] = np.frombuffer(part.payloads[0], dtype="<i4")
+            part = self._fetched(what, body, expected)
+            found[first:end] = np.frombuffer(part.payloads[0], dtype=dtype)
         return found
 
     def post_trace(self, epoch: int, sample_ids: Int64Array) -> None:

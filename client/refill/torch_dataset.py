@@ -138,6 +138,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._connection: PodConnection | None = None
         self._num_samples: int | None = None
         self._labels: Int64Array | None = None
+        self._lengths: Int64Array | None = None
         self._warned = False
         self._samplers: list[weakref.ref[torch.utils.data.DistributedSampler[Any]]] = []
         # Samples and bytes that each process has fetched, and samples that were damaged, in memory that loader workers
@@ -147,7 +148,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_samplers": [], "_spare": None, "_labels": None}
+        return self.__dict__ | {"_samplers": [], "_spare": None, "_labels": None, "_lengths": None}
 
     def __len__(self) -> int:
         """Number of samples of the whole dataset."""
@@ -262,6 +263,14 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         if self._labels is None and self.metadata.get("labels"):
             self._labels = self.connection.labels(len(self))
         return self._labels
+
+    @property
+    def lengths(self) -> Int64Array:
+        """The bytes that each sample takes in the store, by id, as an array ``(len(dataset),)``. No samples are read
+        for it."""
+        if self._lengths is None:
+            self._lengths = self.connection.lengths(len(self))
+        return self._lengths
 
     @property
     def connection(self) -> PodConnection:

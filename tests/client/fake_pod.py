@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from refill.errors import EpochEnded, InvalidInput, JobConflict, RefillError, UnknownJob
+from refill.protocol.classes import ids_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.pod_life import LIFE_HEADER
 from refill.protocol.wire_format import BatchRequest, Int64Array, encode_frame_head
@@ -77,7 +78,7 @@ class FakePod:
         if spec.order == "explicit":
             if (spec.name, epoch, rank) not in self.traces:
                 raise InvalidInput(f"no trace of epoch {epoch} and rank {rank}")
-            return self.traces[spec.name, epoch, rank]
+            return ids_of(self.traces[spec.name, epoch, rank])
         ids = np.arange(len(self.samples))
         if spec.shuffle:
             ids = np.random.default_rng([spec.seed % 2**63, epoch]).permutation(ids)

@@ -149,6 +149,11 @@ class Dataset:
             source=source,
         )
 
+    async def lengths(self, first: int, end: int) -> NDArray[np.int64]:
+        """Bytes of samples ``[first, end)``, read for one answer and not kept. Errors as of :meth:`load_records`."""
+        self.check_room(end - first)
+        return (await self._load_records(first, end)).length
+
     def chunk_size_of(self, policy: str) -> int:
         """K of a job that names none."""
         sample_bytes = self.index.sample_bytes / max(1, self.num_samples)

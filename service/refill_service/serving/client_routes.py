@@ -296,14 +296,32 @@ async def samples(job: JobName, request: Request, incarnation: Incarnation = Non
 )
 @takes_body(16)
 async def labels(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
+    return await _of_index(job, request, incarnation, "labels", "<i4")
+
+
+@CLIENT_ROUTES.post(
+    "/v1/jobs/{job}/lengths",
+    tags=["data"],
+    summary="The bytes of each of the samples between two ids (int64): int64, as a frame's only sample.",
+    response_class=Response,
+    responses=_FRAME_ANSWER,
+    openapi_extra=_BINARY_BODY,
+)
+@takes_body(16)
+async def lengths(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
+    return await _of_index(job, request, incarnation, "lengths", "<i8")
+
+
+async def _of_index(job: str, request: Request, incarnation: str | None, what: str, dtype: str) -> Response:
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
     resources_of(request).enter_context(at_pod.in_use())
-    first, end = _checked_range("labels", at_pod, await request.body())
+    first, end = _checked_range(what, at_pod, await request.body())
     room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
     await room.enter(1)
-    found = await at_pod.job.dataset.labels(first, end)
-    frame = OutgoingFrame(np.array([-1]), np.array([first]), [found.astype("<i4").tobytes()])
+    dataset = at_pod.job.dataset
+    found = await (dataset.labels(first, end) if what == "labels" else dataset.lengths(first, end))
+    frame = OutgoingFrame(np.array([-1]), np.array([first]), [found.astype(dtype).tobytes()])
     room.holds(frame.total_bytes)
     return _framed(request, frame)
 

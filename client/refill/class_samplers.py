@@ -1,0 +1,204 @@
+"""How does a rank ask for classes? Each position names a class, and gets whatever sample of it a pod has in memory.
+
+Batches are composed as asked, each sample comes once an epoch, and bytes are read once: docs/ORDERS.md. The order of
+classes follows from the job's seed and the epoch, so each rank knows all of it and posts its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from refill.epoch_place import Iteration
+from refill.epoch_sampler import PlacedSampler
+from refill.errors import InvalidInput
+from refill.protocol.class_order import (
+    balanced_order,
+    bucket_boundaries,
+    bucket_order,
+    positions_of_rank,
+    rank_part,
+    samples_for,
+)
+from refill.protocol.classes import MOST_CLASSES, entries_of
+from refill.protocol.wire_format import Int64Array
+from refill.resume_state import ResumeState
+
+if TYPE_CHECKING:
+    from refill.torch_dataset import CacheDataset
+
+__all__ = ["BucketSampler", "ClassBalancedSampler", "ClassSampler"]
+
+
+class ClassSampler(PlacedSampler):
+    """Asks for classes in an order of your own: a curriculum in stages, sources in proportions. Which sample of the
+    class a position gets is for the pods to choose. Each sample comes once an epoch.
+
+    :param batch_size: of the DataLoader; all ranks have the same.
+    :param order: the class of each position of all ranks, batch after batch: the first batch is rank 0's, the next one
+        rank 1's, and so on. Or a function of the epoch that returns that. It asks for each class as often as the
+        dataset has it.
+    :param classes: the class of each sample, by id: whole numbers. None: ``dataset.labels``.
+
+    Raises :class:`InvalidInput` for classes or an order that do not fit the dataset, and for a policy other than
+    ``drain``.
+    """
+
+    def __init__(
+        self,
+        dataset: CacheDataset,
+        batch_size: int,
+        order: Sequence[int] | Int64Array | Callable[[int], Sequence[int] | Int64Array],
+        classes: ArrayLike | None = None,
+    ) -> None:
+        _configure(type(self).__name__, dataset, batch_size)
+        self._names, self._classes = _numbered(dataset, classes)
+        self._order = order
+        super().__init__(dataset)
+        self.batch_size = batch_size
+
+    def _num_positions(self) -> int:
+        return positions_of_rank(self._num_asked(), self.num_replicas, drop_last=self.drop_last)
+
+    def _num_asked(self) -> int:
+        """Positions of all ranks, before what does not divide is dropped or filled up."""
+        return len(self._classes)
+
+    def begin(self) -> Iteration:
+        epoch, resumed = self.place.begin()
+        entries = self._entries(epoch)
+        self.dataset.connection.post_trace(epoch, entries)
+        self.iteration = Iteration(epoch, 0 if resumed is None else resumed.start, len(entries))
+        return self.iteration
+
+    def _known_length(self, epoch: int) -> int:
+        return self._num_positions()
+
+    def _check_length(self, state: ResumeState) -> None:
+        if state.length != self._num_positions():
+            raise InvalidInput(
+                f"the state is of an epoch of {state.length} positions a rank, and this sampler's has "
+                f"{self._num_positions()}"
+            )
+
+    def _entries(self, epoch: int) -> Int64Array:
+        """Of this rank's trace."""
+        random = np.random.default_rng([self.seed % 2**64, epoch])
+        order = self._classes_in(epoch, random)
+        samples = samples_for(order, self._classes, random)
+        part = rank_part(samples, self.rank, self.num_replicas, self.batch_size, drop_last=self.drop_last)
+        return entries_of(part, 1 + self._classes[part])  # 0 would be none
+
+    def _classes_in(self, epoch: int, random: np.random.Generator) -> Int64Array:
+        """The order of an epoch, in numbers from 0 on."""
+        order = np.asarray(self._order(epoch) if callable(self._order) else self._order)
+        if order.ndim != 1 or order.dtype.kind not in "iu":
+            raise InvalidInput(f"order must be whole numbers, a class for each position, got {order.dtype}")
+        places = np.minimum(np.searchsorted(self._names, order), len(self._names) - 1)
+        if len(unknown := np.flatnonzero(self._names[places] != order)):
+            raise InvalidInput(f"order asks for class {order[unknown[0]]}, which no sample has")
+        wanted, there = (np.bincount(each, minlength=len(self._names)) for each in (places, self._classes))
+        if len(wrong := np.flatnonzero(wanted != there)):
+            name = self._names[wrong[0]]
+            raise InvalidInput(
+                f"order asks for {wanted[wrong[0]]} samples of class {name} in epoch {epoch}, and the dataset has "
+                f"{there[wrong[0]]}: each sample comes once"
+            )
+        return places.astype(np.int64)
+
+
+class BucketSampler(ClassSampler):
+    """Batches of samples of about the same length, so that little is padded. Each sample comes once an epoch.
+
+    In each step all ranks have a batch of the same bucket. What is left of a bucket comes in batches with what is left
+    of the next ones; the last batch of the epoch may be smaller.
+
+    :param batch_size: of the DataLoader; all ranks have the same.
+    :param lengths: of each sample, by id: tokens, frames, pixels. None: its bytes in the store.
+    :param boundaries: the lengths at which buckets begin, but for the first. None: so that ``num_buckets`` buckets have
+        the same sum of lengths each, as lhotse's.
+    """
+
+    def __init__(
+        self,
+        dataset: CacheDataset,
+        batch_size: int,
+        lengths: ArrayLike | None = None,
+        boundaries: Sequence[int] | None = None,
+        num_buckets: int = 10,
+    ) -> None:
+        _configure(type(self).__name__, dataset, batch_size)
+        found = dataset.lengths if lengths is None else _of_each_sample("lengths", lengths, len(dataset))
+        if boundaries is not None:
+            self.boundaries = np.unique(np.asarray(boundaries, dtype=np.int64))
+        elif num_buckets < 1:
+            raise InvalidInput(f"num_buckets must be at least 1, got {num_buckets}")
+        else:
+            self.boundaries = bucket_boundaries(found, num_buckets)
+        super().__init__(dataset, batch_size, (), np.searchsorted(self.boundaries, found, side="right"))
+
+    def _classes_in(self, epoch: int, random: np.random.Generator) -> Int64Array:
+        return bucket_order(self._classes, self.num_replicas * self.batch_size, random)
+
+
+class ClassBalancedSampler(ClassSampler):
+    """Every batch has the classes in the same proportions, as near as whole numbers allow.
+
+    :param batch_size: of the DataLoader; all ranks have the same.
+    :param classes: the class of each sample, by id: whole numbers. None: ``dataset.labels``.
+    :param per_class: None: the proportions of the dataset, and each sample comes once an epoch. A number: every class
+        comes so many times an epoch, so that all are equally frequent. Then samples of smaller classes come again, and
+        of larger ones some do not come, others in each epoch.
+    """
+
+    def __init__(
+        self,
+        dataset: CacheDataset,
+        batch_size: int,
+        classes: ArrayLike | None = None,
+        per_class: int | None = None,
+    ) -> None:
+        if per_class is not None and per_class < 1:
+            raise InvalidInput(f"per_class must be at least 1, got {per_class}")
+        super().__init__(dataset, batch_size, (), classes)
+        self.per_class = per_class
+
+    def _num_asked(self) -> int:
+        return len(self._classes) if self.per_class is None else self.per_class * len(self._names)
+
+    def _classes_in(self, epoch: int, random: np.random.Generator) -> Int64Array:
+        counts = np.bincount(self._classes)
+        return balanced_order(counts if self.per_class is None else np.full_like(counts, self.per_class), random)
+
+
+def _configure(name: str, dataset: CacheDataset, batch_size: int) -> None:
+    if batch_size < 1:
+        raise InvalidInput(f"batch_size must be at least 1, got {batch_size}")
+    try:
+        dataset.configure(order="explicit", policy_settings={"within": "class"})
+    except InvalidInput as error:
+        raise InvalidInput(f"{name} needs policy drain, redirecting within classes: {error}") from error
+    dataset.register()
+
+
+def _numbered(dataset: CacheDataset, classes: ArrayLike | None) -> tuple[Int64Array, Int64Array]:
+    """``(names, classes)``: the classes that there are, and the place among them of each sample's."""
+    if classes is None and (classes := dataset.labels) is None:
+        raise InvalidInput("the dataset has no labels: give classes, the class of each sample by id")
+    names, numbers = np.unique(_of_each_sample("classes", classes, len(dataset)), return_inverse=True)
+    if len(names) >= MOST_CLASSES:
+        raise InvalidInput(f"there are {len(names)} classes; there may be {MOST_CLASSES - 1}")
+    return names, numbers.astype(np.int64)
+
+
+def _of_each_sample(what: str, given: ArrayLike, num_samples: int) -> Int64Array:
+    found = np.asarray(given)
+    if found.shape != (num_samples,):
+        raise InvalidInput(f"{what} has shape {found.shape}, and must be one for each of {num_samples} samples, by id")
+
+    if found.dtype.kind not in "iu":
+        raise InvalidInput(f"{what} must be whole numbers, got {found.dtype}")
+    return found.astype(np.int64)

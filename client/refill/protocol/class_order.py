@@ -1,0 +1,84 @@
+"""In which order do positions ask for classes, and which samples stand for them? Plain arrays, the same on each rank.
+
+An *order* is ``(n,)``, the class of each position of all ranks, batch after batch; batches are dealt to the ranks in
+turn. A *step* is one batch of each rank.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refill.errors import InvalidInput
+from refill.protocol.wire_format import Int64Array
+
+__all__ = ["balanced_order", "bucket_boundaries", "bucket_order", "positions_of_rank", "rank_part", "samples_for"]
+
+
+def bucket_boundaries(lengths: Int64Array, num_buckets: int) -> Int64Array:
+    """Lengths at which buckets begin, but for the first: each bucket has about the same sum of lengths, as lhotse's
+    (``estimate_duration_buckets``) have the same duration."""
+    in_order = np.sort(lengths)
+    sums = np.cumsum(in_order)
+    places = np.searchsorted(sums, sums[-1] * np.arange(1, num_buckets) / num_buckets, side="right")
+    return np.unique(in_order[np.minimum(places, len(in_order) - 1)])
+
+
+def bucket_order(classes: Int64Array, step_size: int, random: np.random.Generator) -> Int64Array:
+    """Steps of one class each, and what is left of each class in steps of neighbouring classes.
+
+    The steps of a class are spread over the epoch, each at random within its own part: memory then has what comes.
+
+    :param classes: ``(samples,)`` 0 and up.
+    """
+    counts = np.bincount(classes)
+    whole = counts // step_size
+    nth = np.arange(whole.sum()) - np.repeat(np.cumsum(whole) - whole, whole)
+    of_class = np.repeat(np.arange(len(counts)), whole)
+    times = (nth + random.random(len(nth))) / whole[of_class]
+    rest = np.repeat(np.arange(len(counts)), counts - whole * step_size)
+    mixed = rest[: len(rest) // step_size * step_size].reshape(-1, step_size)
+    times = np.concatenate([times, random.random(len(mixed))])
+    steps = np.concatenate([np.repeat(of_class, step_size).reshape(-1, step_size), mixed])
+    return np.concatenate([steps[np.argsort(times, kind="stable")].ravel(), rest[mixed.size :]])
+
+
+def balanced_order(counts: Int64Array, random: np.random.Generator) -> Int64Array:
+    """So many positions of each class, each class as evenly over the epoch as whole numbers allow."""
+    of_class = np.repeat(np.arange(len(counts)), counts)
+    nth = np.arange(len(of_class)) - np.repeat(np.cumsum(counts) - counts, counts)
+    times = (nth + random.random(len(counts))[of_class]) / counts[of_class]
+    return of_class[np.argsort(times, kind="stable")]
+
+
+def samples_for(order: Int64Array, classes: Int64Array, random: np.random.Generator) -> Int64Array:
+    """A sample of its class for each position, all different as far as there are so many; then from the start.
+
+    Raises :class:`InvalidInput` for a class that no sample has.
+    """
+    num_classes = max(int(order.max(initial=-1)), int(classes.max(initial=-1))) + 1
+    available, wanted = np.bincount(classes, minlength=num_classes), np.bincount(order, minlength=num_classes)
+    if len(lacking := np.flatnonzero((wanted > 0) & (available == 0))):
+        raise InvalidInput(f"positions ask for class {lacking[0]}, which no sample has")
+    shuffled = random.permutation(len(classes))
+    by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
+    nth = np.arange(len(order)) - np.repeat(np.cumsum(wanted) - wanted, wanted)
+    in_order = np.repeat(np.arange(num_classes), wanted)
+    found = np.empty(len(order), dtype=np.int64)
+    first = np.cumsum(available) - available
+    found[np.argsort(order, kind="stable")] = by_class[first[in_order] + nth % np.maximum(available, 1)[in_order]]
+    return found
+
+
+def rank_part(everything: Int64Array, rank: int, world_size: int, batch_size: int, *, drop_last: bool) -> Int64Array:
+    """What a rank has of all positions: batches are dealt in turn, and what is left at the end is divided evenly. What
+    does not divide is dropped, or filled up with what comes again."""
+    step_size = world_size * batch_size
+    end = len(everything) // step_size * step_size
+    batches, rest = everything[:end].reshape(-1, world_size, batch_size), everything[end:]
+    each = positions_of_rank(len(rest), world_size, drop_last=drop_last)
+    last = np.resize(rest, (world_size, each)) if len(rest) else rest.reshape(world_size, 0)
+    return np.concatenate([batches[:, rank].ravel(), last[rank]])
+
+
+def positions_of_rank(num_positions: int, world_size: int, *, drop_last: bool) -> int:
+    return num_positions // world_size if drop_last else -(-num_positions // world_size)

@@ -1,0 +1,134 @@
+"""Samplers of classes: what they post, what they refuse, and that a loop goes on where it stood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.client.conftest import NUM_SAMPLES
+from tests.client.fake_pod import FakePod
+from torch.utils.data import DataLoader
+
+from refill import BucketSampler, CacheDataset, ClassBalancedSampler, ClassSampler, timed
+from refill.errors import InvalidInput
+from refill.protocol.classes import classes_of, ids_of
+
+DatasetOf = Callable[..., CacheDataset]
+
+CLASSES = np.arange(NUM_SAMPLES) // 10
+"""Four classes of ten samples."""
+
+
+def test_ranks_post_the_batches_of_one_order(pod: FakePod, dataset_of: DatasetOf) -> None:
+    """A curriculum: what is easy first. Each rank has every second batch."""
+    order = np.repeat([3, 1, 0, 2], 10)
+    asked = []
+    for rank in range(2):
+        sampler = ClassSampler(dataset_of(rank=rank, world_size=2, seed=-7), 5, order, CLASSES)
+        assert len(sampler) == len(list(sampler)) == 20
+        asked.append(pod.traces["job", 0, rank])
+    classes = [(classes_of(entries) - 1).reshape(-1, 5) for entries in asked]
+    for of_rank in classes:
+        assert of_rank.tolist() == [[each] * 5 for each in (3, 1, 0, 2)]
+    ids = ids_of(np.concatenate(asked))
+    assert sorted(ids.tolist()) == list(range(NUM_SAMPLES))
+    assert (CLASSES[ids] == np.concatenate(classes).ravel()).all()
+
+
+def test_an_order_may_change_with_the_epoch(pod: FakePod, dataset_of: DatasetOf) -> None:
+    sampler = ClassSampler(dataset_of(), 10, lambda epoch: np.roll(np.sort(CLASSES), 10 * epoch), CLASSES * 7 - 1)
+    with pytest.raises(InvalidInput, match="order asks for class 0, which no sample has"):
+        next(iter(sampler))
+    sampler = ClassSampler(dataset_of(), 10, lambda epoch: np.roll(np.sort(CLASSES), 10 * epoch), CLASSES)
+    for epoch in range(2):
+        list(sampler)
+        assert classes_of(pod.traces["job", epoch, 0])[0] == [1, 4][epoch]
+
+
+def test_batches_of_a_loader_are_of_one_bucket(pod: FakePod, dataset_of: DatasetOf) -> None:
+    dataset, lengths = dataset_of(), np.arange(NUM_SAMPLES) * 100
+    sampler = BucketSampler(dataset, 5, lengths, boundaries=[1000, 2000, 3000])
+    loader = DataLoader(dataset, 5, sampler=sampler, collate_fn=list)
+    for epoch in range(2):
+        batches = [[sample["__id__"] for sample in batch] for batch in loader]
+        assert sorted(np.concatenate(batches).tolist()) == list(range(NUM_SAMPLES))
+        for batch in batches:
+            assert len(set(np.array(batch) // 10)) == 1, f"batch of epoch {epoch}: {batch}"
+    assert pod.jobs["job"].policy_settings == {"within": "class"}
+    assert pod.count("PUT trace") == 2
+
+
+def test_equal_classes_come_equally_often(pod: FakePod, dataset_of: DatasetOf) -> None:
+    classes = np.array([0] * 36 + [1] * 4)
+    sampler = ClassBalancedSampler(dataset_of(), 8, classes, per_class=16)
+    assert len(sampler) == len(list(sampler)) == 32
+    posted = pod.traces["job", 0, 0]
+    assert (np.bincount(classes_of(posted))[1:] == [16, 16]).all()
+    assert all((np.bincount(batch)[1:] == [4, 4]).all() for batch in classes_of(posted).reshape(-1, 8))
+    assert len(set(ids_of(posted)[classes_of(posted) == 1].tolist())) == 16, "the larger class has enough"
+
+
+def test_a_loop_goes_on_where_it_stood(pod: FakePod, dataset_of: DatasetOf) -> None:
+    def loader_of() -> Any:
+        dataset = dataset_of(seed=3)
+        sampler = ClassBalancedSampler(dataset, 4, CLASSES)
+        return timed(DataLoader(dataset, 4, sampler=sampler, collate_fn=list), dataset)
+
+    before = loader_of()
+    had = [sample["__id__"] for batch in islice(before, 4) for sample in batch]
+    after = loader_of()
+    after.load_state_dict(before.state_dict())
+    rest = [sample["__id__"] for batch in after for sample in batch]
+    assert sorted(had + rest) == list(range(NUM_SAMPLES))
+    state = before.state_dict()
+    other = ClassBalancedSampler(dataset_of(seed=3), 4, CLASSES, per_class=3)
+    with pytest.raises(InvalidInput, match="of an epoch of 40 positions a rank, and this sampler's has 12"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (
+            lambda d: ClassSampler(d, 5, CLASSES, CLASSES[:-1]),
+            r"classes has shape \(39,\), and must be one for each of 40",
+        ),
+        (lambda d: ClassSampler(d, 5, CLASSES, CLASSES / 2), "classes must be whole numbers, got float64"),
+        (lambda d: ClassSampler(d, 0, CLASSES, CLASSES), "batch_size must be at least 1, got 0"),
+        (lambda d: ClassBalancedSampler(d, 5), "the dataset has no labels: give classes"),
+        (lambda d: ClassBalancedSampler(d, 5, CLASSES, per_class=0), "per_class must be at least 1, got 0"),
+        (lambda d: BucketSampler(d, 5, np.ones((2, 20))), "lengths has shape"),
+        (lambda d: BucketSampler(d, 5, CLASSES, num_buckets=0), "num_buckets must be at least 1"),
+        (
+            lambda d: next(iter(ClassSampler(d, 5, CLASSES[:-1], CLASSES))),
+            "asks for 9 samples of class 3 in epoch 0, and",
+        ),
+        (lambda d: next(iter(ClassSampler(d, 5, np.ones(40), CLASSES))), "order must be whole numbers"),
+    ],
+)
+def test_what_does_not_fit_the_dataset_is_refused(
+    pod: FakePod, dataset_of: DatasetOf, make: Callable[[CacheDataset], object], why: str
+) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        make(dataset_of())
+    assert pod.count("PUT trace") == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (
+            {"policy": "exact"},
+            "ClassSampler needs policy drain, redirecting within classes: policy exact has no setting",
+        ),
+        ({"policy": "redox"}, "policy redox has no setting 'within'"),
+        ({"shuffle": False}, "goes with order='explicit' and shuffle=True"),
+        ({"order": "keyed"}, "contradicts the dataset"),
+    ],
+)
+def test_jobs_that_redirect_otherwise_are_refused(dataset_of: DatasetOf, settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        ClassSampler(dataset_of(**settings), 5, CLASSES, CLASSES)

@@ -1,0 +1,86 @@
+"""Orders of classes: each sample once, batches as composed, the same on each rank, and spread over the epoch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refill.errors import InvalidInput
+from refill.protocol.class_order import (
+    balanced_order,
+    bucket_boundaries,
+    bucket_order,
+    positions_of_rank,
+    rank_part,
+    samples_for,
+)
+
+
+def random_of(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=200), st.integers(1, 4), st.integers(1, 9), st.booleans())
+def test_each_sample_comes_once_and_steps_are_of_one_bucket(
+    numbers: list[int], world_size: int, batch_size: int, drop_last: bool
+) -> None:
+    classes = np.unique(numbers, return_inverse=True)[1]
+    step_size, counts = world_size * batch_size, np.bincount(classes)
+    order = bucket_order(classes, step_size, random_of(1))
+    assert np.bincount(order).tolist() == counts.tolist()
+    steps = order[: len(order) // step_size * step_size].reshape(-1, step_size)
+    whole = (steps == steps[:, :1]).all(axis=1)
+    assert np.count_nonzero(whole) >= (counts // step_size).sum(), "more steps are mixed than must be"
+    assert (np.diff(steps) >= 0).all(), "neighbouring buckets are not together"
+    samples = samples_for(order, classes, random_of(2))
+    assert sorted(samples.tolist()) == list(range(len(classes)))
+    assert (classes[samples] == order).all()
+    parts = [rank_part(samples, rank, world_size, batch_size, drop_last=drop_last) for rank in range(world_size)]
+    assert {len(part) for part in parts} == {positions_of_rank(len(samples), world_size, drop_last=drop_last)}
+    came = np.bincount(np.concatenate(parts), minlength=len(classes))
+    if drop_last:
+        assert came.max() == 1 or len(classes) < world_size
+        assert np.count_nonzero(came == 0) < world_size
+    else:
+        assert came.min() >= 1
+        assert came.sum() - len(classes) < world_size
+
+
+def test_steps_of_a_bucket_are_spread_over_the_epoch() -> None:
+    """So that memory has what comes: no part of the epoch has two steps more of a bucket than its share, and one."""
+    order = bucket_order(np.arange(12_000) % 4, 10, random_of(3))
+    steps = order.reshape(-1, 10)[:, 0]
+    for bucket in range(4):
+        came = np.cumsum(steps == bucket)
+        assert np.abs(came - np.arange(1, len(steps) + 1) / 4).max() < 3
+    assert (bucket_order(np.arange(12_000) % 4, 10, random_of(4)) != order).any()
+
+
+def test_buckets_have_the_same_sum_of_lengths() -> None:
+    lengths = random_of(1).lognormal(5, 1, 10_000).astype(np.int64)
+    bucket = np.searchsorted(bucket_boundaries(lengths, 8), lengths, side="right")
+    sums = np.bincount(bucket, weights=lengths)
+    assert len(sums) == 8
+    assert sums.max() / sums.min() < 1.1
+    assert bucket_boundaries(np.full(9, 7), 4).tolist() == [7], "all are equally long"
+
+
+def test_classes_are_balanced_in_every_batch() -> None:
+    equal = balanced_order(np.full(5, 40), random_of(1))
+    assert all(np.bincount(batch).tolist() == [4] * 5 for batch in equal.reshape(-1, 20))
+    counts = np.array([700, 200, 90, 10])
+    for batch in balanced_order(counts, random_of(1)).reshape(-1, 100):
+        assert np.abs(np.bincount(batch, minlength=4) - counts / 10).max() < 2.5
+
+
+def test_classes_with_too_few_samples_come_again() -> None:
+    classes = np.array([0, 1, 1, 1, 1])
+    order = balanced_order(np.array([3, 3]), random_of(1))
+    samples = samples_for(order, classes, random_of(1))
+    assert sorted(samples[order == 0].tolist()) == [0, 0, 0]
+    assert len(set(samples[order == 1].tolist())) == 3
+    with pytest.raises(InvalidInput, match="positions ask for class 2, which no sample has"):
+        samples_for(np.array([2]), classes, random_of(1))
