@@ -20,6 +20,8 @@ parser.add_argument("--checkpoint", default="checkpoint.pt")
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--crash-at", type=int, help="kill rank 1 at this step, once, to see it go on")
 args = parser.parse_args()
+if "RANK" not in os.environ:
+    raise SystemExit("start this by torchrun: torchrun --nproc-per-node=2 examples/torchrun_ddp.py URL DATASET JOB")
 
 
 def digit(sample: dict) -> tuple[torch.Tensor, int]:

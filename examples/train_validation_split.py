@@ -3,6 +3,7 @@
 torchrun --nproc-per-node=2 examples/train_validation_split.py URL DATASET JOB
 """
 
+import os
 import sys
 
 import torch
@@ -10,6 +11,8 @@ import torch.distributed as dist
 
 import refill
 
+if len(sys.argv) != 4 or "RANK" not in os.environ:
+    sys.exit("start this by torchrun: torchrun --nproc-per-node=2 examples/train_validation_split.py URL DATASET JOB")
 url, dataset_url, job = sys.argv[1:]
 dist.init_process_group("gloo")  # what ranks exchange here lies in memory of the CPU
 rank, ranks = dist.get_rank(), dist.get_world_size()

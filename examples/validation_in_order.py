@@ -7,6 +7,7 @@ divide the dataset, the shorter ones get one sample from its beginning once more
 batches; drop_last=True leaves the rest out instead. To count every sample once, drop what is padded, as below.
 """
 
+import os
 import sys
 
 import torch
@@ -14,6 +15,8 @@ import torch.distributed as dist
 
 import refill
 
+if len(sys.argv) != 4 or "RANK" not in os.environ:
+    sys.exit("start this by torchrun: torchrun --nproc-per-node=2 examples/validation_in_order.py URL DATASET JOB")
 url, dataset_url, job = sys.argv[1:]
 dist.init_process_group("gloo")  # what ranks exchange here lies in memory of the CPU
 rank, ranks = dist.get_rank(), dist.get_world_size()

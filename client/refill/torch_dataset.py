@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -140,6 +140,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._labels: Int64Array | None = None
         self._lengths: Int64Array | None = None
         self._warned = False
+        self._warned_of_members = False
         self._samplers: list[weakref.ref[torch.utils.data.DistributedSampler[Any]]] = []
         # Samples and bytes that each process has fetched, and samples that were damaged, in memory that loader workers
         # share: row 0 is for the training process. One writer for each row, so that no lock is needed.
@@ -165,22 +166,28 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             return []
         if isinstance(indices[0], Position):
             return self._positions(indices)
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                "a batch of plain integers reads each sample on its own from the store: give the DataLoader "
-                "sampler=refill.EpochSampler(dataset), or refill.TraceSampler(dataset, your_sampler)",
-                stacklevel=2,
-            )
+        self._warn_once(
+            "a batch of plain integers reads each sample on its own from the store: give the DataLoader "
+            "sampler=refill.EpochSampler(dataset), or refill.TraceSampler(dataset, your_sampler)"
+        )
         return self._exactly(indices)
 
     def __getitem__(self, index: Position | int | Sequence[Position | int]) -> Any:
         """One sample: of a position, or exactly the one with this id. A list as :meth:`__getitems__`."""
         if isinstance(index, Position):
+            self._warn_once(
+                "each sample is a request of its own, which is slow: give the DataLoader a batch_size, with "
+                "collate_fn=list where batches are not to become tensors"
+            )
             return self._positions([index])[0]
         if isinstance(index, list):  # of a DataLoader with batch_size=None and a BatchSampler as its sampler
             return self.__getitems__(index)
         return self._exactly([index])[0]
+
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(text, stacklevel=3)
 
     def samples_of(self, epoch: int, positions: Int64Array, iteration: int = 0, *, as_many: bool = False) -> list[Any]:
         """The samples that answer positions ``(n,)`` of this rank, by one request. Called by what reads this dataset.
@@ -523,7 +530,9 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     ) -> list[Any]:
         if not self._skips_damaged:
             self._count(len(batch.payloads), batch.num_bytes)
-            return [self._decoded(batch, place, with_keys) for place in range(len(batch.payloads))]
+            return self._said_to_be_alike(
+                [self._decoded(batch, place, with_keys) for place in range(len(batch.payloads))]
+            )
         samples: list[Any] = []
         damaged: dict[int, RefillError] = {}
         for place in range(len(batch.payloads)):
@@ -541,6 +550,22 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
                 stand_in = samples[0] if samples else self._stand_in(int(batch.sample_ids[0]), damaged[0])
                 for place in places if as_many else places[:1]:
                     samples.insert(place, stand_in)
+        return self._said_to_be_alike(samples)
+
+    def _said_to_be_alike(self, samples: list[Any]) -> list[Any]:
+        """Warns once of a batch that torch does not put together: its error would name neither sample nor remedy."""
+        if self._warned_of_members or not samples or type(samples[0]) is not dict:
+            return samples
+        members = samples[0].keys()
+        other = next((each for each in samples if type(each) is dict and each.keys() != members), None)
+        if other is not None:
+            self._warned_of_members = True
+            warnings.warn(
+                f"samples of one batch have different members: {_members_of(samples[0])}, and {_members_of(other)}. "
+                "torch's default collate_fn fails on that with a KeyError: transform=function of CacheDataset can give "
+                "them the same names, or a collate_fn of your own deal with both",
+                stacklevel=2,
+            )
         return samples
 
     def _stand_in(self, sample_id: int, damaged: RefillError) -> Any:
@@ -612,8 +637,16 @@ class SampleDecoder:
         try:
             return transform(sample)
         except Exception as error:
-            error.add_note(f"in the transform of sample {sample_id} ({key!r})")
+            error.add_note(f"in the transform of sample {sample_id} ({key!r}), which has {_listed(members)}")
             raise
+
+
+def _members_of(sample: dict[str, Any]) -> str:
+    return f"sample {sample.get('__id__')} ({sample.get('__key__')!r}) has {_listed(sample)}"
+
+
+def _listed(members: Iterable[str]) -> str:
+    return ", ".join(sorted(name for name in members if not name.startswith("__"))) or "none"
 
 
 def _without_none(settings: dict[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_a_transform_makes_the_sample_and_its_errors_name_it(dataset_of: Dataset
     assert dataset_of(decode=True, transform=lambda sample: sample["cls"])[Position(0, 0)] in range(10)
     with pytest.raises(KeyError) as caught:
         dataset_of(transform=lambda sample: sample["jpg"])[7]
-    assert caught.value.__notes__ == ["in the transform of sample 7 ('d/00007')"]
+    assert caught.value.__notes__ == ["in the transform of sample 7 ('d/00007'), which has cls, txt"]
 
 
 def test_errors_in_a_worker_reach_the_loop_as_what_they_are(pod: FakePod, dataset_of: DatasetOf) -> None:
@@ -123,6 +123,28 @@ def test_plain_integers_are_exactly_those_samples(pod: FakePod, dataset_of: Data
         dataset[40]
     assert len(list(Subset(dataset, [3, 5]))) == 2
     assert pod.batches == []
+
+
+def test_without_a_batch_size_each_sample_is_a_request_which_is_warned_of_once(
+    pod: FakePod, dataset_of: DatasetOf
+) -> None:
+    dataset = dataset_of()
+    loader = DataLoader(dataset, batch_size=None, sampler=EpochSampler(dataset))
+    with pytest.warns(UserWarning, match="a request of its own, .* give the DataLoader a batch_size") as warned:
+        assert len(list(loader)) == NUM_SAMPLES
+    said = [str(each.message) for each in warned]  # also what is told of other tests' rubbish
+    assert sum("a request of its own" in text for text in said) == 1, said
+    assert len(pod.batches) == NUM_SAMPLES
+
+
+def test_members_that_torch_does_not_put_into_one_batch_are_named_before_its_key_error() -> None:
+    samples = [tar_range([(f"{i}.{'jpeg' if i % 4 == 3 else 'jpg'}", b"picture")]) for i in range(8)]
+    with serving(FakePod(samples)) as pod:
+        dataset = CacheDataset(pod.url, dataset="file:///data", job="job", shuffle=False)
+        says = r"sample 0 \('0'\) has jpg, and sample 3 \('3'\) has jpeg\..* transform=function"
+        with pytest.warns(UserWarning, match=says) as warned, pytest.raises(KeyError):
+            list(DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset)))
+        assert sum("different members" in str(each.message) for each in warned) == 1
 
 
 def test_batches_of_plain_integers_are_warned_of_once(pod: FakePod, dataset_of: DatasetOf) -> None:

@@ -64,7 +64,10 @@ class TestCommands:
             (["serve", "--ordinal", "3"], ["ordinal is 3 but there are 1 pods"]),
             (["serve", "--log-level", "loud"], ["log_level", "debug, info, warning or error"]),
             (["serve", "--pod-urls", "refill:8000", "--peer-urls", "x"], ["'refill:8000' is not a URL"]),
-            (["serve", "--host", "no-such-host.invalid"], ["can't listen on no-such-host.invalid"]),
+            (
+                ["serve", "--host", "no-such-host.invalid"],
+                ["can't listen on no-such-host.invalid", "choose another --host"],
+            ),
             (["serve", "--memroy", "1GiB"], ["--memroy", "--help"]),
             (["serve", "extra"], ["extra", "--help"]),
             (
@@ -121,7 +124,7 @@ class TestCommands:
             port = taken.getsockname()[1]
             ports = {"--port": str(free_port()), "--peer-port": str(free_port())} | {which: str(port)}
             line = refill_says("serve", "--host", "127.0.0.1", *(word for pair in ports.items() for word in pair))
-        assert f"can't listen on 127.0.0.1:{port}: Address already in use; choose another port" in line
+        assert f"can't listen on 127.0.0.1:{port}: Address already in use; choose another --port" in line
 
     def test_an_empty_folder(self, tmp_path: Path) -> None:
         empty = tmp_path / "empty"

@@ -130,8 +130,8 @@ def test_who_listens_there_already_is_not_taken_for_a_pod() -> None:
     with socket.create_server(("127.0.0.1", int(taken[1]) + 10)):
         said = refused("--pods", "2", *taken)
     assert said == (
-        f"refill: pod 1 can't listen on 127.0.0.1:{int(taken[1]) + 10}: Address already in use; choose another --port "
-        "and --peer-port\n"
+        f"refill: pod 1 can't listen on 127.0.0.1:{int(taken[1]) + 10}: Address already in use; choose another "
+        "--port, --peer-port or --metrics-port\n"
     )
 
 

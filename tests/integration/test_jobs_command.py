@@ -50,6 +50,17 @@ def test_jobs_are_listed_with_who_uses_them_and_ended(
     assert f"no pod knows run ffffffff of job {name}" in capsys.readouterr().err
 
 
+def test_a_job_in_the_order_of_the_dataset_is_listed_with_the_policy_that_it_runs_and_the_one_it_asked_for(
+    three_pods: LocalCluster, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank_of(three_pods, job | {"shuffle": False}, 0).info()
+    found = listed(three_pods, capsys)[job["name"]]
+    assert (found["policy"], found["policy_asked"]) == ("redox", "drain")
+    assert main(["jobs", "--url", three_pods.pod_urls[0]]) == 0
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.split()[0] == job["name"])
+    assert "redox (in order; asked: drain)" in line
+
+
 def test_what_can_not_be_listed_or_ended_is_said_in_one_line(
     three_pods: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

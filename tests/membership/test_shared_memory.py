@@ -109,3 +109,4 @@ def test_a_floor_holds_and_who_finds_too_little_is_told(
     assert f"job {last} has memory for" in caplog.text, "nobody said that its shuffle suffers"
     assert f"job {trainings[0].spec.name} has memory for" not in caplog.text
     assert trainings[0].spec.name in refused.value.message, "who holds the memory is not named"
+    assert "refill end NAME" in refused.value.message, "what to do is not said"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,3 +83,14 @@ def test_a_dataset_is_split_by_ids(digits: Place) -> None:
     for epoch in range(2):
         assert f"training, epoch {epoch}: {NUM_DIGITS * 9 // 10} samples, each once" in output
         assert f"validation, epoch {epoch}: {NUM_DIGITS // 10} samples, each once" in output
+
+
+@pytest.mark.parametrize(
+    "name", ["torchrun_ddp.py", "validation_in_order.py", "class_weights.py", "train_validation_split.py"]
+)
+def test_started_without_torchrun_they_say_how(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ended in a traceback of torch's."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("sys.argv", [name, "http://refill:8000", "s3://bucket/digits", "run-1"])
+    with pytest.raises(SystemExit, match=f"start this by torchrun: torchrun .* examples/{name} URL DATASET JOB"):
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")

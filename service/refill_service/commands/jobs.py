@@ -73,6 +73,7 @@ def _of_all_pods(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
                     "name": name,
                     "dataset": info["spec"]["dataset"],
                     "policy": info["policy"],
+                    "policy_asked": info["spec"]["policy"],
                     "world_size": info["spec"]["world_size"],
                     "epoch": None,
                     "ranks_alive": 0,
@@ -117,7 +118,9 @@ def _shown(jobs: list[dict[str, Any]]) -> str:
         epoch = "-" if job["epoch"] is None else str(job["epoch"])
         ranks = f"{job['ranks_alive']}/{job['world_size']}"
         memory = f"{job['memory_bytes'] / (1 << 20):,.1f} MiB"
-        rows.append((job["name"], epoch, ranks, memory, _ago(job["idle_seconds"]), job["policy"], job["dataset"]))
+        asked = f" (in order; asked: {job['policy_asked']})" if job["policy_asked"] != job["policy"] else ""
+        policy = job["policy"] + asked
+        rows.append((job["name"], epoch, ranks, memory, _ago(job["idle_seconds"]), policy, job["dataset"]))
     return _table(rows)
 
 

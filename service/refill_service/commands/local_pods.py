@@ -20,6 +20,7 @@ from typing import IO, Any, NoReturn
 import httpx
 
 from refill.errors import InvalidInput
+from refill_service.serving.serve import cant_listen
 from refill_service.settings import Settings, load_settings
 
 __all__ = ["run_local_pods"]
@@ -105,10 +106,8 @@ def _check_ports(first: Settings, pod: int) -> None:
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 tried.bind(address)
         except OSError as error:
-            raise InvalidInput(
-                f"pod {pod} can't listen on {first.host}:{port + _BETWEEN_PORTS * pod}: {error.strerror}; choose "
-                "another --port and --peer-port"
-            ) from error
+            said = cant_listen(first.host, port + _BETWEEN_PORTS * pod, error)
+            raise InvalidInput(f"pod {pod} {said}") from error
 
 
 def _start(pod: int, environment: dict[str, str]) -> subprocess.Popen[str]:

@@ -397,7 +397,10 @@ class JobTable:
             wanted = may_have  # others give back what it lacks
         if wanted > may_have or wanted == 0:
             keeps_slots = "; policy redox keeps as many slots as it had: give the pod its memory back, or end the job"
-            to_do = f"{keeps_slots} and begin the epoch anew" if ran_before and slots_stay else ""
+            less = "ask for less memory_bytes" if spec.memory_bytes else "give the pods more memory"
+            to_do = f"; end a job that is not needed (refill end NAME), or {less}"
+            if ran_before and slots_stay:
+                to_do = f"{keeps_slots} and begin the epoch anew"
             raise MemoryTooSmall(
                 f"memory too small: job {spec.name} wants {wanted or claim.least_bytes:,} bytes and pod "
                 f"{self.settings.ordinal} has {may_have:,} of {self.settings.memory_bytes:,} free (pinned: "

@@ -35,6 +35,7 @@ class Access:
 
     :param tokens: None: anybody may ask.
     :param quotas: of those who hold a token; None: there are none.
+    :param of_pods: other pods ask here, and not clients.
     :param job_holder: who holds a job of this pod; None when it has none of that name.
     """
 
@@ -44,11 +45,14 @@ class Access:
         tokens: Tokens | None,
         job_holder: Callable[[str], str | None],
         quotas: TeamQuotas | None = None,
+        *,
+        of_pods: bool = False,
     ) -> None:
         self._app = app
         self._tokens = tokens
         self._job_holder = job_holder
         self._quotas = quotas
+        self._of_pods = of_pods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -70,10 +74,7 @@ class Access:
             return
         holder = self._tokens.holder_of(_presented(scope))
         if holder is None:
-            raise NotAuthenticated(
-                "the pod takes only requests with a token that it knows: give REFILL_TOKEN_FILE, or token_file=, the "
-                "file that holds yours"
-            )
+            raise NotAuthenticated(self._unknown(shown=bool(_presented(scope))))
         scope[HOLDER] = holder  # also of what is refused below
         _check_connection(scope, holder)
         if self._quotas is not None:
@@ -83,6 +84,17 @@ class Access:
             job = path.removeprefix(_JOBS).split("/", 1)[0]  # the server has decoded it, for the routes too
             if (held_by := self._job_holder(job)) is not None:
                 check_holder(job, held_by, holder)
+
+    def _unknown(self, *, shown: bool) -> str:
+        rule = "the pod takes only requests with a token that it knows"
+        if self._of_pods:
+            return f"{rule}: give all pods the same peer_token"
+        if shown:
+            return (
+                f"{rule}, and yours is none of them: is it whole, and that of these pods? It comes from token_file "
+                "(--token-file), REFILL_TOKEN_FILE or REFILL_TOKEN; the pods' are in their client_tokens"
+            )
+        return f"{rule}: give REFILL_TOKEN_FILE, or token_file= (--token-file), the file that holds yours"
 
 
 def holder_of(request: Request) -> str:

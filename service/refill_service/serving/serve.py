@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import logging
 import os
 import resource
@@ -28,7 +29,7 @@ from refill_service.serving.tokens import Tokens
 from refill_service.serving.what_is_open import what_is_open
 from refill_service.settings import Settings
 
-__all__ = ["serve"]
+__all__ = ["cant_listen", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ async def _serve(settings: Settings) -> None:
         access_log=settings.access_log,
     )
     for_peers = RequestGuard(
-        Access(peer_app(node), peer_tokens, node.table.holder),
+        Access(peer_app(node), peer_tokens, node.table.holder, of_pods=True),
         "pod",
         node.bodies_of_pods,
         node.requests,
@@ -174,6 +175,16 @@ def _take_all_file_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def cant_listen(host: str, port: int, error: OSError) -> str:
+    """One line with what to do: only where another process has the port is it the port that is wrong."""
+    found = f"can't listen on {host}:{port}: {error.strerror}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{found}; choose another --port, --peer-port or --metrics-port"
+    if error.errno == errno.EACCES:
+        return f"{found}; ports below 1024 are for root: choose another one"
+    return f"{found}; choose another --host: an address of this machine, 127.0.0.1 for it alone, or 0.0.0.0 for all"
+
+
 def _check_free(host: str, port: int) -> None:
     """Say in one line that a port is taken, before two servers fail in their own ways."""
     if port == 0:
@@ -183,7 +194,7 @@ def _check_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise InvalidInput(f"can't listen on {host}:{port}: {error.strerror}; choose another port") from error
+            raise InvalidInput(cant_listen(host, port, error)) from error
 
 
 def _make_way(path: str) -> None:
