@@ -11,7 +11,7 @@ from typing import Any
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import POLICIES
-from refill_service.commands import simulate_orders
+from refill_service.commands import simulate_classes, simulate_orders
 from refill_service.planning.simulation import (
     LOOP_BATCH,
     PAPER_SEED,
@@ -123,6 +123,7 @@ def add_commands(commands: Any) -> None:
         help="with --paper: take only an Nth of its dataset, remote memory and window (default: 1, all of it)",
     )
     simulate_orders.add_options(parser)
+    simulate_classes.add_options(parser)
     parser.set_defaults(func=_run)
 
 
@@ -131,6 +132,8 @@ def _run(args: argparse.Namespace) -> int:
         raise InvalidInput(f"--batch must be at least 1, got {args.batch}")
     if args.part != 1 and not (args.paper and 1 <= args.part <= _MOST_PARTS):
         raise InvalidInput(f"--part goes with --paper, and must be from 1 to {_MOST_PARTS}, got {args.part}")
+    if args.classes is not None or args.class_order is not None:
+        return simulate_classes.run_classes(args)
     if not args.paper and (args.policy == "exact" or simulate_orders.are_epochs_asked_for(args)):
         return simulate_orders.run_orders(args)
     simulate_orders.refuse_options(args)
