@@ -335,14 +335,17 @@ def traced(dataset_of: DatasetOf, make: Callable[[], Any]) -> tuple[Loader, Trac
     return refill.timed(loader, dataset), sampler
 
 
-@pytest.mark.parametrize("batches", [0, 3, 7])
+@pytest.mark.parametrize("batches", [pytest.param(0, marks=pytest.mark.variant), 3, 7])
 @pytest.mark.parametrize(
     "make",
     [
         lambda: RandomSampler(range(NUM_SAMPLES), generator=torch.Generator()),
-        lambda: WeightedRandomSampler([1.0] * NUM_SAMPLES, NUM_SAMPLES, generator=torch.Generator()),
+        pytest.param(
+            lambda: WeightedRandomSampler([1.0] * NUM_SAMPLES, NUM_SAMPLES, generator=torch.Generator()),
+            marks=pytest.mark.variant,
+        ),
         lambda: DistributedSampler(range(NUM_SAMPLES), num_replicas=1, rank=0),  # type: ignore[arg-type]
-        lambda: SequentialSampler(range(NUM_SAMPLES)),
+        pytest.param(lambda: SequentialSampler(range(NUM_SAMPLES)), marks=pytest.mark.variant),
     ],
     ids=["random", "weighted", "distributed", "sequential"],
 )
@@ -563,7 +566,7 @@ STATEFUL_FORMS = pytest.mark.parametrize("form", [stateful, stateful_iterable], 
 
 @STATEFUL_FORMS
 @pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
-@pytest.mark.parametrize("batches", [0, 1, 4, 7, 8])
+@pytest.mark.parametrize("batches", [0, pytest.param(1, marks=pytest.mark.variant), 4, 7, 8])
 def test_a_stateful_loader_goes_on(
     pod: FakePod, dataset_of: DatasetOf, form: Any, workers: dict[str, Any], batches: int
 ) -> None:

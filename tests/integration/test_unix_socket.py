@@ -90,7 +90,7 @@ def served_at(path: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
     )
     assert ended.returncode != 0
     (line,) = ended.stderr.splitlines()

@@ -44,14 +44,15 @@ def test_paper_table() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_an_eighth_of_the_paper_table() -> None:
-    """As the whole, but that remote memory and the window are an eighth, too: each answer brings less ahead, and there
-    are up to a ninth more remote requests."""
-    for name, row in paper_rows(part=8).items():
+@pytest.mark.parametrize(("part", "more"), [(32, 0.45), pytest.param(8, 0.12, marks=pytest.mark.variant)])
+def test_a_part_of_the_paper_table(part: int, more: float) -> None:
+    """As the whole, but that remote memory and the window are a part, too: each answer brings less ahead, and there
+    are ``more`` remote requests."""
+    for name, row in paper_rows(part).items():
         if "no prefetch" in name:
-            assert 8 * row["remote_requests"] == pytest.approx(8.54e5, rel=0.003), name
+            assert part * row["remote_requests"] == pytest.approx(8.54e5, rel=0.004), name
         else:
-            assert 1 < 8 * row["remote_requests"] / row["paper_remote_requests"] < 1.12, name
+            assert 1 < part * row["remote_requests"] / row["paper_remote_requests"] < 1 + more, name
 
 
 def paper_rows(part: int) -> dict[str, dict[str, Any]]:
@@ -64,7 +65,7 @@ def paper_rows(part: int) -> dict[str, dict[str, Any]]:
     for name, row in rows.items():
         assert row.keys() >= KEYS
         assert row["part"] == part
-        assert part * row["misses"] == pytest.approx(row["paper_misses"], rel=0.02), name
+        assert part * row["misses"] == pytest.approx(row["paper_misses"], rel=0.02 if part <= 8 else 0.035), name
         assert (row["delivered"], row["duplicates"], row["missing"]) == delivered, name
         assert row["batch_size"] == 1
         batches = row["in_batches"]

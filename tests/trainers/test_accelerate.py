@@ -143,6 +143,7 @@ def test_killed_jobs_go_on_with_what_they_have_not_had(place: Place, tmp_path: P
             check_exact(place, case["job"], epoch, ids)
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(400)
 def test_the_example_learns_and_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> None:
     """After 30 steps, 24 an epoch: it goes on from the checkpoint after step 5 of the second one."""

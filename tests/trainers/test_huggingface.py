@@ -72,6 +72,7 @@ def last_checkpoint(folder: Path) -> int:
     return max(int(each.name.rpartition("-")[2]) for each in folder.glob("checkpoint-*"))
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(400)
 def test_the_example_learns_and_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> None:
     job = place.new_job()
