@@ -13,17 +13,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, samples_of, whole_epoch
 
 from refill.protocol.wire_format import BatchRequest, FrameHeader
@@ -36,13 +27,6 @@ Packed = tuple[str, dict[str, bytes]]
 
 EXAMPLES = 10
 RAW_EXAMPLES = 20
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +37,10 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="module")
-def described(pod: LocalCluster) -> schemathesis.schemas.BaseSchema:
+def described(pod: LocalCluster) -> Any:
+    """What can be asked, by path and method."""
+    import schemathesis  # seconds, for every process that collects tests
+
     return schemathesis.openapi.from_url(f"{pod.pod_urls[0]}/openapi.json")
 
 
@@ -106,10 +93,18 @@ def operations() -> list[str]:
 
 
 @pytest.mark.parametrize("operation", operations())
-def test_requests_made_from_the_description_of_the_api(
-    unchanged: str, described: schemathesis.schemas.BaseSchema, operation: str
-) -> None:
+def test_requests_made_from_the_description_of_the_api(unchanged: str, described: Any, operation: str) -> None:
     """Right ones and wrong ones, to the job that is there and to one that is not: answers are as described, no 5xx."""
+    from schemathesis import GenerationMode
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
+
+    conformance = (
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_headers_conformance,
+        checks.response_schema_conformance,
+    )
     method, path = operation.split(" ")
     requests = described[path][method]
     cases = requests.as_strategy(generation_mode=GenerationMode.POSITIVE)
@@ -127,7 +122,7 @@ def test_requests_made_from_the_description_of_the_api(
             case.path_parameters["job"] = "none" if ends_it else name
         answer = case.call()
         statuses.append(answer.status_code)
-        case.validate_response(answer, checks=CHECKS)
+        case.validate_response(answer, checks=[not_a_server_error, *conformance])
 
     refused_before = metric(unchanged, "refill_refused_requests_total")
     send()
