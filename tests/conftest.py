@@ -44,6 +44,29 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return len(os.sched_getaffinity(0)) + 2
 
 
+LONG = ("tests/trainers/", "tests/end_to_end/test_demo", "tests/integration/test_lost_machines")
+"""Where there are tests that take as long as a hundred others."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each process has an equal run of all tests. Long ones come first in it: begun last, they would be waited for."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    modules: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    long = [module for module in modules if module.startswith(LONG)]
+    others = [item for module in modules if module not in long for item in modules[module]]
+    num_left, ordered = len(items), list[pytest.Item]()
+    for process in range(processes):
+        first = [item for module in long[process::processes] for item in modules[module]]
+        num_others = max(0, num_left // (processes - process) - len(first))
+        ordered += first + others[:num_others]
+        del others[:num_others]
+        num_left = len(items) - len(ordered)
+    items[:] = ordered + others
+
+
 ACCESS_KEY = "test"
 SECRET_KEY = "test-secret"
 
