@@ -82,8 +82,8 @@ class _Trial:
 
     def run(self, events: list[Event]) -> int:
         major, minor = self._cluster.version
-        nodes = len(self._cluster.found("nodes")["items"])
-        print(f"Kubernetes {major}.{minor}, {nodes} nodes, tests run on: {machine()}\n")
+        nodes = self._cluster.nodes()
+        print(f"Kubernetes {major}.{minor}, {len(nodes)} nodes, tests run on: {machine()}\n")
         print(
             "| event | every sample exactly once | until all pods are ready again | longest without a batch | "
             "in all over 1 s | Kubernetes warned |\n| --- | --- | --- | --- | --- | --- |",
@@ -96,7 +96,7 @@ class _Trial:
             self._add(Row("", f"**failed**: {failure}"))
             self._failed += 1
         finally:
-            self._cluster.uninstall()
+            self._tried("`helm uninstall`", self._uninstall)
         print()
         for pod, (peak, limit) in sorted(self._peaks.items()):
             print(f"{pod}: at most {peak / 1e6:.0f} MB of {limit / 1e6:.0f} MB, page cache and all")
@@ -111,6 +111,12 @@ class _Trial:
         self._add(Row("`helm install`", "", time.monotonic() - began))
         self._tried("`helm test`", lambda: "" if self._cluster.helm_test() else "said nothing")
         self._tried("`helm/examples/train.yaml`, two ranks of PyTorch", self._example)
+
+    def _uninstall(self) -> str:
+        self._cluster.uninstall()
+        if left := self._cluster.left_over():
+            raise Failed(f"left over: {', '.join(left)}")
+        return ""
 
     def _example(self) -> str:
         if not self._given.training_image:
@@ -141,7 +147,10 @@ class _Trial:
 
     def _with_ranks(self, events: list[Event]) -> None:
         service = f"http://{RELEASE}.{self._cluster.namespace}.svc:8000"
-        ranks = Ranks(self._cluster, service, str(self._values["dataset"]["url"]), self._given.batch_seconds)  # type: ignore[index]
+        dataset = str(self._values["dataset"]["url"])  # type: ignore[index]
+        # Where a node is to be lost, the ranks are on another one.
+        node = self._cluster.nodes()[0] if self._given.cut_node else None
+        ranks = Ranks(self._cluster, service, dataset, self._given.batch_seconds, node)
         try:
             ranks.until_they_run(0)
             quiet = time.time()

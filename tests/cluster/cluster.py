@@ -59,6 +59,14 @@ class Cluster:
         found = json.loads(self.kubectl("version", "-o", "json"))["serverVersion"]
         return int(found["major"]), int(found["minor"].rstrip("+"))
 
+    def nodes(self) -> list[str]:
+        """Those that take pods."""
+        return [
+            node["metadata"]["name"]
+            for node in self.found("nodes")["items"]
+            if is_ready(node) and not node["spec"].get("unschedulable")
+        ]
+
     def apply(self, *objects: dict[str, Any]) -> None:
         whole = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         self.kubectl("apply", "--validate=false", "-f", "-", given=json.dumps(whole))
@@ -91,6 +99,11 @@ class Cluster:
     def uninstall(self) -> None:
         self._helm.uninstall(RELEASE, ignore_not_found=True)
         self.until(lambda: not self.pods(), "no pod of the release is left")
+
+    def left_over(self) -> list[str]:
+        """Of the release's objects, without its volumes, which are to stay."""
+        kinds = "statefulset,service,pod,serviceaccount,configmap,poddisruptionbudget,networkpolicy"
+        return self.kubectl("get", kinds, "-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name").split()
 
     @property
     def image(self) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from collections.abc import Callable
 from typing import NamedTuple
@@ -104,12 +105,7 @@ def kubectl_scale(cluster: Cluster, options: Options) -> None:
 
 def drain(cluster: Cluster, options: Options) -> None:
     """Of the node of a cache pod, as far as pods of the release go; the budget lets one go at a time."""
-    nodes = [
-        node["metadata"]["name"]
-        for node in cluster.found("nodes")["items"]
-        if is_ready(node) and not node["spec"].get("unschedulable")
-    ]
-    if len(nodes) < 2:
+    if len(cluster.nodes()) < 2:
         raise Skipped("there is one node alone")
     before = cluster.pods()
     node = before[f"{RELEASE}-0"]["spec"]["nodeName"]
@@ -136,7 +132,7 @@ def node_lost(cluster: Cluster, options: Options) -> None:
     if not free:
         raise Skipped("ranks run on every node that has a cache pod")
     node = free[0][1]["spec"]["nodeName"]
-    subprocess.run([*options.cut_node.split(), node], check=True, timeout=120)
+    subprocess.run([*shlex.split(options.cut_node), node], check=True, timeout=120)
     for name, pod in free:
         if pod["spec"]["nodeName"] == node:
             cluster.kubectl("delete", "pod", name, "--force", "--grace-period=0")
@@ -151,8 +147,8 @@ EVENTS = [
     Event("scale", "`kubectl scale` by one more, and back", kubectl_scale),
     Event("grow", "`helm upgrade --set replicas`, 3 to 5", _to(5)),
     Event("shrink", "5 to 2", _to(2)),
-    Event("again", "2 to 3, and `kubectl delete pod` of all pods at once", _to(3, at_once=True)),
+    Event("again", "2 to 3, and `kubectl delete pod` of all at once", _to(3, at_once=True)),
     Event("drain", "`kubectl drain` of a node", drain),
     Event("all", "all pods deleted at once by force", all_deleted),
-    Event("node", "a node lost", node_lost),
+    Event("node", "power cut of a node, its pods deleted by force", node_lost),
 ]

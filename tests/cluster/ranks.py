@@ -24,7 +24,10 @@ _SCRIPT = Path(__file__).with_name("rank.py")
 class Ranks:
     """A job of two ranks that run until they are removed."""
 
-    def __init__(self, cluster: Cluster, service_url: str, dataset: str, batch_seconds: float) -> None:
+    def __init__(
+        self, cluster: Cluster, service_url: str, dataset: str, batch_seconds: float, node: str | None = None
+    ) -> None:
+        """:param node: where both ranks run; None: wherever the cluster puts them."""
         self._cluster = cluster
         self.job = f"try-{int(time.time())}"
         self.came_at: list[list[float]] = [[] for _ in range(RANKS)]
@@ -44,7 +47,13 @@ class Ranks:
                 "data": {"rank.py": _SCRIPT.read_text()},
             },
             *(
-                _pod(rank, image, policy, [service_url, dataset, self.job, str(rank), str(RANKS), str(batch_seconds)])
+                _pod(
+                    rank,
+                    image,
+                    policy,
+                    [service_url, dataset, self.job, str(rank), str(RANKS), str(batch_seconds)],
+                    node,
+                )
                 for rank in range(RANKS)
             ),
         )
@@ -141,12 +150,13 @@ def _name(rank: int) -> str:
     return f"{RELEASE}-rank-{rank}"
 
 
-def _pod(rank: int, image: str, policy: str, arguments: list[str]) -> dict[str, Any]:
+def _pod(rank: int, image: str, policy: str, arguments: list[str], node: str | None) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": _name(rank), "labels": {"app": f"{RELEASE}-rank"}},
         "spec": {
+            "nodeName": node,
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
