@@ -37,7 +37,7 @@ SOAK_FLAGS ?=
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-all quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-importance bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -165,6 +165,9 @@ bench-start: $(READY)
 
 bench-quality: $(READY)
 	$(BIN)/python benchmarks/training_quality.py --plot docs/training_quality.svg
+
+bench-importance: $(READY)
+	$(BIN)/python benchmarks/importance_training.py
 
 # Pods, ranks, network and store break by a schedule, seed after seed; every epoch has to stay exact.
 # CHAOS_FLAGS='--seconds 600', '--seed 17 --policy redox': see `python -m tests.chaos --help`.

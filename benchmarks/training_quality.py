@@ -196,15 +196,15 @@ def _print_table(setting: Setting, accuracies: np.ndarray) -> None:
     print(f"\n{setting.dataset}: {setting.num_epochs} epochs, {len(accuracies)} seeds, {setting.num_test} test images")
     print(f"{'order':42} {'accuracy %':>18}   {'minus exact':>18}")
     for column, order in enumerate(ORDERS):
-        mean, half = _interval(accuracies[:, column])
+        mean, half = interval(accuracies[:, column])
         line = f"{order!s:42} {mean:9.2f} +- {half:5.2f}"
         if order != EXACT:
-            mean, half = _interval(accuracies[:, column] - accuracies[:, ORDERS.index(EXACT)])
+            mean, half = interval(accuracies[:, column] - accuracies[:, ORDERS.index(EXACT)])
             line += f"   {mean:+9.2f} +- {half:5.2f}   {_verdict(mean, half)}"
         print(line, flush=True)
 
 
-def _interval(values: np.ndarray) -> tuple[float, float]:
+def interval(values: np.ndarray) -> tuple[float, float]:
     """Mean and half the width of its 95 % interval."""
     half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
     return float(values.mean()), float(half)
@@ -228,7 +228,7 @@ def _plot(results: dict[str, np.ndarray], path: Path) -> None:
     figure, axes = pyplot.subplots(1, len(results), figsize=(10, 3.4), sharey=True, layout="constrained")
     for axis, (dataset, accuracies) in zip(axes, results.items(), strict=True):
         for column in shown:
-            mean, half = _interval(accuracies[:, column] - accuracies[:, ORDERS.index(EXACT)])
+            mean, half = interval(accuracies[:, column] - accuracies[:, ORDERS.index(EXACT)])
             axis.errorbar(mean, str(ORDERS[column]), xerr=half, fmt="o", capsize=4, color="tab:blue")
         axis.axvline(0, color="grey", linewidth=1, linestyle="--")
         axis.set_title(f"{dataset}, {len(accuracies)} seeds")

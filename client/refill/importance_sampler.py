@@ -68,6 +68,8 @@ class ImportanceSampler(PlacedSampler):
         :param logits: ``(batch, classes)`` and ``labels`` ``(batch,)``: the loss of each sample is its cross entropy.
         :param losses: ``(batch,)`` in place of both: the loss of each sample, from any loss function without reduction.
         """
+        if isinstance(sample_ids, torch.Tensor):
+            sample_ids = sample_ids.cpu()
         ids = np.asarray(sample_ids, dtype=np.int64).reshape(-1)
         if (losses is None) == (logits is None) or (logits is None) != (labels is None):
             raise InvalidInput("update takes logits and labels, or losses")

@@ -15,10 +15,16 @@ from numpy.typing import NDArray
 
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["DrawnFrom", "ScoreBook"]
+__all__ = ["DrawnFrom", "ScoreBook", "score_memory"]
 
 _KEPT_EPOCHS = 2
 """A rank that was started again draws the epoch once more that others are in."""
+
+
+def score_memory(num_samples: int) -> int:
+    """What a job sets aside for the scores of an owner's share: those of now, those that the last epochs were drawn
+    from, each with what was in memory, and the cache's own."""
+    return num_samples * (4 + _KEPT_EPOCHS * 5 + 4)
 
 
 class DrawnFrom(NamedTuple):

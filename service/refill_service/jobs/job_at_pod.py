@@ -180,9 +180,10 @@ class JobAtPod:
         if resumed is not None and resumed.epoch == epoch:
             total = replace(total.with_done(resumed.done), unknown=total.unknown + resumed.unknown)
         of_what = {"job": spec.name, "run": self.job.run, "seed": spec.seed, "policy": self.job.policy}
-        state = {"epoch": epoch, "ended": False, "running": epoch >= self.owner.epoch and not total.exact}
         found = {"repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
-        return of_what | state | found | positions_of(answers, total)
+        found |= positions_of(answers, total)
+        state = {"epoch": epoch, "ended": False, "running": epoch >= self.owner.epoch and not found["exact"]}
+        return of_what | state | found
 
     async def _sum_of_pods(self, epoch: int) -> tuple[EpochReceipt, list[dict[str, Any]]]:
         """The receipt before damage is told from delivery, and the pods' parts of it."""

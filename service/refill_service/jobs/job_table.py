@@ -22,6 +22,7 @@ from refill_service.cache_core.policies import drain, redox
 from refill_service.cache_core.posted_traces import memory_with_traces, trace_memory
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.cache_core.score_book import score_memory
 from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.early_opening import EarlyOpening
@@ -162,7 +163,8 @@ class JobTable:
             for_traces = 0
             if spec.order == "explicit":
                 for_traces = trace_memory(memory_bytes, dataset.num_samples, names_classes=spec.names_classes)
-            memory = replace(parts, memory_bytes=memory_bytes - for_traces)
+            for_scores = score_memory(share.num_samples) if spec.is_by_importance else 0
+            memory = replace(parts, memory_bytes=max(0, memory_bytes - for_traces - for_scores))
             # It may come to have more, and the number of its abstract chunks stays.
             most = replace(parts, memory_bytes=max(memory_bytes, claim.most_bytes)) if _is_flexible(spec) else memory
             job = Job(

@@ -151,10 +151,11 @@ def receipt_of_parts(about: dict[str, Any], parts: list[dict[str, Any]], epoch: 
         total = replace(sum_of_receipts([total, before]), damaged=total.damaged, damaged_samples=total.damaged_samples)
     of_what = {name: about[name] for name in ("job", "run", "seed", "policy")}
     ended = about["ended_at"] > 0
-    running = not ended and not total.exact and epoch >= max(about.get("epochs", [epoch]))
-    state = {"epoch": epoch, "ended": ended, "running": running}
     found = {"repeats": sum(part["repeats"] for part in parts)} | total.to_dict()
-    return of_what | state | found | positions_of(parts, total)
+    found |= positions_of(parts, total)
+    running = not ended and not found["exact"] and epoch >= max(about.get("epochs", [epoch]))
+    state = {"epoch": epoch, "ended": ended, "running": running}
+    return of_what | state | found
 
 
 def counts_of_parts(about: dict[str, Any], parts: dict[int, dict[str, Any]], epoch: int) -> dict[str, Any]:
