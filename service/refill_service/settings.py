@@ -397,7 +397,10 @@ class Settings(BaseSettings):
             if port == same != 0:
                 raise ValueError(f"{name} and {other} are both {port}: they need a port each")
         if self.ordinal >= self.num_pods:
-            raise ValueError(f"ordinal is {self.ordinal} but there are {self.num_pods} pods, numbered from 0")
+            raise ValueError(
+                f"ordinal is {self.ordinal} but there are {self.num_pods} pods, numbered from 0: all pods are to be "
+                "told of one more (on Kubernetes: helm upgrade --set replicas=..., not kubectl scale)"
+            )
         if self.remote_memory_fraction + self.in_flight_fraction + self.recent_fraction > 0.95:
             raise ValueError(
                 "remote_memory_fraction, in_flight_fraction and recent_fraction leave no memory for chunks"

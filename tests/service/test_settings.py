@@ -123,7 +123,7 @@ def test_one_pod_is_pod_0_whatever_its_host_is_called(monkeypatch: pytest.Monkey
         ({"peer_port": "-1"}, "setting peer_port (REFILL_PEER_PORT)"),
         ({"port": "9000", "peer_port": "9000"}, "port and peer_port are both 9000"),
         ({"ordinal": "first"}, "setting ordinal (REFILL_ORDINAL)"),
-        ({"ordinal": "1"}, "ordinal is 1 but there are 1 pods, numbered from 0"),
+        ({"ordinal": "1"}, "ordinal is 1 but there are 1 pods, numbered from 0: all pods are to be told of one more"),
         ({"replicas": "three", "pod_urls": POD_TEMPLATE, "peer_urls": PEER_TEMPLATE}, "setting replicas (REFILL_REPL"),
         ({"replicas": "3"}, "replicas is 3, and pod_urls and peer_urls name no pods: set them (REFILL_POD_URLS"),
         ({"replicas": "0", "pod_urls": POD_TEMPLATE, "peer_urls": PEER_TEMPLATE}, "setting replicas (REFILL_REPLICAS)"),
