@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import difflib
+import inspect
 import logging
 import operator
 import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,6 +117,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             raise InvalidInput(f"CacheDataset has no setting 'name': job={job!r} is the job's name")
         if "holder" in settings:
             raise InvalidInput("CacheDataset has no setting 'holder': pods take it from the token")
+        _check_spelling(settings)
         if on_damaged not in ("raise", "skip"):
             raise InvalidInput(f"on_damaged must be 'raise' or 'skip', got {on_damaged!r}")
         said = {"world_size": world_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last, **settings}
@@ -639,6 +643,15 @@ class SampleDecoder:
         except Exception as error:
             error.add_note(f"in the transform of sample {sample_id} ({key!r}), which has {_listed(members)}")
             raise
+
+
+def _check_spelling(settings: Mapping[str, Any]) -> None:
+    """Arguments of the dataset are no settings of the job, so that pods can't name the one that is meant."""
+    arguments = list(inspect.signature(CacheDataset.__init__).parameters)[1:-1]
+    known = [field.name for field in dataclasses.fields(JobSpec) if field.name not in ("name", "holder")]
+    for name in settings:
+        if name not in known and (near := difflib.get_close_matches(name, [*arguments, *known], 1)):
+            raise InvalidInput(f"CacheDataset has no argument {name!r} (is {near[0]} meant?)")
 
 
 def _members_of(sample: dict[str, Any]) -> str:

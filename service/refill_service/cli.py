@@ -103,6 +103,10 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
 
     parser = _Parser(prog="refill", description="A data cache for model training: every sample exactly once an epoch.")
     parser.add_argument("--version", action="version", version=f"refill {__version__}")
+    if argv and not argv[0].startswith("-") and argv[0] not in _COMMANDS:
+        near = difflib.get_close_matches(argv[0], _COMMANDS, 1)
+        meant = f" (is {near[0]} meant?)" if near else f": there are {', '.join(_COMMANDS)}"
+        parser.error(f"there is no command {argv[0]}{meant}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     named = _COMMANDS.get(argv[0]) if argv else None
     for module in [named] if named else dict.fromkeys(_COMMANDS.values()):

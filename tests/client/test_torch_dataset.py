@@ -260,9 +260,11 @@ def test_importing_refill_needs_no_torch() -> None:
     [
         ({"name": "other"}, "CacheDataset has no setting 'name': job='job' is the job's name"),
         ({"holder": "x"}, "CacheDataset has no setting 'holder': pods take it from the token"),
-        ({"chunk": 8}, r"unknown job setting 'chunk'; there are: chunk_size, (?!.*\b(name|holder)\b)"),
+        ({"zzz": 8}, r"unknown job setting 'zzz'; there are: chunk_size, (?!.*\b(name|holder)\b)"),
+        ({"chunk": 8}, r"has no argument 'chunk' \(is chunk_size meant\?\)"),
+        ({"on_damagd": "skip"}, r"has no argument 'on_damagd' \(is on_damaged meant\?\)"),
     ],
-    ids=["another job's name", "the holder", "misspelt"],
+    ids=["another job's name", "the holder", "unknown", "misspelt setting", "misspelt argument"],
 )
 def test_what_is_no_setting_is_refused(dataset_of: DatasetOf, setting: dict[str, Any], message: str) -> None:
     """A name among the settings would have registered another job."""

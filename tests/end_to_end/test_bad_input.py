@@ -78,6 +78,8 @@ class TestCommands:
             ([], ["COMMAND", "--help"]),
             (["pack", "/somewhere"], ["DEST", "--help"]),
             (["pack", "/no/such/folder", "file:///tmp/x"], ["/no/such/folder"]),
+            (["serve", "--dataset-urls", "/data/my images"], ["write file:///data/my%20images"]),
+            (["pakc", "/tmp", "out"], ["there is no command pakc (is pack meant?)"]),
             (["pack", "/tmp", "ftp://x/y"], ["'ftp://x/y' is not a URL of a store; write s3://bucket/prefix"]),
             (["inspect", "s3:///prefix"], ["names no bucket; write s3://bucket/prefix"]),
             (["inspect", "file://host/x"], ["three slashes"]),

@@ -242,6 +242,9 @@ class TestDamage:
 
     def test_nothing_there(self, tmp_path: Path) -> None:
         assert "holds no .tar" in self.message(tmp_path / "none", EmptyDataset)
+        (tmp_path / "none").mkdir()
+        (tmp_path / "none" / "0.tar.gz").write_bytes(b"x")
+        assert "holds no .tar, but 1 that are compressed" in self.message(tmp_path / "none", EmptyDataset)
         write_files(tmp_path, {"x.tar": tar_of([("noextension", b"")])})
         assert "no samples" in self.message(tmp_path, EmptyDataset)
 

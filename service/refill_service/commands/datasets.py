@@ -188,11 +188,15 @@ def _pack(arguments: argparse.Namespace) -> int:
         )
     )
     classes = "" if summary.classes is None else f" of {_count(len(summary.classes), 'class', 'classes')}"
+    excluded = "not included" if arguments.include else "that are no files (pipes, sockets)"
     left_out = [
         text
         for count, text in (
             (summary.num_hidden, f"{summary.num_hidden} hidden"),
-            (summary.num_excluded, f"{summary.num_excluded} {'not included' if arguments.include else 'no file'}"),
+            (
+                summary.num_excluded,
+                f"{summary.num_excluded} {excluded}",
+            ),
             (summary.num_dangling, _count(summary.num_dangling, "link to nothing", "links to nothing")),
         )
         if count

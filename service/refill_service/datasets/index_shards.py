@@ -42,6 +42,9 @@ class IndexSummary:
     warnings: list[str] = field(default_factory=list)
 
 
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+
+
 async def index_shards(
     url: str, settings: StoreSettings | None = None, *, jobs: int = 4, force: bool = False, quiet: bool = True
 ) -> IndexSummary:
@@ -55,9 +58,14 @@ async def index_shards(
     store = open_store(url, settings)
     try:
         await _refuse_unless_free(store, force)
-        shards = [found async for found in store.list() if found.key.endswith(".tar")]
+        shards, packed = [], 0
+        async for found in store.list():
+            if found.key.endswith(".tar"):
+                shards.append(found)
+            packed += found.key.endswith(_COMPRESSED)
         if not shards:
-            raise EmptyDataset(f"{store.url} holds no .tar")
+            but = f", but {packed:,} that are compressed: pods read parts of a tar, so unpack them first"
+            raise EmptyDataset(f"{store.url} holds no .tar{but * bool(packed)}")
         summary = IndexSummary()
         with (
             Progress("indexing", sum(shard.size_bytes for shard in shards), quiet=quiet) as progress,

@@ -215,7 +215,9 @@ class SourceScan:
                 here = os.stat(os.path.join(self.folder, above))
                 identity = (here.st_dev, here.st_ino)
                 if identity in ancestors:
-                    raise InvalidInput(f"{os.path.join(self.folder, above)} is a link back to a folder that holds it")
+                    raise InvalidInput(
+                        f"{os.path.join(self.folder, above)} is a link back to a folder that holds it; remove the link"
+                    )
                 with os.scandir(os.path.join(self.folder, above)) as entries:
                     for entry in entries:
                         path = f"{above}/{entry.name}" if above else entry.name

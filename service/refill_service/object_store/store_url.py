@@ -63,7 +63,8 @@ def parse_url_beginning(url: str) -> StoreUrl:
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
     if not separator or scheme not in ("s3", "file"):
-        raise InvalidInput(f"{url!r} is not a URL of a store; write s3://bucket/prefix or file:///folder")
+        as_url = f"file://{quote(url)}" if url.startswith("/") else "s3://bucket/prefix or file:///folder"
+        raise InvalidInput(f"{url!r} is not a URL of a store; write {as_url}")
     if scheme == "file":
         host, _, path = rest.partition("/")
         if host not in ("", "localhost"):
