@@ -19,8 +19,8 @@ __all__ = ["MOST_CLASSES", "classes_of", "entries_of", "ids_of"]
 
 _ID_BITS = 40
 _ID_MASK = (1 << _ID_BITS) - 1
-MOST_CLASSES = 1 << 22
-"""Classes are ``0 <= class < MOST_CLASSES``."""
+MOST_CLASSES = 1 << 16
+"""Classes are ``0 <= class < MOST_CLASSES``. Pods keep a few hundred bytes for each."""
 
 
 def entries_of(sample_ids: Int64Array, classes: Int64Array | NDArray[np.int32]) -> Int64Array:

@@ -14,15 +14,16 @@ takes no place. So no request waits for another one.
 
 from __future__ import annotations
 
+import hashlib
 import random
+from bisect import bisect_right
 from collections import Counter
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refill_service.cache_core.class_demand import ClassDemand
-from refill_service.cache_core.epoch_order import KeyedPermutation
 from refill_service.cache_core.policies.interface import (
     NO_ORDERS,
     NONE_AHEAD,
@@ -62,18 +63,26 @@ class DrainWithinClasses(Policy):
         members = began.traces.members(share.first_sample, share.end_sample)
         self._is_asked = everything if members is None else members
         """Samples that the epoch asks for; others are read through where they lie in a chunk."""
-        self._unread: NDArray[np.bool_] = (self._is_asked if self._left is None else self._left).copy()
-        self._num_unread = int(np.count_nonzero(self._unread))
+        unread = (self._is_asked if self._left is None else self._left).astype(np.uint8)
+        self._unread = unread.data
+        """Of a memoryview, since numpy is slow with a few values; so are those below."""
+        self._num_unread = int(np.count_nonzero(unread))
+        upto, bytes_upto = (np.concatenate([[0], np.cumsum(each)]) for each in (unread, unread * began.lengths))
+        self._num_left = np.diff(upto[self._starts]).data
+        """Of each chunk, samples that were not read; and their bytes."""
+        self._bytes_left = np.diff(bytes_upto[self._starts]).astype(np.int64).data
+        self._read_in_part: set[int] = set()
+        """Chunks of which some classes were read alone."""
         names, class_of = np.unique(classes, return_inverse=True)
         self._class_of = class_of.astype(np.int32)
         self._class_view = self._class_of.data
         asked = np.flatnonzero(self._is_asked & (self._assigned < 0))
         at = began.traces.position_of(asked + share.first_sample)
         self._demand = ClassDemand(class_of[asked], len(names), *at, began.traces.num_ranks)
-        if (self._demand.counts != np.bincount(self._class_of[self._unread], minlength=len(names))).any():
+        if (self._demand.counts != np.bincount(self._class_of[unread > 0], minlength=len(names))).any():
             raise ValueError("requests were answered by samples of other classes")
         self._random = random.Random(began.key)
-        self._chunks, self._chunks_end = self._chunks_by_class(len(names), began.key)
+        self._chunks, self._chunks_end = self._chunks_by_class(np.flatnonzero(unread), len(names), began.key)
         self._ready: list[list[int]] = [[] for _ in names]
         """Samples in memory, by class."""
         self._num_ready = np.zeros(len(names), dtype=np.int64)
@@ -94,20 +103,20 @@ class DrainWithinClasses(Policy):
         self._num_promised = 0
         """Samples given before they were here."""
 
-    def _chunks_by_class(self, num_classes: int, key: str) -> tuple[NDArray[np.int32], list[int]]:
+    def _chunks_by_class(self, samples: Int64Array, num_classes: int, key: str) -> tuple[NDArray[np.int32], list[int]]:
         """``(chunks, ends)``: for each class the chunks that hold unread samples of it, in random order, one class
         after the other; the next one is the last. A chunk stays in there for some classes when it has been read."""
-        samples, num_chunks = np.flatnonzero(self._unread), max(1, self.mapping.share.num_chunks)
+        num_chunks = max(1, self.mapping.share.num_chunks)
         chunks = np.searchsorted(self._starts, samples, side="right") - 1
-        pairs = np.unique(self._class_of[samples].astype(np.int64) * num_chunks + chunks)
-        if len(pairs):
-            pairs = pairs[KeyedPermutation(len(pairs), f"{key} chunks").forward(np.arange(len(pairs)))]
+        pairs = np.sort(self._class_of[samples].astype(np.int64) * num_chunks + chunks)
+        pairs = pairs[np.diff(pairs, prepend=-1) > 0]  # np.unique takes ten times as long
         of_class = pairs // num_chunks
+        seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest(), "little")
+        in_random_order = np.lexsort((np.random.default_rng(seed).random(len(pairs)), of_class))
         self._chunks_start: list[int] = np.concatenate(
             [[0], np.cumsum(np.bincount(of_class, minlength=num_classes))]
         ).tolist()
-        in_order = (pairs % num_chunks)[np.argsort(of_class, kind="stable")]
-        return in_order.astype(np.int32), self._chunks_start[1:]
+        return (pairs % num_chunks)[in_random_order].astype(np.int32), self._chunks_start[1:]
 
     # Facts.
 
@@ -253,60 +262,77 @@ class DrainWithinClasses(Policy):
         reads: list[Read] = []
         while (shortest := self._demand.shortest()) is not None:
             at, of_class = shortest
-            samples = self._samples_left(self._next_chunk(of_class))
-            if not self._fits_whole(samples):
-                num_soon = int(self._capacity_bytes // _KEPT_FOR_SOON / self._mean_bytes)
-                samples = samples[self._class_of[samples] == of_class]
-                if not self._demand.is_among_next(at, self._num_given, num_soon) or self._num_that_fit(samples) == 0:
-                    break
-                samples = samples[: self._num_that_fit(samples)]
-            reads += self._order(samples)
+            chunk = self._next_chunk(of_class)
+            if self._fits_whole(chunk):
+                reads += self._order(chunk, self._samples_left(chunk))
+                continue
+            num_soon = int(self._capacity_bytes // _KEPT_FOR_SOON / self._mean_bytes)
+            if not self._demand.is_among_next(at, self._num_given, num_soon):
+                break
+            samples = self._samples_left(chunk, of_class)
+            if not (num_that_fit := self._num_that_fit(samples)):
+                break
+            reads += self._order(chunk, samples[:num_that_fit])
         return reads
 
     def _read_for(self, of_class: int, wanted: int) -> list[Read]:
         """For requests for a class of which nothing is here or on its way."""
-        samples = self._samples_left(self._next_chunk(of_class))
-        if not self._fits_whole(samples):
-            samples = samples[self._class_of[samples] == of_class]
-            samples = samples[: max(wanted, self._num_that_fit(samples))]
-        return self._order(samples)
+        chunk = self._next_chunk(of_class)
+        if self._fits_whole(chunk):
+            return self._order(chunk, self._samples_left(chunk))
+        samples = self._samples_left(chunk, of_class)
+        return self._order(chunk, samples[: max(wanted, self._num_that_fit(samples))])
 
-    def _fits_whole(self, samples: Int64Array) -> bool:
+    def _fits_whole(self, chunk: int) -> bool:
         most_bytes = self._capacity_bytes - self._capacity_bytes // _KEPT_FOR_SOON
-        return self.held_bytes + int(self._lengths[samples].sum()) <= most_bytes or not self.held_bytes
+        return self.held_bytes + self._bytes_left[chunk] <= most_bytes or not self.held_bytes
 
-    def _num_that_fit(self, samples: Int64Array) -> int:
+    def _num_that_fit(self, samples: list[int]) -> int:
         room = self._capacity_bytes - self.held_bytes
-        return int(np.searchsorted(np.cumsum(self._lengths[samples]), room, side="right"))
+        return bisect_right(list(accumulate(map(self._lengths_view.__getitem__, samples))), room)
 
     def _next_chunk(self, of_class: int) -> int:
         """One that has unread samples of the class. Raises RuntimeError when there is none."""
         while self._chunks_end[of_class] > self._chunks_start[of_class]:
             chunk = int(self._chunks[self._chunks_end[of_class] - 1])
-            if (self._class_of[self._samples_left(chunk)] == of_class).any():
+            if self._num_left[chunk] and (chunk not in self._read_in_part or self._samples_left(chunk, of_class)):
                 return chunk
             self._chunks_end[of_class] -= 1
         raise RuntimeError("an owner was asked for more samples of a class than its share has")
 
-    def _samples_left(self, chunk: int) -> Int64Array:
-        """Those that were not read."""
-        first = self._starts_view[chunk]
-        return np.flatnonzero(self._unread[first : self._starts_view[chunk + 1]]) + first
+    def _samples_left(self, chunk: int, of_class: int = -1) -> list[int]:
+        """Those that were not read; of one class, or of all."""
+        unread, classes = self._unread, self._class_view
+        samples = range(self._starts_view[chunk], self._starts_view[chunk + 1])
+        return [s for s in samples if unread[s] and (of_class < 0 or classes[s] == of_class)]
 
-    def _order(self, samples: Int64Array) -> list[Read]:
-        """Read these samples of one chunk, and nothing again that the epoch asks for."""
-        self._unread[samples] = False
+    def _order(self, chunk: int, samples: list[int]) -> list[Read]:
+        """Read these samples of a chunk, and nothing again that the epoch asks for."""
+        num_bytes = 0
+        for sample in samples:
+            self._unread[sample] = 0
+            num_bytes += self._lengths_view[sample]
         self._num_unread -= len(samples)
         self._num_coming += len(samples)
-        self.held_bytes += int(self._lengths[samples].sum())
-        for of_class, count in Counter(self._class_of[samples].tolist()).items():
+        self._num_left[chunk] -= len(samples)
+        self._bytes_left[chunk] -= num_bytes
+        if self._num_left[chunk]:
+            self._read_in_part.add(chunk)
+        else:
+            self._read_in_part.discard(chunk)
+        self.held_bytes += num_bytes
+        for of_class, count in Counter(map(self._class_view.__getitem__, samples)).items():
             self._demand.covered(of_class, count)
-        first = int(samples[0])
-        others = self._is_asked[first : int(samples[-1]) + 1].copy()
-        others[samples - first] = False
-        gaps = np.flatnonzero(np.diff(np.cumsum(others)[samples - first])) + 1
-        reads = [Read(int(part[0]), int(part[-1]) + 1, part) for part in np.split(samples, gaps)]
-        return self._on_their_way(reads)
+        return self._on_their_way([Read(run[0], run[-1] + 1, np.array(run)) for run in self._runs(samples)])
+
+    def _runs(self, samples: list[int]) -> list[list[int]]:
+        """Stretches between which no other sample lies that the epoch asks for."""
+        runs = [[samples[0]]]
+        for before, sample in pairwise(samples):
+            if sample > before + 1 and self._is_asked[before + 1 : sample].any():
+                runs.append([])
+            runs[-1].append(sample)
+        return runs
 
     def _order_again(self) -> list[Read]:
         reads, self._failed = self._failed, []
