@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -55,7 +56,7 @@ def all_deleted(cluster: Cluster, options: Options) -> None:
 def rolling(cluster: Cluster, options: Options) -> None:
     """By a value that changes nothing but the pods' template."""
     before = cluster.uids()
-    cluster.upgrade(podAnnotations={"tried": "rolling update"})
+    cluster.upgrade(podAnnotations={"tried": str(time.time_ns())})  # another one each time
     cluster.until(lambda: cluster.is_as_wanted() and not _same(before, cluster.uids()), "the rolling update ends")
 
 
