@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from refill.epoch_place import Iteration
 from refill.epoch_sampler import PlacedSampler
-from refill.errors import InvalidInput
+from refill.errors import InvalidInput, JobLost
 from refill.protocol.importance import drawn, share_of, with_cached_first
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
@@ -131,11 +131,18 @@ class ImportanceSampler(PlacedSampler):
         return self.dataset.state_at(iteration.epoch, position, iteration.length, kept)
 
     def resume(self, state: Any) -> ResumeState:
-        found = super().resume(state)
+        try:
+            found = super().resume(state)
+        except JobLost:  # the epoch has to start over, and does so with what training knew
+            self._restore(ResumeState.from_dict(state))
+            raise
+        self._restore(found)
+        return found
+
+    def _restore(self, found: ResumeState) -> None:
         kept = found.sampler if isinstance(found.sampler, dict) else {}
         scores = kept.get("scores")
         if not isinstance(scores, torch.Tensor) or tuple(scores.shape) != (len(self.dataset),):
             raise InvalidInput("the state has no scores of this dataset's samples: it is not of an ImportanceSampler")
         self._training.restore(scores.numpy())
         self.improving, self._best = bool(kept.get("improving")), kept.get("best")
-        return found

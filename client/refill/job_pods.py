@@ -263,7 +263,9 @@ class JobPods:
         self._watch_home()
 
     def _warn_of_memory(self, info: dict[str, Any]) -> None:
-        """Whether its samples are spread well."""
+        """Whether its samples are spread well, if that is up to the pods."""
+        if self.spec.policy == "exact":
+            return
         has, good = info.get("chunks_in_memory"), info.get("good_chunks_in_memory")
         if has is not None and good is not None and has < good and self.rank == 0:
             log.warning(

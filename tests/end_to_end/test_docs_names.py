@@ -33,6 +33,7 @@ FOREIGN = {
     *("accelerator_config", "eval_dataset", "group_by_length", "ignore_data_skip", "pixel_values"),
     "train_sampling_strategy",
     "--build-arg",
+    *("NotReady", "NoExecute"),
     *("GetObject", "ListBucket", "PutObject", "DeleteObject", "AbortMultipartUpload", "AbortIncompleteMultipartUpload"),
 }
 """Names of other people that occur in no file here."""

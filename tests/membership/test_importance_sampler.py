@@ -16,7 +16,7 @@ from tests.membership.pods_in_process import PodsInProcess, Rank
 from tests.pod_fixtures import NUM_SAMPLES
 
 import refill
-from refill.errors import InvalidInput
+from refill.errors import InvalidInput, JobLost
 from refill.pod_connection import PodConnection
 from refill.protocol.importance import drawn, rank_scores
 from refill.protocol.job_spec import JobSpec
@@ -184,6 +184,20 @@ def test_a_pod_that_forgot_scores_is_told_again(
         assert known.tolist() == np.unique(np.concatenate(first)).tolist(), "nothing is lost"
         assert [len(of_rank) for of_rank in second] == [LENGTH, LENGTH]
         assert training.receipt(1)["exact"]
+
+
+def test_an_epoch_that_is_lost_starts_over_with_its_checkpoints_scores(pods: PodsInProcess, packed: Packed) -> None:
+    training = Training(pods, packed[0])
+    training.epoch(0, until=100)
+    state = training.samplers[0].state_after(100)
+    training.datasets[0].end_job()
+    again = Training(pods, packed[0])
+    for sampler in again.samplers:
+        with pytest.raises(JobLost, match=r"set_epoch\(0\) starts it over"):
+            sampler.load_state_dict(state | {"job": again.name})
+    again.draw(0)
+    found = again.samplers[1].drawn_from[0]
+    assert np.array_equal(found, state["sampler"]["scores"].numpy(), equal_nan=True)
 
 
 def test_a_pod_is_killed_within_an_epoch(tmp_path: Path, packed: Packed) -> None:
