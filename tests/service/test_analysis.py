@@ -25,7 +25,7 @@ from refill_service.planning.analysis import (
     recommend,
     sample_by_sample,
 )
-from refill_service.planning.shuffle_measures import randomization_level, spread
+from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
 
 
 def uniform(num_samples: int, part: float = 0.1, **settings: Any) -> Analysis:
@@ -135,6 +135,23 @@ class TestRandomizationLevel:
         expected = (0.25 * 2 + 1 / 3 * 1 + 0.5 * 1) / (0.25 * 2 + 1 / 3 * np.log2(3) + 0.5 * 1)
         assert randomization_level(4, 0.5) == pytest.approx(expected)
 
+    @pytest.mark.parametrize(("block_size", "level"), [(4, 72.64), (16, 49.26), (256, 16.14)])
+    def test_deepio_blocks(self, block_size: int, level: float) -> None:
+        """The paper prints 73, 49 and 16 % for files of so many samples that are read in order."""
+        assert round(100 * block_randomization_level(8448, block_size), 2) == level
+
+    def test_blocks_of_one_sample_and_of_all(self) -> None:
+        assert block_randomization_level(1000, 1) == pytest.approx(1)
+        assert block_randomization_level(1000, 1000) == 0
+        assert block_randomization_level(1, 1) == 1
+        # Three samples in blocks of two: 2 blocks with 3 left, then 1; fully: log2 3 / 3 + 1 / 2.
+        assert block_randomization_level(3, 2) == pytest.approx((1 / 3) / (np.log2(3) / 3 + 0.5))
+
+    def test_large_datasets_of_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        exact = [block_randomization_level(1 << 20, size) for size in (4, 64)]
+        monkeypatch.setattr("refill_service.planning.shuffle_measures._COUNTED_EXACTLY", 1 << 17)
+        assert [block_randomization_level(1 << 20, size) for size in (4, 64)] == pytest.approx(exact, abs=1e-4)
+
     def test_what_is_scaled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         exact = randomization_level(1 << 21, 0.01)
         monkeypatch.setattr("refill_service.planning.shuffle_measures._COUNTED_EXACTLY", 1 << 17)
@@ -193,6 +210,21 @@ class TestRecommendation:
 
     def test_no_drain(self) -> None:
         assert recommend(self.rows((8, 0.3, 1.0), policy="redox"))[0] is None
+
+
+def test_an_order_that_is_kept_is_shown_with_memory_full() -> None:
+    row = analyze(uniform(4096), "exact", 8)
+    assert row.read_amplification == pytest.approx(2.35, rel=0.05)
+    assert row.randomization_level == 1
+    assert row.held_peak_bytes == pytest.approx(409_600, rel=0.01)
+
+
+def test_what_a_run_costs_at_each_provider() -> None:
+    row = analyze(uniform(4096, epochs=10, vm_hour=3.6), "drain", 8)
+    machines = 10 * row.epoch_seconds * 0.001
+    assert row.run_dollars["s3"] == pytest.approx(10 * 512 * 4e-7 + machines)
+    assert row.run_dollars["r2"] == pytest.approx(10 * 512 * 3.6e-7 + machines)
+    assert analyze(uniform(4096), "drain", 8).run_dollars == {}
 
 
 class TestCommand:

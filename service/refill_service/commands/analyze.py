@@ -138,6 +138,13 @@ def add_commands(commands: Any) -> None:
         help="how fast the whole job trains when it never waits for data: then the table says which rows are too slow "
         "for it",
     )
+    run = parser.add_argument_group(
+        "a run", "What it costs at each provider: GETs and machines. refill cost has all of it, with storage."
+    )
+    run.add_argument("--epochs", type=_whole(1), metavar="E", help="its epochs (default: nothing is said of a run)")
+    run.add_argument(
+        "--vm-price", type=_number(0), metavar="USD", help="dollars for an hour of one pod's machine (default: 0)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     parser.add_argument(
         "--plot", metavar="FILE", help="also draw requests against quality of the shuffle, as .png or .svg"
@@ -203,6 +210,8 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
     from refill_service.planning.analysis import Analysis, StoreTerms
     from refill_service.settings import Settings
 
+    if args.vm_price is not None and args.epochs is None:
+        raise InvalidInput("--vm-price goes with --epochs: the cost is of a run")
     shape = _shape(args)
     memory_bytes = memory_bytes_of(args.memory, shape.total_bytes)
     fields = Settings.model_fields
@@ -229,6 +238,8 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
             concurrency=args.concurrency,
         ),
         compute_samples_per_second=args.compute_samples_per_second,
+        epochs=args.epochs or 0,
+        vm_hour=args.vm_price or 0.0,
         seed=args.seed,
     )
     return analysis, pod_memory.memory_bytes
@@ -334,9 +345,11 @@ def _print(analysis: Analysis, pod_memory_bytes: int, rows: list[Row], left_out:
     for name in ("policy", "K"):
         table.add_column(name)
     for name in (
-        "GETs", "/64", "bytes read", "cost", "held", "distance", "co-batch", "RL", "first batch", "epoch",
+        "GETs", "/64", "bytes read", "cost", "held", "distance", "co-batch", "RL", "of blocks", "first batch", "epoch",
     ):  # fmt: skip
         table.add_column(name, justify="right")
+    for provider in rows[0].run_dollars:
+        table.add_column(f"{provider}, {analysis.epochs} ep.", justify="right")
     for row in rows:
         bound = "" if row.io_bound is None else " I/O" if row.io_bound else " compute"
         table.add_row(
@@ -350,8 +363,10 @@ def _print(analysis: Analysis, pod_memory_bytes: int, rows: list[Row], left_out:
             f"{row.distance:.3f}",
             f"{row.co_batch:.2f}",
             f"{row.randomization_level:.2%}",
+            f"{row.block_randomization_level:.2%}",
             _time_text(row.first_batch_seconds),
             _time_text(row.epoch_seconds) + bound,
+            *(f"${dollars:,.2f}" for dollars in row.run_dollars.values()),
         )
     # A narrow terminal breaks whole lines, which reads better than cells broken one by one.
     Console(width=240, highlight=False, markup=False).print(table)

@@ -26,7 +26,8 @@ from refill_service.cache_core.sample_mapping import (
     abstract_chunks_for_budget,
 )
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
-from refill_service.planning.shuffle_measures import randomization_level, spread
+from refill_service.planning.provider_prices import PROVIDERS
+from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
 
 __all__ = [
     "LEAST_DISTANCE",
@@ -118,6 +119,10 @@ class Analysis:
     store: StoreTerms = StoreTerms()
     compute_samples_per_second: float | None = None
     """How fast the job would train if data were always there; None: nothing is said of it."""
+    epochs: int = 0
+    """Of a run whose cost is told; 0: nothing is said of it."""
+    vm_hour: float = 0.0
+    """Dollars for a pod's machine."""
     seed: int = 1
 
     @property
@@ -152,6 +157,8 @@ class Row:
     distance: float
     co_batch: float
     randomization_level: float
+    block_randomization_level: float
+    """Of an order that shuffles chunks, and nothing in them."""
     first_batch_seconds: float
     read_seconds: float
     """What the store needs for the epoch's reads."""
@@ -159,6 +166,8 @@ class Row:
     """The larger of that and the time to compute, from the first batch on."""
     io_bound: bool | None
     """Whether the store needs longer than the training; None: its speed was not given."""
+    run_dollars: dict[str, float]
+    """By provider, of all epochs: GETs at its price, and machines; no storage, which is the same for all rows."""
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -175,9 +184,11 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     # What is simulated has the same part of memory, of remote memory, of the window and of a batch as the whole.
     scale = shape.total_bytes / simulated_bytes
     layout = ChunkLayout(shape.first_sample, chunk_size)
-    traces = KeyedTraces(shape.simulated, num_pods, seed=analysis.seed)
+    # The first epoch of a policy that keeps order finds nothing in memory; its second is what all later ones are like.
+    shown = 1 if kind_of(policy).keeps_order else 0
+    orders = [KeyedTraces(shape.simulated, num_pods, seed=analysis.seed, epoch=epoch) for epoch in range(2 * shown + 1)]
     owners = [
-        _owner(policy, layout, traces, pod, analysis, int(analysis.memory_bytes / scale) // num_pods)
+        _owner(policy, layout, orders, pod, analysis, int(analysis.memory_bytes / scale) // num_pods)
         for pod in range(num_pods)
     ]
     bounds = layout.owner_bounds(num_pods)
@@ -185,16 +196,21 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
         HomeMachine(pod, bounds, int(analysis.remote_bytes / scale)) for pod in range(num_pods)
     ]
 
+    # A place counts the requests of all ranks, so that a step is a run of places.
+    rank_batch = max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_pods)
+    for epoch in range(shown):
+        for _ in epoch_in_lockstep(owners, homes, orders[epoch], rank_batch, epoch):
+            pass
     place_of = np.empty(shape.simulated, dtype=np.int64)
     delivered_bytes = 0
     held = [sum(owner.counts.bytes_filled for owner in owners)]
-    # A place counts the requests of all ranks, so that a step is a run of places.
-    rank_batch = max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_pods)
-    for rank, positions, samples in epoch_in_lockstep(owners, homes, traces, rank_batch):
+    for rank, positions, samples in epoch_in_lockstep(owners, homes, orders[shown], rank_batch, shown):
         place_of[samples] = positions * num_pods + rank
         delivered_bytes += int(lengths[samples].sum())
         held.append(sum(owner.counts.bytes_filled for owner in owners) - delivered_bytes)
 
+    # What keeps order gives copies: its samples stay in memory, and that is full.
+    held_peak, held_mean = (max(held), sum(held) / len(held)) if not shown else (analysis.memory_bytes / scale,) * 2
     gets = sum(owner.counts.refills for owner in owners) * shape.num_samples / shape.simulated
     bytes_read = sum(owner.counts.bytes_read for owner in owners) * scale
     distance, co_batch = spread(place_of, shape.first_sample, analysis.simulated_batch)
@@ -207,11 +223,12 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
         chunk_size=chunk_size,
         gets=gets,
         bytes_read=bytes_read,
-        held_peak_bytes=max(held) * scale,
-        held_mean_bytes=sum(held) / len(held) * scale,
+        held_peak_bytes=held_peak * scale,
+        held_mean_bytes=held_mean * scale,
         distance=distance,
         co_batch=co_batch,
-        randomization_level=randomization_level(shape.num_samples, analysis.memory_fraction),
+        # An order that is kept is as random as its sampler's, whatever memory there is.
+        randomization_level=1.0 if shown else randomization_level(shape.num_samples, analysis.memory_fraction),
         first_batch_seconds=read_seconds(
             kind_of(policy).first_batch_gets(asked_first, chunk_size, abstract_chunks), chunk_bytes, analysis.store
         ),
@@ -250,17 +267,25 @@ def _row(analysis: Analysis, *, gets: float, bytes_read: float, first_batch_seco
         gets_per_64_samples=gets * 64 / shape.num_samples,
         bytes_read=bytes_read,
         read_amplification=bytes_read / shape.total_bytes,
+        block_randomization_level=block_randomization_level(shape.num_samples, measured["chunk_size"]),
         store_dollars=store.dollars(gets, bytes_read),
         first_batch_seconds=first_batch_seconds,
         read_seconds=reading,
         epoch_seconds=epoch_seconds,
         io_bound=io_bound,
+        run_dollars={
+            provider: analysis.epochs
+            * (gets * prices.class_b + analysis.num_pods * analysis.vm_hour * epoch_seconds / 3600)
+            for provider, prices in PROVIDERS.items()
+        }
+        if analysis.epochs
+        else {},
         **measured,
     )
 
 
 def _owner(
-    policy: str, layout: ChunkLayout, traces: KeyedTraces, pod: int, analysis: Analysis, abstract_bytes: int
+    policy: str, layout: ChunkLayout, orders: list[KeyedTraces], pod: int, analysis: Analysis, abstract_bytes: int
 ) -> LocalOwner:
     """As a pod makes it for a job with so many bytes for chunks."""
     share = layout.share(pod, analysis.num_pods)
@@ -278,7 +303,7 @@ def _owner(
     return LocalOwner(
         policy,
         AbstractMapping(share, num_abstract_chunks, analysis.group_order),
-        [traces],
+        orders,
         analysis.num_pods,
         lengths,
         abstract_bytes,

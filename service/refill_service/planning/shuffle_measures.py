@@ -12,7 +12,7 @@ import numpy as np
 
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
-__all__ = ["RUN", "randomization_level", "spread"]
+__all__ = ["RUN", "block_randomization_level", "randomization_level", "spread"]
 
 RUN = 64
 _COUNTED_EXACTLY = 1 << 22
@@ -72,3 +72,20 @@ def randomization_level(num_samples: int, memory_fraction: float) -> float:
         pipelined -= float((q * np.log2(rounds_left * (loaded - (i - first_of_round)))).sum())
         fully += float((q * np.log2(q)).sum())
     return pipelined / fully if fully else 1.0
+
+
+def block_randomization_level(num_samples: int, block_size: int) -> float:
+    """DeepIO's measure of an order that draws blocks of so many samples at random and keeps the order within each.
+
+    ``P(i) = 1 / ceil((N - i) / g)`` at every place i, as the same section has it for files. Where more than 2**22
+    samples are left, the sum is an integral.
+    """
+    summed = min(num_samples, _COUNTED_EXACTLY)
+    left = np.arange(summed, 0, -1, dtype=np.float64)
+    blocks = float((np.log2(np.ceil(left / block_size)) / left).sum())
+    fully = float((np.log2(left) / left).sum())
+    if num_samples > summed:
+        more = (math.log(num_samples) ** 2 - math.log(summed) ** 2) / 2 / math.log(2)
+        fully += more
+        blocks += more - math.log2(block_size) * math.log(num_samples / summed)
+    return blocks / fully if fully else 1.0
