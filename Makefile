@@ -37,7 +37,7 @@ SOAK_FLAGS ?=
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-quality bench-importance bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-all quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-orders bench-quality bench-importance bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -140,6 +140,10 @@ bench-refill: $(READY)
 
 bench-shaped: $(READY)
 	$(BIN)/python benchmarks/shaped_link.py
+
+# What a perfect shuffle costs over a slow link, beside boto3 and, if it is installed, grain; needs root, some four minutes.
+bench-orders: $(READY)
+	$(BIN)/python benchmarks/orders.py
 
 # The peers want other versions of what refill uses, so they have an environment of their own. Needs root.
 # PEERS_FLAGS='--quick', '--only "WebDataset"', '--report': see benchmarks/peers/run.py.

@@ -35,6 +35,8 @@ from targets import target
 
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
+from refill_service.planning.loop_clock import FetchService, LoopClock
+from refill_service.planning.ordered_reads import OrderedRun, keyed_orders, simulate_orders
 
 STORE_MBIT = 800
 RTT_MS = 25
@@ -183,6 +185,7 @@ class ShapedLink:
             f"I/O-bound: {IO_EPOCHS} epochs in {end - start:.1f} s; bytes on the link with headers are {read:.3f} of "
             "those of the samples; steady state of each epoch: " + ", ".join(f"{share:.3f}" for share in in_epochs)
         )
+        self._beside_prediction("I/O-bound", ranks, IO_EPOCHS, 0, floor_rate)
         target("I/O-bound, steady state: store link in use", statistics.median(in_epochs), at_least=0.95)
         target("I/O-bound, all epochs with their boundaries: store link in use", link.share(start, end), at_least=0.95)
         target(
@@ -208,6 +211,7 @@ class ShapedLink:
             f"waits at the epochs' boundaries, ms: {', '.join(f'{gap * 1000:.0f}' for gap in gaps)}; "
             f"of random tensors at most {max(of_random) * 1000:.0f}"
         )
+        self._beside_prediction("compute-bound", ranks, EPOCHS, compute_seconds, floor_rate)
         target("compute-bound: epoch beside random tensors, median", statistics.median(ratios), at_most=1.03)
         first, later = ratios[::EPOCHS], [ratio for i, ratio in enumerate(ratios) if i % EPOCHS]
         target("compute-bound: later epochs beside random tensors, worst", max(later), at_most=1.03)
@@ -222,6 +226,29 @@ class ShapedLink:
             f"just started {self._idle_bytes / 1e6:.0f}; budget {self._memory_bytes / 1e6:.0f}"
         )
         target("peak memory of a pod, of 1.15 budgets and 150 MB", max(peaks) / bound, at_most=1)
+
+    def _beside_prediction(
+        self, what: str, ranks: list[dict[str, Any]], epochs: int, compute_seconds: float, floor_rate: float
+    ) -> None:
+        """What `refill simulate --clock` says of such a run; there is a pod for each rank in it."""
+        service = FetchService(parallel=32, latency=RTT_MS / 1000, size=SAMPLE_BYTES, bandwidth=floor_rate)
+        run = OrderedRun(
+            NUM_SAMPLES,
+            int(NUM_SAMPLES * MEMORY_SHARE / NUM_RANKS),
+            CHUNK_SIZE,
+            num_pods=NUM_RANKS,
+            batch_size=BATCH,
+            clock=LoopClock(comp=compute_seconds, ahead=2, svc=service, link=floor_rate),
+            policy="drain",
+        )
+        predicted = [each.run_seconds or 0.0 for each in simulate_orders(run, keyed_orders(run, epochs), epochs)]
+        ends = [max(rank["times"][rank["times"][:, 0] == epoch, 3].max() for rank in ranks) for epoch in range(epochs)]
+        measured = np.diff([min(rank["times"][0, 1] for rank in ranks), *ends])
+        print(
+            f"{what}, seconds of each epoch, predicted by refill simulate --clock: "
+            f"{', '.join(f'{seconds:.2f}' for seconds in predicted)}; measured: "
+            f"{', '.join(f'{seconds:.2f}' for seconds in measured)}; all: {sum(predicted):.1f} and {sum(measured):.1f}"
+        )
 
     def _first_batch(self, job: str) -> Floats:
         """Seconds to the first batch of the first rank that gets one, and of the last."""

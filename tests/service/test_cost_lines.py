@@ -117,8 +117,8 @@ class TestCommand:
             assert of_provider["any_order"]["by_epochs"][0]["from_epochs"] == 1
 
     def test_for_people_who_give_too_little_memory_for_a_way(self, capsys: pytest.CaptureFixture[str]) -> None:
-        shown = self.compared(capsys, "--simulate-samples", "256")
-        assert "left out: redox K=64: 25 of 256 simulated samples hold no chunk; give more memory" in shown
+        shown = self.compared(capsys, "--simulate-samples", "512", "--memory", "1%")
+        assert "left out: redox K=64: 1.0% of what is simulated holds no chunk; give more memory" in shown
         for text in ("drain K=8", "cheapest, of 1 to 1,000 epochs", "cheapest of 3 epochs, by the size of a sample"):
             assert text in shown
 

@@ -106,7 +106,7 @@ def compare(args: argparse.Namespace) -> int:
             try:
                 lines.append(line.result())
             except MemoryTooSmall:
-                left_out.append(f"{name}: {run.simulated_memory} of {run.simulated:,} simulated samples hold no chunk")
+                left_out.append(f"{name}: {run.memory_fraction:.1%} of what is simulated holds no chunk")
     if args.json:
         print(json.dumps(_found(run, lines) | {"left_out": left_out}))
     else:

@@ -1,0 +1,277 @@
+"""What does a perfect shuffle cost, with real pods, over a slow link to a far store? And what does any order?
+
+    python benchmarks/orders.py [--only NAME ...]     # some four minutes; needs root, see shaped_network.py
+
+Three pods with memory for a fifth of the dataset, one rank that computes nothing, an S3 server that counts, 25 ms away
+behind a link. Beside them, with no cache: boto3 with 16 threads, and grain with as many, if it is installed
+(`pip install grain`); both have an object for each sample. Three epochs each; figures are of the second, whose memory
+is full and which another one follows. Beside each: what `refill simulate --clock` predicts for this link, and the least
+that a policy can read that uses each sample once (1 - memory).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from machine import machine
+from shaped_network import LinkSpeed, ShapedNetwork
+
+from refill.pod_connection import PodConnection
+from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
+from refill_service.planning.loop_clock import FetchService, LoopClock
+from refill_service.planning.ordered_reads import EpochReads, OrderedRun, keyed_orders, simulate_orders
+from refill_service.settings import Settings
+
+STORE_MBIT = 200
+RTT_MS = 25
+NUM_PODS = 3
+NUM_SAMPLES = 2048
+SAMPLE_BYTES = 50_000
+MEMORY = 0.2
+BATCH = 16
+WORKERS = 2
+EPOCHS = 3
+SHOWN = 1
+"""The epoch that is shown."""
+LIMIT_SECONDS = 180
+"""Of one loader, all epochs."""
+BUCKET = "bench"
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    order: str
+    loader: str = "refill"
+    policy: str = ""
+    chunk_size: int = 1
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+CONTENDERS = (
+    Contender("boto3, 16 threads", "kept", "boto3"),
+    Contender("grain, 16 threads", "kept", "grain"),
+    Contender("exact, never", "kept", policy="exact", settings={"eviction": "never"}),
+    Contender("exact, K=8", "kept", policy="exact", chunk_size=8),
+    Contender("exact, K=16", "kept", policy="exact", chunk_size=16),
+    Contender("drain, K=8", "any", policy="drain", chunk_size=8),
+    Contender("redox, K=16", "any", policy="redox", chunk_size=16),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [contender.name for contender in CONTENDERS]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"of: {'; '.join(names)}")
+    args = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="refill-bench-") as folder,
+        ShapedNetwork(store_mbit=STORE_MBIT, rtt_ms=RTT_MS) as network,
+    ):
+        link = network.measure()
+        bed = Bed(network, Path(folder))
+        bed.start()
+        print(
+            f"{machine()}; load {os.getloadavg()[0]:.1f}; store {RTT_MS} ms away behind {STORE_MBIT} Mbit/s, of which "
+            f"plain sockets get {link.payload_bytes_per_second / 1e6:.1f} MB/s; {NUM_SAMPLES} samples of "
+            f"{SAMPLE_BYTES:,} bytes, memory for {MEMORY:.0%} in {NUM_PODS} pods; bound of bytes {1 - MEMORY:.2f}x"
+        )
+        print("name               order  samples/s  GETs of 64   bytes     hits  epoch, s  predicted s  GETs   bytes")
+        for contender in CONTENDERS:
+            if args.only and contender.name not in args.only:
+                continue
+            if contender.loader == "grain" and importlib.util.find_spec("grain") is None:
+                print(f"{contender.name:18} is not installed: pip install grain")
+                continue
+            print(row(contender, bed.run(contender), link), flush=True)
+
+
+def row(contender: Contender, found: dict[str, Any], link: LinkSpeed) -> str:
+    began, ended = found["times"][SHOWN]
+    gets, _, num_bytes = found["read"][SHOWN + 1] - found["read"][SHOWN]
+    seconds = ended - began
+    text = (
+        f"{contender.name:18} {contender.order:5} {NUM_SAMPLES / seconds:10.0f} {gets / NUM_SAMPLES * 64:11.2f} "
+        f"{num_bytes / (NUM_SAMPLES * SAMPLE_BYTES):6.2f}x"
+    )
+    if contender.loader != "refill":
+        return f"{text}        - {seconds:9.2f}"
+    expected = predicted(contender, link)
+    return (
+        f"{text} {found['hits']:8.1%} {seconds:9.2f} {expected.run_seconds:12.2f} "
+        f"{expected.gets / NUM_SAMPLES * 64:5.2f} {expected.samples_read / NUM_SAMPLES:6.2f}x"
+    )
+
+
+def predicted(contender: Contender, link: LinkSpeed) -> EpochReads:
+    """The epoch that is shown, by the virtual clock."""
+    rate = link.payload_bytes_per_second
+    service = FetchService(
+        parallel=32,
+        latency=link.rtt_seconds,
+        size=SAMPLE_BYTES,
+        bandwidth=rate,
+    )
+    run = OrderedRun(
+        NUM_SAMPLES,
+        int(NUM_SAMPLES * MEMORY),
+        contender.chunk_size,
+        num_pods=1,  # there is one rank
+        batch_size=BATCH,
+        eviction=contender.settings.get("eviction", "rolling"),
+        read_ahead=1 / 32 if contender.policy == "exact" else 0.0,
+        clock=LoopClock(ahead=2 * WORKERS, svc=service, link=rate),
+        policy=contender.policy,
+    )
+    return list(simulate_orders(run, keyed_orders(run, EPOCHS), SHOWN + 1))[SHOWN]
+
+
+class Bed:
+    """The store and the pods. Processes end with the network."""
+
+    def __init__(self, network: ShapedNetwork, folder: Path) -> None:
+        self._network, self._folder = network, folder
+        self._urls = [f"http://{network.address(f'pod{pod}')}:8000" for pod in range(NUM_PODS)]
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "REFILL_"))},
+            "AWS_ENDPOINT_URL": f"http://{network.address('store')}:9000",
+            "AWS_ACCESS_KEY_ID": "bench",
+            "AWS_SECRET_ACCESS_KEY": "bench",
+            "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def start(self) -> None:
+        address = self._network.address("store")
+        server = {
+            "BIND_HOST": address,
+            "GATEWAY_PORT": "9000",
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        }
+        self._start("store", [sys.executable, "-m", "peers.store", str(self._folder / "counts")], server)
+        self._wait_for("store", f"http://{address}:9000/")
+        files = self._folder / "objects"
+        files.mkdir()
+        generator = np.random.default_rng(1)
+        for sample in range(NUM_SAMPLES):
+            data = sample.to_bytes(8, "big") + generator.bytes(SAMPLE_BYTES - 8)
+            (files / f"{sample:06}.bin").write_bytes(data)
+        put = (
+            "import boto3, pathlib, sys; client = boto3.client('s3'); client.create_bucket(Bucket=sys.argv[2]); "
+            "[client.put_object(Bucket=sys.argv[2], Key=f'objects/{file.name}', Body=file.read_bytes()) "
+            "for file in pathlib.Path(sys.argv[1]).iterdir()]"
+        )
+        pack = ["-m", "refill_service.cli", "pack", str(files), f"s3://{BUCKET}/blobs", "--quiet"]
+        for argv in (["-c", put, str(files), BUCKET], pack):
+            if self._start("store", [sys.executable, *argv], {}, "pack").wait(120) != 0:
+                raise SystemExit(f"error: the dataset was not written: {self._log('pack')}")
+        fields = Settings.model_fields
+        parts = JobMemory(
+            0,
+            fields["remote_memory_fraction"].default,
+            fields["recent_fraction"].default,
+            fields["in_flight_fraction"].default,
+            SAMPLE_BYTES,
+        )
+        memory_bytes = memory_for_chunks(NUM_SAMPLES * SAMPLE_BYTES * MEMORY / NUM_PODS, parts)
+        for pod in range(NUM_PODS):
+            peers = ",".join(f"http://{self._network.address(f'pod{each}')}:8001" for each in range(NUM_PODS))
+            settings = {
+                "REFILL_POD_URLS": ",".join(self._urls),
+                "REFILL_PEER_URLS": peers,
+                "REFILL_ORDINAL": str(pod),
+                "REFILL_PORT": "8000",
+                "REFILL_PEER_PORT": "8001",
+                "REFILL_MEMORY_BYTES": str(memory_bytes),
+                "REFILL_JOB_MEMORY_FRACTION": "1",
+                "REFILL_PINNED_FRACTION": "0",
+            }
+            self._start(f"pod{pod}", [sys.executable, "-m", "refill_service.cli", "serve"], settings)
+        for pod, url in enumerate(self._urls):
+            self._wait_for(f"pod{pod}", f"{url}/readyz")
+
+    def run(self, contender: Contender) -> dict[str, Any]:
+        job = contender.name.replace(",", "").replace(" ", "-").replace("=", "")
+        output = self._folder / f"{job}.npz"
+        given = {
+            "loader": contender.loader,
+            "service": self._urls[0],
+            "bucket": BUCKET,
+            "job": job,
+            "policy": contender.policy,
+            "chunk_size": contender.chunk_size,
+            "settings": contender.settings,
+            "num_samples": NUM_SAMPLES,
+            "batch": BATCH,
+            "workers": WORKERS,
+            "epochs": EPOCHS,
+            "counts": str(self._folder / "counts"),
+            "output": str(output),
+        }
+        argv = [sys.executable, str(Path(__file__).with_name("orders_rank.py")), json.dumps(given)]
+        rank = self._start("trainer", argv, {}, "rank")
+        try:
+            status = rank.wait(LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            raise SystemExit(f"error: {contender.name} took more than {LIMIT_SECONDS} s") from None
+        if status:
+            raise SystemExit(f"error: {contender.name} ended with {status}: {self._log('rank')}")
+        found = dict(np.load(output))
+        for epoch, ids in enumerate(found["ids"]):
+            if (np.sort(ids) != np.arange(NUM_SAMPLES)).any():
+                raise SystemExit(f"error: {contender.name}, epoch {epoch}: not each sample once")
+        if contender.loader == "refill":
+            found["hits"] = self._hits(job)
+            with self._network.inside("trainer"):
+                PodConnection(self._urls[0], JobSpec(job, f"s3://{BUCKET}/blobs"), 0, None, 30).end_job()
+        return found
+
+    def _hits(self, job: str) -> float:
+        """Of all epochs."""
+        counted = {"refill_misses_total": 0.0, "refill_takes_total": 0.0}
+        for pod, url in enumerate(self._urls):
+            with self._network.inside(f"pod{pod}"):
+                lines = httpx.get(f"{url}/metrics", timeout=10, trust_env=False).text.splitlines()
+            for line in lines:
+                name = line.partition("{")[0]
+                if name in counted and f'"{job}"' in line:
+                    counted[name] += float(line.rpartition(" ")[2])
+        return 1 - counted["refill_misses_total"] / max(1.0, counted["refill_takes_total"])
+
+    def _start(self, host: str, argv: list[str], environment: dict[str, str], log: str = "") -> subprocess.Popen[bytes]:
+        with (self._folder / f"{log or host}.log").open("ab") as output:
+            return self._network.run(
+                host, argv, self._environment | environment, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def _log(self, name: str) -> str:
+        return (self._folder / f"{name}.log").read_text(errors="replace")[-2000:]
+
+    def _wait_for(self, host: str, url: str) -> None:
+        deadline = time.monotonic() + 60
+        with self._network.inside(host):
+            while time.monotonic() < deadline:
+                try:
+                    if httpx.get(url, timeout=2, trust_env=False).status_code < 500:
+                        return
+                except httpx.TransportError:
+                    time.sleep(0.1)
+        raise SystemExit(f"error: {url} did not answer within 60 s: {self._log(host)}")
+
+
+if __name__ == "__main__":
+    main()
