@@ -12,14 +12,12 @@ from refill_service.settings import Settings
 
 __all__ = ["unread_variables"]
 
-_OF_CLIENTS = {*VARIABLES, "REFILL_URL"}
-
 
 def unread_variables(names: Iterable[str]) -> list[str]:
     """Those that nobody reads, and that are not like any that is read.
 
     Raises :class:`InvalidInput` for one that is: it is misspelt.
     """
-    known = {f"REFILL_{name.upper()}" for name in Settings.model_fields} | _OF_CLIENTS
+    known = {f"REFILL_{name.upper()}" for name in Settings.model_fields} | {*VARIABLES}
     known |= {f"REFILL_STORE_{field.name.upper()}" for field in dataclasses.fields(StoreSettings)}
     return check_spelling(list(names), known)

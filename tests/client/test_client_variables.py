@@ -12,7 +12,12 @@ from refill_service.settings import Settings
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("REFILL_TOKENFILE", "REFILL_TOKEN_FILE"), ("REFILL_TOKENS", "REFILL_TOKEN"), ("REFILL_CAFILE", "REFILL_CA_FILE")],
+    [
+        ("REFILL_TOKENFILE", "REFILL_TOKEN_FILE"),
+        ("REFILL_TOKENS", "REFILL_TOKEN"),
+        ("REFILL_CAFILE", "REFILL_CA_FILE"),
+        ("REFILL_ULR", "REFILL_URL"),
+    ],
 )
 def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, meant: str) -> None:
     monkeypatch.setenv(name, "anything")
