@@ -7,6 +7,7 @@ end with the connection that asked for them.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -100,6 +101,9 @@ def main() -> None:
     _, listening, *modules = sys.argv
     for module in modules:
         importlib.import_module(module)
+    # Else each process looks through all of it when it ends, and copies the pages: most of the CPU of a short life.
+    gc.collect()
+    gc.freeze()
     command = _Forker(socket.socket(fileno=int(listening))).next_command()
     if command[0] == "-m":
         sys.argv = command[1:]
