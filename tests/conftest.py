@@ -31,6 +31,8 @@ local_cluster._STOP_SIGNAL = signal.SIGKILL
 local_cluster._start_process = forked_processes.start_pod
 # ``httpx.get`` reads all certificates of the machine for each request: 26 ms of CPU, thousands of times.
 httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
+# jsonschema makes a grammar of international addresses, 2 s of CPU in each process. No schema of ours has one.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 # How long a draw takes says how busy the machine is. The same ones each time, so that a change fails by its own doing;
 # others, and more of them, with TEST_FLAGS=--hypothesis-profile=thorough.

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate.utils
 import pytest
 from tests.helm.mounted_secrets import Secrets, mount, secrets_of
 from tests.helm.rendering import Release, release
 from tests.helm.stateful_pods import StatefulPods
+
+# It reads its files for each object anew.
+kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
 
 
 @dataclass
