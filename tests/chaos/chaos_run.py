@@ -284,7 +284,8 @@ class ChaosRun:
             "chunk_size": setting.chunk_size,
             "order": setting.order,
             # With less than the dataset no rank begins an epoch before all are near the end of the one before.
-            "memory_bytes": 2_000_000 if is_apart else 600_000,
+            "memory_bytes": 2_000_000 if is_apart else 800_000 if setting.names_classes else 600_000,
+            "policy_settings": {"within": "class"} if setting.names_classes else {},
         }
         steps = setting.epochs * len(self._dataset.checksums) / num_ranks / _BATCH / setting.workers
         return RankPlan(

@@ -28,6 +28,7 @@ import numpy as np
 from refill.delivery_record import DeliveryRecord
 from refill.errors import JobLost, RefillError
 from refill.pod_connection import PodConnection
+from refill.protocol.classes import entries_of
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
@@ -191,6 +192,10 @@ class _Rank:
     def _ask(self, epoch: int, asked: range) -> None:
         positions = np.arange(asked.start, asked.stop)
         answer = self._pods.batch(epoch, positions)
+        if self._plan.spec.get("policy_settings"):
+            wanted = class_of(trace_of(self._plan, epoch, int(self._pods.info()["samples_per_rank"]))[positions])
+            if (class_of(answer.sample_ids) != wanted).any():
+                raise RuntimeError(f"epoch {epoch}: positions {asked} got samples of other classes than they ask for")
         checksums = [zlib.crc32(payload) for payload in answer.payloads]
         line = Answer(epoch, positions.tolist(), answer.sample_ids.tolist(), checksums)
         with self._writing:
@@ -198,7 +203,15 @@ class _Rank:
 
     def _post_trace(self, epoch: int, length: int) -> None:
         if self._plan.spec.get("order") == "explicit":
-            self._pods.post_trace(epoch, trace_of(self._plan, epoch, length))
+            samples = trace_of(self._plan, epoch, length)
+            if self._plan.spec.get("policy_settings"):
+                samples = entries_of(samples, class_of(samples))
+            self._pods.post_trace(epoch, samples)
+
+
+def class_of(samples: Int64Array) -> Int64Array:
+    """One of four; one is rare."""
+    return 1 + np.minimum(samples % 10 // 3, samples % 100 // 33)
 
 
 def trace_of(plan: RankPlan, epoch: int, length: int) -> Int64Array:

@@ -27,6 +27,11 @@ class Setting:
     unix_socket: bool
     """Whether rank 0 asks over one, with memory that it lends."""
 
+    @property
+    def names_classes(self) -> bool:
+        """Whether ranks ask for classes, within which pods redirect."""
+        return self.policy == "drain" and self.order == "explicit"
+
     def home_of(self, rank: int) -> int:
         """A pod that is always there."""
         return rank % (2 if "scaling" in self.themes else self.pods)
