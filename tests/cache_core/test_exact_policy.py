@@ -118,6 +118,20 @@ def test_reads_are_as_many_as_are_known_for_its_cache(eviction: str, chunk_size:
     assert_allclose(found / num_samples * 64, gets, rtol=0.12 if batch == 1 else 0.25)
 
 
+def test_what_is_read_ahead_does_not_empty_the_cache() -> None:
+    """Where the part of memory for it is no whole number of samples. What is due takes its place whether the cache
+    holds it or not: a cache that gave up all that was due, and so freed nothing, began the next epoch half empty."""
+    num_samples, memory_samples = 300, 200
+    traces: list[Traces] = [KeyedTraces(num_samples, 1, seed=7, epoch=epoch) for epoch in range(3)]
+    pod = Pod(traces, num_samples, 1, 10 * memory_samples + 7, "never")
+    pod.lengths = np.full(num_samples, 10)
+    _, carried = pod.epoch(0, 16)
+    for epoch in (1, 2):
+        found, carried = pod.epoch(epoch, 16, carried)
+        least = num_samples - memory_samples
+        assert least <= found <= least + 1.3 * memory_samples / 32, f"reads of epoch {epoch}"
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),

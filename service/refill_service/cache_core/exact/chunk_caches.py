@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections.abc import Set
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -112,11 +113,14 @@ class ClairvoyantCache:
         self._price *= math.exp(self._step * (1 if was_cut else min(1.0, fill - 1)))
         return ChunkRead(first, end, kept, np.setdiff1d(before, kept, assume_unique=True))
 
-    def shrink(self) -> Int64Array:
-        """Forget what there is no room for since ``capacity_bytes`` became less; returns it. It is read again."""
+    def shrink(self, spared: Set[int] = frozenset()) -> Int64Array:
+        """Forget what there is no room for since ``capacity_bytes`` became less; returns it. It is read again.
+
+        :param spared: stays, however little room there is.
+        """
         if self.held_bytes <= self.capacity_bytes:
             return np.empty(0, dtype=np.int64)
-        held = np.flatnonzero(self._uses_left)
+        held = np.setdiff1d(np.flatnonzero(self._uses_left), np.fromiter(spared, np.int64, len(spared)))
         held = held[self._random.sample(range(len(held)), len(held))]
         too_much = np.searchsorted(np.cumsum(self._lengths[held]), self.held_bytes - self.capacity_bytes)
         forgotten = np.sort(held[: int(too_much) + 1])
@@ -184,14 +188,23 @@ class EarliestUseCache:
         self.held_bytes += int(self._lengths[sample])
         heapq.heappush(self._latest, (-use, sample))
 
-    def shrink(self) -> Int64Array:
-        """Forget what is used last and there is no room for; returns it."""
-        dropped = []
-        while self.held_bytes > self.capacity_bytes:
+    def shrink(self, spared: Set[int] = frozenset()) -> Int64Array:
+        """Forget what is used last and there is no room for; returns it.
+
+        :param spared: stays, however little room there is.
+        """
+        dropped, stay = [], []
+        while self.held_bytes > self.capacity_bytes and self._latest:
             use, sample = heapq.heappop(self._latest)
-            if self._next_uses.get(sample) == -use:
+            if self._next_uses.get(sample) != -use:
+                continue
+            if sample in spared:
+                stay.append((use, sample))
+            else:
                 self._drop(sample)
                 dropped.append(sample)
+        for entry in stay:
+            heapq.heappush(self._latest, entry)
         return np.array(sorted(dropped), dtype=np.int64)
 
     def _drop(self, sample: int) -> None:

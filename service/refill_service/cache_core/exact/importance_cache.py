@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Container
+from collections.abc import Container, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +36,18 @@ class ImportanceCache(SampleCache):
         for sample in samples.tolist():
             self._has_score(sample)
 
-    def shrink(self) -> Int64Array:
-        evicted = []
-        while self.held_bytes > self.capacity_bytes:
-            least = self._least_important()
-            evicted.append(self._evict(next(iter(self._held)) if least is None else least[1]))
-        return np.array(sorted(evicted), dtype=np.int64)
+    def shrink(self, spared: Set[int] = frozenset()) -> Int64Array:
+        """What has no score leaves last."""
+        evicted, stay = [], []
+        while self.held_bytes > self.capacity_bytes and (least := self._least_important()) is not None:
+            heapq.heappop(self._least)
+            if least[1] in spared:
+                stay.append(least)
+            else:
+                evicted.append(self._evict(least[1]))
+        for entry in stay:
+            heapq.heappush(self._least, entry)
+        return np.array(sorted([*evicted, *super().shrink(spared).tolist()]), dtype=np.int64)
 
     def _taken_in(self, sample: int) -> list[int] | None:
         evicted = super()._taken_in(sample)

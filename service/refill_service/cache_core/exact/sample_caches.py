@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Set
 
 import numpy as np
 
@@ -42,11 +43,16 @@ class SampleCache(ABC):
             return ChunkRead(sample, sample + 1, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
         return ChunkRead(sample, sample + 1, np.array([sample]), np.array(sorted(evicted), dtype=np.int64))
 
-    def shrink(self) -> Int64Array:
-        """Evict what there is no room for since ``capacity_bytes`` became less; returns it."""
+    def shrink(self, spared: Set[int] = frozenset()) -> Int64Array:
+        """Evict what there is no room for since ``capacity_bytes`` became less; returns it.
+
+        :param spared: is not evicted, however little room there is.
+        """
         evicted = []
-        while self.held_bytes > self.capacity_bytes:
-            evicted.append(self._evict(next(iter(self._held))))
+        for sample in [each for each in self._held if each not in spared]:
+            if self.held_bytes <= self.capacity_bytes:
+                break
+            evicted.append(self._evict(sample))
         return np.array(sorted(evicted), dtype=np.int64)
 
     def forget(self, samples: Int64Array) -> None:

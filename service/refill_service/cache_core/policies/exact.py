@@ -9,7 +9,7 @@ the same requests; what it reads for that differs a little, since ranks are not 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Protocol
 
 import numpy as np
@@ -50,7 +50,7 @@ class ExactCache(Protocol):
     def holds(self, sample: int) -> bool: ...
     def used(self, sample: int, time: int, uses: Uses) -> bool: ...
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead: ...
-    def shrink(self) -> Int64Array: ...
+    def shrink(self, spared: Set[int]) -> Int64Array: ...
     def forget(self, samples: Int64Array) -> None: ...
     def epoch_over(self, end: int) -> None: ...
 
@@ -305,20 +305,21 @@ class ExactPolicy(Policy):
             return NO_ORDERS
         self._skip_done()
         ahead_bytes = self._ahead_bytes
-        while self._next is not None and self._due_bytes < ahead_bytes:
+        while self._next is not None:
             time, sample, repeats = self._next
+            room = ahead_bytes - self._due_bytes
+            if room <= 0 or (self._only_due and room < self._lengths[sample]):
+                break
             self._next = next(self._in_order, None)
             if not repeats:  # who asks for a repeat may do so at another pod's pace, or never
                 self._due.add(sample)
                 self._was_through[sample] = True
                 self._go_through(sample, time, reads, drops)
             self._skip_done()
-        while cache.held_bytes and self._due_bytes + cache.held_bytes > self._capacity_bytes:
+        if cache.held_bytes and self._due_bytes + cache.held_bytes > self._capacity_bytes:
             cache.capacity_bytes = max(0, self._capacity_bytes - self._due_bytes)
-            evicted = cache.shrink()
-            for sample in evicted.tolist():
-                self._note(sample)  # it may be due, and then stays all the same
-            drops.append(self._gone(evicted))
+            # What is due stays until it is asked for, so that to give it up frees nothing.
+            drops.append(self._gone(cache.shrink(self._due)))
         self._count_bytes()
         if not reads and not drops:
             return NO_ORDERS
