@@ -339,7 +339,7 @@ class Rank(PodConnection):
 class Training:
     """Ranks of a job that ask for batches, and what came of it: the truth that receipts are held against."""
 
-    def __init__(self, pods: PodsInProcess, spec: JobSpec, num_samples: int, batch: int = 20, **how: Any) -> None:
+    def __init__(self, pods: PodsInProcess, spec: JobSpec, num_samples: int, batch: int = 50, **how: Any) -> None:
         self.pods = pods
         self.spec = spec
         self.num_samples = num_samples
