@@ -12,6 +12,7 @@ that a policy can read that uses each sample once (1 - memory).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -265,11 +266,10 @@ class Bed:
         deadline = time.monotonic() + 60
         with self._network.inside(host):
             while time.monotonic() < deadline:
-                try:
+                with contextlib.suppress(httpx.TransportError):
                     if httpx.get(url, timeout=2, trust_env=False).status_code < 500:
                         return
-                except httpx.TransportError:
-                    time.sleep(0.1)
+                time.sleep(0.1)
         raise SystemExit(f"error: {url} did not answer within 60 s: {self._log(host)}")
 
 
