@@ -20,6 +20,7 @@ from typing import IO, Any, NoReturn
 import httpx
 
 from refill.errors import InvalidInput
+from refill_service.interrupts import interrupts_after
 from refill_service.serving.serve import cant_listen
 from refill_service.settings import Settings, load_settings
 
@@ -55,7 +56,8 @@ def run_local_pods(num_pods: int, given: dict[str, Any]) -> int:
     processes: list[subprocess.Popen[str]] = []
     try:
         for pod, variables in enumerate(pods):
-            processes.append(_start(pod, variables))
+            with interrupts_after():
+                processes.append(_start(pod, variables))
         return _watch(processes, pods[0][_variable("pod_urls")].split(","), first)
     except KeyboardInterrupt:
         return 0

@@ -20,6 +20,7 @@ import httpx
 
 from refill.credentials import CA_FILE_VARIABLE, Credentials
 from refill.errors import PodUnreachable
+from refill_service.interrupts import interrupts_after
 
 __all__ = ["LocalCluster", "PortClaims"]
 
@@ -78,7 +79,10 @@ class LocalCluster:
 
     def _start_all(self) -> None:
         try:
-            self.processes = [self._start(pod) for pod in range(self.num_pods)]
+            self.processes = []
+            for pod in range(self.num_pods):
+                with interrupts_after():
+                    self.processes.append(self._start(pod))
             for pod in range(self.num_pods):
                 self._wait_until_ready(pod)
         except BaseException:
@@ -114,7 +118,8 @@ class LocalCluster:
 
         :param wait: until it takes requests.
         """
-        self.processes[pod] = self._start(pod)
+        with interrupts_after():
+            self.processes[pod] = self._start(pod)
         if wait:
             self._wait_until_ready(pod)
 

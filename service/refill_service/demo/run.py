@@ -28,6 +28,7 @@ from refill.errors import InvalidInput, RefillError
 from refill_service.datasets.pack import pack
 from refill_service.demo.digits import NUM_TEST, write_digits
 from refill_service.demo.local_cluster import LocalCluster, PortClaims
+from refill_service.interrupts import interrupts_after
 
 __all__ = ["run"]
 
@@ -104,22 +105,23 @@ def _ranks(folder: Path, options: list[str]) -> Iterator[list[subprocess.Popen[s
     try:
         for rank in range(NUM_RANKS):
             place = {"RANK": rank, "WORLD_SIZE": NUM_RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "refill_service.demo.train", *options],
-                    # torch makes its compiler's folder even when nothing is compiled: below the demo's own.
-                    env={
-                        **os.environ,
-                        "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"),
-                        **{name: str(value) for name, value in place.items()},
-                    },
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                    text=True,
-                    # A session of its own: its loader workers are ended with it, by their process group.
-                    start_new_session=True,
+            with interrupts_after():
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "refill_service.demo.train", *options],
+                        # torch makes its compiler's folder even when nothing is compiled: below the demo's own.
+                        env={
+                            **os.environ,
+                            "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"),
+                            **{name: str(value) for name, value in place.items()},
+                        },
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                        text=True,
+                        # A session of its own: its loader workers are ended with it, by their process group.
+                        start_new_session=True,
+                    )
                 )
-            )
         yield processes
     finally:
         for process in processes:
