@@ -23,11 +23,11 @@ def interrupts_after() -> Iterator[None]:
         yield  # signals interrupt the main thread alone, and only it may say what they do
         return
     came: list[int] = []
-    before = {number: signal.signal(number, lambda number, _frame: came.append(number)) for number in _INTERRUPTS}
+    before = {each: signal.signal(each, lambda number, _frame: came.append(number)) for each in _INTERRUPTS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)
     for number in came:
         signal.raise_signal(number)
