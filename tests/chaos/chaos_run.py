@@ -155,6 +155,13 @@ class ChaosRun:
     def journal_of(self, pod: int) -> Path:
         return self.folder / f"journal-{pod}"
 
+    def has_its_journal(self, pod: int) -> bool:
+        """Whether the pod's process has come so far that its journal is its own, if it is to have one."""
+        lock = self.journal_of(pod) / "lock"
+        if self.setting.volumes == "none":
+            return True
+        return lock.exists() and f":{lock.stat().st_ino} " in Path("/proc/locks").read_text()
+
     def links_of_rank(self, rank: int) -> list[Link]:
         return self._rank_links[rank]
 

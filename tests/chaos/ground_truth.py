@@ -111,9 +111,8 @@ class GroundTruth:
         own = {key: sample for key, sample in self._samples[id(self._leg)].items() if key[0] == epoch}
         leg, ranks = self._leg, len(self._leg.files)
         first = leg.position if leg.epoch == epoch and not leg.dealt_anew else 0
-        length = num_samples // ranks
-        if leg.epoch == epoch and leg.dealt_anew:
-            length = -(-(num_samples - len(prefix)) // ranks)
+        dealt = self._dealt(leg, epoch)
+        length = -(-(num_samples - len(list(self._prefix(dealt, epoch)))) // ranks)
         if epoch < leg.epoch:
             length, own = 0, {}
         elif leg.epoch == epoch:
@@ -129,6 +128,12 @@ class GroundTruth:
         return Consumed(
             unanswered, sorted(twice), never, sum(each == epoch and not back for each, _, back in self._changed)
         )
+
+    def _dealt(self, leg: Leg, epoch: int) -> Leg:
+        """The leg at whose beginning the epoch's positions were dealt that this one goes on with."""
+        while leg.epoch == epoch and not leg.dealt_anew and leg.before is not None:
+            leg = leg.before
+        return leg
 
     def _prefix(self, leg: Leg, epoch: int) -> Iterator[int]:
         """The samples of an epoch that were consumed before a leg began."""

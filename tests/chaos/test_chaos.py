@@ -140,6 +140,20 @@ class TestResumedTruth:
             "epoch 0: 1 samples that never came: 5",
         ]
 
+    def test_a_second_resume_goes_on_with_the_same_rest(self, tmp_path: Path) -> None:
+        files = [
+            written(tmp_path / "0-0", Answer(0, [0], [3], [103])),
+            written(tmp_path / "0-1", Answer(0, [0], [1], [101])),
+            written(tmp_path / "1-0", Answer(0, [0, 1], [4, 5], [104, 105])),
+            written(tmp_path / "2-0", Answer(0, [2, 3], [0, 2], [100, 102])),
+        ]
+        resumed = Leg(files[2:3], 0, 1, Leg(files[:2]), dealt_anew=True)
+        assert GroundTruth(Leg(files[3:], 0, 2, resumed), self.SAMPLES).check(1) == []
+        assert GroundTruth(Leg(files[3:], 0, 1, resumed), self.SAMPLES).check(1) == [
+            "epoch 0: 1 positions without an answer",
+            "epoch 0: 1 samples that never came: 5",
+        ]
+
     def test_ranks_that_do_not_divide_the_rest_repeat_of_it(self, tmp_path: Path) -> None:
         rest = [Answer(0, [0, 1], [4, 5], [104, 105]), Answer(0, [0, 1], [0, 2], [100, 102])]
         assert self.of(tmp_path, 1, *rest) == []
