@@ -94,7 +94,9 @@ class Resume(BaseModel):
     checkpoint: CheckpointBody
 
 
-def _check_number_of_pods(request: Request, pods: Annotated[int | None, Header(alias=PODS_HEADER)] = None) -> None:
+async def _check_number_of_pods(
+    request: Request, pods: Annotated[int | None, Header(alias=PODS_HEADER)] = None
+) -> None:
     settings = node_of(request.scope).settings
     if pods is not None and pods != settings.num_pods:
         raise PodRecovering(

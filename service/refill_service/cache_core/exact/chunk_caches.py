@@ -105,9 +105,11 @@ class ClairvoyantCache:
         if not self._was_read[chunk]:  # else all chunks would be read in step for ever
             self._was_read[chunk] = True
             num_kept = self._random.randint(0, num_kept)
-        num_kept, was_cut = self._as_fits(samples[:num_kept])
-        kept, num_uses = np.unique(samples[:num_kept], return_counts=True)
-        self._uses_left[kept] = np.minimum(num_uses, _MOST_USES)
+        # A sample takes memory from the first of its kept uses on.
+        num_kept, was_cut = self._as_fits(np.where(since == time, sizes, 0)[:num_kept])
+        num_uses = np.bincount(samples[:num_kept] - first, minlength=end - first)
+        self._uses_left[first:end] = np.minimum(num_uses, _MOST_USES)
+        kept = first + np.flatnonzero(num_uses)
         self.held_bytes += int(self._lengths[kept].sum())
         fill = self.held_bytes / max(1.0, _FILL * self.capacity_bytes)
         self._price *= math.exp(self._step * (1 if was_cut else min(1.0, fill - 1)))
@@ -127,13 +129,13 @@ class ClairvoyantCache:
         self.forget(forgotten)
         return forgotten
 
-    def _as_fits(self, samples: Int64Array) -> tuple[int, bool]:
-        """How many uses of these samples there is room for, the earliest first, and whether that cuts the plan."""
-        _, first_uses = np.unique(samples, return_index=True)
-        sizes = np.zeros(len(samples), dtype=np.int64)
-        sizes[first_uses] = self._lengths[samples[first_uses]]
-        num_fit = int(np.searchsorted(np.cumsum(sizes), self.capacity_bytes - self.held_bytes, side="right"))
-        return num_fit, num_fit < len(samples)
+    def _as_fits(self, more_bytes: Int64Array) -> tuple[int, bool]:
+        """How many uses there is room for, the earliest first, and whether that cuts the plan.
+
+        :param more_bytes: ``(uses,)`` by which each adds to what is held.
+        """
+        num_fit = int(np.searchsorted(np.cumsum(more_bytes), self.capacity_bytes - self.held_bytes, side="right"))
+        return num_fit, num_fit < len(more_bytes)
 
 
 class EarliestUseCache:

@@ -13,11 +13,13 @@ Here ``uses``, ``(m,)`` and ascending, are the times at which samples of the chu
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["held_from", "renewal", "rolling"]
+
+_CELLS = 1 << 13
+"""Of the table of costs that is made at a time."""
 
 
 def held_from(samples: Int64Array, uses: Int64Array, time: int) -> Int64Array:
@@ -59,15 +61,20 @@ def rolling(time: int, uses: Int64Array, since: Int64Array, sizes: Int64Array, p
     num_uses = len(uses)
     cheapest = np.zeros(num_uses + 1)
     """From a GET at each use on, that GET included; the last: nothing is known any more."""
-    for start in range(num_uses - 1, -1, -1):
-        held = (uses[start + 1 :] - np.maximum(uses[start], since[start + 1 :])) * sizes[start + 1 :]
-        cheapest[start] = 1 + _least(cheapest[start + 1 :], held, price)[1]
-    return _least(cheapest, (uses - since) * sizes, price)[0]
+    rows = max(1, _CELLS // max(1, num_uses))
+    for end in range(num_uses, 0, -rows):
+        start = max(0, end - rows)
+        costs = price * _held_from_each(start, end, uses, since, sizes)
+        for each in range(end - 1, start - 1, -1):
+            cheapest[each] = 1 + (cheapest[each + 1 :] + costs[each - start, each - start :]).min()
+    cheapest[1:] += price * np.cumsum((uses - since) * sizes)
+    return int(np.argmin(cheapest))
 
 
-def _least(cheapest: NDArray[np.float64], held: Int64Array, price: float) -> tuple[int, float]:
-    """Before which of the following uses the next GET comes, or behind all, and what everything from here costs."""
-    costs = cheapest.copy()
-    costs[1:] += price * np.cumsum(held)
-    best = int(np.argmin(costs))
-    return best, float(costs[best])
+def _held_from_each(start: int, end: int, uses: Int64Array, since: Int64Array, sizes: Int64Array) -> Int64Array:
+    """``(end - start, m - start)``: with GETs at uses ``start + i`` and, as the next one, ``start + j + 1``, what is
+    held between them; nothing where j <= i."""
+    from_each, to_each = uses[start:end, None], np.arange(start, len(uses))
+    held = (uses[start:] - np.maximum(from_each, since[start:])) * sizes[start:]
+    held[to_each <= np.arange(start, end)[:, None]] = 0
+    return np.cumsum(held, axis=1)
