@@ -23,6 +23,7 @@ import numpy as np
 
 from refill.errors import InvalidInput, JobConflict, JobLost, PodUnreachable, RefillError
 from refill.protocol.incarnation import incarnation_of, is_later, line_of, moves_of, same_line
+from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
 from refill_service.cache_core.rank_places import NOT_BEGUN, RankPlaces
 from refill_service.cache_core.resumed_epoch import is_resumed
@@ -83,6 +84,13 @@ class KnownJob:
     """Ranks whose home it is and whose lease is not over."""
     newest: int = NOT_BEGUN
     """The latest epoch that a rank has asked for, as far as that pod knows."""
+    spec: dict[str, Any] | None = None
+    """The job's settings; None: it does not say."""
+
+    def check_settings(self, spec: JobSpec) -> None:
+        """Raises :class:`JobConflict` when somebody with other settings would have this job."""
+        if self.spec is not None:
+            check_same_settings(spec.name, JobSpec.from_dict(self.spec).differences(spec), here=self.running)
 
     def to_dict(self) -> dict[str, Any]:
         return vars(self).copy()

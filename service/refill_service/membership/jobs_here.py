@@ -130,6 +130,8 @@ class JobsHere:
             if isinstance(order, Begin):
                 break
             elsewhere = await self._who_holds.known_to_others(spec.name, spec.holder)
+        if isinstance(elsewhere, KnownJob) and same_line(elsewhere.incarnation, order.incarnation):
+            elsewhere.check_settings(spec)  # before this pod has the job otherwise than they do
         self.check_may_go_on(spec.name, order.incarnation)
         if order.ran_before:
             await self._fence.until_known()
@@ -305,6 +307,7 @@ class JobsHere:
                 kept.header["spec"].get("holder", ""),
                 running=False,
                 world_size=kept.header["spec"]["world_size"],
+                spec=kept.header["spec"],
                 knows=kept.whole and kept.header["num_pods"] == self._table.settings.num_pods,
             )
         at_pod = self._table.find(name, looked_at=True)
@@ -318,6 +321,7 @@ class JobsHere:
             knows=life.has_records,
             ranks_alive=at_pod.home.leases.num_alive(),
             newest=life.ranks.newest,
+            spec=spec.to_dict(),
         )
 
     def is_idle(self, at_pod: JobAtPod) -> bool:

@@ -65,6 +65,9 @@ class Moving:
             elsewhere.append(self._here.known(name))
         journal_is_enough = kept is not None and kept.whole and kept.header["num_pods"] == table.settings.num_pods
         order = how_to_move(name, journal_found(kept), incarnation, elsewhere, journal_is_enough)
+        for known in elsewhere:
+            if same_line(known.incarnation, incarnation):
+                known.check_settings(spec)
         of_this = kept if order.from_journal else None
         if order.moving:
             self._here.check_was_the_same(spec, of_this)

@@ -62,7 +62,7 @@ class Registration:
         if order is Register.MOVE:
             return await self._moving.move(spec, brought)
         if order is Register.HERE_AFTER_ASKING:
-            await self._who_holds.check_brought(spec.name, spec.holder, brought)
+            await self._who_holds.check_brought(spec, brought)
         return await self._here.register(spec, brought, "", begun=True) | {"pods": list(self._settings.pod_urls)}
 
     async def _register_new(self, spec: JobSpec) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import time
 
 from refill.errors import PodUnreachable, UnknownJob
 from refill.protocol.incarnation import same_line
+from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import KnownJob, is_another
 from refill_service.jobs.job_table import JobTable
@@ -28,28 +29,27 @@ class WhoHolds:
         self._table = table
         self._peers = peers
 
-    async def check_brought(self, name: str, holder: str, incarnation: str) -> None:
+    async def check_brought(self, spec: JobSpec, incarnation: str) -> None:
         """Check a client that registers a job again, by a name that the job has had: ask until a pod knows the job, or
         all have answered that they do not. This pod's own journal counts as another pod.
 
-        Raises :class:`NotAllowed` for a job of another token, :class:`JobLost` for an earlier job of that name, and
-        :class:`PodUnreachable` when a pod that may know better does not answer yet.
+        Raises :class:`NotAllowed` for a job of another token, :class:`JobConflict` for one of other settings,
+        :class:`JobLost` for an earlier job of that name, and :class:`PodUnreachable` when a pod that may know better
+        does not answer yet.
         """
-        kept = self._table.journal.find(name)
+        kept = self._table.journal.find(spec.name)
         if kept is not None and same_line(kept.header["incarnation"], incarnation):
-            check_holder(name, kept.header["spec"].get("holder", ""), holder)
+            check_holder(spec.name, kept.header["spec"].get("holder", ""), spec.holder)
             return
-        asking = {asyncio.create_task(self._ask(pod, name)): pod for pod in self._table.settings.other_pods}
+        asking = {asyncio.create_task(self._ask(pod, spec.name)): pod for pod in self._table.settings.other_pods}
         try:
-            await self._check_answers(name, holder, incarnation, asking)
+            await self._check_answers(spec, incarnation, asking)
         finally:
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
 
-    async def _check_answers(
-        self, name: str, holder: str, incarnation: str, asking: dict[asyncio.Task[KnownJob], int]
-    ) -> None:
+    async def _check_answers(self, spec: JobSpec, incarnation: str, asking: dict[asyncio.Task[KnownJob], int]) -> None:
         """Look at each answer as it comes. One pod that has the job is enough."""
         until, waiting = time.monotonic() + PATIENCE_SECONDS, set(asking)
         silent: list[BaseException] = []
@@ -61,17 +61,20 @@ class WhoHolds:
                     silent += [] if isinstance(error, UnknownJob) else [error]
                     continue
                 known = task.result()
-                check_holder(name, known.holder, holder)
+                check_holder(spec.name, known.holder, spec.holder)
                 if same_line(known.incarnation, incarnation):
+                    known.check_settings(spec)
                     return
                 another |= known.running and known.knows and known.begun
         if another:
-            raise is_another(name)
+            raise is_another(spec.name)
         if silent:
             raise silent[0]
         if waiting:
             pods = ", ".join(self._peers.name(pod) for pod in sorted(asking[task] for task in waiting))
-            raise PodUnreachable(f"{pods} can't be asked who holds job {name}: no answer in {PATIENCE_SECONDS:.0f} s")
+            raise PodUnreachable(
+                f"{pods} can't be asked who holds job {spec.name}: no answer in {PATIENCE_SECONDS:.0f} s"
+            )
 
     async def known_to_others(self, name: str, holder: str) -> KnownJob | None:
         """What another pod knows of a job; None when none does.

@@ -22,6 +22,7 @@ def _roll(run: ChaosRun, fault: Fault) -> bool:
     num_pods = run.cluster.num_pods
     run.down |= set(range(num_pods))
     homes = [process.plan.home for process in run.ranks]
+    run.ends_in_order()
     if not with_ranks:
         run.lost("record")
         run.stop_ranks()

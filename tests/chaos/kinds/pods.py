@@ -51,6 +51,7 @@ def _end(run: ChaosRun, fault: Fault) -> bool:
     pod = fault.target[0]
     if not run.take_down(pod):
         return False
+    run.ends_in_order()
     run.cluster.end_pod(pod)
     run.start_later(fault, pod)
     return True

@@ -1,0 +1,51 @@
+"""A pod that lost its memory is asked, before those who train, by somebody with other settings for their job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.membership.pods_in_process import PodsInProcess, Rank, Training
+from tests.membership.test_losses import Packed, spec_of
+from tests.membership.test_resumed import rest_of, resumed
+from tests.pod_fixtures import NUM_SAMPLES
+
+from refill.errors import JobConflict, JobLost
+
+
+@pytest.mark.parametrize("others", [{"seed": 7}, {"world_size": 1}, {"chunk_size": 4}], ids=str)
+@pytest.mark.parametrize("brings_its_name", [False, True], ids=["", "and its incarnation"])
+def test_who_trains_goes_on(packed: Packed, tmp_path: Path, others: dict[str, int], brings_its_name: bool) -> None:
+    with PodsInProcess(3, tmp_path, journal=False) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0, 0, 200)
+        known = training.ranks[0].info()
+        pods.kill(0)
+        pods.start(0)
+        stranger = Rank(pods, replace(training.spec, **others), 0, process=2, timeout_seconds=5)  # type: ignore[arg-type]
+        if brings_its_name:
+            stranger._pods._registered(known)
+        with pytest.raises(JobConflict, match=r"yours is .*, the job's "):
+            stranger.batch(0, np.arange(50))
+        training.look()
+        training.all_ask(0, 200)
+        training.check(0)
+
+
+def test_a_resume_with_other_ranks_does_not_take_the_job_for_one_of_its_own(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(3, tmp_path, journal=False) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0, 0, 200)
+        pods.kill(0)
+        pods.start(0)
+        try:
+            again = resumed(pods, training, 1, process=2)
+        except JobLost:
+            return
+        assert again[0].info()["resumed"] is not None
+        had = {sample for (_, _, position), sample in training.samples.items() if position < 100}
+        twice = had & {*rest_of(again, 0)}
+        receipt = training.receipt(0)
+        assert len(twice) <= receipt["unknown"], f"{len(twice)} samples came twice: {receipt}"
