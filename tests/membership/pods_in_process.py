@@ -7,6 +7,7 @@ What is left out is the network and the process: a pod that is killed loses its 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import httpx
 import numpy as np
@@ -80,7 +82,7 @@ class PodsInProcess:
             "wait_seconds": 1,
             "dataset_urls": "file:///",
         } | settings
-        self._apps: dict[tuple[str, int], httpx.AsyncClient] = {}
+        self._apps: dict[tuple[str, int], Any] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -135,8 +137,8 @@ class PodsInProcess:
     def get(self, pod: int, path: str) -> dict[str, Any]:
         status, _, body = self.do(self.request("client", pod, "GET", path))
         if status != 200:
-            raise error_from_wire(httpx.Response(status, content=body).json(), status=status, source=f"pod {pod}")
-        found: dict[str, Any] = httpx.Response(status, content=body).json()
+            raise error_from_wire(json.loads(body), status=status, source=f"pod {pod}")
+        found: dict[str, Any] = json.loads(body)
         return found
 
     def _start_all(self) -> None:
@@ -155,9 +157,7 @@ class PodsInProcess:
         node = CacheNode(settings, peers=CalledPeers(settings.peer_urls, self))
         apps = {"client": client_app(node), "peer": peer_app(node)}
         for asker, app in apps.items():
-            guard = RequestGuard(app, asker, node.bodies_of_pods, node.requests, 10_000)
-            transport = httpx.ASGITransport(app=guard, raise_app_exceptions=False)
-            self._apps[asker, pod] = httpx.AsyncClient(transport=transport, base_url="http://pod")
+            self._apps[asker, pod] = RequestGuard(app, asker, node.bodies_of_pods, node.requests, 10_000)
         node.start()
         node.phase = PodPhase.READY
         self.nodes[pod] = node
@@ -198,14 +198,59 @@ class PodsInProcess:
         node = self.nodes[pod] if pod < self.num_pods else None
         if node is None:
             raise gone
-        response = await self._apps[asker, pod].request(method, path, content=content, headers=headers, timeout=60)
+        status, answer_headers, answer = await _called(self._apps[asker, pod], method, path, content or b"", headers)
         if self.nodes[pod] is not node and not (asker == "peer" and node.phase is PodPhase.STOPPING):
             raise gone
         for rule in [rule for rule in self.rules if rule.answer and rule.applies(path, pod)]:
             if rule.held is None:
                 raise gone
             await rule.held.wait()
-        return response.status_code, response.headers, response.content
+        return status, answer_headers, answer
+
+
+async def _called(app: Any, method: str, path: str, content: bytes, headers: Any) -> tuple[int, httpx.Headers, bytes]:
+    """What a server does for one request. An HTTP client in between would take as long as all that is tested."""
+    path, _, query = path.partition("?")
+    given = {"host": "pod", "content-length": str(len(content))} | dict(headers or {})
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
+        "client": ("127.0.0.1", 123),
+        "server": ("pod", 80),
+    }
+    body: list[bytes] = []
+    started: dict[str, Any] = {}
+    answered = asyncio.Event()
+    bodies = iter([{"type": "http.request", "body": content, "more_body": False}])
+
+    async def receive() -> dict[str, Any]:
+        if (message := next(bodies, None)) is not None:
+            return message
+        await answered.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            started.update(message)
+        elif message["type"] == "http.response.body":
+            body.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                answered.set()
+
+    async with asyncio.timeout(60):
+        try:
+            await app(scope, receive, send)
+        except Exception:  # as a server says it
+            return 500, httpx.Headers(), b""
+    return started["status"], httpx.Headers(started["headers"]), b"".join(body)
 
 
 class CalledPeers(Peers):
@@ -225,7 +270,7 @@ class CalledPeers(Peers):
         status, answered, body = await self._pods.request("peer", pod, method, path, content, told)
         self.has_answered(pod, answered.get(LIFE_HEADER), status, asked_at)
         if status >= 400:
-            error = error_from_wire(httpx.Response(status, content=body).json(), status=status, source=self.name(pod))
+            error = error_from_wire(json.loads(body), status=status, source=self.name(pod))
             self.was_refused(error)
             raise error
         return answered, body
@@ -233,11 +278,11 @@ class CalledPeers(Peers):
     async def call(self, pod: int, method: str, path: str, body: Body = None) -> Any:
         headers = {"content-type": "application/json"} if isinstance(body, dict) else {}
         if isinstance(body, dict):
-            body = httpx.Request("POST", "http://x", json=body).content
+            body = json.dumps(body).encode()
         elif isinstance(body, BodyPieces):
             body = body.numbers.astype("<i8").tobytes()
         answer = await self._answer(pod, method, path, body, headers)
-        return httpx.Response(200, content=answer).json() if answer else None
+        return json.loads(answer) if answer else None
 
     async def who_is(self, pod: int) -> PodLife | None:
         _, answered, _ = await self._pods.request("peer", pod, "GET", "/peer/v1/lives")
@@ -285,14 +330,14 @@ class CalledPods(PodChannel):
         request = httpx.Request(method, url, **({"content": content} if sent is None else {"json": sent}))
         status, _, body = self._request(method, pod, request.url.raw_path.decode(), request.content, request.headers)
         if status >= 300:
-            raise error_from_wire(httpx.Response(status, content=body).json(), status=status, source=pod)
-        found: dict[str, Any] = httpx.Response(200, content=body).json() if body else {}
+            raise error_from_wire(json.loads(body), status=status, source=pod)
+        found: dict[str, Any] = json.loads(body) if body else {}
         return found
 
     def fetch(self, pod: str, path: str, body: bytes, expected: Expected, wait: Wait) -> ReceivedBatch:
         status, _, answer = self._request("POST", pod, path, body)
         if status != 200:
-            raise error_from_wire(httpx.Response(status, content=answer).json(), status=status, source=pod)
+            raise error_from_wire(json.loads(answer), status=status, source=pod)
         return decode_frame(memoryview(answer), expected, pod)
 
 
@@ -339,7 +384,7 @@ class Rank(PodConnection):
 class Training:
     """Ranks of a job that ask for batches, and what came of it: the truth that receipts are held against."""
 
-    def __init__(self, pods: PodsInProcess, spec: JobSpec, num_samples: int, batch: int = 50, **how: Any) -> None:
+    def __init__(self, pods: PodsInProcess, spec: JobSpec, num_samples: int, batch: int = 100, **how: Any) -> None:
         self.pods = pods
         self.spec = spec
         self.num_samples = num_samples
