@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from refill.errors import (
     EpochNotReady,
     InvalidInput,
     JobConflict,
+    JobLost,
     MemoryTooSmall,
     PodUnreachable,
     RankHeld,
@@ -92,3 +95,21 @@ def test_pods_say_whom_requests_wait_for(packed: Packed, pods: PodsInProcess, ca
     of_pod = [line for line in caplog.messages if line.startswith("requests wait: ")]
     assert any("waits for rank 1 to finish epoch 0" in line for line in of_pod), caplog.messages
     assert len(of_pod) == len(set(of_pod)), "the same is said again and again"
+
+
+def test_a_job_that_cannot_go_on_says_why(packed: Packed, tmp_path: Path) -> None:
+    """Nobody has ended it: the pod and a rank have lost their memory together, and with them the rank's trace."""
+    with PodsInProcess(1, tmp_path, journal=False, recovery_seconds=1) as pods:
+        training = Training(pods, spec_of(packed, order="explicit"), NUM_SAMPLES)
+        training.together(
+            *(partial(rank.post_trace, 0, np.arange(rank.rank, NUM_SAMPLES, 2)) for rank in training.ranks)
+        )
+        training.all_ask(0, 0, 100)
+        shutil.rmtree(training.ranks[1]._record._folder)
+        pods.kill(0)
+        pods.start(0)
+        why = "can't go on after a restart: a trace of epoch 0 is known to nobody"
+        with pytest.raises(JobLost, match=why):
+            training.ask(0, 0, 100)
+        with pytest.raises(JobLost, match=why):  # whoever comes later
+            training.ask(1, 0, 100)

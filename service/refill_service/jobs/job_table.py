@@ -306,11 +306,12 @@ class JobTable:
         }
         owner.journal = self.journal.begin(job.spec.name, header, owner.snapshot, owner.live_epochs, job.resumed)
 
-    async def remove(self, name: str, holder: str | None = None) -> bool:
+    async def remove(self, name: str, holder: str | None = None, why: RefillError | None = None) -> bool:
         """End a job on this pod, free its memory and keep its receipts alone; False when there is none.
 
         :param holder: whose token asks for it; None: a pod for reasons of its own. Raises :class:`NotAllowed` when the
             job belongs to another one.
+        :param why: the answer to requests under way; None: that somebody has ended it.
         """
         if holder is not None and (held_by := self.holder(name)) is not None:
             check_holder(name, held_by, holder)
@@ -323,7 +324,7 @@ class JobTable:
                 await self._keep(part, kept.header["incarnation"])
             return kept is not None
         self.journal.end(name, at_pod.job.incarnation)
-        await self.close_job(at_pod, self.was_ended(name))
+        await self.close_job(at_pod, why or self.was_ended(name))
         self.share_memory()
         await self._keep(await part_of_job(at_pod, time.time()), at_pod.job.incarnation)
         return True

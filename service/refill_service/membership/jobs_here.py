@@ -65,8 +65,8 @@ class JobsHere:
         self._peers = peers
         self._who_holds = who_holds
         self._fence = fence
-        self._failed_moves: dict[str, str] = {}
-        """By incarnation, why a job could not move."""
+        self._failed: dict[str, str] = {}
+        """By incarnation, why a job could not move, or not go on after a restart."""
 
     async def register(
         self, spec: JobSpec, incarnation: str, fingerprint: str, *, begun: bool = False
@@ -215,11 +215,11 @@ class JobsHere:
             check_same_settings(spec.name, before.differences(spec), here=False)
 
     def check_may_go_on(self, name: str, incarnation: str) -> None:
-        """Raises :class:`JobLost` for a job that has ended, or that could not move."""
+        """Raises :class:`JobLost` for a job that has ended, or that could not move or go on."""
+        if (why := self._failed.get(incarnation)) is not None:
+            raise JobLost(why, job=name)
         if self._table.journal.has_ended(incarnation):
             raise JobLost(f"job {name} was ended and can't go on: a dataset made anew begins a new run", job=name)
-        if (why := self._failed_moves.get(incarnation)) is not None:
-            raise JobLost(why, job=name)
 
     async def replace(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch | None = None) -> None:
         """A job as it goes on from a checkpoint, in place of what it was before, at this pod.
@@ -351,14 +351,15 @@ class JobsHere:
             at_pod.recovery = None
             if table.jobs.get(name) is not at_pod:
                 return
-            if not life.moves:
-                await table.remove(name)
-                return
-            if isinstance(error, JobLost) and moving:  # the answer to later requests; a resumed job has another name
-                self._failed_moves[at_pod.job.incarnation] = error.message
-                while len(self._failed_moves) > _KEPT_FAILURES:
-                    self._failed_moves.pop(next(iter(self._failed_moves)))
-            await table.forget(name)
+            if isinstance(error, JobLost) and (moving or not life.moves):
+                # The answer to later requests; a resumed job has another name.
+                self._failed[at_pod.job.incarnation] = error.message
+                while len(self._failed) > _KEPT_FAILURES:
+                    self._failed.pop(next(iter(self._failed)))
+            if life.moves:
+                await table.forget(name)
+            else:
+                await table.remove(name, why=error if isinstance(error, JobLost) else None)
 
     async def introduce(self, pod: int, at_pod: JobAtPod) -> None:
         """Make a job known again to a pod that lost it in a restart."""
