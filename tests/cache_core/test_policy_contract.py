@@ -36,7 +36,10 @@ from refill_service.cache_core.sample_mapping import (
 
 NUM_EPOCHS = 2
 NUM_RANKS = 2
-FACTS = ("ask", "ask", "ask one", "ask again", "arrives", "arrives", "pinned", "fails", "damaged", "memory", "restart")
+FACTS = (
+    *("ask", "ask", "ask one", "ask again", "repeat", "repeat"),
+    *("arrives", "arrives", "pinned", "fails", "damaged", "memory", "restart"),
+)
 
 
 FETCHING = replace(KINDS["exact"], name="exact-that-fetches")
@@ -181,6 +184,11 @@ class Shell:
             self.bytes_here -= set((ahead.samples if stays is None else ahead.samples[~stays]).tolist())
             self.carry_out(ahead.orders)
 
+    def repeat(self) -> None:
+        """Positions repeat some samples. Their bytes are taken as they come: nothing in memory waits for that."""
+        samples = np.array(self.random.sample(range(len(self.lengths)), min(3, len(self.lengths))))
+        self.carry_out(self.core.repeated(samples))
+
     def enter(self, asked: Int64Array, samples: Int64Array) -> None:
         for request, sample in zip(asked.tolist(), samples.tolist(), strict=True):
             known = self.given.setdefault(request, sample)
@@ -216,6 +224,9 @@ class Shell:
         assert sorted(self.given) == sorted(self.given.values()) == list(range(sum(self.blobs))), "not each sample once"
         assert self.core.finished
         assert self.core.num_answered == self.core.num_requests == len(self.given)
+        here = np.array(sorted(self.bytes_here), dtype=np.int64)
+        stays = self.core.stays(here)
+        assert stays is None or stays.all(), f"{here[~stays]} stay in memory, and nobody will give them back"
         self.carried = self.core.close()
         assert set(self.carried.samples.tolist()) <= self.bytes_here, "hands on bytes that are not here"
 
@@ -258,6 +269,8 @@ def drive(shell: Shell, facts: list[str]) -> Shell:
                 request = shell.random.choice(sorted(shell.given))
                 ranks, positions = shell.traces.position_of(np.array([request]))
                 shell.ask(int(ranks[0]), positions)
+            elif fact == "repeat":
+                shell.repeat()
             elif fact == "memory":
                 shell.carry_out(shell.core.memory_changed(shell.random.randrange(2000)))
             elif fact == "restart":

@@ -533,6 +533,41 @@ def test_a_policy_whose_memory_outlives_epochs(packed: tuple[str, Any]) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("pinned_bytes", [0, 10_000_000])
+@pytest.mark.parametrize("kept_bytes", [0, 200_000])
+def test_repeats_are_kept_as_the_policy_says_whoever_waits(
+    packed: tuple[str, Any], pinned_bytes: int, kept_bytes: int
+) -> None:
+    """Two wait for the same read, and one of them goes away; bytes that do not stay are nobody's afterwards."""
+
+    async def run() -> None:
+        settings = {"policy": "exact", "policy_settings": {"eviction": "never", "read_ahead": 0.0}}
+        async with owner_of(packed[0], 200_000, pinned_bytes, **settings) as owner:
+            samples = np.arange(0, 40, 2)
+            assert len(await owner.exact(samples, repeats=True)) == 20, "no epoch is open"
+            await owner.open(0, 0)
+            owner.memory_is(kept_bytes, 0)
+            read_alone = owner._epochs[0].counts.exact_reads
+            for _ in range(2):
+                left, stays = (asyncio.create_task(owner.exact(samples, repeats=True)) for _ in range(2))
+                await asyncio.sleep(0)
+                left.cancel()
+                payloads = await stays
+                for sample, payload in zip(samples.tolist(), payloads, strict=True):
+                    owner.job.dataset.verify_sample(payload, owner.job.records, sample)
+                await reads_end(owner)
+            counts = owner._epochs[0].counts
+            assert counts.exact_reads == read_alone, "read alone"
+            read_once = kept_bytes or pinned_bytes
+            assert counts.core.samples_read == (20 if read_once else 40), "once a turn, and not where it stayed"
+            assert (counts.core.misses, counts.core.takes) == (0, 0), "no request was made"
+            assert (
+                owner.resident_bytes == owner._epochs[0].core.held_bytes == sum(map(len, payloads)) * bool(kept_bytes)
+            )
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("known_from", [1, 2, 3])
 def test_what_is_unknown_in_an_epoch_is_unknown_in_its_final_receipt(packed: tuple[str, Any], known_from: int) -> None:
     async def run() -> None:

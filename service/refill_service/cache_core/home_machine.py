@@ -5,7 +5,7 @@ tells how that went. A batch goes this way::
 
     batch = home.begin(epoch, rank, positions, asked, repeats)      what was sent ahead is in it already
     batch.put(batch.own, ...)                                       from this pod's share
-    batch.put(batch.repeats, ...)                                   read by themselves
+    batch.put(batch.repeats, ...)                                   exactly these samples
     for pod, places in batch.of_owners.items():
         request = home.ask(batch, pod, places)                      with the room that its owner may send ahead into
         home.announced(request, positions)                          what its answer will send ahead

@@ -290,11 +290,14 @@ class OwnerMachine:
         self._given(epoch)
         return answers, self._ordered()
 
-    def repeated(self, epoch: OpenEpoch, samples: Int64Array) -> list[Order]:
-        """Fact: as of ``Policy.repeated``, but ids of the dataset."""
-        if not epoch.abandoned:
-            self._carry_out(epoch, epoch.policy.repeated(samples - self._first_sample))
-        return self._ordered()
+    def repeated(self, samples: Int64Array) -> tuple[OpenEpoch | None, list[Order]]:
+        """Fact: as of ``Policy.repeated``, but ids of the dataset, and in whichever epoch. Memory is the newest's, so
+        that it is told. Returns it; None: there is none."""
+        if not self.epochs:
+            return None, self._ordered()
+        newest = self.epochs[-1]
+        self._carry_out(newest, newest.policy.repeated(samples - self._first_sample))
+        return newest, self._ordered()
 
     def answer_left(
         self, number: int, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int

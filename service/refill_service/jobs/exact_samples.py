@@ -29,10 +29,11 @@ class ExactSamples:
         self._owner = owner
         self._peers = peers
 
-    async def read(self, sample_ids: Int64Array, *, says_damage: bool = False) -> list[Payload]:
+    async def read(self, sample_ids: Int64Array, *, says_damage: bool = False, repeats: bool = False) -> list[Payload]:
         """Raises :class:`RequestTooLarge` when they are more bytes than an answer may have.
 
         :param says_damage: whether :class:`Damage` stands for a sample that is damaged; else it is raised.
+        :param repeats: whether positions of an epoch that repeat them ask for them.
         """
         ids, place_of = np.unique(sample_ids, return_inverse=True)
         owners = self._job.owner_of(ids)
@@ -43,9 +44,12 @@ class ExactSamples:
             for start in range(0, len(places), MAX_SAMPLES):
                 part = places[start : start + MAX_SAMPLES]
                 if pod == self._job.ordinal:
-                    data: Sequence[Payload] = await self._owner.exact(ids[part], size, says_damage=says_damage)
+                    data: Sequence[Payload] = await self._owner.exact(
+                        ids[part], size, says_damage=says_damage, repeats=repeats
+                    )
                 else:
-                    data = await self._peers.patiently(pod, partial(self._read_at, pod, ids[part], size, says_damage))
+                    read = partial(self._read_at, pod, ids[part], size, says_damage, repeats)
+                    data = await self._peers.patiently(pod, read)
                 for place, payload in zip(part.tolist(), data, strict=True):
                     found[place] = payload
 
@@ -56,12 +60,13 @@ class ExactSamples:
         return [found[place] for place in place_of.tolist()]
 
     async def _read_at(
-        self, pod: int, sample_ids: Int64Array, size: AnswerSize, says_damage: bool
+        self, pod: int, sample_ids: Int64Array, size: AnswerSize, says_damage: bool, repeats: bool
     ) -> Sequence[Payload]:
         part = size.part()
         try:
             ids = sample_ids.astype("<i8").tobytes()
-            async with self._peers.frames(pod, "samples", ids, says_damage=says_damage) as frames:
+            frames_of = self._peers.frames(pod, "samples", ids, says_damage=says_damage, repeats=repeats)
+            async with frames_of as frames:
                 return (await frames.frame(part.add)).payloads
         except BaseException:
             part.forget()

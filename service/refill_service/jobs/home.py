@@ -124,7 +124,7 @@ class Home:
 
     async def _read_repeats(self, batch: Batch[Payload], says_damage: bool) -> None:
         if len(places := batch.repeats):
-            repeated = await self.exact.read(batch.asked[places], says_damage=says_damage)
+            repeated = await self.exact.read(batch.asked[places], says_damage=says_damage, repeats=True)
             batch.put(places, batch.asked[places], repeated)
 
     def _nothing_was_skipped(self, rank: int, before_epoch: int) -> None:

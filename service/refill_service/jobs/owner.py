@@ -295,23 +295,45 @@ class Owner:
         return ahead.positions[here], ahead.samples[here] + first, payloads
 
     async def exact(
-        self, sample_ids: Int64Array, size: AnswerSize | None = None, *, says_damage: bool = False
+        self,
+        sample_ids: Int64Array,
+        size: AnswerSize | None = None,
+        *,
+        says_damage: bool = False,
+        repeats: bool = False,
     ) -> list[Payload]:
         """The bytes of exactly these samples of the share, outside of any epoch's protocol. All different, or one of
         them is read several times. What is in memory is not read.
 
         :param size: of the answer that they are part of; None: of one of their own. Raises what it raises.
+        :param repeats: whether positions of an epoch that repeat them ask: the policy is told, and what is read for
+            them stays in memory if it wants that.
         """
         samples = sample_ids - self.job.share.first_sample
         (size or AnswerSize(self.answer_bytes)).add(int(self.job.records.length[samples].sum()))
         counts = self._epochs[-1].counts if self._epochs else OwnerCounts(EpochCounts())
-        payloads = [self._elsewhere(sample) for sample in samples.tolist()]
+        payloads = await self._repeats(samples) if repeats else list(map(self._elsewhere, samples.tolist()))
         lost = [i for i, payload in enumerate(payloads) if payload is None]
         results = await self._exact(counts, [int(samples[i]) for i in lost], says_damage)
         _raise_first(results)
         for i, result in zip(lost, results, strict=True):
             payloads[i] = None if isinstance(result, BaseException) else result
         return [payload for payload in payloads if payload is not None]
+
+    async def _repeats(self, samples: Int64Array) -> list[Payload | None]:
+        """The bytes of what is in memory, or on its way by now; None for a sample that is to be read alone."""
+        self._refuse_when_closed()
+        newest, orders = self._machine.repeated(samples + self.job.share.first_sample)
+        # Before the orders are carried out: what they drop may be what is asked for.
+        found = {sample: self._elsewhere(sample) for sample in samples.tolist()}
+        if newest is None:
+            return [found[sample] for sample in samples.tolist()]
+        missing = [sample for sample, payload in found.items() if payload is None]
+        running = self._running[newest]
+        with running.taking(missing) as taken, span("wait for chunks", missing=len(missing)):
+            self._carry_out(orders)
+            await running.wait_for([sample for sample in missing if sample not in taken], 0, self.wait_seconds)
+        return [taken.get(sample, found[sample]) for sample in samples.tolist()]
 
     async def receipt(self, epoch: int) -> EpochReceipt:
         """What this owner delivered in an epoch, or assigned to be sent ahead.

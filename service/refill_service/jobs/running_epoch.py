@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +76,8 @@ class RunningEpoch:
         """All of these."""
         self._changed = asyncio.Event()
         """Set, and replaced by a new one, when one of them is done."""
+        self._taking: dict[int, list[dict[int, Payload]]] = {}
+        """Who takes the bytes of a local sample when they arrive, whether or not they stay."""
 
     @property
     def number(self) -> int:
@@ -112,6 +115,21 @@ class RunningEpoch:
             task = asyncio.create_task(self._read(group, here))
             self._reads.add(task)
             task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, group, here))  # type: ignore[misc]
+
+    @contextmanager
+    def taking(self, samples: list[int]) -> Iterator[dict[int, Payload]]:
+        """Gives the bytes of these samples, as they arrive, whether or not they stay: they take no memory that would
+        have to be given back."""
+        taken: dict[int, Payload] = {}
+        for sample in samples:
+            self._taking.setdefault(sample, []).append(taken)
+        try:
+            yield taken
+        finally:
+            for sample in samples:
+                self._taking[sample] = [each for each in self._taking[sample] if each is not taken]
+                if not self._taking[sample]:
+                    del self._taking[sample]
 
     async def wait_for(self, samples: list[int], came_bytes: int, patience_seconds: float) -> None:
         """Wait for the refills that bring these samples, and raise what went wrong with the first that failed.
@@ -173,6 +191,8 @@ class RunningEpoch:
                     damaged.append(sample)
                 else:
                     self.payloads.put(sample, payload)
+                    for taken in self._taking.get(sample, ()):
+                        taken[sample] = payload
             orders = self._machine.arrived(self.epoch, read, np.array(damaged, dtype=np.int64), pinned=chunk.pinned)
             self._carry_out(orders)
         self._forget_arriving(read)

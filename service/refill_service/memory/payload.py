@@ -23,6 +23,7 @@ class Payloads:
         return len(self._by_sample)
 
     def put(self, sample: int, payload: Payload) -> None:
+        self.pop(sample)
         self._by_sample[sample] = payload
         self.num_bytes += len(payload)
 

@@ -28,6 +28,7 @@ Introduce = Callable[[int], Awaitable[None]]
 """Registers the job at a pod that was restarted."""
 
 SAYS_DAMAGE = "&damaged=say"
+REPEATS = "&repeats=true"
 PATIENCE_SECONDS = 4.0
 """At most, whatever ``wait_seconds`` is: clients wait 5 s or more, and the answer should say what is missing."""
 _FIRST_PAUSE_SECONDS = 0.05
@@ -110,14 +111,15 @@ class JobPeers:
 
     @asynccontextmanager
     async def frames(
-        self, pod: int, what: str, body: bytes, *, says_damage: bool = False
+        self, pod: int, what: str, body: bytes, *, says_damage: bool = False, repeats: bool = False
     ) -> AsyncIterator[FrameReader]:
         """One request that is answered with frames; made once.
 
         :param says_damage: whether a sample that is damaged is answered by its error in the frame.
+        :param repeats: whether positions of an epoch that repeat samples ask for them.
         """
         self.sent_bytes[pod] += len(body)
-        path = self.path(what) + (SAYS_DAMAGE if says_damage else "")
+        path = self.path(what) + (SAYS_DAMAGE if says_damage else "") + (REPEATS if repeats else "")
         if (size := self.table_size()) is not None:
             path += f"&table={encode_count(*size)}"
         async with self._peers.frames(pod, path, body) as frames:

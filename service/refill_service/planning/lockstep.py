@@ -121,7 +121,7 @@ class LocalOwner:
         """Positions that repeat these ask for them."""
         here = samples[self.mapping.share.holds(samples)]
         if len(here):
-            self._carry_out(self._machine.repeated(self.epoch, here))
+            self._carry_out(self._machine.repeated(here)[1])
 
     def scored(self, samples: Int64Array, scores: NDArray[np.floating]) -> None:
         """The training gave these samples, of all shares, these scores."""

@@ -309,7 +309,7 @@ class _Cluster:
                 self._step_ends(number, step)
                 step += 1
             if self._run.clock is not None:
-                misses = sum(owner.counts.misses for owner in self._owners)
+                misses = sum(owner.counts.positions_missed for owner in self._owners)
                 self._misses[rank] += misses - before
                 before = misses
             yield len(positions)
@@ -333,7 +333,7 @@ class _Cluster:
         counts = [owner.counts for owner in self._owners]
         traces, clock = self._orders[number], self._run.clock
         lengths = [traces.length(rank) for rank in range(traces.num_ranks)]
-        misses = sum(count.misses for count in counts)
+        misses = sum(count.positions_missed for count in counts)
         gets = sum(count.refills for count in counts)
         samples_read = sum(count.samples_read for count in counts)
         found = EpochReads(number, gets, samples_read, sum(lengths) - misses, misses)

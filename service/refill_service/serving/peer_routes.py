@@ -216,7 +216,7 @@ async def heard(job: str, incarnation: Incarnation, pod: Pod, request: Request) 
 @PEER_ROUTES.post("/samples")
 @takes_body(SAMPLES_BODY_BYTES)
 async def samples(
-    job: str, incarnation: Incarnation, pod: Pod, request: Request, damaged: Damaged = "raise"
+    job: str, incarnation: Incarnation, pod: Pod, request: Request, damaged: Damaged = "raise", repeats: bool = False
 ) -> Response:
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
@@ -224,7 +224,7 @@ async def samples(
     ids = checked_ids(at_pod, await request.body())
     room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
     await room.enter(len(ids))
-    payloads = await at_pod.owner.exact(ids, says_damage=damaged == "say")
+    payloads = await at_pod.owner.exact(ids, says_damage=damaged == "say", repeats=repeats)
     frame = OutgoingFrame(np.full(len(ids), -1), ids, payloads)
     room.holds(frame.total_bytes)
     return FrameResponse([frame], lambda sent: _count_sent(node, pod, sent))

@@ -159,7 +159,7 @@ class ExactPolicy(Policy):
         for sample, time in zip(asked.tolist(), self._uses.times_of(asked).tolist(), strict=True):
             made_early.append(not self._was_through[sample])
             if made_early[-1] and self._cache is not None:
-                self._go_through(sample, time, reads, drops)
+                self.counts.misses += self._go_through(sample, time, reads, drops)
             self._was_through[sample] = True
         for sample, was_there, early in zip(asked.tolist(), was_in_memory, made_early, strict=True):
             if self._here[sample] and not was_there:
@@ -182,9 +182,7 @@ class ExactPolicy(Policy):
                 self._skip_done()
                 time = self._uses.next_start if self._next is None else self._next[0]
                 self._made_early[sample] += 1
-                self._go_through(sample, time, reads, drops)
-            if self._here[sample] and not was_there:
-                self._awaited.add(sample)
+                self.counts.repeats_missed += self._go_through(sample, time, reads, drops)
             self._unless_wanted_forget(sample)
             if was_there and not self._arrived_here[sample]:  # and may be read again for the next repeat of it
                 drops.append(np.array([sample], dtype=np.int64))
@@ -314,7 +312,7 @@ class ExactPolicy(Policy):
             if not repeats:  # who asks for a repeat may do so at another pod's pace, or never
                 self._due.add(sample)
                 self._was_through[sample] = True
-                self._go_through(sample, time, reads, drops)
+                self.counts.misses += self._go_through(sample, time, reads, drops)
             self._skip_done()
         if cache.held_bytes and self._due_bytes + cache.held_bytes > self._capacity_bytes:
             cache.capacity_bytes = max(0, self._capacity_bytes - self._due_bytes)
@@ -325,20 +323,19 @@ class ExactPolicy(Policy):
             return NO_ORDERS
         return Orders(reads, np.unique(np.concatenate([NO_SAMPLES, *drops])))
 
-    def _go_through(self, sample: int, time: int, reads: list[Read], drops: list[Int64Array]) -> None:
-        """A request's turn has come: its sample is in memory, or read now."""
+    def _go_through(self, sample: int, time: int, reads: list[Read], drops: list[Int64Array]) -> bool:
+        """A request's turn has come: its sample is in memory, or read now. Returns whether that is a miss."""
         cache = self._cache
         if cache is None:
             raise RuntimeError("requests are gone through before there is memory")
         if cache.holds(sample):
             cache.used(sample, time, self._uses)
             self._note(sample)
-            return
+            return False
         ahead_bytes = max(self._due_bytes, self._ahead_bytes)
         cache.capacity_bytes = max(0, self._capacity_bytes - ahead_bytes)
         was_there = self._arrived_here[sample]
         read = cache.missed(sample, time, self._uses)
-        self.counts.misses += not was_there and not self._at_hand(read.first, read.end)
         for each in (sample, *read.kept.tolist(), *read.forgotten.tolist()):
             self._note(each)
         wanted = np.union1d(read.kept, [sample])
@@ -349,6 +346,7 @@ class ExactPolicy(Policy):
             self.counts.refills += 1
             self._num_on_their_way += 1
         drops.append(self._gone(read.forgotten))
+        return not was_there and not self._at_hand(read.first, read.end)
 
     def _gone(self, samples: Int64Array) -> Int64Array:
         """Those of these samples in memory that nothing wants there any more. What is still on its way is judged when

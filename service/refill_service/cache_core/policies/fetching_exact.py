@@ -63,23 +63,24 @@ class FetchingExactPolicy(exact.ExactPolicy):
         for sample in asked.tolist():
             self._was_through[sample] = True  # also of a rank that is ahead of others
             self._queued.discard(sample)
-            self._ask_for(sample, reads)
+            if self._cache is not None and not self._arrived_here[sample]:
+                self.counts.misses += self._ask_for(sample, reads)
+                self._awaited.add(sample)
             self._fetch_what_is_due(reads)
         return asked, self._go_on(reads, [])
 
     def repeated(self, samples: Int64Array) -> Orders:
         reads: list[Read] = []
         for sample in samples.tolist():
-            self._ask_for(sample, reads)
+            if self._cache is not None and not self._arrived_here[sample]:
+                self.counts.repeats_missed += self._ask_for(sample, reads)
         return self._go_on(reads, [])
 
-    def _ask_for(self, sample: int, reads: list[Read]) -> None:
-        if self._arrived_here[sample] or self._cache is None:
-            return
-        self.counts.misses += not self._at_hand(sample, sample + 1)
-        self._awaited.add(sample)
+    def _ask_for(self, sample: int, reads: list[Read]) -> bool:
+        """A sample that is not in memory is asked for. Returns whether that is a miss."""
         if not self._here[sample]:
             self._read(sample, reads)
+        return not self._at_hand(sample, sample + 1)
 
     def _may_be_sent(self, sample: int) -> bool:
         return sample in self._queued

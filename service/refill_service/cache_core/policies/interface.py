@@ -142,6 +142,8 @@ class EpochCounts:
     """Requests answered, each counted once, sent ahead or not."""
     misses: int = 0
     """Takes that had to wait for the store: none of their policy's choices was in memory."""
+    repeats_missed: int = 0
+    """Repeats that had to wait for it."""
     refills: int = 0
     """Reads ordered, whether the store or the pinned tier has them."""
     sent_ahead: int = 0
@@ -153,6 +155,11 @@ class EpochCounts:
     refills_pinned: int = 0
     """Reads that the pinned tier served. What it serves is not read from the store, and not counted as read."""
     bytes_pinned: int = 0
+
+    @property
+    def positions_missed(self) -> int:
+        """That had to wait for the store, repeats or not."""
+        return self.misses + self.repeats_missed
 
     @property
     def bytes_wasted(self) -> int:
@@ -242,7 +249,8 @@ class Policy(ABC):
 
     def repeated(self, samples: Int64Array) -> Orders:
         """Fact: positions that repeat these, ``(n,)``, ask for them, and get exactly them. Whose bytes are neither in
-        memory then nor on their way is read alone."""
+        memory then nor on their way is read alone. Who waits for bytes takes them when they arrive: they need not
+        stay for him."""
         return NO_ORDERS
 
     def send_ahead(self, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int) -> Ahead:
