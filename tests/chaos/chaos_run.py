@@ -155,12 +155,11 @@ class ChaosRun:
     def journal_of(self, pod: int) -> Path:
         return self.folder / f"journal-{pod}"
 
-    def has_its_journal(self, pod: int) -> bool:
-        """Whether the pod's process has come so far that its journal is its own, if it is to have one."""
-        lock = self.journal_of(pod) / "lock"
-        if self.setting.volumes == "none":
-            return True
-        return lock.exists() and f":{lock.stat().st_ino} " in Path("/proc/locks").read_text()
+    def is_up(self, pod: int) -> bool:
+        """Whether the pod's process has started: its journal, and its place among the runs of this pod, are its own."""
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.cluster.pod_urls[pod]}/healthz", timeout=1).status_code == 200
+        return False
 
     def links_of_rank(self, rank: int) -> list[Link]:
         return self._rank_links[rank]

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 def _replace(run: ChaosRun, fault: Fault) -> bool:
-    """One at a time: two that wake and reach each other only are two halves of a cut network. And only one that has its
-    journal: one that stands still while it starts would wake and take its successor's, which ends by that."""
+    """One at a time: two that wake and reach each other only are two halves of a cut network. And only one that has
+    started: one that wakes and begins to start then is the later run, and ends its successor, which nobody starts again
+    here.
+    """
     pod, number = fault.target[0], len(run.zombies)
-    if any(zombie.poll() is None for zombie in run.zombies) or not run.has_its_journal(pod) or not run.take_down(pod):
+    if any(zombie.poll() is None for zombie in run.zombies) or not run.is_up(pod) or not run.take_down(pod):
         return False
     run.cluster.pause(pod)
     journal = run.journal_of(pod)
