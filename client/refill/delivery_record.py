@@ -235,6 +235,8 @@ class DeliveryRecord:
         return os.open(self._folder / "lock", os.O_RDWR | os.O_CLOEXEC)
 
     def _make(self, *, whole: bool) -> None:
+        # The folder of temporary files, too, may have been removed under a process that runs.
+        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Complete from the start: two workers may come at the same time.
         new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._folder.parent))
         if whole:

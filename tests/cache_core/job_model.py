@@ -132,8 +132,9 @@ class JobModel(RequestsModel):
         """As ``JobAtPod.receipt``; None where a pod does not know any more."""
         parts = [pod.receipt(epoch) for pod in self.running]
         total = sum_of_receipts([part for part in parts if part is not None])
+        unknown_ranks = {rank for pod in self.running for rank in pod.life.unknown.ranks(epoch)}
         for pod in self.running:
-            total = total.without(pod.home.unused_ahead(epoch))
+            total = total.without(pod.home.unused_ahead(epoch), unknown_ranks)
         return None if None in parts or len(parts) < len(self.places) else total
 
     def finish_epoch(self, epoch: int) -> None:

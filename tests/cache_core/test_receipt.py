@@ -44,6 +44,14 @@ def test_missing_and_unknown() -> None:
     assert receipt(asked[:0], asked[:0], unknown_ranks=[0, 1, 2]).unknown == 100
 
 
+def test_what_never_reached_a_rank_is_missing_or_unknown() -> None:
+    """As what was not asked for: a rank may have had something else for that position before memory was lost."""
+    whole = receipt(SAMPLES, SAMPLES)
+    found = whole.without({0: 3, 2: 2}, unknown_ranks=[0, 1])
+    assert (found.delivered, found.unknown, found.missing) == (95, 3, 2)
+    assert found.ranks == {0: 31, 1: 33, 2: 31}
+
+
 def test_the_digest_is_of_who_got_what_and_of_no_order() -> None:
     first = receipt(SAMPLES, np.roll(SAMPLES, 1))
     assert receipt(SAMPLES[::-1], np.roll(SAMPLES, 1)[::-1]).digest == first.digest

@@ -117,15 +117,16 @@ def test_what_was_asked_for_before_a_report_does_not_count_after() -> None:
     assert reported(record)[0] == [0, 1, 2, 3, 50, 51, 52, 53]
 
 
+@pytest.mark.parametrize("with_all_temporary_files", [False, True], ids=["", "and TMPDIR"])
 @pytest.mark.parametrize("by", ["the same process", "a new worker"])
 def test_a_folder_that_was_removed_is_said_and_what_comes_after_is_not_taken_to_be_all(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, by: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, by: str, with_all_temporary_files: bool
 ) -> None:
     record = DeliveryRecord()
     asked_before = record.num_reports()
     assert record.add(received(0, 0), asked_before)
     (folder,) = tmp_path.iterdir()
-    shutil.rmtree(folder)
+    shutil.rmtree(tmp_path if with_all_temporary_files else folder)
     after = record if by == "the same process" else pickle.loads(pickle.dumps(record))
     assert not after.add(received(0, 4), asked_before), "a report may have said meanwhile that this had not come"
     assert after.add(received(0, 8), after.num_reports())

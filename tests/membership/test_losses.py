@@ -208,6 +208,25 @@ def test_unknown_is_written_down(packed: Packed, tmp_path: Path, journal: bool) 
             assert training.receipt(0)["unknown"] == 100, "an epoch that is over says something else than before"
 
 
+@pytest.mark.parametrize("policy", ["drain", "redox"])
+def test_what_is_sent_ahead_in_place_of_what_is_unknown_is_unknown(packed: Packed, tmp_path: Path, policy: str) -> None:
+    """A loop asks again for a batch it had, and is sent ahead what follows: it had that, too, and never asks for it."""
+    with PodsInProcess(2, tmp_path, journal=False, recovery_seconds=1) as pods:
+        training = Training(pods, spec_of(packed, policy=policy), NUM_SAMPLES)
+        training.all_ask(0, 0, 200)
+        shutil.rmtree(training.ranks[1]._record._folder)
+        pods.kill(0, 1)
+        pods.start(0, 1)
+        training.look()
+        training.ranks[1].batch(0, np.arange(50))
+        assert any(pods.node(pod).jobs[training.spec.name].home.machine.unused_ahead(0) for pod in (0, 1))
+        training.all_ask(0, 200)
+        found = training.receipt(0)
+        assert (found["unknown"], found["missing"]) == (150, 0), "of rank 1, from position 50 on"
+        training.all_ask(1)
+        training.check(1)
+
+
 def test_a_pod_that_goes_on_without_a_rank_is_killed_before_any_epoch_opens(packed: Packed, tmp_path: Path) -> None:
     """Its journal would have nothing yet, and would be believed: the receipt said that samples were missing."""
     with PodsInProcess(1, tmp_path, journal=True, recovery_seconds=0.2) as pods:

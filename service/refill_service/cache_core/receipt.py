@@ -62,11 +62,20 @@ class EpochReceipt:
         """Whether every sample came exactly once, but for those that are damaged."""
         return not (self.duplicates or self.missing or self.unknown)
 
-    def without(self, ranks: dict[int, int]) -> EpochReceipt:
-        """Less what was assigned to these ranks and never reached them."""
-        fewer = sum(ranks.values())
+    def without(self, ranks: dict[int, int], unknown_ranks: Collection[int] = ()) -> EpochReceipt:
+        """Less what was assigned to these ranks and never reached them.
+
+        :param unknown_ranks: as of :func:`receipt_of`: they may have had other samples for these positions before.
+        """
+        fewer, unknown = sum(ranks.values()), sum(ranks.get(rank, 0) for rank in unknown_ranks)
         left = {rank: count - ranks.get(rank, 0) for rank, count in self.ranks.items()}
-        return replace(self, delivered=self.delivered - fewer, missing=self.missing + fewer, ranks=left)
+        return replace(
+            self,
+            delivered=self.delivered - fewer,
+            missing=self.missing + fewer - unknown,
+            unknown=self.unknown + unknown,
+            ranks=left,
+        )
 
     def with_damaged(self, ranks: Sequence[dict[int, int]], named: Sequence[Sequence[int]]) -> EpochReceipt:
         """Less what ranks went on without, of each of several homes: how many, by rank, and which, as far as they are
@@ -204,8 +213,9 @@ def sum_of_parts(parts: Sequence[dict[str, Any]]) -> EpochReceipt:
     """What pods tell of an epoch, each of its share and of what was sent ahead to it, as JSON has it: before damage is
     told from delivery."""
     total = sum_of_receipts([EpochReceipt.from_dict(part["receipt"]) for part in parts])
+    unknown_ranks = {rank for part in parts for rank in part.get("unknown_ranks", ())}
     for part in parts:
-        total = total.without(_by_rank(part["unused_ahead"]))
+        total = total.without(_by_rank(part["unused_ahead"]), unknown_ranks)
     return total
 
 

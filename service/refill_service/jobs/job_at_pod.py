@@ -225,6 +225,7 @@ class JobAtPod:
             "begun": self.owner.has_opened(epoch),
             "receipt": receipt,
             "unused_ahead": {str(rank): count for rank, count in home.unused_ahead(epoch).items()},
+            "unknown_ranks": sorted(self.job.life.unknown.ranks(epoch)),
             "repeats": home.history[epoch].repeats if epoch in home.history else 0,
             "damaged": {str(rank): count for rank, count in self.home.record.damaged.by_rank(epoch).items()},
             "damaged_samples": self.home.record.damaged.named(epoch),
@@ -253,4 +254,5 @@ class JobAtPod:
         for outcome in RECEIPT_OUTCOMES:
             self.receipts[outcome] += ended["receipt"][outcome]
         # Sent ahead in vain: its owner, another pod, has counted it as delivered, and does not know better.
-        self.receipts["missing"] += sum(ended["unused_ahead"].values())
+        for rank, count in ended["unused_ahead"].items():
+            self.receipts["unknown" if int(rank) in ended.get("unknown_ranks", ()) else "missing"] += count
