@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from refill.epoch_place import Iteration
 from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput, JobLost
-from refill.protocol.importance import drawn, share_of, with_cached_first
+from refill.protocol.importance import order_of_rank
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
 from refill.training_scores import TrainingScores
@@ -115,11 +115,16 @@ class ImportanceSampler(PlacedSampler):
 
     def _drawn(self, epoch: int) -> Int64Array:
         self.drawn_from = scores, cached = self._training.drawn_from(epoch)
-        seed, rank = self.dataset.connection.spec.seed % 2**64, self.rank
-        of_all, own = np.random.default_rng([seed, epoch]), np.random.default_rng([seed, epoch, 1 + rank])
-        draws = drawn(scores, own if self.improving else of_all)
-        share = share_of(draws, rank, self.num_replicas, improving=self.improving, generator=own)
-        return with_cached_first(share, cached, self.repetition)
+        return order_of_rank(
+            scores,
+            cached,
+            self.rank,
+            self.num_replicas,
+            seed=self.dataset.connection.spec.seed % 2**64,
+            epoch=epoch,
+            repetition=self.repetition,
+            improving=self.improving,
+        )
 
     def _known_length(self, epoch: int) -> int:
         return self._num_positions()

@@ -13,6 +13,8 @@ from tests.cache_core.portable_order import PortableRandom
 from refill_service.cli import main
 from refill_service.planning.loop_clock import FetchService
 
+VARIANT = pytest.mark.variant
+
 
 def simulated(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     assert main(["simulate", "--policy", "exact", "--json", *map(str, arguments)]) == 0
@@ -118,6 +120,43 @@ def test_importance_by_the_losses_of_samples(capsys: pytest.CaptureFixture[str],
     assert column(found, "hits")[0] == 0
     assert 50 < column(found, "hits")[1] <= 200
     assert [epoch["hits"] + epoch["misses"] for epoch in found["epochs"]] == [1000] * 4
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "options", "first", "hit", "distinct"),
+    [
+        (2000, ("--memory-samples", 400, "--repetition", 2.5, "--epochs", 8), 4, 0.681, 0.42),
+        pytest.param(2000, ("--memory-samples", 400, "--repetition", 1, "--epochs", 8), 4, 0.325, 0.62, marks=VARIANT),
+        (500, ("--memory-samples", 250, "--repetition", 2, "--epochs", 3), 1, 1.0, None),
+        # Each of 8 processes takes an eighth of its own drawing: 81 to 93 % of the samples are not seen.
+        (500, ("--pods", 8, "--memory-samples", 13, "--repetition", 1, "--improving", "--epochs", 3), 1, None, 0.13),
+    ],
+)
+def test_epochs_are_drawn_by_importance(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    num_samples: int,
+    options: tuple[object, ...],
+    first: int,
+    hit: float | None,
+    distinct: float | None,
+) -> None:
+    """SHADE's known answers for 20,000 samples; here there are fewer, and the same within a few hundredths."""
+    epochs = int(str(options[-1]))
+    generator = np.random.default_rng(1)
+    base, of_epochs = generator.standard_normal(num_samples), generator.standard_normal((epochs, num_samples))
+    losses = tmp_path / "losses.txt"
+    losses.write_text("\n".join(map(str, np.exp(base + 0.5 * of_epochs).ravel())))
+    of_run = ("--eviction", "importance", "--losses", losses, "--samples", num_samples, "--batch", 64)
+    found = simulated(capsys, *of_run, "--pods", 1, *options)
+    positions = -(-num_samples // found["pods"]) * found["pods"]
+    assert [epoch["hits"] + epoch["misses"] for epoch in found["epochs"]] == [positions] * epochs
+    if hit is not None:
+        assert np.mean(column(found, "hits")[first:]) / positions == pytest.approx(hit, abs=0.035)
+    if distinct is not None:
+        assert np.mean(column(found, "distinct")[first:]) / num_samples == pytest.approx(distinct, abs=0.05)
+    drawn_equal = found["epochs"][0]["distinct"] / num_samples
+    assert found["improving"] or drawn_equal == pytest.approx(0.632, abs=0.04), "nothing is known at first"
 
 
 def test_pods_are_one_cache_and_nodes_of_papers_are_not(capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,12 +323,15 @@ def test_a_clock_that_is_wrong_is_one_line(
 
 
 @pytest.mark.parametrize(
-    "option", ["--fetch-size", "--fetch-threshold", "--clock", "--losses", "--trace", "--eviction", "--caches"]
+    "option", ["--fetch-size", "--fetch-threshold", "--clock", "--losses", "--repetition", "--trace", "--eviction"]
 )
 def test_help_says_what_an_option_is(capsys: pytest.CaptureFixture[str], option: str) -> None:
     with pytest.raises(SystemExit):
         main(["simulate", "--help"])
     assert option in capsys.readouterr().out
+
+
+BY_LOSSES = ("--eviction", "importance", "--losses", "large.txt", "--samples", "3")
 
 
 @pytest.mark.parametrize(
@@ -326,6 +368,18 @@ def test_help_says_what_an_option_is(capsys: pytest.CaptureFixture[str], option:
             ("--eviction", "importance", "--losses", "large.txt", "--trace", "two.txt"),
             "losses large.txt has 3 lines, and the trace 2",
         ),
+        (("--eviction", "importance", "--repetition", "2"), "--repetition goes with --losses"),
+        (("--eviction", "importance", "--improving"), "--improving goes with --repetition"),
+        ((*BY_LOSSES, "--repetition", "0.5"), "repetition must be at least 1 and less than 1000, got 0.5"),
+        ((*BY_LOSSES, "--repetition", "nan"), "repetition must be at least 1 and less than 1000, got nan"),
+        ((*BY_LOSSES, "--repetition", "2", "--epochs", "0"), "epochs must be at least 1, got 0"),
+        ((*BY_LOSSES, "--repetition", "2", "--samples", "4"), "losses large.txt has 3 lines; there are 4 samples"),
+        (
+            (*BY_LOSSES, "--repetition", "2", "--trace", "two.txt"),
+            "--repetition draws the order, and does not go with --trace",
+        ),
+        ((*BY_LOSSES, "--repetition", "2", "--caches", "private"), "--repetition does not go with --caches private"),
+        (("--policy", "drain", "--repetition", "2"), "--repetition is an option of --policy exact"),
         (("--policy", "drain", "--clock", "clock.json"), "can't read clock clock.json"),
         (("--policy", "drain", "--epochs", "0"), "epochs must be at least 1, got 0"),
         (("--policy", "drain", "--eviction", "lru"), "--eviction is an option of --policy exact"),

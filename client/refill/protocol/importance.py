@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["RANK_OFFSET", "drawn", "rank_scores", "sample_losses", "share_of", "with_cached_first"]
+__all__ = ["RANK_OFFSET", "drawn", "order_of_rank", "rank_scores", "sample_losses", "share_of", "with_cached_first"]
 
 RANK_OFFSET = 10.0
 """b0. It is not in the paper. It keeps the logarithm of the lowest rank finite, and scores within a factor of a few."""
@@ -68,3 +68,22 @@ def with_cached_first(share: Int64Array, cached: NDArray[np.bool_], repetition: 
     here = cached[share]
     hits, others = share[here], share[~here]
     return np.concatenate([np.resize(hits, round(repetition * len(hits))), others, hits])[: len(share)]
+
+
+def order_of_rank(
+    scores: NDArray[np.floating],
+    cached: NDArray[np.bool_],
+    rank: int,
+    num_ranks: int,
+    *,
+    seed: int,
+    epoch: int,
+    repetition: float,
+    improving: bool,
+) -> Int64Array:
+    """``(ceil(n / W),)``: what a rank trains with in an epoch. Ranks that know the same divide one drawing, unless
+    validation improves: then each draws for itself. Parameters as of the functions above."""
+    of_all, own = np.random.default_rng([seed, epoch]), np.random.default_rng([seed, epoch, 1 + rank])
+    draws = drawn(scores, own if improving else of_all)
+    share = share_of(draws, rank, num_ranks, improving=improving, generator=own)
+    return with_cached_first(share, cached, repetition)

@@ -13,6 +13,7 @@ from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.exact.fetching import HALF, Fetching
 from refill_service.cache_core.sample_mapping import abstract_chunks_for_groups
+from refill_service.planning.drawn_orders import DrawnOrders
 from refill_service.planning.loop_clock import LoopClock
 from refill_service.planning.ordered_reads import (
     EpochReads,
@@ -21,6 +22,7 @@ from refill_service.planning.ordered_reads import (
     dealt,
     keyed_orders,
     losses_of_file,
+    losses_of_samples,
     orders_of_file,
     simulate_orders,
 )
@@ -31,7 +33,10 @@ __all__ = ["add_options", "are_epochs_asked_for", "refuse_options", "run_orders"
 _DEFAULT_SAMPLES = 131_072
 _DEFAULT_EPOCHS = 3
 _OF_EPOCHS = ("memory_samples", "epochs", "clock")
-_OF_EXACT = ("eviction", "trace", "read_ahead", "caches", "fetch_size", "fetch_threshold", "losses")
+_OF_EXACT = (
+    *("eviction", "trace", "read_ahead", "caches", "fetch_size", "fetch_threshold"),
+    *("losses", "repetition", "improving"),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +111,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "their batch after each one; with --trace for each of its lines, else for each sample by its id, the same in "
         "every epoch or of one epoch after another (default: nothing is known, and memory keeps what came first)",
     )
+    exact.add_argument(
+        "--repetition",
+        type=float,
+        metavar="R",
+        help="with --losses: each epoch is drawn by what its samples' losses were before, as refill.ImportanceSampler "
+        "draws (PADS), and draws that are in memory come R times; 1 repeats none (default: the order is that of the "
+        "seed, or of --trace)",
+    )
+    exact.add_argument(
+        "--improving",
+        action="store_const",
+        const=True,
+        help="with --repetition: validation improves, so that each rank draws for itself and takes the draws that came "
+        "most often (default: ranks divide one drawing)",
+    )
 
 
 def _fetch_number(text: str) -> int | str:
@@ -134,26 +154,33 @@ def refuse_options(args: argparse.Namespace) -> None:
 
 
 def run_orders(args: argparse.Namespace) -> int:
-    run, orders, num_epochs, losses = _what_to_run(args)
-    epochs = _with_progress(run, orders, num_epochs, losses)
+    run, orders, num_epochs, losses, drawn = _what_to_run(args)
+    epochs = _with_progress(run, orders, num_epochs, losses, drawn)
+    head = _head(run)
+    if drawn is not None:
+        head |= {"repetition": drawn.repetition, "improving": drawn.improving}
     if args.json:
-        print(json.dumps(_head(run) | {"epochs": [epoch.to_dict() for epoch in epochs]}))
+        print(json.dumps(head | {"epochs": [epoch.to_dict() for epoch in epochs]}))
         return 0
-    print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in _head(run).items()))
-    times = "  load seconds   run seconds" if run.clock else ""
-    print(f"epoch       GETs  of 64 samples  samples read  of the dataset         hits       misses{times}")
+    print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in head.items()))
+    titles = ("     distinct" if drawn else "") + ("  load seconds   run seconds" if run.clock else "")
+    print(f"epoch       GETs  of 64 samples  samples read  of the dataset         hits       misses{titles}")
     for each in epochs:
         positions = max(1, each.hits + each.misses)
-        times = f" {each.load_seconds:13,.2f} {each.run_seconds:13,.2f}" if run.clock else ""
+        more = f" {each.distinct:12,}" if drawn else ""
+        more += f" {each.load_seconds:13,.2f} {each.run_seconds:13,.2f}" if run.clock else ""
         print(
             f"{each.epoch:5} {each.gets:10,} {each.gets / positions * 64:14.3f} {each.samples_read:13,} "
-            f"{each.samples_read / run.num_samples:14.2f}x {each.hits:12,} {each.misses:12,}{times}"
+            f"{each.samples_read / run.num_samples:14.2f}x {each.hits:12,} {each.misses:12,}{more}"
         )
     return 0
 
 
-def _what_to_run(args: argparse.Namespace) -> tuple[OrderedRun, list[Traces], int, list[list[Losses]]]:
-    """And how many of the orders to run, and the losses of each epoch and rank, if any are known."""
+def _what_to_run(
+    args: argparse.Namespace,
+) -> tuple[OrderedRun, list[Traces], int, list[list[Losses]], DrawnOrders | None]:
+    """And how many of the orders to run, and the losses of each epoch and rank, if any are known; or what draws the
+    orders."""
     if args.policy != "exact":
         refuse_options(args)
     if args.memory_samples is not None and args.memory_samples < 1:
@@ -174,8 +201,26 @@ def _what_to_run(args: argparse.Namespace) -> tuple[OrderedRun, list[Traces], in
     else:
         num_epochs = _DEFAULT_EPOCHS if args.epochs is None else args.epochs
         orders = keyed_orders(run, num_epochs)
+    if (drawn := _drawn(args, run, num_epochs)) is not None:
+        return run, [], num_epochs, [], drawn
     losses = [] if args.losses is None else losses_of_file(args.losses, run, num_epochs, of_file)
-    return run, orders, num_epochs, losses
+    return run, orders, num_epochs, losses, None
+
+
+def _drawn(args: argparse.Namespace, run: OrderedRun, num_epochs: int) -> DrawnOrders | None:
+    if args.repetition is None:
+        if args.improving:
+            raise InvalidInput("--improving goes with --repetition")
+        return None
+    if args.losses is None:
+        raise InvalidInput("--repetition goes with --losses: an epoch is drawn by what training found before")
+    if args.trace is not None:
+        raise InvalidInput("--repetition draws the order, and does not go with --trace")
+    if run.private:
+        raise InvalidInput("--repetition does not go with --caches private: all ranks draw from what all pods keep")
+    losses = losses_of_samples(args.losses, run, num_epochs)
+    improving = bool(args.improving)
+    return DrawnOrders(losses, run.num_pods, seed=run.seed, repetition=args.repetition, improving=improving)
 
 
 def _ordered(args: argparse.Namespace, num_samples: int, batch_size: int, clock: LoopClock | None) -> OrderedRun:
@@ -263,7 +308,7 @@ def _head(run: OrderedRun) -> dict[str, Any]:
 
 
 def _with_progress(
-    run: OrderedRun, orders: list[Traces], num_epochs: int, losses: list[list[Losses]]
+    run: OrderedRun, orders: list[Traces], num_epochs: int, losses: list[list[Losses]], drawn: DrawnOrders | None
 ) -> list[EpochReads]:
     from rich.console import Console
     from rich.progress import Progress
@@ -271,8 +316,8 @@ def _with_progress(
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("requests")
-        return list(
-            simulate_orders(
-                run, orders, num_epochs, lambda done, total: bar.update(task, completed=done, total=total), losses
-            )
-        )
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        return list(simulate_orders(run, orders, num_epochs, progress, losses, drawn))

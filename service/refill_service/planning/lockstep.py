@@ -44,7 +44,7 @@ class _Epochs:
 class LocalOwner:
     """An owner whose reads arrive at once. Its epoch 0 is open.
 
-    :param traces: of each epoch of the job.
+    :param traces: of each epoch of the job; those that are appended later are not known before.
     :param lengths: ``(samples of the share,)`` bytes of each.
     :param memory_bytes: for samples.
     :param own: settings of the policy's own; what is left out has its default.
@@ -122,6 +122,10 @@ class LocalOwner:
         here = samples[self.mapping.share.holds(samples)]
         if len(here):
             self._carry_out(self._machine.repeated(here)[1])
+
+    def kept(self) -> Int64Array:
+        """Ids of the samples in memory that stay there for who asks for them again."""
+        return self._machine.kept() + self._first_sample
 
     def scored(self, samples: Int64Array, scores: NDArray[np.floating]) -> None:
         """The training gave these samples, of all shares, these scores."""

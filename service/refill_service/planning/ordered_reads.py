@@ -22,6 +22,7 @@ from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, T
 from refill_service.cache_core.exact.fetching import Fetching
 from refill_service.cache_core.home_machine import HomeMachine
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, Int64Array
+from refill_service.planning.drawn_orders import DrawnOrders
 from refill_service.planning.fetched_reads import FetchingNode
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
 from refill_service.planning.loop_clock import NO_TIME, LoopClock
@@ -33,6 +34,7 @@ __all__ = [
     "dealt",
     "keyed_orders",
     "losses_of_file",
+    "losses_of_samples",
     "orders_of_file",
     "simulate_orders",
 ]
@@ -99,6 +101,8 @@ class EpochReads:
     hits: int
     """Positions whose sample was in memory when its turn came."""
     misses: int
+    distinct: int | None = None
+    """Samples that come in an epoch which was drawn by importance; None: it was not."""
     load_seconds: float | None = None
     """What the slowest rank waits for its samples; None: there is no clock."""
     run_seconds: float | None = None
@@ -166,9 +170,35 @@ def losses_of_file(
 ) -> list[list[Losses]]:
     """The losses of each epoch's positions, by rank, of a file with one loss a line.
 
-    :param of_file: the orders of a trace, whose lines they are of. None: they are of samples by their ids, the same in
-        every epoch, or those of one epoch after another.
+    :param of_file: the orders of a trace, whose lines they are of. None: as :func:`losses_of_samples`.
     """
+    ranks = range(run.num_pods)
+    if of_file is not None:
+        found = _losses_in(path)
+        lengths = [len(order) for order in of_file]
+        if len(found) != sum(lengths):
+            raise InvalidInput(f"losses {path} has {len(found):,} lines, and the trace {sum(lengths):,}")
+        of_epochs = np.split(found, np.cumsum(lengths)[:-1])
+        padded = [np.resize(losses, -(-len(losses) // run.num_pods) * run.num_pods) for losses in of_epochs]
+        return [[losses[rank :: run.num_pods] for rank in ranks] for losses in padded]
+    return [
+        [losses[traces.asked(rank, np.arange(traces.length(rank)))[0]] for rank in ranks]
+        for losses, traces in zip(losses_of_samples(path, run, num_epochs), keyed_orders(run, num_epochs), strict=False)
+    ]
+
+
+def losses_of_samples(path: Path, run: OrderedRun, num_epochs: int) -> Losses:
+    """``(epochs, samples)``: of a file with one loss a line, of samples by their ids, the same in every epoch, or those
+    of one epoch after another."""
+    found = _losses_in(path)
+    if len(found) not in (run.num_samples, run.num_samples * num_epochs):
+        raise InvalidInput(
+            f"losses {path} has {len(found):,} lines; there are {run.num_samples:,} samples, and {num_epochs} epochs"
+        )
+    return np.resize(found, (num_epochs, run.num_samples))
+
+
+def _losses_in(path: Path) -> Losses:
     try:
         found = np.array(path.read_text().split(), dtype=np.float64)
     except (OSError, ValueError) as error:
@@ -176,23 +206,7 @@ def losses_of_file(
         raise InvalidInput(f"can't read losses {path}: {why}") from error
     if len(wrong := np.flatnonzero(~np.isfinite(found))):
         raise InvalidInput(f"losses {path} line {int(wrong[0]) + 1}: {found[wrong[0]]} is no loss")
-    ranks = range(run.num_pods)
-    if of_file is not None:
-        lengths = [len(order) for order in of_file]
-        if len(found) != sum(lengths):
-            raise InvalidInput(f"losses {path} has {len(found):,} lines, and the trace {sum(lengths):,}")
-        of_epochs = np.split(found, np.cumsum(lengths)[:-1])
-        padded = [np.resize(losses, -(-len(losses) // run.num_pods) * run.num_pods) for losses in of_epochs]
-        return [[losses[rank :: run.num_pods] for rank in ranks] for losses in padded]
-    if len(found) not in (run.num_samples, run.num_samples * num_epochs):
-        raise InvalidInput(
-            f"losses {path} has {len(found):,} lines; there are {run.num_samples:,} samples, and {num_epochs} epochs"
-        )
-    of_samples = np.resize(found, (num_epochs, run.num_samples))
-    return [
-        [losses[traces.asked(rank, np.arange(traces.length(rank)))[0]] for rank in ranks]
-        for losses, traces in zip(of_samples, keyed_orders(run, num_epochs), strict=False)
-    ]
+    return found
 
 
 def _each_once(orders: Int64Array) -> bool:
@@ -216,18 +230,23 @@ def simulate_orders(
     num_epochs: int,
     progress: Progress | None = None,
     losses: Sequence[Sequence[Losses]] = (),
+    drawn: DrawnOrders | None = None,
 ) -> Iterator[EpochReads]:
     """What each epoch reads; this epoch and the next are known.
 
     :param orders: of each epoch, for as many ranks as there are pods; there may be more than are run.
     :param losses: of each epoch and rank, for eviction ``importance``: after each batch its samples are ranked by them.
     :param progress: called now and then with (requests made, all requests).
+    :param drawn: draws each epoch when it begins, of eviction ``importance`` with one cache; then there are neither
+        orders nor losses.
     """
     num_requests = sum(traces.length(0) * traces.num_ranks for traces in orders[:num_epochs])
+    if drawn is not None:
+        num_requests = -(-run.num_samples // run.num_pods) * run.num_pods * num_epochs
     done = 0
     caches: list[_Caches] = [
-        _FetchingNode(run, each) if run.private and run.fetching else _Cluster(run, each, of_ranks)
-        for each, of_ranks in (_each_rank(orders, losses, run) if run.private else [(list(orders), losses)])
+        _FetchingNode(run, each) if run.private and run.fetching else _Cluster(run, each, of_ranks, drawn)
+        for each, of_ranks in (_each_rank(orders, losses, run) if run.private else [(list(orders), list(losses))])
     ]
     for epoch in range(num_epochs):
         found = []
@@ -260,12 +279,13 @@ def _all_of(parts: Sequence[EpochReads]) -> EpochReads:
         max((seconds for part in parts if (seconds := getattr(part, name)) is not None), default=None)
         for name in ("load_seconds", "run_seconds")
     )
-    return EpochReads(parts[0].epoch, gets, samples_read, hits, misses, load_seconds, run_seconds)
+    epoch, distinct = parts[0].epoch, parts[0].distinct
+    return EpochReads(epoch, gets, samples_read, hits, misses, distinct, load_seconds, run_seconds)
 
 
 def _each_rank(
     orders: Sequence[Traces], losses: Sequence[Sequence[Losses]], run: OrderedRun
-) -> Iterator[tuple[list[Traces], Sequence[Sequence[Losses]]]]:
+) -> Iterator[tuple[list[Traces], list[Sequence[Losses]]]]:
     """Of each rank the order that its own cache sees, and its losses."""
     for rank in range(run.num_pods):
         alone = (traces.asked(rank, np.arange(traces.length(rank)))[0] for traces in orders)
@@ -278,8 +298,12 @@ def _each_rank(
 class _Cluster:
     """Pods whose memory is one cache."""
 
-    def __init__(self, run: OrderedRun, orders: list[Traces], losses: Sequence[Sequence[Losses]]) -> None:
-        self._run, self._orders, self._losses = run, orders, losses
+    def __init__(
+        self, run: OrderedRun, orders: list[Traces], losses: list[Sequence[Losses]], drawn: DrawnOrders | None
+    ) -> None:
+        self._run, self._orders, self._losses, self._drawn = run, orders, losses, drawn
+        self._owners: list[LocalOwner] = []
+        self._draw(0)
         self._timed = TimedEpochs(run.clock, run.batch_size) if run.clock and run.clock.reads_take_time else None
         num_pods = orders[0].num_ranks
         layout = ChunkLayout(np.array([0, run.num_samples], dtype=np.int64), run.read_size)
@@ -292,7 +316,15 @@ class _Cluster:
         self._misses: list[int] = []
         """Of each rank, in the running epoch."""
 
+    def _draw(self, number: int) -> None:
+        """Nobody knows before what an epoch asks for that is drawn when it begins."""
+        if self._drawn is not None and number == len(self._orders):
+            traces, losses = self._drawn.draw(number, [owner.kept() for owner in self._owners])
+            self._orders.append(traces)
+            self._losses.append(losses)
+
     def epoch(self, number: int) -> Iterator[int]:
+        self._draw(number)
         traces = self._orders[number]
         if self._timed is not None:
             computed = self._scored if self._losses else None
@@ -326,8 +358,11 @@ class _Cluster:
         start = step * self._run.batch_size
         of_batch = self._losses[number][rank][start : start + self._run.batch_size]
         samples, _ = self._orders[number].asked(rank, np.arange(start, start + len(of_batch)))
+        scores = rank_scores(of_batch)
         for owner in self._owners:
-            owner.scored(samples, rank_scores(of_batch))
+            owner.scored(samples, scores)
+        if self._drawn is not None:
+            self._drawn.scored(samples, scores)
 
     def reads(self, number: int) -> EpochReads:
         counts = [owner.counts for owner in self._owners]
@@ -336,7 +371,8 @@ class _Cluster:
         misses = sum(count.positions_missed for count in counts)
         gets = sum(count.refills for count in counts)
         samples_read = sum(count.samples_read for count in counts)
-        found = EpochReads(number, gets, samples_read, sum(lengths) - misses, misses)
+        distinct = None if self._drawn is None else traces.num_requests
+        found = EpochReads(number, gets, samples_read, sum(lengths) - misses, misses, distinct)
         if clock is None:
             return found
         if self._timed is not None:
