@@ -58,7 +58,7 @@ class ClassSampler(PlacedSampler):
         self._names, self._classes = _numbered(dataset, classes)
         self._order = order
         super().__init__(dataset)
-        self.batch_size = batch_size
+        self.batch_size = self.composes = batch_size
 
     def _num_positions(self) -> int:
         return positions_of_rank(self._num_asked(), self.num_replicas, drop_last=self.drop_last)

@@ -85,12 +85,14 @@ class _Positions(Iterator[Position]):
         iteration = self._iteration = sampler.begin_nothing() if reads_nothing else sampler.begin()
         self._next, self._end = iteration.start, iteration.length
         if self._division is None:
-            self._number = sampler.dataset.positions_begin(iteration.start)
+            self._number = sampler.dataset.positions_begin(iteration.start, sampler.composes)
         elif reads_nothing:
             self._end = self._next
         else:
             self._division.check(sampler.num_replicas)
-            self._number = 0 if self._division.dispatched else sampler.dataset.positions_begin(iteration.start)
+            self._number = (
+                0 if self._division.dispatched else sampler.dataset.positions_begin(iteration.start, sampler.composes)
+            )
             self._end = iteration.start + self._division.length(iteration.length - iteration.start)
         return iteration
 
@@ -125,6 +127,8 @@ class PlacedSampler(torch.utils.data.DistributedSampler[Position]):
     """
 
     dataset: CacheDataset
+    composes = 0
+    """How many positions belong together in a batch; 0: any do."""
 
     def __init__(self, dataset: CacheDataset) -> None:
         # Not torch's own: it would ask for the length, and for a process group.

@@ -1,10 +1,12 @@
-"""Is every position that a sampler hands out asked for, or only a part of them?
+"""Is every position that a sampler hands out asked for, or only a part of them? And in the batches that it composed?
 
 What a rank asks of an epoch is a prefix of its trace, or all of it. A trainer that wraps samplers to divide them among
 its processes leaves holes in it: samples that nobody would ever get. This is seen from the requests alone, without
 knowing the trainer. In one process requests follow each other without a hole; loader workers are dealt the first
 batches one after another (torch's DataLoader, whatever its ``in_order``), so what two neighbours among them ask for
 first must join. What cannot be told here, the pods tell when the rank comes to its next epoch.
+
+Samplers of classes compose batches. A batch of another size is seen where it begins, or goes on into the next one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from refill.protocol.wire_format import Int64Array
 __all__ = ["Hole", "HoleGuard"]
 
 _WORKERS = 256
-_ITERATION, _START, _PROCESS = range(3)
+_ITERATION, _START, _PROCESS, _COMPOSED = range(4)
+_SAID = -1
 _FIRST, _FIRST_END, _END = 1, 2, 3
 
 
@@ -43,7 +46,8 @@ class HoleGuard:
     def __init__(self) -> None:
         # Row 0 is for the training process, row 1 + w for worker w: the iteration that it asks for, where the first
         # batch that it asked for begins and ends, and where the last one ends. The last row is of the iteration itself:
-        # its number, its first position, and the process that iterates.
+        # its number, its first position, the process that iterates, and how many positions are in each batch that its
+        # sampler has composed; 0: it composes none, -1: other batches came, and that was said.
         self._rows = torch.zeros((2 + _WORKERS, 4), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._forget_thread()
 
@@ -54,10 +58,15 @@ class HoleGuard:
         self.__dict__.update(state)
         self._forget_thread()
 
-    def begins(self, start: int) -> int:
+    def begins(self, start: int, composed: int = 0) -> int:
         """Fact: a sampler of this process begins to hand out positions from ``start`` on. Returns the number of the
-        iteration, which its positions carry."""
+        iteration, which its positions carry.
+
+        :param composed: so many of them belong together in a batch; 0: any do.
+        """
         here = self._rows[-1]
+        if here[_COMPOSED] != _SAID:
+            here[_COMPOSED] = composed
         number = int(here[_ITERATION]) + 1
         here[_START], here[_PROCESS], here[_ITERATION] = start, os.getpid(), number
         return number
@@ -76,6 +85,18 @@ class HoleGuard:
         if worker is None and here[_PROCESS] != os.getpid():
             return None  # nobody knows what else is asked, and where
         return self._in_turn(iteration, here[_START], start, end)
+
+    def other_batches(self, iteration: int, positions: Int64Array) -> int:
+        """Whether these positions, which came as a batch, are none that the sampler has composed, nor the beginning of
+        one: returns how many should have come, once; else 0. The last batch of an epoch may be shorter."""
+        here = self._rows[-1]
+        composed = int(here[_COMPOSED])
+        if not iteration or iteration != here[_ITERATION] or composed <= 0:
+            return 0
+        if positions[0] % composed == 0 and len(positions) <= composed:
+            return 0
+        here[_COMPOSED] = _SAID
+        return composed
 
     def _in_turn(self, iteration: int, first: int, start: int, end: int) -> Hole | None:
         """One process asks for everything, one batch after another."""

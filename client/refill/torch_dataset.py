@@ -202,6 +202,13 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
         Raises :class:`SamplesSkipped` when nobody asks for positions that the sampler has handed out before these.
         """
+        if composed := self._guard.other_batches(iteration, positions):
+            warnings.warn(
+                f"positions {positions[0]} to {positions[-1]} came as a batch, and the sampler has composed batches of "
+                f"{composed}, each of classes that belong together: give the DataLoader batch_size={composed}, or the "
+                "sampler the DataLoader's",
+                stacklevel=2,
+            )
         hole = self._guard.asks(iteration, positions)
         batch = self.connection.batch(epoch, positions)
         if hole is not None and not self.allow_skipped:
@@ -230,10 +237,13 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             if (sampler := known()) is not None:
                 sampler.set_epoch(epoch)
 
-    def positions_begin(self, start: int) -> int:
+    def positions_begin(self, start: int, composed: int = 0) -> int:
         """Called by a sampler of this process when it hands out positions from ``start`` on. Returns a number for this
-        iteration."""
-        return self._guard.begins(start)
+        iteration.
+
+        :param composed: how many positions a batch has that the sampler composes; 0: it composes none.
+        """
+        return self._guard.begins(start, composed)
 
     @property
     def rank(self) -> int:

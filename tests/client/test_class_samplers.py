@@ -12,7 +12,7 @@ from tests.client.conftest import NUM_SAMPLES
 from tests.client.fake_pod import FakePod
 from torch.utils.data import DataLoader
 
-from refill import BucketSampler, CacheDataset, ClassBalancedSampler, ClassSampler, timed
+from refill import BucketSampler, CacheDataset, ClassBalancedSampler, ClassSampler, TraceSampler, timed
 from refill.errors import InvalidInput
 from refill.protocol.classes import classes_of, ids_of
 
@@ -59,6 +59,46 @@ def test_batches_of_a_loader_are_of_one_bucket(pod: FakePod, dataset_of: Dataset
             assert len(set(np.array(batch) // 10)) == 1, f"batch of epoch {epoch}: {batch}"
     assert pod.jobs["job"].policy_settings == {"within": "class"}
     assert pod.count("PUT trace") == 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("size", "named"), [(4, "4 to 7"), (1, "1 to 1"), (15, "0 to 14"), (7, "7 to 13")])
+def test_a_loader_with_another_batch_size_is_named_once(
+    pod: FakePod, dataset_of: DatasetOf, recwarn: pytest.WarningsRecorder, size: int, named: str, num_workers: int
+) -> None:
+    """Where it can't be taken for the last batch of an epoch."""
+    dataset = dataset_of()
+    loader = DataLoader(dataset, size, sampler=ClassBalancedSampler(dataset, 10, CLASSES), num_workers=num_workers)
+    for _ in range(2):
+        assert len(list(loader)) == -(-NUM_SAMPLES // size)
+    warned = [str(each.message) for each in recwarn if "composed" in str(each.message)]
+    if num_workers:
+        assert not warned, "it is said by the worker that sees it"
+        assert dataset._guard._rows[-1, 3] == -1
+        return
+    assert warned == [
+        f"positions {named} came as a batch, and the sampler has composed batches of 10, each of classes that belong "
+        "together: give the DataLoader batch_size=10, or the sampler the DataLoader's"
+    ]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_with_the_same_batch_size_is_not(
+    pod: FakePod, dataset_of: DatasetOf, recwarn: pytest.WarningsRecorder, num_workers: int
+) -> None:
+    """Nor one that goes on where another stood, nor the last batch, nor a sampler that composes nothing."""
+    dataset = dataset_of()
+    sampler = BucketSampler(dataset, 12, np.arange(NUM_SAMPLES))
+    loader = timed(DataLoader(dataset, 12, sampler=sampler, num_workers=num_workers, collate_fn=list), dataset)
+    assert [len(batch) for batch in loader] == [12, 12, 12, 4]
+    list(islice(loader, 2))
+    loader.load_state_dict(sampler.state_after(24))
+    assert [len(batch) for batch in loader] == [12, 4]
+    assert dataset._guard._rows[-1, 3] == 12
+    plain = dataset_of(job="another")
+    list(DataLoader(plain, 7, sampler=TraceSampler(plain, range(NUM_SAMPLES), any_order=True), num_workers=num_workers))
+    assert plain._guard._rows[-1, 3] == 0
+    assert not [each for each in recwarn if "composed" in str(each.message)]
 
 
 def test_equal_classes_come_equally_often(pod: FakePod, dataset_of: DatasetOf) -> None:
