@@ -34,7 +34,7 @@ class OwnerCounts:
 
     core: EpochCounts
     waited_takes: int = 0
-    """Takes that had to wait for the store, whether for their own refill or for one under way."""
+    """Takes, and repeats, that had to wait for the store, whether for their own refill or for one under way."""
     wait_seconds: float = 0.0
     replays: int = 0
     """Requests that were asked again after their bytes had left."""

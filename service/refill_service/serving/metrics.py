@@ -233,7 +233,10 @@ _CORE_COUNTERS = {
     "bytes_wasted": ("refill_bytes_wasted", "Bytes read that were not put into a slot."),
 }
 _SHELL_COUNTERS = {
-    "waited_takes": ("refill_waited_takes", "Takes that waited for the store, for their own refill or another's."),
+    "waited_takes": (
+        "refill_waited_takes",
+        "Takes, and repeats, that waited for the store, for their own refill or another's.",
+    ),
     "wait_seconds": ("refill_miss_wait_seconds", "Time that requests waited for the store."),
     "refills_failed": ("refill_refills_failed", "Refills whose bytes did not come."),
     "replays": ("refill_replays", "Requests answered again after their bytes had left, each by a read of its own."),
