@@ -3,8 +3,9 @@
 All processes of a rank share it: the training process and its loader workers, forked or spawned. So it is a folder with
 a file for each epoch, to which each batch is appended (16 bytes a sample), and it outlives a worker that is killed. It
 ends with the training process: a lock shows whether any process that uses the folder lives, and the next training
-process removes folders that nobody uses. A folder that is removed under a running process is begun anew, and its
-records are not taken to be complete; nor are they when a file of an epoch is missing.
+process removes folders that nobody uses. A folder that is removed under a running process is begun anew. Its records
+are taken to be complete from the second epoch after that one on; the same holds when a file of an epoch is missing, or
+could not be written.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ log = logging.getLogger(__name__)
 
 _NUM_REPORTS, _MOVES, _SINCE, _NUM_EPOCHS, _EPOCHS = range(5)
 """Places of numbers in the lock file: how often the record was reported, how often the job had moved by then, the epoch
-from which on the record is complete, and the epochs of which there must be a file, after their number."""
+from which on the record is complete (while there is a file ``whole``), and the epochs of which there must be a file,
+after their number."""
 _LEFTOVER_SECONDS = 86_400
 _NEW = "refill-new-"
 
@@ -119,7 +121,7 @@ class DeliveryRecord:
                 known = [record.columns[0] for record in records if record.kind is Kind.RECEIVED]
                 if known and np.isin(consumed, np.concatenate(known)).all():
                     return True
-                _write(lock, _SINCE, epoch + 1)
+                _write(lock, _SINCE, max(_number(lock, _SINCE), epoch + 1))
                 return _number(lock, _MOVES) == 0
         except OSError as error:
             self._not_complete(error)
@@ -170,6 +172,8 @@ class DeliveryRecord:
                 # Who receives of an epoch may have samples of the one before, that other ranks are in still. A trace
                 # may be posted while they are two epochs behind.
                 oldest = record.epoch - (1 if record.kind is Kind.RECEIVED else 2)
+                if not (self._folder / "whole").exists():
+                    self._is_whole_after(lock, record.epoch)
                 if not _epochs(lock):  # another process may have been the rank in the epochs before
                     _write(lock, _SINCE, max(_number(lock, _SINCE), record.epoch))
                 self._append(lock, record.epoch, record.encode(), oldest)
@@ -294,10 +298,19 @@ class DeliveryRecord:
         if not self._fails and not has_ended(own_life(self.made_in)):
             self._fails = True
             log.warning(
-                "%s: %s: should a pod lose its memory, nobody will know what this rank has received",
+                "%s: %s: should a pod lose its memory in this epoch or the next, nobody will know what this rank has "
+                "received in them",
                 self._folder,
                 error.strerror,
             )
+
+    def _is_whole_after(self, lock: int, epoch: int) -> None:
+        """Fact: something was lost, and in this epoch records can be written again. Workers are no more than one epoch
+        apart, so of the epochs after the next one nothing is lost."""
+        _write(lock, _SINCE, max(_number(lock, _SINCE), epoch + 2))
+        left = [each for each in sorted(_epochs(lock)) if self._path(each).exists()]
+        _write(lock, _NUM_EPOCHS, len(left), *left)
+        (self._folder / "whole").touch()
 
     def _path(self, epoch: int) -> Path:
         return self._folder / f"epoch-{epoch}"

@@ -119,7 +119,7 @@ def test_what_was_asked_for_before_a_report_does_not_count_after() -> None:
 
 @pytest.mark.parametrize("with_all_temporary_files", [False, True], ids=["", "and TMPDIR"])
 @pytest.mark.parametrize("by", ["the same process", "a new worker"])
-def test_a_folder_that_was_removed_is_said_and_what_comes_after_is_not_taken_to_be_all(
+def test_a_folder_that_was_removed_is_said_and_what_comes_after_is_all_from_the_second_epoch_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, by: str, with_all_temporary_files: bool
 ) -> None:
     record = DeliveryRecord()
@@ -129,9 +129,13 @@ def test_a_folder_that_was_removed_is_said_and_what_comes_after_is_not_taken_to_
     shutil.rmtree(tmp_path if with_all_temporary_files else folder)
     after = record if by == "the same process" else pickle.loads(pickle.dumps(record))
     assert not after.add(received(0, 4), asked_before), "a report may have said meanwhile that this had not come"
+    assert reported(after) == ([], False)
     assert after.add(received(0, 8), after.num_reports())
-    assert reported(after) == ([8, 9, 10, 11], False)
-    assert "it was removed: should a pod lose its memory, nobody will know" in caplog.text
+    assert (reported(after), since(after)) == (([8, 9, 10, 11], True), 2)
+    for epoch in (1, 2, 3):
+        assert after.add(received(epoch, 8), after.num_reports())
+        assert since(after) == 2
+    assert "it was removed: should a pod lose its memory in this epoch or the next, nobody will know" in caplog.text
 
 
 LOOP_THAT_FAILS = """
@@ -218,7 +222,13 @@ def test_a_file_of_an_epoch_that_was_removed_is_missed(
     left = [8, 9, 10, 11] if removed == 0 else [0, 1, 2, 3]
     added = [] if by == "nobody" else [16, 17, 18, 19]
     assert reported(record) == (left + added, False)
-    assert f"epoch-{removed} in it was removed: should a pod lose its memory, nobody will know" in caplog.text
+    assert record.add(received(1, 20), record.num_reports())
+    assert reported(record)[1]
+    assert since(record) == 3
+    assert (
+        f"epoch-{removed} in it was removed: should a pod lose its memory in this epoch or the next, nobody will know"
+        in caplog.text
+    )
 
 
 def test_files_of_old_epochs_are_not_missed() -> None:
@@ -271,6 +281,11 @@ def test_a_full_disk_is_said_and_the_record_is_not_taken_to_be_whole(caplog: pyt
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert reported(record) == ([0, 1, 2, 3], False)
     assert len(caplog.records) == 1, "it is said once"
+    for epoch in (1, 2):
+        assert not reported(record)[1], "what was cut is in the file of an epoch that is kept"
+        assert record.add(received(epoch, 0), record.num_reports())
+    assert reported(record)[1]
+    assert since(record) == 3
 
 
 def test_it_goes_with_the_training_process(tmp_path: Path) -> None:

@@ -228,6 +228,15 @@ def _files_are_removed(training: Training, pods: PodsInProcess, journal: bool) -
         assert not found["exact"]
     training.all_ask(1)
     training.check(1)
+    # What the rank receives two epochs later is all in its record again.
+    training.all_ask(2, 0, AT)
+    pods.kill(0, 1, 2)
+    pods.start(0, 1, 2)
+    training.look()
+    training.all_ask(2, AT)
+    training.check(2)
+    at_pods = [pods.node(pod).jobs[training.spec.name] for pod in range(3)]
+    assert not any(at_pod.job.life.unknown.ranks(2) for at_pod in at_pods), "an alert that nobody needs"
 
 
 @pytest.mark.usefixtures("silent_ranks")
