@@ -61,7 +61,7 @@ class TimedLoader(Generic[Batch]):
         """Where the loop stands: after the batch that it has been given last. What workers fetch ahead is not counted.
 
         Taken within the loop or between two, and the state of torchdata's StatefulDataLoader if that is the loader.
-        Raises :class:`InvalidInput` when batches of the loader don't tell it.
+        Raises :class:`InvalidInput` when that does not follow from batches of the loader.
         """
         state: dict[str, Any] = (self._stateful or self._progress).state_dict()
         return state

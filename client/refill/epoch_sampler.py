@@ -1,4 +1,4 @@
-"""In which order does a rank ask? Positions of its trace, which pods know from the seed or are told."""
+"""In which order does a rank ask? Positions of its trace, which pods know from the seed, or which a client posts."""
 
 from __future__ import annotations
 

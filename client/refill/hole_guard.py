@@ -4,7 +4,7 @@ What a rank asks of an epoch is a prefix of its trace, or all of it. A trainer t
 its processes leaves holes in it: samples that nobody would ever get. This is seen from the requests alone, without
 knowing the trainer. In one process requests follow each other without a hole; loader workers are dealt the first
 batches one after another (torch's DataLoader, whatever its ``in_order``), so what two neighbours among them ask for
-first must join. What cannot be told here, the pods tell when the rank comes to its next epoch.
+first must join. What cannot be known here, the pods find when the rank comes to its next epoch.
 
 Samplers of classes compose batches. A batch of another size is seen where it begins, or goes on into the next one.
 """

@@ -88,7 +88,7 @@ class ImportanceSampler(PlacedSampler):
 
     def tell(self) -> None:
         """Tell the pods now what they are told a few times a second, and before an epoch is drawn."""
-        self._training.tell()
+        self._training.report()
 
     def scores(self) -> NDArray[np.float32]:
         """``(len(dataset),)`` the score of each sample, as far as this rank knows: its own, and at the beginning of an

@@ -17,7 +17,7 @@ Source = PlacedSampler | CacheIterableDataset
 
 
 class LoopProgress:
-    """The state of the loop over one loader. Any loader may be counted; whether its state can be told is asked later.
+    """The state of the loop over one loader. Any loader may be counted; whether its state is known is asked later.
 
     :param dataset: what the loop reads, as :func:`refill.timed` is given it.
     """
@@ -44,7 +44,7 @@ class LoopProgress:
         try:
             self._iteration = self._source()[0].iteration
         except InvalidInput:
-            self._iteration = None  # a loader whose state can't be told
+            self._iteration = None  # a loader whose state is unknown
 
     def came(self) -> None:
         """Fact: the loop has a batch."""
@@ -59,7 +59,7 @@ class LoopProgress:
         self._under_way = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Raises :class:`InvalidInput` when batches of this loader don't tell how many samples were consumed."""
+        """Raises :class:`InvalidInput` when batches of this loader don't show how many samples were consumed."""
         source, batch_size, drop_last = self._source()
         iteration = self._iteration
         if iteration is None or not (self._under_way or iteration is source.iteration):
@@ -79,26 +79,26 @@ class LoopProgress:
         """What hands out positions, how many there are in a batch, and whether a short last batch is dropped."""
         loader = self._loader
         if not isinstance(loader, torch.utils.data.DataLoader):
-            raise _untold(f"what iterates is a {type(loader).__name__} and no torch DataLoader")
+            raise _unknown_progress(f"what iterates is a {type(loader).__name__} and no torch DataLoader")
         if loader.num_workers > 0 and not getattr(loader, "in_order", True):
-            raise _untold("with in_order=False batches come in any order")
+            raise _unknown_progress("with in_order=False batches come in any order")
         if isinstance(self._dataset, CacheIterableDataset):
             return self._iterable(loader, self._dataset)
         sampler, batch_size, drop_last = loader.sampler, 1, False
         batches = sampler if isinstance(sampler, torch.utils.data.BatchSampler) else loader.batch_sampler
         if batches is not None:
             if not isinstance(batches, torch.utils.data.BatchSampler) or _makes_its_own_batches(batches):
-                raise _untold(f"a {type(batches).__name__} may make batches of any size")
+                raise _unknown_progress(f"a {type(batches).__name__} may make batches of any size")
             sampler, batch_size, drop_last = batches.sampler, batches.batch_size, batches.drop_last
         if not isinstance(sampler, PlacedSampler):
-            raise _untold(f"its sampler is a {type(sampler).__name__}, none of refill's")
+            raise _unknown_progress(f"its sampler is a {type(sampler).__name__}, none of refill's")
         return sampler, batch_size, drop_last
 
     def _iterable(self, loader: Any, dataset: CacheIterableDataset) -> tuple[Source, int, bool]:
         if loader.dataset is not dataset:
-            raise _untold(f"it reads a {type(loader.dataset).__name__}, which may leave samples out")
+            raise _unknown_progress(f"it reads a {type(loader.dataset).__name__}, which may leave samples out")
         if loader.num_workers > 1 and loader.batch_size != dataset.batch_size:
-            raise _untold(
+            raise _unknown_progress(
                 f"its workers make batches of {loader.batch_size} from runs of {dataset.batch_size}: give batch_size="
                 f"{dataset.batch_size} to the DataLoader"
             )
@@ -109,7 +109,7 @@ def _makes_its_own_batches(batches: torch.utils.data.BatchSampler) -> bool:
     return type(batches).__iter__ is not torch.utils.data.BatchSampler.__iter__
 
 
-def _untold(why: str) -> InvalidInput:
+def _unknown_progress(why: str) -> InvalidInput:
     return InvalidInput(
         f"what the loop has consumed can't be told from its batches: {why}; a loop that counts for itself has "
         "state_after(consumed) of the sampler"

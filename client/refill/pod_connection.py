@@ -125,7 +125,7 @@ class PodConnection:
     def resume(self, incarnation: str, epoch: int, position: int) -> dict[str, Any]:
         """Register the job as it goes on from a checkpoint, in place of :meth:`info` the first time.
 
-        :param incarnation: of the job when the checkpoint was saved, as :meth:`info` tells it.
+        :param incarnation: of the job when the checkpoint was saved, as :meth:`info` has it.
         :param position: up to which every rank had consumed the epoch, exclusive.
 
         Where ranks and pods are the same as then, the job goes on as it is. Else, from then on, it has another
@@ -169,7 +169,7 @@ class PodConnection:
         )
 
     def goes_without(self, epoch: int, positions: Int64Array, sample_ids: Int64Array, why: list[RefillError]) -> None:
-        """Fact: this rank goes on without what came for these positions, since it is damaged. Receipts tell."""
+        """Fact: this rank goes on without what came for these positions, since it is damaged. Receipts name it."""
         for error in why:
             self._num_damaged += 1
             if self._num_damaged <= _NAMED_DAMAGED:
@@ -240,16 +240,16 @@ class PodConnection:
             pass  # reported in between; a trace holds all the same
         self._pods.retried(None, self._pods.calls("PUT", what, content=body))
 
-    def tell_scores(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> dict[int, tuple[str, int, int]]:
-        """Tell pods how important training finds samples, ``(n,)``; also none of them. Returns, by pod, the name of
-        what keeps scores there, and which samples' it keeps, ``(name, first, end)``: a pod that was restarted has lost
-        them, and gives another name."""
+    def report_scores(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> dict[int, tuple[str, int, int]]:
+        """Report to pods how important training finds samples, ``(n,)``; also none of them. Returns, by pod, the name
+        of what keeps scores there, and which samples' it keeps, ``(name, first, end)``: a pod that was restarted has
+        lost them, and gives another name."""
         books: dict[str, Any] = {}
         for start in range(0, max(1, len(sample_ids)), MAX_SCORES):
             ids, of_ids = sample_ids[start : start + MAX_SCORES], scores[start : start + MAX_SCORES]
             body = ids.astype("<i8").tobytes() + of_ids.astype("<f4").tobytes()
-            told = self._pods.retried(None, self._pods.calls("PUT", f"ranks/{self.rank}/scores", content=body))
-            books |= told["books"]
+            answer = self._pods.retried(None, self._pods.calls("PUT", f"ranks/{self.rank}/scores", content=body))
+            books |= answer["books"]
         return {int(pod): (str(name), int(first), int(end)) for pod, (name, first, end) in books.items()}
 
     def drawn_from(self, epoch: int, num_samples: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -268,7 +268,7 @@ class PodConnection:
         return scores, cached
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:
-        """Tell the home pod what the loop has seen since the last report; tried once."""
+        """Report to the home pod what the loop has seen since the last report; tried once."""
         seen = {"rank": self.rank, "data_wait_seconds": data_wait_seconds, "samples": samples, "bytes": num_bytes}
         self._pods.calls("POST", "report", sent=seen)(self.home, Wait(_REPORT_SECONDS))
 
@@ -286,7 +286,7 @@ class PodConnection:
 
     def skipped(self, epoch: int, start: int, end: int) -> bool:
         """Whether this rank has left out some of the positions ``[start, end)`` of an epoch so far: in all its
-        processes, those of earlier lives, too. False when the pods can't tell."""
+        processes, those of earlier lives, too. False when the pods don't know."""
         path = self._pods.job_path(f"epochs/{epoch}/ranks/{self.rank}")
         params = {"start": start, "end": end, "incarnation": self._pods.incarnation}
         answer = self._pods.retried(None, lambda pod, wait: self._channel.call("GET", pod, path, wait, params=params))

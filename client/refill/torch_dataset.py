@@ -350,7 +350,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
     def _be_one_rank(self, connection: PodConnection) -> None:
         """Two objects of one process that ask as the same rank have one record of what that has received: each would
-        else tell a pod that lost its memory of its own part alone."""
+        else report to a pod that lost its memory its own part alone."""
         connection.is_rank = True
         run = line_of(connection.info()["incarnation"])
         known = _records.get((run, connection.rank))

@@ -1,7 +1,7 @@
-"""What does a training process know of how important samples are, and who else has been told?
+"""What does a training process know of how important samples are, and to whom has it reported them?
 
-Losses of batches come from the training loop. A thread ranks them and tells the pods, a few times a second, so that no
-step waits for it. Pods forget scores when they are restarted; then they are told again.
+Losses of batches come from the training loop. A thread ranks them and reports to the pods, a few times a second, so
+that no step waits for it. Pods forget scores when they are restarted; then they are reported again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["TrainingScores"]
 
 log = logging.getLogger(__name__)
 
-_TELL_EVERY_SECONDS = 0.5
+_REPORT_EVERY_SECONDS = 0.5
 
 
 class TrainingScores:
@@ -33,13 +33,13 @@ class TrainingScores:
         self.scores = np.full(num_samples, np.nan, dtype=np.float32)
         self._connection = connection
         self._of_others = np.arange(num_samples) % connection.spec.world_size != connection.rank
-        """Other ranks tell their scores, should a pod have lost them. Not those that this rank has found since."""
-        self._untold = np.zeros(num_samples, dtype=bool)
+        """Other ranks report their scores, should a pod have lost them. Not those that this rank has found since."""
+        self._unreported = np.zeros(num_samples, dtype=bool)
         self._batches: deque[tuple[Int64Array, Any]] = deque()
         self._books: dict[int, str] = {}
         self._changing = threading.Lock()
-        self._telling = threading.Lock()
-        self._teller: threading.Thread | None = None
+        self._reporting = threading.Lock()
+        self._reporter: threading.Thread | None = None
         self._failing = False
 
     def trained(self, sample_ids: Int64Array, losses: Any) -> None:
@@ -48,33 +48,33 @@ class TrainingScores:
         :param losses: ``(batch,)`` a tensor on any device, or an array.
         """
         self._batches.append((sample_ids, losses))
-        if self._teller is None or not self._teller.is_alive():
-            self._teller = threading.Thread(target=self._tell_now_and_then, name="refill-scores", daemon=True)
-            self._teller.start()
+        if self._reporter is None or not self._reporter.is_alive():
+            self._reporter = threading.Thread(target=self._report_now_and_then, name="refill-scores", daemon=True)
+            self._reporter.start()
 
-    def tell(self) -> None:
-        """Tell all that is known and was not told. Returns when pods know it; raises what went wrong."""
-        with self._telling:
+    def report(self) -> None:
+        """Report all that is known and was not reported. Returns when pods know it; raises what went wrong."""
+        with self._reporting:
             self._rank()
-            if not self._books and not self._untold.any():
+            if not self._books and not self._unreported.any():
                 return  # nothing is known of any sample
             while True:
                 with self._changing:
-                    ids = np.flatnonzero(self._untold)
+                    ids = np.flatnonzero(self._unreported)
                     scores = self.scores[ids]
-                    self._untold[ids] = False
+                    self._unreported[ids] = False
                 try:
-                    books = self._connection.tell_scores(ids, scores)
+                    books = self._connection.report_scores(ids, scores)
                 except BaseException:
                     with self._changing:
-                        self._untold[ids] = True
+                        self._unreported[ids] = True
                     raise
                 if not self._lost(books):
                     return
 
     def drawn_from(self, epoch: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """``(scores, cached)`` as :meth:`PodConnection.drawn_from`, after all was told that this rank has found."""
-        self.tell()
+        """``(scores, cached)`` as :meth:`PodConnection.drawn_from`, after all was reported that this rank has found."""
+        self.report()
         scores, cached = self._connection.drawn_from(epoch, len(self.scores))
         known = ~np.isnan(scores)
         with self._changing:
@@ -84,16 +84,16 @@ class TrainingScores:
         return scores, cached
 
     def restore(self, scores: NDArray[np.float32]) -> None:
-        """Fact: a checkpoint has these. Pods are told them before the next epoch is drawn."""
+        """Fact: a checkpoint has these. They are reported to pods before the next epoch is drawn."""
         with self._changing:
             self._batches.clear()
             self.scores = scores.astype(np.float32).copy()
-            self._untold = ~np.isnan(self.scores) & ~self._of_others
+            self._unreported = ~np.isnan(self.scores) & ~self._of_others
 
     def join(self) -> None:
-        """Wait until the thread has told what it can."""
-        if self._teller is not None:
-            self._teller.join()
+        """Wait until the thread has reported what it can."""
+        if self._reporter is not None:
+            self._reporter.join()
 
     def snapshot(self) -> NDArray[np.float32]:
         """A copy of all that is known, what was found last included."""
@@ -108,21 +108,21 @@ class TrainingScores:
                 ids, losses = self._batches.popleft()
                 of_batch = losses.detach().float().cpu().numpy() if hasattr(losses, "detach") else np.asarray(losses)
                 self.scores[ids] = rank_scores(of_batch)
-                self._untold[ids] = True
+                self._unreported[ids] = True
                 self._of_others[ids] = False
 
     def _lost(self, books: dict[int, tuple[str, int, int]]) -> bool:
-        """Whether pods have forgotten what they were told, so that there is something to tell again."""
-        found, was_told = False, bool(self._books)
+        """Whether pods have forgotten what was reported to them, so that there is something to report again."""
+        found, had_reported = False, bool(self._books)
         for pod, (name, first, end) in books.items():
             known = self._books.get(pod)
             self._books[pod] = name
-            if known == name or not was_told:
+            if known == name or not had_reported:
                 continue
             with self._changing:
                 again = ~np.isnan(self.scores[first:end]) & ~self._of_others[first:end]
                 num_again = int(np.count_nonzero(again))
-                self._untold[first:end] |= again
+                self._unreported[first:end] |= again
             found = found or num_again > 0
             log.warning(
                 "job %s: pod %d was started again, or is new, and does not know how important samples are; rank %d "
@@ -134,12 +134,12 @@ class TrainingScores:
             )
         return found
 
-    def _tell_now_and_then(self) -> None:
+    def _report_now_and_then(self) -> None:
         pause = threading.Event()
         while True:
-            pause.wait(_TELL_EVERY_SECONDS)
+            pause.wait(_REPORT_EVERY_SECONDS)
             try:
-                self.tell()
+                self.report()
                 self._failing = False
             except RefillError as error:  # the next batch tries again, and the next epoch's draw raises it
                 if not self._failing:

@@ -10,10 +10,10 @@ from refill_service.cache_core.receipt import EpochReceipt
 
 def test_each_counts_once_and_epochs_are_apart() -> None:
     damaged = DamagedSamples()
-    damaged.told(3, 0, [7, 5])
-    damaged.told(3, 0, [5])  # asked again after a lost answer
-    damaged.told(3, 1, [9])
-    damaged.told(4, 1, [5])
+    damaged.rank_goes_without(3, 0, [7, 5])
+    damaged.rank_goes_without(3, 0, [5])  # asked again after a lost answer
+    damaged.rank_goes_without(3, 1, [9])
+    damaged.rank_goes_without(4, 1, [5])
     assert (damaged.by_rank(3), damaged.named(3)) == ({0: 2, 1: 1}, [5, 7, 9])
     assert (damaged.by_rank(4), damaged.named(4), damaged.total) == ({1: 1}, [5], 4)
     damaged.forget(3)
@@ -22,7 +22,7 @@ def test_each_counts_once_and_epochs_are_apart() -> None:
 
 def test_names_are_bounded_and_counts_are_not() -> None:
     damaged = DamagedSamples()
-    damaged.told(0, 2, range(MOST_NAMED + 50))
+    damaged.rank_goes_without(0, 2, range(MOST_NAMED + 50))
     assert damaged.by_rank(0) == {2: MOST_NAMED + 50}
     assert len(damaged.named(0)) == MOST_NAMED
 
@@ -30,7 +30,7 @@ def test_names_are_bounded_and_counts_are_not() -> None:
 def test_epochs_are_bounded() -> None:
     damaged = DamagedSamples()
     for epoch in range(100):
-        damaged.told(epoch, 0, [1])
+        damaged.rank_goes_without(epoch, 0, [1])
     assert [epoch for epoch in range(100) if damaged.named(epoch)] == list(range(100 - MOST_EPOCHS, 100))
 
 

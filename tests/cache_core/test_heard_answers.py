@@ -10,8 +10,8 @@ from refill_service.cache_core.heard_answers import HeardAnswers, encode_count, 
 def test_the_most_that_was_heard_counts() -> None:
     heard = HeardAnswers()
     for count in (3, 7, 5):  # answers of several requests may come in any order
-        heard.told(1, encode_count(2, count))
-    heard.told(1, encode_count(3, 1))
+        heard.count_came(1, encode_count(2, count))
+    heard.count_came(1, encode_count(3, 1))
     assert heard.of(1) == {2: 7, 3: 1}
     assert heard.of(0) == {}
 
@@ -19,14 +19,14 @@ def test_the_most_that_was_heard_counts() -> None:
 def test_old_epochs_are_forgotten() -> None:
     heard = HeardAnswers()
     for epoch in range(10):
-        heard.told(0, encode_count(epoch, 5))
+        heard.count_came(0, encode_count(epoch, 5))
     assert sorted(heard.of(0)) == [7, 8, 9]
 
 
 @pytest.mark.parametrize("text", ["", "1", "a.1", "1.-1", "1.1.1", "²\N{FULL STOP}1"])
 def test_anything_else_tells_nothing(text: str) -> None:
     heard = HeardAnswers()
-    heard.told(0, text)
+    heard.count_came(0, text)
     assert heard.of(0) == {}
 
 

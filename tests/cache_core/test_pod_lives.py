@@ -18,7 +18,7 @@ def pod(ordinal: int, life: PodLife, now: float = 0.0, num_pods: int = 3) -> Pod
 
 
 def announce(new: PodLives, others: list[PodLives], now: float) -> None:
-    new.told({each.ordinal: each.announced(new.ordinal, new.own, now) for each in others}, now)
+    new.announcement_answered({each.ordinal: each.announced(new.ordinal, new.own, now) for each in others}, now)
 
 
 def test_an_earlier_run_is_refused_once_a_later_one_was_heard_of() -> None:
@@ -56,9 +56,9 @@ def test_a_pod_that_starts_waits_until_its_earlier_run_can_not_be_confirmed() ->
     others[1].came_from(1, FIRST, 50.2)
     new = pod(1, SECOND, now=50.5)
     announce(new, others[:1], 50.5)
-    assert new.untold == [2]
+    assert new.unaware == [2]
     announce(new, others[1:], 50.6)
-    assert new.untold == []
+    assert new.unaware == []
     assert new.waits_seconds(50.6) == pytest.approx(50.2 + LEASE_SECONDS - 50.6)
     assert new.waits_seconds(60.0) == 0.0
     assert new.earlier == FIRST
@@ -89,10 +89,10 @@ def test_a_clock_that_went_back_does_not_make_an_earlier_run_the_later_one() -> 
         other.came_from(1, SECOND, 5.0)
     new = pod(1, PodLife(7, "late"), now=20.0)
     announce(new, others, 20.0)
-    assert new.untold == [0, 2], "nobody has accepted it so far"
+    assert new.unaware == [0, 2], "nobody has accepted it so far"
     assert (new.own, new.earlier) == (PodLife(SECOND.number + 1, "late"), SECOND)
     announce(new, others, 20.1)
-    assert (new.untold, new.replaced_by) == ([], None)
+    assert (new.unaware, new.replaced_by) == ([], None)
     assert not others[0].came_from(1, SECOND, 21.0)
 
 
@@ -193,6 +193,6 @@ def test_all_that_an_earlier_run_answers_is_in_the_journal_that_the_later_one_re
             answered = assigned
         elif step == "the later announces itself":
             announce(later, [other], now)
-        elif step == "the later reads the journal" and not later.untold and not later.waits_seconds(now):
+        elif step == "the later reads the journal" and not later.unaware and not later.waits_seconds(now):
             read = assigned if read is None else read
         assert read is None or answered <= read, "the later one gives to others what the earlier one has answered with"

@@ -21,14 +21,14 @@ def nothing_cached() -> np.ndarray:
 
 def test_all_ranks_draw_from_what_is_known_when_the_last_one_comes() -> None:
     book = ScoreBook(4, 2)
-    book.told(np.array([0, 1]), np.array([2.5, 3.5]))
+    book.scored(np.array([0, 1]), np.array([2.5, 3.5]))
     book.draws(1, 0)
     assert book.waits_for(1, nobody) == [1]
-    book.told(np.array([1, 2]), np.array([3.0, 4.0]))
+    book.scored(np.array([1, 2]), np.array([3.0, 4.0]))
     book.draws(1, 1)
     assert book.waits_for(1, nobody) == []
     first = book.drawn_from(1, nothing_cached)
-    book.told(np.array([3]), np.array([9.0]))
+    book.scored(np.array([3]), np.array([9.0]))
     again = book.drawn_from(1, lambda: np.ones(4, dtype=bool))
     for found in (first, again):
         np.testing.assert_array_equal(found.scores, [2.5, 3.0, 4.0, np.nan])

@@ -266,8 +266,8 @@ class CalledPeers(Peers):
     async def _answered(
         self, pod: int, method: str, path: str, content: bytes | None, headers: Any = None
     ) -> tuple[httpx.Headers, bytes]:
-        asked_at, told = lease_time(), self.told_headers(pod) | (headers or {})
-        status, answered, body = await self._pods.request("peer", pod, method, path, content, told)
+        asked_at, said = lease_time(), self.pods_headers(pod) | (headers or {})
+        status, answered, body = await self._pods.request("peer", pod, method, path, content, said)
         self.has_answered(pod, answered.get(LIFE_HEADER), status, asked_at)
         if status >= 400:
             error = error_from_wire(json.loads(body), status=status, source=self.name(pod))

@@ -278,6 +278,6 @@ def test_a_job_of_another_policy_takes_no_scores(pods: PodsInProcess, packed: Pa
     rank = Rank(pods, JobSpec(f"no-scores-{uuid.uuid4().hex[:8]}", packed[0], memory_bytes=600_000), 0)
     rank.info()
     with pytest.raises(InvalidInput, match="takes no scores: its policy must be exact with eviction importance"):
-        rank.tell_scores(np.array([1]), np.array([1.0], dtype=np.float32))
+        rank.report_scores(np.array([1]), np.array([1.0], dtype=np.float32))
     with pytest.raises(InvalidInput, match="takes no scores"):
         rank.drawn_from(0, NUM_SAMPLES)

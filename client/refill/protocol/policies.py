@@ -54,7 +54,7 @@ class PolicyTerms:
     """For people, in a few words."""
     settings: tuple[PolicySetting, ...] = ()
     check_together: Callable[[Mapping[str, Any]], None] | None = None
-    """Raises :class:`InvalidInput` for settings that do not go with each other; told all of them."""
+    """Raises :class:`InvalidInput` for settings that do not go with each other; it is given all of them."""
 
     def settings_with(self, policy: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of the policy: those given, and the defaults of the others. Raises :class:`InvalidInput`."""

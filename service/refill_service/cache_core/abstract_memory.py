@@ -24,7 +24,7 @@ class AbstractMemory:
     """The abstract chunks of one owner.
 
     A sample is *consumed* from the moment that it fills a slot: it will be delivered from there (Redox 3.3).
-    A slot may be filled by an order whose bytes are still on their way; ``resident`` tells when they are here.
+    A slot may be filled by an order whose bytes are still on their way; ``resident`` says when they are here.
 
     :param members: which local samples the epoch asks for, ``(num_samples,)``; None for all.
     """

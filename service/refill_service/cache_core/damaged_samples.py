@@ -8,7 +8,7 @@ from collections.abc import Iterable
 __all__ = ["MOST_EPOCHS", "MOST_NAMED", "DamagedSamples"]
 
 MOST_NAMED = 1000
-"""Of an epoch, at one pod. A sample beyond counts each time that it is told of."""
+"""Of an epoch, at one pod. A sample beyond counts each time that it is reported."""
 MOST_EPOCHS = 8
 """More can't be asked for at once; ranks say which they are in."""
 
@@ -23,8 +23,8 @@ class DamagedSamples:
         """By epoch, how many more each rank had."""
         self.total = 0
 
-    def told(self, epoch: int, rank: int, samples: Iterable[int]) -> None:
-        """Fact: a rank went on without these. It may tell again."""
+    def rank_goes_without(self, epoch: int, rank: int, samples: Iterable[int]) -> None:
+        """Fact: a rank went on without these. It may report them again."""
         named = self._named.setdefault(epoch, {})
         while len(self._named) > MOST_EPOCHS:
             self.forget(min(self._named))

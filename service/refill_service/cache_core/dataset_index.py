@@ -369,7 +369,7 @@ def decode_index(header: IndexHeader, sections: Buffer) -> DatasetIndex:
 
 
 def _decoded_metadata(header: IndexHeader, metadata: bytes) -> dict[str, Any]:
-    """What is told to clients again: an object that JSON can say, and that is not nested without end."""
+    """What clients get to see again: an object that JSON can say, and that is not nested without end."""
     try:
         decoded = json.loads(metadata)
         if not isinstance(decoded, dict) or _nesting(decoded) > _MAX_NESTING:

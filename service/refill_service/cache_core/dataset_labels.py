@@ -92,10 +92,10 @@ class LabelSummary:
 
 def summary_in(metadata: dict[str, Any]) -> LabelSummary | None:
     """Of an index's metadata; None where there are no labels, or nothing that could be believed."""
-    told = metadata.get("labels")
-    if not isinstance(told, dict):
+    labels = metadata.get("labels")
+    if not isinstance(labels, dict):
         return None
-    values = [told.get(field.name) for field in fields(LabelSummary)]
+    values = [labels.get(field.name) for field in fields(LabelSummary)]
     if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
         return None
     classes, least, most, item_bytes, same, by_chance = values

@@ -23,8 +23,8 @@ class HeardAnswers:
     def __init__(self) -> None:
         self._heard: dict[int, dict[int, int]] = {}
 
-    def told(self, pod: int, text: str) -> None:
-        """Fact: a pod has said what :func:`encode_count` makes. Anything else tells nothing."""
+    def count_came(self, pod: int, text: str) -> None:
+        """Fact: a pod has said what :func:`encode_count` makes. Anything else is ignored."""
         epoch, _, count = text.partition(".")
         if not (epoch.isascii() and epoch.isdecimal() and count.isascii() and count.isdecimal()):
             return

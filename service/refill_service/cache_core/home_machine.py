@@ -1,7 +1,7 @@
 """What does a home pod ask of whom for a batch, and what does it keep of what owners send ahead?
 
 Facts come in, decisions go out. Whoever drives it (``jobs/home.py``, a simulation, a test) fetches what is decided and
-tells how that went. A batch goes this way::
+reports how that went. A batch goes this way::
 
     batch = home.begin(epoch, rank, positions, asked, repeats)      what was sent ahead is in it already
     batch.put(batch.own, ...)                                       from this pod's share

@@ -101,7 +101,7 @@ class HomeRecord:
             inside = (positions >= 0) & (positions < traces.length(rank))
             positions, sample_ids = positions[inside], sample_ids[inside]
             sample_ids = sample_ids[~traces.asked(rank, positions)[1]]
-        self.damaged.told(epoch, rank, sample_ids.tolist())
+        self.damaged.rank_goes_without(epoch, rank, sample_ids.tolist())
 
     def _add_received(self, epoch: int, rank: int, positions: Int64Array, sample_ids: Int64Array) -> None:
         known = self._received.epochs(rank)

@@ -290,7 +290,7 @@ class Learned:
     :param unreported: ranks of which something may be unknown.
     :param gone: of these, ranks of which only processes were heard that had received nothing, for as long as a lease
         lasts: the process that was the rank before has ended, and what it received is not known. Or ranks that have
-        told all that they can, and have lost a part of their record.
+        reported all that they can, and have lost a part of their record.
     :param missing_traces: traces without which positions that were received can't be mapped to samples, in words.
     :param deal_is_known: whether this pod has learned how epochs were dealt when the job moved.
     :param another_pod_will_recover: whether another pod that is recovering will recover, whatever others know.

@@ -86,7 +86,7 @@ class JobState:
         return self.spec.order == "explicit" and len(self.posted.of_epoch(epoch).get(rank, (None,))) == 0
 
     def known_traces(self, epoch: int) -> Traces | None:
-        """The traces of an epoch if they can be told now: explicit ones when all ranks have posted theirs."""
+        """The traces of an epoch if they are known now: explicit ones when all ranks have posted theirs."""
         found = self._traces.get(epoch)
         if found is None:
             posted = self.posted.of_epoch(epoch)

@@ -1,7 +1,7 @@
 """Which epochs does an owner have open, how is memory divided between them, and what follows from each fact?
 
 Facts come in as calls, in any order: a rank comes, requests come, bytes arrive or will not, the pod was restarted. Each
-returns its :data:`Order`\\ s, which the shell (``jobs/owner.py``) carries out one after another before it tells of the
+returns its :data:`Order`\\ s, which the shell (``jobs/owner.py``) carries out one after another before it reports the
 next fact; the simulator and the tests do the same with no I/O.
 
 The newest epoch has the memory that those before it have given up. When an epoch has nothing left to read, the next
@@ -130,7 +130,7 @@ class JobFacts(Protocol):
         ...
 
     def known_traces(self, epoch: int) -> Traces | None:
-        """The traces of an epoch if they can be told now."""
+        """The traces of an epoch if they are known now."""
         ...
 
 
@@ -145,7 +145,7 @@ class Restored(NamedTuple):
 class OwnerMachine:
     """One pod's share of one job.
 
-    :param ranks: where the ranks are, as the pod knows it; others may tell it, too.
+    :param ranks: where the ranks are, as the pod knows it; others may change it, too.
     :param first_sample: of the share. Policies count from there.
     :param memory_bytes: for samples, of all epochs together.
     :param new_policy: ``(epoch, traces, what was answered before, what is carried over)`` -> the policy of an epoch.
@@ -335,7 +335,7 @@ class OwnerMachine:
         """Fact: as of ``Policy.scored``, but ids of the dataset."""
         local = samples - self._first_sample
         if self._book is not None:
-            self._book.told(local, scores)
+            self._book.scored(local, scores)
         if self.epochs:
             newest = self.epochs[-1]
             self._carry_out(newest, newest.policy.scored(local, scores))
@@ -432,7 +432,7 @@ class OwnerMachine:
             if not earlier.is_over and self.ranks.all_entered(after.number):
                 self._abandon(earlier)
         self._use_freed_memory()
-        if before is None and self._book is not None:  # else its cache has been told
+        if before is None and self._book is not None:  # else its cache has them
             self._carry_out(epoch, epoch.policy.scored(*self._book.known()))
         self._orders.append(Wake())
 

@@ -1,4 +1,4 @@
-"""Which run of each pod is the one that counts? Facts come in with their time; who has a successor is told so.
+"""Which run of each pod is the one that counts? Facts come in with their time; who has a successor learns of it.
 
 A pod that stood still, or was cut off, may wake beside its successor. Both have a table of which sample answered which
 request, so what the earlier one answers must reach nobody any more.
@@ -76,7 +76,7 @@ class PodLives:
         self._leases_end = dict.fromkeys(self.others, now + LEASE_SECONDS)
         """By pod, when no life before its newest is confirmed by this pod any more."""
         self._succeeded: set[int] = set()
-        self._told: set[int] = set()
+        self._aware: set[int] = set()
         self._wait_until = now if self.others else now + LEASE_SECONDS
         self._confirmed_until = now
         self._replaced_by: PodLife | None = None
@@ -157,22 +157,22 @@ class PodLives:
     # This pod announces itself
 
     @property
-    def untold(self) -> list[int]:
+    def unaware(self) -> list[int]:
         """The other pods that don't know yet that this one was started."""
-        return [pod for pod in self.others if pod not in self._told]
+        return [pod for pod in self.others if pod not in self._aware]
 
-    def told(self, answers: Mapping[int, Announced], now: float) -> None:
+    def announcement_answered(self, answers: Mapping[int, Announced], now: float) -> None:
         """Fact: these pods have answered to the announcement, all that were reached at a time."""
         known = [answer.lives[self.ordinal] for answer in answers.values() if self.ordinal in answer.lives]
         newest = max((life for life in known if life.name != self.own.name), default=self.own)
-        if newest > self.own and not self._told:
+        if newest > self.own and not self._aware:
             # Nobody has heard of this life, so it is the later one all the same: a clock was wrong.
             self.own = PodLife(newest.number + 1, self.own.name)
             self.earlier = newest
             return
         self.named(newest)
         for pod, answer in answers.items():
-            self._told.add(pod)
+            self._aware.add(pod)
             self._wait_until = max(self._wait_until, now + answer.wait_seconds)
             if answer.earlier is not None:
                 self.earlier = max(answer.earlier, self.earlier or answer.earlier)

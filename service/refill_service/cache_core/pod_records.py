@@ -1,4 +1,4 @@
-"""What does a pod tell another one that was restarted, and what does it keep for it?"""
+"""What does a pod report to another one that was restarted, and what does it keep for it?"""
 
 from __future__ import annotations
 

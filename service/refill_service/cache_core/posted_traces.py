@@ -3,7 +3,7 @@
 They are the one thing that a pod keeps for each position, of all ranks and for as long as an epoch can be asked for. So
 a job whose order is explicit sets memory aside for them, and a trace that does not fit there is refused before it has
 come: a trace is as long as a client says, not as the dataset is. Several epochs of them are kept at once: a job without
-room for so many of the size of its first is told so then, not when it has trained for hours.
+room for so many of the size of its first is refused then, not when it has trained for hours.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PostedTraces:
     def arriving(self, num_positions: int, new_epoch: int = -1) -> Iterator[Arriving]:
         """For the time in which a trace of so many positions comes. Raises what :meth:`Arriving.grow` raises.
 
-        :param new_epoch: for which it is posted; -1: it was posted before, and is told of again.
+        :param new_epoch: for which it is posted; -1: it was posted before, and comes again.
         """
         if not self._posted:
             self._first_epoch = new_epoch

@@ -79,7 +79,7 @@ class EpochReceipt:
 
     def with_damaged(self, ranks: Sequence[dict[int, int]], named: Sequence[Sequence[int]]) -> EpochReceipt:
         """Less what ranks went on without, of each of several homes: how many, by rank, and which, as far as they are
-        named. A rank may have told two of them."""
+        named. A rank may have reported two of them."""
         samples = {sample for of_home in named for sample in of_home}
         twice = sum(map(len, named)) - len(samples)
         fewer = min(sum(sum(of_home.values()) for of_home in ranks) - twice, self.delivered)
@@ -182,10 +182,10 @@ def positions_of(parts: Sequence[dict[str, Any]], total: EpochReceipt) -> dict[s
 
     :param total: the receipt of the same parts.
     """
-    told = [part["draws"] for part in parts if part.get("draws") is not None]
-    if not told or len(told) < len(parts):
+    drawn = [part["draws"] for part in parts if part.get("draws") is not None]
+    if not drawn or len(drawn) < len(parts):
         return {}
-    found = {name: sum(each[name] for each in told) for name in ("positions", *_OFTEN)}
+    found = {name: sum(each[name] for each in drawn) for name in ("positions", *_OFTEN)}
     posted = found.pop("positions")
     repeats = min(sum(part["repeats"] for part in parts), posted - total.requests)
     left = posted - total.delivered - total.damaged - repeats
@@ -199,19 +199,19 @@ def positions_of(parts: Sequence[dict[str, Any]], total: EpochReceipt) -> dict[s
         "unknown": unknown,
     }
     distinct = sum(count for name, count in found.items() if name != "never_drawn")
-    draws = {"distinct": distinct} | found | {"most_often": max(each["most_often"] for each in told)}
+    draws = {"distinct": distinct} | found | {"most_often": max(each["most_often"] for each in drawn)}
     return {"positions": of_positions, "draws": draws, "exact": total.exact and left == 0}
 
 
 def has_begun(part: dict[str, Any]) -> bool:
-    """Whether a pod that tells its part of an epoch was asked for anything in it. Those of an earlier version tell no
-    other parts."""
+    """Whether a pod that reports its part of an epoch was asked for anything in it. Those of an earlier version report
+    no other parts."""
     return bool(part.get("begun", True))
 
 
 def sum_of_parts(parts: Sequence[dict[str, Any]]) -> EpochReceipt:
-    """What pods tell of an epoch, each of its share and of what was sent ahead to it, as JSON has it: before damage is
-    told from delivery."""
+    """What pods report of an epoch, each of its share and of what was sent ahead to it, as JSON has it: before damage
+    is told from delivery."""
     total = sum_of_receipts([EpochReceipt.from_dict(part["receipt"]) for part in parts])
     unknown_ranks = {rank for part in parts for rank in part.get("unknown_ranks", ())}
     for part in parts:
@@ -220,13 +220,13 @@ def sum_of_parts(parts: Sequence[dict[str, Any]]) -> EpochReceipt:
 
 
 def without_damaged(total: EpochReceipt, parts: Sequence[dict[str, Any]]) -> EpochReceipt:
-    """Less what ranks went on without, as pods tell it. Those of an earlier version don't."""
+    """Less what ranks went on without, as pods report it. Those of an earlier version don't."""
     damaged = [_by_rank(part.get("damaged", {})) for part in parts]
     return total.with_damaged(damaged, [part.get("damaged_samples", ()) for part in parts])
 
 
-def _by_rank(told: dict[str, int]) -> dict[int, int]:
-    return {int(rank): count for rank, count in told.items()}
+def _by_rank(counts: dict[str, int]) -> dict[int, int]:
+    return {int(rank): count for rank, count in counts.items()}
 
 
 def sum_of_receipts(receipts: Sequence[EpochReceipt]) -> EpochReceipt:

@@ -42,7 +42,7 @@ class Recollection:
         self._complete: set[tuple[int, int]] = set()
         """``(pod, rank)``: the pod has all that the rank received by way of it."""
         self._in_part: set[tuple[int, int]] = set()
-        """``(pod, rank)``: the pod has all that the rank could still tell of what it received by way of it."""
+        """``(pod, rank)``: the pod has all that the rank could still report of what it received by way of it."""
         self._asked: dict[int, list[tuple[Int64Array, Int64Array]]] = {}
         self._received: dict[int, list[tuple[int, Int64Array, Int64Array]]] = {}
 
@@ -92,7 +92,7 @@ class Recollection:
             return []
         return [rank for rank in range(world_size) if not self._is_reported(rank)]
 
-    def has_told_all(self, rank: int) -> bool:
+    def has_reported_all(self, rank: int) -> bool:
         """Whether nothing more is to be had of a rank, though something may still be unknown: it has lost a part of its
         record."""
         homes = self.ranks.get(rank, (-1, set[int]()))[1]

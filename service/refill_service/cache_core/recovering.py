@@ -182,7 +182,7 @@ class Recovering:
                 rank
                 for rank in unreported
                 if now - self._unused.get(rank, now) > LEASE_SECONDS
-                or (recollection.has_told_all(rank) and not self._life.moving)
+                or (recollection.has_reported_all(rank) and not self._life.moving)
             ),
             missing_traces=tuple(self._unposted(recollection)),
             deal_is_known=not self._life.lacks_deal(

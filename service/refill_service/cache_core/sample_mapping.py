@@ -2,7 +2,7 @@
 
 A chunk is K consecutive samples of one blob; the last chunk of a blob may be shorter. The chunks of a dataset
 are dealt to the pods in contiguous shares, so that a pod loads one contiguous share of the index and every pod
-can tell a sample's owner from the blob table alone. Within its share an owner groups chunks into abstract chunks
+can find a sample's owner from the blob table alone. Within its share an owner groups chunks into abstract chunks
 (Brand 3.2, "Mapping from Chunk to Abstract Chunk"); how many it forms is its own business, since nobody else
 needs to know.
 """

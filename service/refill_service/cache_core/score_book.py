@@ -2,7 +2,7 @@
 
 Scores come from all ranks while an epoch runs. All ranks draw the next one from the same scores: those that are known
 when the last of them has come to draw. The scores are not written down: after a restart of the pod there are none until
-ranks have told them again.
+ranks have reported them again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ScoreBook:
         self._asked: dict[int, set[int]] = {}
         self._drawn_from: dict[int, DrawnFrom] = {}
 
-    def told(self, samples: Int64Array, scores: NDArray[np.floating]) -> None:
+    def scored(self, samples: Int64Array, scores: NDArray[np.floating]) -> None:
         """Fact: these were trained with."""
         self._scores[samples] = scores
 
@@ -55,7 +55,7 @@ class ScoreBook:
         return samples, self._scores[samples]
 
     def draws(self, epoch: int, rank: int) -> None:
-        """Fact: a rank has told all scores of the epoch before, and is about to draw this one."""
+        """Fact: a rank has reported all scores of the epoch before, and is about to draw this one."""
         self._asked.setdefault(epoch, set()).add(rank)
         for old in sorted(self._asked.keys() | self._drawn_from.keys())[:-_KEPT_EPOCHS]:
             self._asked.pop(old, None)

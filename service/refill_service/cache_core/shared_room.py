@@ -27,7 +27,7 @@ class Asker(NamedTuple):
 
 
 class SharedRoom:
-    """A number of bytes. Counts; whoever is refused is told by who asks for it.
+    """A number of bytes. Counts; who asks for it says so to whoever is refused.
 
     :param one_may_be_larger: what is alone in the room may have any size. For those who are trusted.
     """

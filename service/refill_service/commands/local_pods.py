@@ -121,7 +121,7 @@ def _start(pod: int, environment: dict[str, str]) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # Ctrl-C reaches this process alone, which tells the pods once: a second time would kill them.
+        # Ctrl-C reaches this process alone, which signals the pods once: a second time would kill them.
         start_new_session=True,
     )
     assert process.stdout is not None

@@ -95,7 +95,7 @@ class _Pods:
 
     def __enter__(self) -> _Pods:
         try:
-            self._urls = self._told() or [self._url]
+            self._urls = self._pod_urls() or [self._url]
         except BaseException:
             self.__exit__()
             raise
@@ -125,7 +125,7 @@ class _Pods:
             return None
         return PodScrape.parse(answer.text, url) if answer.status_code == 200 else None
 
-    def _told(self) -> list[str]:
+    def _pod_urls(self) -> list[str]:
         """The pods' own URLs. From outside of the cluster only the one that was given may lead to a pod."""
         try:
             answer = self._client.get(f"{self._url}/v1/pods")

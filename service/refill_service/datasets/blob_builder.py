@@ -53,7 +53,7 @@ def build_blobs(
     The bytes depend on the samples only: times and owners are fixed.
 
     :param class_numbers: class of a sample by its top folder; becomes a member ``cls`` unless the sample has one.
-    :param on_bytes: is told of the bytes of files as they are packed.
+    :param on_bytes: called with the number of bytes of files as they are packed.
 
     Raises :class:`InvalidInput` for a file that changed or vanished since it was listed.
     """

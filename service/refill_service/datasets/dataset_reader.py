@@ -312,6 +312,6 @@ async def _read_rest_of_head(store: ObjectStore, header: IndexHeader, start: mem
 
 
 async def _refuse_missing_bucket(store: ObjectStore) -> None:
-    """A bucket that is not there is another error than a bucket without a dataset: listing tells."""
+    """A bucket that is not there is another error than a bucket without a dataset: listing shows which."""
     async for _ in store.list(INDEX_KEY):
         return

@@ -78,7 +78,7 @@ async def pack(
     :param classes: ``yes``: top folders are classes, numbered in sorted order; ``no``; ``auto``: if there are only
         folders at the top.
     :param split_names: where the name of a sample ends: ``first-dot``, ``last-dot`` or ``auto`` (:mod:`.sample_names`).
-    :param say: is told what was decided about the folder, before anything is written.
+    :param say: called with what was decided about the folder, before anything is written.
 
     Raises :class:`DatasetExists`, :class:`EmptyDataset`, :class:`InvalidInput` and errors of the store. A dataset that
     ``force`` would replace is left as it is where the new one has no room beside it, or a file can't be read.

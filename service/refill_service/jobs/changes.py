@@ -1,6 +1,6 @@
 """How is a fact waited for that many things can bring about? By looking again whenever something has changed.
 
-What :class:`asyncio.Condition` is for, but told by functions that can't await.
+What :class:`asyncio.Condition` is for, but notified by functions that can't await.
 """
 
 from __future__ import annotations

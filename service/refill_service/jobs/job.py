@@ -118,7 +118,7 @@ class Job(JobState):
         return np.searchsorted(self.owner_bounds[1:-1], samples, side="right")
 
     def info(self) -> dict[str, Any]:
-        """What a client is told on registration."""
+        """What a client gets on registration."""
         return {
             "spec": self.spec.to_dict(),
             "incarnation": self.incarnation,

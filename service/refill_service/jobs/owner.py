@@ -182,7 +182,7 @@ class Owner:
         return self._machine.progress()
 
     def table_size(self) -> tuple[int, int] | None:
-        """``(epoch, answered)``: what others are told of, all of which is in the journal."""
+        """``(epoch, answered)``: what others hear of, all of which is in the journal."""
         return self._machine.table_size()
 
     @property
@@ -339,7 +339,7 @@ class Owner:
         """What this owner delivered in an epoch, or assigned to be sent ahead.
 
         Raises :class:`InvalidInput` for one that has not begun or is long over, and :class:`EpochNotReady` while nobody
-        can tell what is asked of this owner in it.
+        knows what is asked of this owner in it.
         """
         state = next((known for known in self._running.values() if known.number == epoch), None)
         if state is not None:

@@ -1,4 +1,4 @@
-"""What is told to whom before a home pod serves a rank, epoch after epoch? Who the rank is, and in which epoch."""
+"""What do other pods learn before a home pod serves a rank, epoch after epoch? Who the rank is, and in which epoch."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ class RankEntry:
             )
 
     async def enter(self, epoch: int, rank: int) -> None:
-        """Every owner is told when a rank enters an epoch, so that none waits for it in an earlier one."""
+        """Every owner learns when a rank enters an epoch, so that none waits for it in an earlier one."""
         entry = self._machine.entry(epoch, rank)
         if entry is Entry.KNOWN:
             return
         if entry is Entry.COMES and self._leases.holder(rank) is not None and self._peers.others:
-            # Before any pod is told: a process that one of them refuses must not move the rank on at the others. Once
-            # it has entered here, another process can't have become the rank elsewhere: that makes it come anew.
-            await self._tell_others(rank, f"ranks/{rank}/asks")
+            # Before any pod learns of it: a process that one of them refuses must not move the rank on at the others.
+            # Once it has entered here, another process can't have become the rank elsewhere: that makes it come anew.
+            await self._post_to_others(rank, f"ranks/{rank}/asks")
         self._owner.rank_opens(epoch, rank, self._job.ordinal)
-        await self._tell_others(rank, f"epochs/{epoch}/ranks/{rank}")
+        await self._post_to_others(rank, f"epochs/{epoch}/ranks/{rank}")
         self._machine.entered(epoch, rank)
         self._record.rank_opened(rank)
 
@@ -84,7 +84,7 @@ class RankEntry:
         except RefillError as error:
             log.info("rank %d goes on by way of pod %d, as not all pods know: %s", rank, self._job.ordinal, error)
 
-    async def _tell_others(self, rank: int, what: str) -> None:
+    async def _post_to_others(self, rank: int, what: str) -> None:
         """Who the rank is. Raises :class:`RankTaken` when one of them is home to another process that is this rank."""
         life = self._leases.holder(rank)
         try:

@@ -93,8 +93,8 @@ def parts_without_receipt(kept: KeptJob, ordinal: int) -> Iterator[dict[str, Any
         receipt = receipt_of(*answered, first, end, traces, unknown)
         begun = epoch <= newest
         drawn = {"draws": draws_of(traces, first, end), "ran_before": True} if spec.is_by_importance else {}
-        told = {"epoch": epoch, "begun": begun, "receipt": receipt.to_dict(), "unused_ahead": {}, "repeats": 0}
-        yield told | drawn
+        part = {"epoch": epoch, "begun": begun, "receipt": receipt.to_dict(), "unused_ahead": {}, "repeats": 0}
+        yield part | drawn
 
 
 def _traces(kept: KeptJob, spec: JobSpec, recollection: Recollection, epoch: int) -> Traces | None:

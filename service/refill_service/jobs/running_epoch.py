@@ -47,7 +47,7 @@ class OwnerCounts:
 class RunningEpoch:
     """The bytes and the reads of one epoch of an owner.
 
-    :param machine: is told what arrived and what failed.
+    :param machine: gets what arrived and what failed, as facts.
     :param carry_out: what it then orders.
     :param reads: the owner's reads under way, of all epochs, so that it can end them.
     """
@@ -160,7 +160,7 @@ class RunningEpoch:
                 raise error
 
     async def _read(self, group: ReadGroup, here: dict[Read, asyncio.Future[None]]) -> None:
-        """Fetch the chunks of some refills and keep the samples that fill a slot. Tells who waits how it went."""
+        """Fetch the chunks of some refills and keep the samples that fill a slot. Who waits learns how it went."""
 
         def arrived(chunk: ReadChunk) -> None:
             self._arrived(chunk)

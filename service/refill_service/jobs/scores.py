@@ -1,7 +1,7 @@
 """How do the scores of training come to the owners of its samples, and back to the ranks that draw the next epoch?
 
-A rank asks its home, which tells each owner of its share, and puts together what all of them know. Nothing of it is on
-the path of a batch.
+A rank asks its home, which reports to each owner the scores of its share, and puts together what all of them know.
+Nothing of it is on the path of a batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from refill.protocol.wire_format import Int64Array
 from refill_service.jobs.all_done import all_done
 from refill_service.jobs.job_at_pod import JobAtPod
 
-__all__ = ["draw_from", "encode_drawn", "read_scores", "tell_here", "tell_scores"]
+__all__ = ["draw_from", "encode_drawn", "keep_scores", "read_scores", "report_scores"]
 
 _ENTRY_BYTES = 12
 
@@ -36,23 +36,23 @@ def read_scores(body: bytes, num_samples: int) -> tuple[Int64Array, NDArray[np.f
     return ids, scores
 
 
-async def tell_scores(at_pod: JobAtPod, ids: Int64Array, scores: NDArray[np.float32]) -> dict[str, Any]:
-    """Each owner is told of its share. Returns ``books``, by pod: the name of what it keeps, which another run of the
-    pod has not, and of which samples, ``[name, first, end]``."""
+async def report_scores(at_pod: JobAtPod, ids: Int64Array, scores: NDArray[np.float32]) -> dict[str, Any]:
+    """Each owner gets those of its share. Returns ``books``, by pod: the name of what it keeps, which another run of
+    the pod has not, and of which samples, ``[name, first, end]``."""
     owners = at_pod.job.owner_of(ids)
 
-    async def tell(pod: int) -> tuple[str, list[Any]]:
+    async def report_to(pod: int) -> tuple[str, list[Any]]:
         here = owners == pod
         if pod == at_pod.job.ordinal:
-            return str(pod), tell_here(at_pod, ids[here], scores[here])
+            return str(pod), keep_scores(at_pod, ids[here], scores[here])
         body = ids[here].astype("<i8").tobytes() + scores[here].astype("<f4").tobytes()
         return str(pod), (await at_pod.peers.call(pod, "PUT", "scores", body))["book"]
 
-    return {"scored": len(ids), "books": dict(await all_done(*(tell(pod) for pod in range(at_pod.job.num_pods))))}
+    return {"scored": len(ids), "books": dict(await all_done(*(report_to(pod) for pod in range(at_pod.job.num_pods))))}
 
 
-def tell_here(at_pod: JobAtPod, ids: Int64Array, scores: NDArray[np.float32]) -> list[Any]:
-    """Of this pod's share."""
+def keep_scores(at_pod: JobAtPod, ids: Int64Array, scores: NDArray[np.float32]) -> list[Any]:
+    """Keep scores of this pod's share. Returns ``[name, first, end]``, as :func:`report_scores`."""
     share = at_pod.job.share
     if not share.holds(ids).all():
         raise InvalidInput(f"pod {at_pod.job.ordinal} was told scores of samples that it does not own")
@@ -70,13 +70,15 @@ async def draw_from(at_pod: JobAtPod, epoch: int, rank: int, first: int, end: in
         if start >= stop:
             return
         if pod == at_pod.job.ordinal:
-            told = await encode_drawn(at_pod, epoch, rank, start, stop)
+            encoded = await encode_drawn(at_pod, epoch, rank, start, stop)
         else:
             what = f"epochs/{epoch}/ranks/{rank}/scores"
-            told = await at_pod.peers.patiently(pod, partial(at_pod.peers.bytes_of, pod, what, start=start, end=stop))
+            encoded = await at_pod.peers.patiently(
+                pod, partial(at_pod.peers.bytes_of, pod, what, start=start, end=stop)
+            )
         count = stop - start
-        scores[start - first : stop - first] = np.frombuffer(told, dtype="<f4", count=count)
-        bits = np.unpackbits(np.frombuffer(told, dtype=np.uint8, offset=4 * count), count=count)
+        scores[start - first : stop - first] = np.frombuffer(encoded, dtype="<f4", count=count)
+        bits = np.unpackbits(np.frombuffer(encoded, dtype=np.uint8, offset=4 * count), count=count)
         cached[start - first : stop - first] = bits
 
     # All at once: each waits until all ranks have asked it.

@@ -23,7 +23,7 @@ _LIFE = "life"
 
 class FolderOwner:
     """:param life: of this run of the pod.
-    :param is_another: told the life of the run that has the folder by now; raises an error if it is a later one.
+    :param is_another: called with the life of the run that has the folder by now; raises an error if it is a later one.
     """
 
     def __init__(self, life: PodLife, is_another: Callable[[PodLife], None]) -> None:

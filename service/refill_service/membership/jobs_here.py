@@ -149,10 +149,10 @@ class JobsHere:
 
         async def heard(pod: int) -> dict[int, int]:
             try:
-                told = await self._peers.call(pod, "GET", path)
+                counts = await self._peers.call(pod, "GET", path)
             except (JobError, InvalidInput):  # it does not know this job, or this path
                 return {}
-            return {int(epoch): count for epoch, count in told.items()}
+            return {int(epoch): count for epoch, count in counts.items()}
 
         for of_pod in await asyncio.gather(*map(heard, self._table.settings.other_pods)):
             if (why := what_is_missing(answered, of_pod)) is not None:

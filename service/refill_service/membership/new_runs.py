@@ -113,7 +113,7 @@ class NewRuns:
                 return True
             if at_pod.job.incarnation != incarnation:
                 raise is_another(name)
-            known = [RunAtPod(**told) for told in await at_pod.peers.call_all("GET", "run")]
+            known = [RunAtPod(**answer) for answer in await at_pod.peers.call_all("GET", "run")]
             decided = how_to_start_again([at_pod.run_here(), *known], may_wait=may_wait)
             if decided is StartAgain.WAIT:
                 raise PodBusy(
@@ -130,7 +130,7 @@ class NewRuns:
         await self._registration.register(spec)
 
     def run_here(self, at_pod: JobAtPod) -> dict[str, Any]:
-        """For pod 0. Raises :class:`PodRecovering` while nobody can tell."""
+        """For pod 0. Raises :class:`PodRecovering` while nobody knows."""
         if at_pod.job.life.recovering:
             raise at_pod.owner.recovering()
         return vars(at_pod.run_here())

@@ -37,7 +37,7 @@ class _Found:
 
 
 class Runs:
-    """What clients are told of runs by way of this pod."""
+    """What clients get to know of runs by way of this pod."""
 
     def __init__(self, table: JobTable, peers: Peers) -> None:
         self._table = table
@@ -67,29 +67,29 @@ class Runs:
         runs: dict[tuple[str, str], dict[str, Any]] = {}
         for part in self._table.kept_parts.of(team):
             about = part.about
-            told = runs.setdefault(
+            run = runs.setdefault(
                 (about["job"], about["run"]),
                 {name: about[name] for name in ("job", "run", "dataset", "policy", "world_size", "ended_at")}
                 | {"first_epoch": about["epochs"][0], "last_epoch": about["epochs"][-1]},
             )
-            told["first_epoch"] = min(told["first_epoch"], about["epochs"][0])
-            told["last_epoch"] = max(told["last_epoch"], about["epochs"][-1])
+            run["first_epoch"] = min(run["first_epoch"], about["epochs"][0])
+            run["last_epoch"] = max(run["last_epoch"], about["epochs"][-1])
         return list(runs.values())
 
     async def parts_here(self, job: str, epoch: int, run: str, team: str) -> list[dict[str, Any]]:
         """All that this pod has of runs of this name: ``{"about", "part"}`` of each, whose part is None where it has
         none of the epoch."""
-        told = []
+        parts = []
         for part in self._table.kept_parts.of(team, job):
             if _is_meant(part.about["run"], run):
-                told.append({"about": part.about, "part": part.epoch(epoch)})
+                parts.append({"about": part.about, "part": part.epoch(epoch)})
         at_pod = self._table.jobs.get(job)
         if at_pod is not None:
             if at_pod.job.spec.holder in ("", team) and _is_meant(at_pod.job.run, run):
-                told.append({"about": about_job(at_pod.job), "part": await _part_of(at_pod, epoch)})
+                parts.append({"about": about_job(at_pod.job), "part": await _part_of(at_pod, epoch)})
         elif (of_journal := await self._of_journal(job, team)) is not None and _is_meant(of_journal.about["run"], run):
-            told.append({"about": of_journal.about, "part": of_journal.epoch(epoch)})
-        return told
+            parts.append({"about": of_journal.about, "part": of_journal.epoch(epoch)})
+        return parts
 
     async def _of_journal(self, job: str, team: str) -> RunPart | None:
         """Of a job that nobody has asked for since this pod was restarted."""
@@ -111,9 +111,9 @@ class Runs:
     async def _find(self, job: str, epoch: int, run: str, team: str) -> _Found:
         """Raises :class:`UnknownJob` for a run that no pod knows, or of which a pod's part is lost, and
         :class:`InvalidInput` for a name that fits several, or an epoch that it has not."""
-        told, silent = await self._told(job, epoch, run, team)
+        known, silent = await self._ask_all(job, epoch, run, team)
         runs: dict[str, list[dict[str, Any]]] = {}
-        for each in told:
+        for each in known:
             runs.setdefault(each["about"]["run"], []).append(each)
         if not runs:
             if silent:
@@ -142,7 +142,7 @@ class Runs:
             raise not_begun
         return _Found(about, parts)
 
-    async def _told(
+    async def _ask_all(
         self, job: str, epoch: int, run: str, team: str
     ) -> tuple[list[dict[str, Any]], list[BaseException]]:
         """What this pod and the others have, and the errors of those that did not answer."""

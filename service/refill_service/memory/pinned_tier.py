@@ -318,7 +318,7 @@ class PinnedFile(PinnedPart):
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0)
         self._file.truncate(self.limit_bytes)
         os.utime(path)
-        # What was written before is taken to be there; whether it is intact, its checksums will tell.
+        # What was written before is taken to be there; whether it is intact, its checksums will show.
         for start, stop in _written(self._file.fileno()):
             first, end = np.searchsorted(self._starts, start), np.searchsorted(self._starts, stop, side="right") - 1
             self._there[first : max(first, end)] = True

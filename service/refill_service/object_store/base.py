@@ -70,7 +70,7 @@ class ObjectStore(ABC):
             return buffer
 
     async def read_start(self, key: str, most_bytes: int) -> tuple[memoryview, int]:
-        """The first bytes of an object, all of a smaller one, and the object's size: one request tells both."""
+        """The first bytes of an object, all of a smaller one, and the object's size: one request gets both."""
         self._check_key(key)
         with self.counters.counted("read_range") as request, self._overdue.watched(self.url_of(key)):
             buffer, size_bytes = await self._read_start(key, most_bytes)

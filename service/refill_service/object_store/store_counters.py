@@ -30,7 +30,7 @@ class OperationCounters:
 
 @dataclass
 class CountedRequest:
-    """What an observer is told about one request that ended."""
+    """What an observer gets of one request that ended."""
 
     operation: str
     num_bytes: int = 0

@@ -1,4 +1,4 @@
-"""Who waits for a store that does not answer, and who is told?
+"""Who waits for a store that does not answer, and who learns of it?
 
 A request that waits is answered in time with what it waits for: else whoever asked would blame the pod. And the pod's
 log says so every ten seconds, as long as it lasts.

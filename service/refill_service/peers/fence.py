@@ -71,10 +71,10 @@ class Fence:
                 await self._known.wait()
                 await asyncio.sleep(self.lives.waits_seconds(lease_time()))
         except TimeoutError as error:
-            untold = ", ".join(map(self._peers.name, self.lives.untold))
+            unaware = ", ".join(map(self._peers.name, self.lives.unaware))
             raise PodRecovering(
                 f"pod {self.lives.ordinal} was started, and waits until no earlier process of it can be used any more: "
-                f"{untold or 'other pods'} can't be told",
+                f"{unaware or 'other pods'} can't be told",
                 pod=self.lives.ordinal,
             ) from error
 
@@ -108,7 +108,7 @@ class Fence:
         if (self.lives.others and self.lives.is_confirmed(lease_time())) or self.replaced.is_set():
             return
         asked_at = lease_time()
-        if not self._peers.urls:  # alone, and told of no name by which it could ask
+        if not self._peers.urls:  # alone, and given no name by which it could ask
             self.lives.confirmed(asked_at)
             return
         try:
@@ -179,14 +179,16 @@ class Fence:
 
     async def _announce(self) -> None:
         pause = _PAUSE_SECONDS
-        while self.lives.untold and not self.replaced.is_set():
-            untold = self.lives.untold
-            answers = await asyncio.gather(*map(self._announce_to, untold))
-            self.lives.told({pod: answer for pod, answer in zip(untold, answers, strict=True) if answer}, lease_time())
+        while self.lives.unaware and not self.replaced.is_set():
+            unaware = self.lives.unaware
+            answers = await asyncio.gather(*map(self._announce_to, unaware))
+            self.lives.announcement_answered(
+                {pod: answer for pod, answer in zip(unaware, answers, strict=True) if answer}, lease_time()
+            )
             self.leave_earlier_runs()
             if self.lives.replaced_by is not None:
                 self._is_replaced()
-            if self.lives.untold and None in answers:  # else its number was too low
+            if self.lives.unaware and None in answers:  # else its number was too low
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         self._known.set()

@@ -123,7 +123,7 @@ class JobPeers:
         if (size := self.table_size()) is not None:
             path += f"&table={encode_count(*size)}"
         async with self._peers.frames(pod, path, body) as frames:
-            self.heard.told(pod, frames.table)
+            self.heard.count_came(pod, frames.table)
             try:
                 yield frames
             finally:

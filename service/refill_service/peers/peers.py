@@ -47,8 +47,8 @@ __all__ = [
 ]
 
 PODS_HEADER = "refill-pods"
-"""How many pods there are, as the one that asks was told. While they are replaced by more or by fewer, an old and a new
-one do not agree on who owns what, and must not talk."""
+"""How many pods there are, by the settings of the one that asks. While they are replaced by more or by fewer, an old
+and a new one do not agree on who owns what, and must not talk."""
 ASKED_LIFE_HEADER = "refill-asked-life"
 """The newest life of the pod that is asked, as the one that asks knows it."""
 TABLE_HEADER = "refill-table"
@@ -104,7 +104,7 @@ class FrameReader:
     async def frame(self, check_bytes: Callable[[int], None] | None = None) -> Frame:
         """Raises :class:`PodUnreachable` when the stream ends too early.
 
-        :param check_bytes: is told the size of the payload before any of it is held, and may raise.
+        :param check_bytes: called with the size of the payload before any of it is held, and may raise.
         """
         header = FrameHeader.decode(await self._exactly(FRAME_HEADER_BYTES))
         if check_bytes is not None:
@@ -261,14 +261,14 @@ class Peers:
         return request
 
     def _headers(self, pod: int) -> dict[str, str]:
-        headers = trace_headers() | self.told_headers(pod)
+        headers = trace_headers() | self.pods_headers(pod)
         if request_id := current_request_id():
             headers[REQUEST_ID_HEADER] = request_id
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token.text()}"
         return headers
 
-    def told_headers(self, pod: int) -> dict[str, str]:
+    def pods_headers(self, pod: int) -> dict[str, str]:
         """What each request to a pod says of the pods."""
         headers = {PODS_HEADER: str(len(self.urls))}
         if self.lives is not None:

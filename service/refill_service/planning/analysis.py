@@ -60,7 +60,7 @@ class DatasetShape:
     by_class: bool = False
     """Whether neighbours share labels."""
     default_chunk_size: int | None = None
-    """K of a job of policy ``drain`` that names none; None: there is no dataset to tell by."""
+    """K of a job of policy ``drain`` that names none; None: there is no dataset to go by."""
 
     def __post_init__(self) -> None:
         if self.largest_blob < 2:
@@ -120,7 +120,7 @@ class Analysis:
     compute_samples_per_second: float | None = None
     """How fast the job would train if data were always there; None: nothing is said of it."""
     epochs: int = 0
-    """Of a run whose cost is told; 0: nothing is said of it."""
+    """Of a run whose cost is shown; 0: nothing is said of it."""
     vm_hour: float = 0.0
     """Dollars for a pod's machine."""
     seed: int = 1

@@ -122,8 +122,8 @@ def keyed_orders(run: OrderedRun, num_epochs: int) -> list[Traces]:
 def orders_of_file(path: Path, num_samples: int | None, num_epochs: int | None) -> tuple[int, list[Int64Array]]:
     """``(samples, the order of each epoch)`` of a file with one sample id a line.
 
-    As many epochs as are told, of as many lines as there are samples; one epoch may have any length. Where nothing is
-    told, there are epochs if each run of so many lines names every sample once, else all is one order.
+    As many epochs as are given, of as many lines as there are samples; one epoch may have any length. Where nothing is
+    given, there are epochs if each run of so many lines names every sample once, else all is one order.
 
     :param num_samples: None: as the largest id says.
     """

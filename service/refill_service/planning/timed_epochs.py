@@ -108,7 +108,7 @@ class _Came:
 
 @dataclass(frozen=True)
 class _Trained:
-    tell: Callable[[], None]
+    report: Callable[[], None]
 
 
 @dataclass
@@ -176,7 +176,7 @@ class TimedEpochs:
             if type(event) is _Came:
                 event.owner.came(event.epoch, event.read)
             elif type(event) is _Trained:
-                event.tell()
+                event.report()
             elif isinstance(event, _Loop):
                 yield self._ask(event, homes[event.rank], traces, number)
             for loop in loops:
@@ -188,7 +188,7 @@ class TimedEpochs:
             if type(event) is _Came:
                 event.owner.came(event.epoch, event.read)
             elif type(event) is _Trained:
-                event.tell()
+                event.report()
         self.now = ended
         self.load_seconds = max(loop.loaded for loop in loops)
         self.run_seconds = ended - began

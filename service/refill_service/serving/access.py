@@ -23,7 +23,7 @@ from refill_service.serving.tokens import Tokens
 
 __all__ = ["CONNECTION", "Access", "holder_of"]
 
-"""For the kubelet, which has no token. They tell nothing but whether the pod works."""
+"""For the kubelet, which has no token. They say nothing but whether the pod works."""
 _JOBS = "/v1/jobs/"
 
 CONNECTION = "refill.connection"

@@ -146,7 +146,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self.timeout_keep_alive = _STRANGER_SECONDS
         self._over_limit = False
         self._refusal: RefillError | None = None
-        """What the parser is told to stop for."""
+        """What the parser has to stop for."""
         self._asking: Pace | None = None
         """Of the request that is not whole yet."""
         self._message_bytes = 0

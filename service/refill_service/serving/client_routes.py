@@ -23,7 +23,7 @@ from refill.protocol.wire_format import (
     Int64Array,
 )
 from refill_service.jobs.job_at_pod import JobAtPod
-from refill_service.jobs.scores import draw_from, read_scores, tell_scores
+from refill_service.jobs.scores import draw_from, read_scores, report_scores
 from refill_service.jobs.trace_posting import post_trace
 from refill_service.membership.resuming import Checkpoint
 from refill_service.memory.outgoing_frame import OutgoingFrame
@@ -367,8 +367,8 @@ async def scores(
     resources_of(request).enter_context(at_pod.in_use())
     at_pod.job.check_rank(rank)
     at_pod.home.leases.asks(rank, life_of(life), takes=False)
-    told = read_scores(await request.body(), at_pod.job.layout.num_samples)
-    return await tell_scores(at_pod, *told)
+    ids, found = read_scores(await request.body(), at_pod.job.layout.num_samples)
+    return await report_scores(at_pod, ids, found)
 
 
 @CLIENT_ROUTES.post(
@@ -397,8 +397,8 @@ async def drawn_from(
     first, end = _checked_range("scores", at_pod, await request.body())
     room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
     await room.enter(1)
-    told = await draw_from(at_pod, epoch, rank, first, end)
-    frame = OutgoingFrame(np.array([-1]), np.array([first]), [told])
+    encoded = await draw_from(at_pod, epoch, rank, first, end)
+    frame = OutgoingFrame(np.array([-1]), np.array([first]), [encoded])
     room.holds(frame.total_bytes)
     return _framed(request, frame)
 
@@ -419,10 +419,10 @@ async def goes_without(
     at_pod.job.check_rank(rank)
     at_pod.home.record.check_reported(rank)
     at_pod.home.leases.asks(rank, life_of(life), takes=False)
-    told = read_int64s(await request.body())
-    if len(told) % 2:
-        raise InvalidInput(f"{len(told)} integers are not as many samples as positions")
-    positions, samples = told.reshape(2, -1)
+    numbers = read_int64s(await request.body())
+    if len(numbers) % 2:
+        raise InvalidInput(f"{len(numbers)} integers are not as many samples as positions")
+    positions, samples = numbers.reshape(2, -1)
     at_pod.home.record.rank_goes_without(epoch, rank, positions, samples)
     return {"damaged": len(samples)}
 

@@ -40,7 +40,7 @@ class ConnectionRoom:
         self._of_teams: Counter[str] = Counter()
 
     def enter(self, connection: Connection) -> bool:
-        """Somebody came; False: they are one too many, and are to be told so."""
+        """Somebody came; False: they are one too many, and are to be refused."""
         inside = len(self._strangers) + len(self._teams)
         if inside >= self._limit and not self._gives_way(self._strangers):
             if len(self._above_limit) >= _SPARE and not self._gives_way(self._above_limit):

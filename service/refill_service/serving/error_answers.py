@@ -71,8 +71,8 @@ def add_error_answers(app: FastAPI) -> None:
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         if not isinstance(error, PeerGone):
             log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        told = RefillError(f"the pod failed unexpectedly ({type(error).__name__}: {error}); its log says more")
-        return JSONResponse(told.to_wire(), status_code=told.status)
+        answer = RefillError(f"the pod failed unexpectedly ({type(error).__name__}: {error}); its log says more")
+        return JSONResponse(answer.to_wire(), status_code=answer.status)
 
     @app.exception_handler(RequestValidationError)
     async def invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:

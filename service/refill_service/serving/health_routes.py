@@ -30,8 +30,8 @@ async def healthz() -> dict[str, str]:
 @HEALTH_ROUTES.get(READY, tags=["health"], summary="The pod takes requests.", responses=_NOT_READY)
 async def readyz(request: Request) -> JSONResponse:
     node = node_of(request.scope)
-    told = {"status": node.phase.value, "ordinal": node.settings.ordinal, "pods": node.settings.num_pods}
-    return JSONResponse(told, status_code=200 if node.phase is PodPhase.READY else 503)
+    health = {"status": node.phase.value, "ordinal": node.settings.ordinal, "pods": node.settings.num_pods}
+    return JSONResponse(health, status_code=200 if node.phase is PodPhase.READY else 503)
 
 
 @HEALTH_ROUTES.get(METRICS, tags=["health"], summary="Metrics in Prometheus' format.", response_class=PlainTextResponse)

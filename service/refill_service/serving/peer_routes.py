@@ -18,7 +18,7 @@ from refill_service.cache_core.heard_answers import encode_count
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.job_at_pod import JobAtPod
-from refill_service.jobs.scores import encode_drawn, read_scores, tell_here
+from refill_service.jobs.scores import encode_drawn, keep_scores, read_scores
 from refill_service.jobs.trace_posting import keep_trace
 from refill_service.membership.resuming import Checkpoint
 from refill_service.memory.outgoing_frame import OutgoingFrame
@@ -131,9 +131,9 @@ async def life_ended(pod: Ordinal, life: PodLifeText, request: Request) -> dict[
     return {"ended": True}
 
 
-def _known_spec(node: CacheNode, told: dict[str, Any]) -> JobSpec:
+def _known_spec(node: CacheNode, fields: dict[str, Any]) -> JobSpec:
     """Another pod has checked it, by its own settings."""
-    spec = JobSpec.from_dict(told)
+    spec = JobSpec.from_dict(fields)
     node.settings.check_dataset(spec.dataset)
     return spec
 
@@ -180,7 +180,7 @@ async def take(
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
     resources_of(request).enter_context(at_pod.in_use())
-    at_pod.peers.heard.told(pod, table)
+    at_pod.peers.heard.count_came(pod, table)
     wanted = BatchRequest.decode(await request.body())
     asked, epoch = await at_pod.asked_of_this_pod(wanted)
     room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
@@ -284,8 +284,8 @@ async def scores(job: str, incarnation: Incarnation, request: Request) -> dict[s
     """Of samples that this pod owns."""
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
-    told = read_scores(await request.body(), at_pod.job.layout.num_samples)
-    return {"book": tell_here(at_pod, *told)}
+    ids, scores = read_scores(await request.body(), at_pod.job.layout.num_samples)
+    return {"book": keep_scores(at_pod, ids, scores)}
 
 
 @PEER_ROUTES.get("/epochs/{epoch}/ranks/{rank}/scores")
@@ -295,8 +295,8 @@ async def drawn_from(
     """Of samples that this pod owns; see :func:`draw_from`."""
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
-    told = await encode_drawn(at_pod, epoch, rank, start, end)
-    return Response(told, media_type="application/octet-stream")
+    encoded = await encode_drawn(at_pod, epoch, rank, start, end)
+    return Response(encoded, media_type="application/octet-stream")
 
 
 @PEER_ROUTES.get("/told")  # the name that pods of earlier versions ask for

@@ -59,7 +59,7 @@ def _jobs(jobs: Sequence[JobFigures]) -> Table:
 
 
 def _data(jobs: Sequence[JobFigures]) -> Table:
-    """Without those of which there is nothing to tell, such as runs that have ended."""
+    """Without those of which there is nothing to show, such as runs that have ended."""
     table = _table("data bytes/s misses waste amplified receipts", left=("data", "receipts"))
     for job in jobs:
         if not (job.delivered_bytes_per_second or job.receipts):

@@ -1,7 +1,7 @@
-"""Which samples does a cache keep that is told how important each is? SHADE's adaptive priority-aware prediction.
+"""Which samples does a cache keep that learns how important each is? SHADE's adaptive priority-aware prediction.
 
 Algorithm 1, in two phases (it can't be meant as printed: the score of a visit exists only after the fetch). A batch is
-fetched sample by sample; then it was trained with, and its scores are told. The *ghost cache* is the score of each
+fetched sample by sample; then it was trained with, and its score is reported. The *ghost cache* is the score of each
 sample that was trained with, in memory or not.
 """
 

@@ -91,7 +91,7 @@ class DrainPolicy(Policy):
         self._num_promised = 0
         """Samples given before they were here."""
         self._damaged: list[int] = []
-        """Samples whose bytes did not come with their chunk's: for the next who asks, whom the shell tells why."""
+        """Samples whose bytes did not come with their chunk's: the shell says why to the next who asks."""
         self._left_of: dict[int, Int64Array] = {}
         """Samples that no request was promised of chunks whose read failed; counted as held."""
 

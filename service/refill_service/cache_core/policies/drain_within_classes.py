@@ -90,7 +90,7 @@ class DrainWithinClasses(Policy):
         """By class, samples on their way that no request was promised, those ordered first first."""
         self._num_coming = 0
         self._damaged: list[list[int]] = [[] for _ in names]
-        """Samples whose bytes are not right: for the next who asks for the class, whom the shell tells why."""
+        """Samples whose bytes are not right: the shell says why to the next who asks for the class."""
         self._failed: list[Read] = []
         """Of samples that no request was promised: ordered again with the next request. They keep their place in
         memory: another epoch may have been given all that is free."""

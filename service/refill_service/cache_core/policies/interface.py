@@ -1,4 +1,4 @@
-"""What is a policy told, and what does it decide, for one owner's share of one epoch?
+"""What does a policy get to know, and what does it decide, for one owner's share of one epoch?
 
 Facts come in as calls: the epoch begins (the constructor, with :class:`EpochBegan`), memory changed, requests came,
 bytes arrived or will not, losses were scored, the next epoch opens (``close``). Decisions go out as what these return:
@@ -212,7 +212,7 @@ class Policy(ABC):
     # Facts.
 
     def memory_changed(self, capacity_bytes: int) -> Orders:
-        """Fact: samples may take so much memory from now on; told once before the first request, too."""
+        """Fact: samples may take so much memory from now on; once before the first request, too."""
         return NO_ORDERS
 
     def requested(self, rank: int, asked: Int64Array) -> Answers:
@@ -275,7 +275,7 @@ class Policy(ABC):
         """Fact: the bytes of a read are in memory; they may be sent ahead from now on.
 
         :param damaged: of its ``samples`` those whose bytes are not right: they are never sent ahead, and who they are
-            promised to is told why.
+            promised to gets the reason.
         :param pinned: they came from the pinned tier, not from the store.
         """
         # Counted here and not when it was ordered, so that no count ever has to be taken back.
@@ -380,7 +380,7 @@ class PolicyKind:
     first_batch_gets: Callable[[int, int, float], int]
     """``(requests, K, abstract chunks) -> GETs`` of one pod before it can answer the first requests of a job."""
     analysed_chunk_sizes: tuple[int, ...]
-    """K that ``refill analyze`` tries unless it is told others."""
+    """K that ``refill analyze`` tries unless it is given others."""
     keeps_order: bool = False
     """Whether each request gets the very sample that it asks for."""
 
