@@ -320,9 +320,7 @@ def test_bad_reports(running: str, three_pods: LocalCluster, report: dict[str, A
 
 def test_openapi_lists_every_client_route(three_pods: LocalCluster) -> None:
     from refill_service.pod.cache_node import CacheNode
-    from refill_service.serving.app import client_app
-    from refill_service.serving.client_routes import CLIENT_ROUTES
-    from refill_service.serving.health_routes import HEALTH_ROUTES
+    from refill_service.serving.app import ROUTES_FOR_CLIENTS, client_app
     from refill_service.settings import load_settings
 
     url = three_pods.pod_urls[0]
@@ -330,7 +328,8 @@ def test_openapi_lists_every_client_route(three_pods: LocalCluster) -> None:
     node = CacheNode(load_settings())
     routes = {
         (route.path, method.lower())  # type: ignore[attr-defined]
-        for route in (*CLIENT_ROUTES.routes, *HEALTH_ROUTES.routes)
+        for router in ROUTES_FOR_CLIENTS
+        for route in router.routes
         for method in route.methods  # type: ignore[attr-defined]
     }
     assert routes == {(path, method) for path, methods in paths.items() for method in methods}

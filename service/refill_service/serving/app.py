@@ -14,8 +14,13 @@ from refill_service.serving.last_answer import LastAnswer
 from refill_service.serving.life_check import LifeCheck
 from refill_service.serving.metrics import node_registry
 from refill_service.serving.peer_routes import LIVES_ROUTES, PEER_ROUTES
+from refill_service.serving.rank_routes import RANK_ROUTES
+from refill_service.serving.receipt_routes import RECEIPT_ROUTES
+from refill_service.serving.sampler_routes import SAMPLER_ROUTES
 
-__all__ = ["client_app", "metrics_app", "peer_app"]
+__all__ = ["ROUTES_FOR_CLIENTS", "client_app", "metrics_app", "peer_app"]
+
+ROUTES_FOR_CLIENTS = (HEALTH_ROUTES, CLIENT_ROUTES, SAMPLER_ROUTES, RANK_ROUTES, RECEIPT_ROUTES)
 
 
 def client_app(node: CacheNode) -> FastAPI:
@@ -30,7 +35,7 @@ def client_app(node: CacheNode) -> FastAPI:
     add_error_answers(app)
     app.add_middleware(LastAnswer, ordinal=node.settings.ordinal)
     app.add_middleware(LifeCheck, fence=node.fence, of_pods=False)
-    _serve(node, app, HEALTH_ROUTES, CLIENT_ROUTES)
+    _serve(node, app, *ROUTES_FOR_CLIENTS)
     app.state.registry = node_registry(node)
 
     @app.get("/docs", include_in_schema=False)

@@ -1,0 +1,157 @@
+"""What do ranks report to a pod, and what does it answer of a rank? What they received, went without, waited for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from refill.errors import InvalidInput
+from refill.protocol.rank_life import LONGEST_LIFE, RankLife
+from refill_service.serving.client_requests import (
+    BATCH_BODY_BYTES,
+    BINARY_BODY,
+    Incarnation,
+    JobName,
+    Life,
+    Number,
+    life_of,
+    read_int64s,
+)
+from refill_service.serving.error_answers import ERROR_ANSWERS
+from refill_service.serving.node_of import node_of
+from refill_service.serving.record_stream import coming_records, most_records_bytes
+from refill_service.serving.request_body import takes_body
+from refill_service.serving.request_guard import resources_of
+
+__all__ = ["RANK_ROUTES"]
+
+RequiredLife = Annotated[str, Query(max_length=LONGEST_LIFE)]
+
+
+class Report(BaseModel):
+    """What a client has seen since its last report."""
+
+    rank: int = Field(ge=0, lt=2**20)
+    data_wait_seconds: float = Field(
+        ge=0, lt=1e9, allow_inf_nan=False, description="How long the training loop waited for data."
+    )
+    samples: int = Field(ge=0, lt=2**62)
+    bytes: int = Field(ge=0, lt=2**62)
+
+
+RANK_ROUTES = APIRouter(responses=ERROR_ANSWERS)
+
+
+@RANK_ROUTES.put(
+    "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}/damaged",
+    tags=["data"],
+    summary="Report damaged samples that a rank goes on without: positions, then ids (int64).",
+    openapi_extra=BINARY_BODY,
+)
+@takes_body(2 * BATCH_BODY_BYTES)
+async def goes_without(
+    job: JobName, epoch: Number, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
+) -> dict[str, int]:
+    node = node_of(request.scope)
+    at_pod = node.table.find(job, incarnation)
+    resources_of(request).enter_context(at_pod.in_use())
+    at_pod.job.check_rank(rank)
+    at_pod.home.record.check_reported(rank)
+    at_pod.home.leases.asks(rank, life_of(life), takes=False)
+    numbers = read_int64s(await request.body())
+    if len(numbers) % 2:
+        raise InvalidInput(f"{len(numbers)} integers are not as many samples as positions")
+    positions, samples = numbers.reshape(2, -1)
+    at_pod.home.record.rank_goes_without(epoch, rank, positions, samples)
+    return {"damaged": len(samples)}
+
+
+@RANK_ROUTES.get(
+    "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}",
+    tags=["data"],
+    summary="The first positions in a row that a rank has left out of an epoch so far, or null.",
+)
+async def skipped(
+    job: JobName,
+    epoch: Number,
+    rank: Number,
+    request: Request,
+    start: Annotated[int, Query(ge=0, lt=2**62)],
+    end: Annotated[int, Query(ge=0, lt=2**62)],
+    incarnation: Incarnation = None,
+) -> dict[str, Any]:
+    node = node_of(request.scope)
+    found = await node.table.find(job, incarnation).skipped(epoch, rank, start, end)
+    return {"rank": rank, "epoch": epoch, "skipped": found}
+
+
+@RANK_ROUTES.get("/v1/jobs/{job}/ranks/{rank}", tags=["data"], summary="Whether this pod knows what a rank received.")
+async def rank_known(
+    job: JobName, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
+) -> dict[str, Any]:
+    node = node_of(request.scope)
+    at_pod = node.table.find(job, incarnation)
+    at_pod.job.check_rank(rank)
+    at_pod.home.leases.heard(rank, life_of(life))
+    at_pod.home.record.check_reported(rank)
+    unknown = {str(each): epoch for each, epoch in at_pod.records.unknown_before().items()}
+    return {"rank": rank, "epoch": at_pod.owner.epoch, "unknown_before": unknown}
+
+
+@RANK_ROUTES.put(
+    "/v1/jobs/{job}/ranks/{rank}/records",
+    tags=["data"],
+    summary="Report what a rank has received, to a pod that was restarted (refill.protocol.records).",
+    openapi_extra=BINARY_BODY,
+)
+@takes_body(lambda node, job: most_records_bytes(node.table.find(job).job), in_pieces=True)
+async def records(
+    job: JobName, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
+) -> dict[str, int]:
+    node = node_of(request.scope)
+    at_pod = node.table.find(job, incarnation)
+    at_pod.job.check_rank(rank)
+    at_pod.home.leases.asks(rank, life_of(life), takes=False)
+    resources_of(request).enter_context(at_pod.in_use())
+    report = at_pod.home.record.report_of(rank)
+    async for record in coming_records(request, at_pod.job):
+        report.add(record)
+    report.ended()
+    if at_pod.home.record.is_reported(rank):  # by this process, or another one that has received something
+        at_pod.home.leases.asks(rank, life_of(life))
+    return {"records": report.num_records}
+
+
+@RANK_ROUTES.put(
+    "/v1/jobs/{job}/ranks/{rank}/lease", tags=["data"], summary="Take over a rank whose process has ended."
+)
+async def take_over(
+    job: JobName,
+    rank: Number,
+    life: RequiredLife,
+    ended: RequiredLife,
+    request: Request,
+    incarnation: Incarnation = None,
+) -> dict[str, int]:
+    node = node_of(request.scope)
+    at_pod = node.table.find(job, incarnation)
+    at_pod.job.check_rank(rank)
+    await at_pod.home.entry.take_over(rank, RankLife.decode(ended), RankLife.decode(life))
+    return {"rank": rank}
+
+
+@RANK_ROUTES.post(
+    "/v1/jobs/{job}/report",
+    tags=["data"],
+    status_code=204,
+    summary="Report how long a client waited, and what it fetched.",
+)
+async def report(job: JobName, seen: Report, request: Request, incarnation: Incarnation = None) -> Response:
+    node = node_of(request.scope)
+    client = node.table.find(job, incarnation).client(seen.rank)
+    client.data_wait_seconds += seen.data_wait_seconds
+    client.samples += seen.samples
+    client.bytes += seen.bytes
+    return Response(status_code=204)

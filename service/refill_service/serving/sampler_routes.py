@@ -1,0 +1,169 @@
+"""What does a pod answer to samplers? Labels and lengths of the dataset, traces that are posted, scores of training."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from refill.errors import InvalidInput
+from refill.protocol.wire_format import MAX_LABELS, MAX_SCORES
+from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.scores import draw_from, read_scores, report_scores
+from refill_service.jobs.trace_posting import post_trace
+from refill_service.memory.outgoing_frame import OutgoingFrame
+from refill_service.serving.answer_room import AnswerRoom
+from refill_service.serving.client_requests import (
+    BINARY_BODY,
+    FRAME_ANSWER,
+    Anew,
+    Incarnation,
+    JobName,
+    Life,
+    Number,
+    asked_of,
+    framed,
+    is_the_rank,
+    life_of,
+    read_int64s,
+)
+from refill_service.serving.error_answers import ERROR_ANSWERS
+from refill_service.serving.node_of import node_of
+from refill_service.serving.request_body import takes_body
+from refill_service.serving.request_guard import resources_of
+from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
+
+__all__ = ["SAMPLER_ROUTES", "SCORES_BODY_BYTES"]
+
+SCORES_BODY_BYTES = 12 * MAX_SCORES
+
+SAMPLER_ROUTES = APIRouter(responses=ERROR_ANSWERS)
+
+
+# One function for both: the name of each route says what it reads. The last decorator's route comes first.
+@SAMPLER_ROUTES.post(
+    "/v1/jobs/{job}/lengths",
+    name="lengths",
+    tags=["data"],
+    summary="The bytes of each of the samples between two ids (int64): int64, as a frame's only sample.",
+    response_class=Response,
+    responses=FRAME_ANSWER,
+    openapi_extra=BINARY_BODY,
+)
+@SAMPLER_ROUTES.post(
+    "/v1/jobs/{job}/labels",
+    name="labels",
+    tags=["data"],
+    summary="The labels of the samples between two ids (int64): int32, as a frame's only sample.",
+    response_class=Response,
+    responses=FRAME_ANSWER,
+    openapi_extra=BINARY_BODY,
+)
+@takes_body(16)
+async def labels_or_lengths(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
+    what = request.scope["route"].name
+    at_pod = node_of(request.scope).table.find(job, incarnation)
+    resources_of(request).enter_context(at_pod.in_use())
+
+    async def read(first: int, end: int) -> bytes:
+        dataset = at_pod.job.dataset
+        if what == "labels":
+            return (await dataset.labels(first, end)).astype("<i4").tobytes()
+        return (await dataset.lengths(first, end)).astype("<i8").tobytes()
+
+    return await _of_range(request, at_pod, what, read)
+
+
+@SAMPLER_ROUTES.put(
+    "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}/trace",
+    tags=["data"],
+    summary="Post the sample ids (int64) that a rank wants in an epoch, for a job with order 'explicit'.",
+    openapi_extra=BINARY_BODY,
+)
+@takes_body(lambda node, job: most_trace_bytes(asked_of(node, job, None, True).job), in_pieces=True)
+async def trace(
+    job: JobName,
+    epoch: Number,
+    rank: Number,
+    request: Request,
+    incarnation: Incarnation = None,
+    life: Life = None,
+    anew: Anew = False,
+) -> dict[str, int]:
+    node = node_of(request.scope)
+    at_pod = asked_of(node, job, incarnation, anew)
+    resources_of(request).enter_context(at_pod.in_use())
+    at_pod.job.check_rank(rank)
+    await is_the_rank(node, at_pod, epoch, rank, life, anew)
+    async with coming_trace(request, at_pod.job, epoch, rank) as ids:
+        await post_trace(at_pod, epoch, rank, ids)
+    return {"positions": len(ids)}
+
+
+@SAMPLER_ROUTES.put(
+    "/v1/jobs/{job}/ranks/{rank}/scores",
+    tags=["data"],
+    summary="Tell how important training finds samples: ids (int64), then scores (float32).",
+    openapi_extra=BINARY_BODY,
+)
+@takes_body(SCORES_BODY_BYTES)
+async def scores(
+    job: JobName, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
+) -> dict[str, Any]:
+    node = node_of(request.scope)
+    at_pod = node.table.find(job, incarnation)
+    resources_of(request).enter_context(at_pod.in_use())
+    at_pod.job.check_rank(rank)
+    at_pod.home.leases.asks(rank, life_of(life), takes=False)
+    ids, found = read_scores(await request.body(), at_pod.job.layout.num_samples)
+    return await report_scores(at_pod, ids, found)
+
+
+@SAMPLER_ROUTES.post(
+    "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}/scores",
+    tags=["data"],
+    summary="What a rank draws an epoch from, of the samples between two ids (int64): scores (float32), then a bit for "
+    "each sample that is in memory, as a frame's only sample.",
+    response_class=Response,
+    responses=FRAME_ANSWER,
+    openapi_extra=BINARY_BODY,
+)
+@takes_body(16)
+async def drawn_from(
+    job: JobName,
+    epoch: Number,
+    rank: Number,
+    request: Request,
+    incarnation: Incarnation = None,
+    life: Life = None,
+    anew: Anew = False,
+) -> Response:
+    node = node_of(request.scope)
+    at_pod = asked_of(node, job, incarnation, anew)
+    resources_of(request).enter_context(at_pod.in_use())
+    await is_the_rank(node, at_pod, epoch, rank, life, anew)
+    return await _of_range(request, at_pod, "scores", partial(draw_from, at_pod, epoch, rank))
+
+
+async def _of_range(
+    request: Request, at_pod: JobAtPod, what: str, read: Callable[[int, int], Awaitable[bytes]]
+) -> Response:
+    """A frame with one sample, which is what ``read`` returns of the samples between the two ids of the body."""
+    node = node_of(request.scope)
+    first, end = _checked_range(what, at_pod, await request.body())
+    room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
+    await room.enter(1)
+    frame = OutgoingFrame(np.array([-1]), np.array([first]), [await read(first, end)])
+    room.holds(frame.total_bytes)
+    return framed(request, frame)
+
+
+def _checked_range(what: str, at_pod: JobAtPod, body: bytes) -> tuple[int, int]:
+    wanted = read_int64s(body).tolist()
+    num_samples = at_pod.job.layout.num_samples
+    if len(wanted) != 2 or not 0 <= wanted[0] < wanted[1] <= min(num_samples, wanted[0] + MAX_LABELS):
+        raise InvalidInput(f"{what} are asked for by two ids of 0 to {num_samples}, {MAX_LABELS:,} apart at most")
+    return wanted[0], wanted[1]
