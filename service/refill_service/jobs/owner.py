@@ -7,9 +7,7 @@ epoch fetches chunks and keeps what is wanted -> the bytes leave with the answer
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
@@ -23,7 +21,6 @@ from refill.errors import (
     JournalUnwritable,
     PodRecovering,
     RefillError,
-    SampleDamaged,
 )
 from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
@@ -47,27 +44,25 @@ from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.receipt import EpochReceipt, draws_of, receipt_of
 from refill_service.cache_core.recollection import Recollection
 from refill_service.cache_core.recovering import restore
-from refill_service.cache_core.score_book import DrawnFrom, ScoreBook
+from refill_service.cache_core.score_book import DrawnFrom
 from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.changes import Changes
 from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.job import Job
+from refill_service.jobs.owner_scores import OwnerScores
 from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
+from refill_service.jobs.single_reads import SingleReads
 from refill_service.journal.journal import JobJournal
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Damage, Payload
 from refill_service.memory.pinned_tier import PinnedShare
-from refill_service.object_store.store_patience import within
 from refill_service.observing.tracing import span
 from refill_service.peers.job_peers import PATIENCE_SECONDS
 
 __all__ = ["Owner"]
 
 log = logging.getLogger(__name__)
-
-_READS_AT_ONCE = 64
-"""Of single samples, for one request."""
 
 
 class Owner:
@@ -97,14 +92,13 @@ class Owner:
         """Called when an epoch opens, as long as there is none."""
         self.epoch_ended: Callable[[int], Awaitable[None]] | None = None
         """Told when an epoch will not be asked for again, and its receipt is final."""
-        self._gate = gate
         self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned, job.spec.name)
+        self._single_reads = SingleReads(job, gate, wait_seconds)
         self._recent = RecentlySent(recent_bytes)
         self.wait_seconds = wait_seconds
-        self._book = ScoreBook(job.share.num_samples, job.spec.world_size) if job.is_by_importance else None
-        self._book_name = os.urandom(8).hex()
+        self._scores = OwnerScores(job, wait_seconds)
         self._machine = OwnerMachine(
-            job, job.life.ranks, job.share.first_sample, job.abstract_bytes, self._new_policy, book=self._book
+            job, job.life.ranks, job.share.first_sample, job.abstract_bytes, self._new_policy, book=self._scores.book
         )
         self._running: dict[OpenEpoch, RunningEpoch] = {}
         """By the machine's epochs that are open, or have ended for good while their receipts are written."""
@@ -112,8 +106,6 @@ class Owner:
         """Epochs that ended without a request to this pod, while their receipts are written."""
         self._life = job.life
         self._ranks = job.life.ranks
-        self._draws = Changes()
-        """A rank has come to draw an epoch."""
         self._moved_on = Changes()
         """A rank has moved on, an epoch was opened, or the owner was closed."""
         self._restored = asyncio.Event()
@@ -196,7 +188,7 @@ class Owner:
         self._machine.closed()
         self._restored.set()
         self._moved_on.happened()
-        self._draws.happened()
+        self._scores.close(why)
         for task in self._reads:
             task.cancel()
         await asyncio.gather(*self._reads, *self._closing_books, return_exceptions=True)
@@ -392,48 +384,20 @@ class Owner:
     def scored(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> str:
         """Fact: training gave these samples of the share these scores. Returns the name of what keeps them, which is
         another one after a restart. Raises :class:`InvalidInput` for a job whose cache takes none."""
-        self._score_book()
+        self._scores.checked_book()
         self._carry_out(self._machine.scored(sample_ids, scores))
-        return self._book_name
+        return self._scores.name
 
     async def drawn_from(self, epoch: int, rank: int) -> DrawnFrom:
         """What a rank draws an epoch from: the same for all of them, as soon as all have come to draw it, or have drawn
         it before. Raises :class:`EpochNotReady` while one has not, and as :meth:`scored`."""
         self.job.check_rank(rank)
-        book = self._score_book()
-        book.draws(epoch, rank)
-        self._draws.happened()
-
-        def has_drawn(other: int) -> bool:
-            return other in self.job.posted.of_epoch(epoch) or self._ranks.epoch(other) >= epoch
-
-        try:
-            async with asyncio.timeout(self.wait_seconds):
-                await self._draws.wait_until(
-                    lambda: self._why_closed is not None or not book.waits_for(epoch, has_drawn)
-                )
-        except TimeoutError as error:
-            behind = book.waits_for(epoch, has_drawn)
-            raise EpochNotReady(
-                f"epoch {epoch} of job {self.job.spec.name} is drawn when rank {behind[0] if behind else '?'} has told "
-                "how important its last samples were",
-                ranks=behind,
-            ) from error
-        self._refuse_when_closed()
-        return book.drawn_from(epoch, self._cached)
+        return await self._scores.drawn_from(epoch, rank, self._cached)
 
     def _cached(self) -> NDArray[np.bool_]:
         cached = np.zeros(self.job.share.num_samples, dtype=bool)
         cached[self._machine.kept()] = True
         return cached
-
-    def _score_book(self) -> ScoreBook:
-        if self._book is None:
-            raise InvalidInput(
-                f"job {self.job.spec.name} takes no scores: its policy must be exact with eviction importance, as "
-                "refill.ImportanceSampler registers it"
-            )
-        return self._book
 
     def answered(self, epoch: int) -> Answered | None:
         """``(asked, samples)`` of all requests of an epoch that were answered; None when it is not known any more."""
@@ -523,7 +487,7 @@ class Owner:
     def trace_posted(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
         """Fact: a rank has posted its trace."""
         self._write(Record(Kind.TRACE, epoch, rank, (sample_ids,)))
-        self._draws.happened()
+        self._scores.rank_has_drawn()
 
     def _write(self, record: Record) -> None:
         if self.journal is not None:
@@ -622,43 +586,7 @@ class Owner:
     async def _exact(self, counts: OwnerCounts, samples: list[int], says_damage: bool) -> list[Payload | BaseException]:
         """Read single samples; what went wrong stands in the place of each that failed."""
         self._refuse_when_closed()
-        records, dataset = self.job.records, self.job.dataset
-
-        async def read(sample: int) -> Payload:
-            try:
-                return await read_once(sample)
-            except SampleDamaged:  # perhaps on its way only, and the store has the right bytes
-                return await read_once(sample)
-
-        async def read_once(sample: int) -> Payload:
-            # Somebody waits for it; the reads ahead of need can wait.
-            size_bytes = int(records.length[sample - records.first_sample])
-            async with (
-                self._gate.passage(size_bytes, self.job.spec.name, urgent=True),
-                within(self.wait_seconds, f"pod {self.job.ordinal} waits for a sample of {dataset.url}"),
-            ):
-                payload = bytes(await dataset.read_samples(records, sample, sample + 1))
-            dataset.verify_sample(payload, records, sample)
-            return payload
-
-        first = self.job.share.first_sample
-        found: list[Payload | BaseException] = [b""] * len(samples)
-        to_read = iter(enumerate(samples))
-
-        async def read_some() -> None:
-            for place, sample in to_read:
-                try:
-                    found[place] = await read(sample + first)
-                except SampleDamaged as error:
-                    found[place] = Damage(json.dumps(error.to_wire()).encode()) if says_damage else error
-                except Exception as error:
-                    found[place] = error
-                except asyncio.CancelledError as error:
-                    if (task := asyncio.current_task()) is None or task.cancelling():
-                        raise
-                    found[place] = error  # of the read alone
-
-        await asyncio.gather(*(read_some() for _ in samples[:_READS_AT_ONCE]))
+        found = await self._single_reads.read(samples, says_damage=says_damage)
         if any(isinstance(each, asyncio.CancelledError) for each in found):
             self._refuse_when_closed()  # the store was closed under its reads
         payloads = [each for each in found if not isinstance(each, (BaseException, Damage))]

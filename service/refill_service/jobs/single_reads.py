@@ -1,0 +1,74 @@
+"""How are single samples read from the store, for who waits for exactly these? Before what is read ahead of need."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from refill.errors import SampleDamaged
+from refill_service.jobs.job import Job
+from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.payload import Damage, Payload
+from refill_service.object_store.store_patience import within
+
+__all__ = ["SingleReads"]
+
+_READS_AT_ONCE = 64
+"""For one request."""
+
+
+class SingleReads:
+    """Of one pod's share of a job.
+
+    :param gate: bounds the bytes of reads in flight, over all jobs of the pod.
+    """
+
+    def __init__(self, job: Job, gate: ByteGate, wait_seconds: float) -> None:
+        self._job = job
+        self._gate = gate
+        self._wait_seconds = wait_seconds
+
+    async def read(self, samples: list[int], *, says_damage: bool) -> list[Payload | BaseException]:
+        """What went wrong stands in the place of each sample that failed: an :class:`asyncio.CancelledError`, too, when
+        the store was closed under its reads.
+
+        :param samples: counted from the start of the share.
+        :param says_damage: whether :class:`Damage` stands for a sample that is damaged; else its error.
+        """
+        first = self._job.share.first_sample
+        found: list[Payload | BaseException] = [b""] * len(samples)
+        to_read = iter(enumerate(samples))
+
+        async def read_some() -> None:
+            for place, sample in to_read:
+                try:
+                    found[place] = await self._read(sample + first)
+                except SampleDamaged as error:
+                    found[place] = Damage(json.dumps(error.to_wire()).encode()) if says_damage else error
+                except Exception as error:
+                    found[place] = error
+                except asyncio.CancelledError as error:
+                    if (task := asyncio.current_task()) is None or task.cancelling():
+                        raise
+                    found[place] = error  # of the read alone
+
+        await asyncio.gather(*(read_some() for _ in samples[:_READS_AT_ONCE]))
+        return found
+
+    async def _read(self, sample: int) -> Payload:
+        try:
+            return await self._read_once(sample)
+        except SampleDamaged:  # perhaps on its way only, and the store has the right bytes
+            return await self._read_once(sample)
+
+    async def _read_once(self, sample: int) -> Payload:
+        records, dataset = self._job.records, self._job.dataset
+        # Somebody waits for it; the reads ahead of need can wait.
+        size_bytes = int(records.length[sample - records.first_sample])
+        async with (
+            self._gate.passage(size_bytes, self._job.spec.name, urgent=True),
+            within(self._wait_seconds, f"pod {self._job.ordinal} waits for a sample of {dataset.url}"),
+        ):
+            payload = bytes(await dataset.read_samples(records, sample, sample + 1))
+        dataset.verify_sample(payload, records, sample)
+        return payload
