@@ -12,7 +12,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,27 +20,26 @@ import torch.distributed
 import torch.utils.data
 
 from refill.credentials import Credentials
-from refill.decoders import Decode, decode_member, make_decode
+from refill.decoders import Decode
 from refill.delivery_record import DeliveryRecord
 from refill.epoch_place import checked_epoch
 from refill.epoch_sampler import Position
-from refill.errors import InvalidInput, JobLost, RefillError, SampleDamaged, SamplesSkipped
+from refill.errors import InvalidInput, RefillError, SampleDamaged, SamplesSkipped
+from refill.fetched_counts import FetchedCounts
 from refill.hole_guard import Hole, HoleGuard
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
+from refill.resume_checks import check_is_of, check_is_remembered, place_dealt_anew
 from refill.resume_state import ResumeState
 from refill.run_start import RunStart
-from refill.tar_samples import parse_members
+from refill.sample_decoder import SampleDecoder, Transform, why_not_alike
 
-__all__ = ["CacheDataset", "SampleDecoder"]
+__all__ = ["CacheDataset"]
 
 log = logging.getLogger(__name__)
 
-Transform = Callable[[dict[str, Any]], Any]
-
-_COUNTED_WORKERS = 256
 _STAND_INS = 16
 """So many samples, from all over the dataset, are tried in place of a first batch that is all damaged."""
 _LOOKS_SECONDS = (0.1, 0.3, 0.6)
@@ -146,9 +145,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._warned = False
         self._warned_of_members = False
         self._samplers: list[weakref.ref[torch.utils.data.DistributedSampler[Any]]] = []
-        # Samples and bytes that each process has fetched, and samples that were damaged, in memory that loader workers
-        # share: row 0 is for the training process. One writer for each row, so that no lock is needed.
-        self._fetched = torch.zeros((1 + _COUNTED_WORKERS, 3), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._fetched = FetchedCounts()
         self._start = RunStart(torch.zeros(RunStart.NUM_SHARED, dtype=torch.int64).share_memory_())  # type: ignore[no-untyped-call]
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
 
@@ -369,13 +366,12 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
     def fetched(self) -> tuple[int, int]:
         """How many samples and bytes this process and its workers have fetched so far, ``(samples, bytes)``."""
-        samples, num_bytes, _ = self._fetched.sum(dim=0).tolist()
-        return samples, num_bytes
+        return self._fetched.samples, self._fetched.num_bytes
 
     @property
     def num_damaged(self) -> int:
         """How many damaged samples this process and its workers have gone on without (``on_damaged="skip"``)."""
-        return int(self._fetched[:, 2].sum())
+        return self._fetched.damaged
 
     def state_at(self, epoch: int, position: int, length: int, sampler: Any = None) -> dict[str, Any]:
         """The state of a loop of this rank that has come to ``position`` of the ``length`` positions of an epoch.
@@ -398,7 +394,8 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         found = ResumeState.from_dict(state)
         self._check_is_of_this(found)
         self._start.state_was_loaded()
-        if (dealt_anew := self._dealt_anew(found)) is not None:
+        dealt_anew = None if self._resume is None else place_dealt_anew(found, self._resume, self.connection)
+        if dealt_anew is not None:
             return dealt_anew
         connection = self._connection or self._new_connection()
         if found.world_size != connection.spec.world_size:
@@ -412,39 +409,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         return found
 
     def _check_is_of_this(self, state: ResumeState) -> None:
-        name, url = self._settings["name"], self._settings["dataset"]
-        for what, saved, here in (("job", state.job, name), ("dataset", state.dataset, url)):
-            if saved != here:
-                raise InvalidInput(
-                    f"the state is of {what} {saved!r}, not {here!r}: another {what} starts its epochs anew, without it"
-                )
-
-    def _dealt_anew(self, state: ResumeState) -> ResumeState | None:
-        """The place of this rank in what is left of the epoch, if it was dealt anew; None: nothing has changed."""
-        if self._resume is None:
-            return None
-        connection = self.connection
-        info, spec = connection.info(), connection.spec
-        if info["resumed"] is None or line_of(state.incarnation) == line_of(info["incarnation"]):
-            return None
-        same_line = line_of(state.incarnation) == line_of(self._resume.incarnation)
-        if not same_line or state.next_place != self._resume.next_place:
-            raise InvalidInput(
-                f"the job goes on from epoch {self._resume.epoch}, position {self._resume.position}, as resume= says, "
-                f"and this state is of epoch {state.epoch}, position {state.position}: give the same to both"
-            )
-        epoch, length = info["resumed"]["epoch"], info["resumed"]["samples_per_rank"]
-        return ResumeState(
-            spec.name,
-            spec.dataset,
-            info["incarnation"],
-            spec.world_size,
-            connection.rank,
-            epoch,
-            0,
-            length,
-            state.sampler,
-        )
+        check_is_of(state, self._settings["name"], self._settings["dataset"])
 
     def must_remember(self, state: ResumeState, consumed: Int64Array) -> None:
         """Called when a state is loaded. Raises :class:`JobLost` when the pods can't know which samples they gave
@@ -452,21 +417,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
         :param consumed: the positions ``(n,)`` of the state's epoch that the loop, or its worker, has had.
         """
-        spec, incarnation = self.connection.spec, self.connection.info()["incarnation"]
-        in_fixed_order = spec.order == "keyed" and not spec.shuffle
-        if line_of(state.incarnation) != line_of(incarnation) and not in_fixed_order:
-            raise JobLost(
-                f"job {state.job} was registered anew since the state was saved, so the pods don't know which samples "
-                f"the loop has had of epoch {state.epoch}: without the state, set_epoch({state.epoch}) starts it over",
-                job=state.job,
-            )
-        if not in_fixed_order and not self._record.resumes_within(state.epoch, consumed):
-            raise JobLost(
-                f"job {state.job} moved to other pods before the state was loaded, and they were not told what the "
-                f"loop has had of epoch {state.epoch}: load states before anything else is asked of the dataset, or "
-                "give this one to CacheDataset(..., resume=state)",
-                job=state.job,
-            )
+        check_is_remembered(state, consumed, self.connection, self._record)
 
     def check_epoch_length(self, state: ResumeState) -> None:
         """Called when a state is loaded. Raises :class:`InvalidInput` when an epoch has another length than it says."""
@@ -529,7 +480,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         return self._received(self.connection.samples(ids))
 
     def _received(self, batch: ReceivedBatch) -> list[Any]:
-        self._count(len(batch.payloads), batch.num_bytes)
+        self._fetched.add(len(batch.payloads), batch.num_bytes)
         return [self._decoded(batch, place) for place in range(len(batch.payloads))]
 
     def _answered(
@@ -543,7 +494,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         as_many: bool,
     ) -> list[Any]:
         if not self._skips_damaged:
-            self._count(len(batch.payloads), batch.num_bytes)
+            self._fetched.add(len(batch.payloads), batch.num_bytes)
             return self._said_to_be_alike(
                 [self._decoded(batch, place, with_keys) for place in range(len(batch.payloads))]
             )
@@ -554,7 +505,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
                 samples.append(self._decoded(batch, place, with_keys))
             except SampleDamaged as error:
                 damaged[place] = error
-        self._count(len(samples), batch.num_bytes, len(damaged))
+        self._fetched.add(len(samples), batch.num_bytes, len(damaged))
         if samples:
             self._spare = samples[-1]
         if damaged:
@@ -568,18 +519,9 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
     def _said_to_be_alike(self, samples: list[Any]) -> list[Any]:
         """Warns once of a batch that torch does not put together: its error would name neither sample nor remedy."""
-        if self._warned_of_members or not samples or type(samples[0]) is not dict:
-            return samples
-        members = samples[0].keys()
-        other = next((each for each in samples if type(each) is dict and each.keys() != members), None)
-        if other is not None:
+        if not self._warned_of_members and (why := why_not_alike(samples)) is not None:
             self._warned_of_members = True
-            warnings.warn(
-                f"samples of one batch have different members: {_members_of(samples[0])}, and {_members_of(other)}. "
-                "torch's default collate_fn fails on that with a KeyError: transform=function of CacheDataset can give "
-                "them the same names, or a collate_fn of your own deal with both",
-                stacklevel=2,
-            )
+            warnings.warn(why, stacklevel=2)
         return samples
 
     def _stand_in(self, sample_id: int, damaged: RefillError) -> Any:
@@ -594,11 +536,6 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         if self._spare is None:
             raise damaged
         return self._spare
-
-    def _count(self, samples: int, num_bytes: int, damaged: int = 0) -> None:
-        worker = torch.utils.data.get_worker_info()
-        row = self._fetched[0 if worker is None else 1 + worker.id % _COUNTED_WORKERS]
-        row += torch.tensor([samples, num_bytes, damaged])
 
     def _new_connection(self) -> PodConnection:
         default_rank, default_world_size = _place_in_world()
@@ -623,38 +560,6 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         )
 
 
-class SampleDecoder:
-    """Raw tar ranges -> samples: ``{"__key__": str, "__id__": int, extension: value, ...}``, then ``transform``."""
-
-    def __init__(self, decode: Decode, transform: Transform | None) -> None:
-        self._decode = make_decode(decode)
-        self._transform = transform
-
-    def __call__(self, batch: ReceivedBatch, place: int, with_keys: bool = True) -> Any:
-        """The sample at a place of a batch. Raises what the transform raises, with a note that names the sample, and
-        :class:`SampleDamaged` for one that can't be read.
-
-        :param with_keys: False leaves out ``__key__``.
-        """
-        if place in batch.damaged:
-            raise batch.damaged[place]
-        decode, transform = self._decode, self._transform
-        sample_id = int(batch.sample_ids[place])
-        key, members = parse_members(batch.payloads[place], sample_id)
-        sample: dict[str, Any] = {"__key__": key, "__id__": sample_id} if with_keys else {"__id__": sample_id}
-        for extension, view in members.items():
-            # A copy: one sample kept by the caller must not keep the whole batch's buffer.
-            data = bytes(view)
-            sample[extension] = data if decode is None else decode_member(decode, extension, data, sample_id, key)
-        if transform is None:
-            return sample
-        try:
-            return transform(sample)
-        except Exception as error:
-            error.add_note(f"in the transform of sample {sample_id} ({key!r}), which has {_listed(members)}")
-            raise
-
-
 def _check_spelling(settings: Mapping[str, Any]) -> None:
     """Arguments of the dataset are no settings of the job, so that pods can't name the one that is meant."""
     arguments = list(inspect.signature(CacheDataset.__init__).parameters)[1:-1]
@@ -662,14 +567,6 @@ def _check_spelling(settings: Mapping[str, Any]) -> None:
     for name in settings:
         if name not in known and (near := difflib.get_close_matches(name, [*arguments, *known], 1)):
             raise InvalidInput(f"CacheDataset has no argument {name!r} (is {near[0]} meant?)")
-
-
-def _members_of(sample: dict[str, Any]) -> str:
-    return f"sample {sample.get('__id__')} ({sample.get('__key__')!r}) has {_listed(sample)}"
-
-
-def _listed(members: Iterable[str]) -> str:
-    return ", ".join(sorted(name for name in members if not name.startswith("__"))) or "none"
 
 
 def _without_none(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""May a rank go on from a state of its loop? It must be of this job, and pods must know what they gave before it."""
+
+from __future__ import annotations
+
+from refill.delivery_record import DeliveryRecord
+from refill.errors import InvalidInput, JobLost
+from refill.pod_connection import PodConnection
+from refill.protocol.incarnation import line_of
+from refill.protocol.wire_format import Int64Array
+from refill.resume_state import ResumeState
+
+__all__ = ["check_is_of", "check_is_remembered", "place_dealt_anew"]
+
+
+def check_is_of(state: ResumeState, name: str, url: str) -> None:
+    """Raises :class:`InvalidInput` for the state of another job than this name's, or of another dataset."""
+    for what, saved, here in (("job", state.job, name), ("dataset", state.dataset, url)):
+        if saved != here:
+            raise InvalidInput(
+                f"the state is of {what} {saved!r}, not {here!r}: another {what} starts its epochs anew, without it"
+            )
+
+
+def place_dealt_anew(state: ResumeState, resume: ResumeState, connection: PodConnection) -> ResumeState | None:
+    """The place of this rank in what is left of the epoch, if it was dealt anew; None: nothing has changed.
+
+    :param resume: the state that the job was registered with.
+    """
+    info, spec = connection.info(), connection.spec
+    if info["resumed"] is None or line_of(state.incarnation) == line_of(info["incarnation"]):
+        return None
+    same_line = line_of(state.incarnation) == line_of(resume.incarnation)
+    if not same_line or state.next_place != resume.next_place:
+        raise InvalidInput(
+            f"the job goes on from epoch {resume.epoch}, position {resume.position}, as resume= says, "
+            f"and this state is of epoch {state.epoch}, position {state.position}: give the same to both"
+        )
+    epoch, length = info["resumed"]["epoch"], info["resumed"]["samples_per_rank"]
+    return ResumeState(
+        spec.name,
+        spec.dataset,
+        info["incarnation"],
+        spec.world_size,
+        connection.rank,
+        epoch,
+        0,
+        length,
+        state.sampler,
+    )
+
+
+def check_is_remembered(
+    state: ResumeState, consumed: Int64Array, connection: PodConnection, record: DeliveryRecord
+) -> None:
+    """As :meth:`CacheDataset.must_remember`.
+
+    :param record: what this process has received.
+    """
+    spec, incarnation = connection.spec, connection.info()["incarnation"]
+    in_fixed_order = spec.order == "keyed" and not spec.shuffle
+    if line_of(state.incarnation) != line_of(incarnation) and not in_fixed_order:
+        raise JobLost(
+            f"job {state.job} was registered anew since the state was saved, so the pods don't know which samples "
+            f"the loop has had of epoch {state.epoch}: without the state, set_epoch({state.epoch}) starts it over",
+            job=state.job,
+        )
+    if not in_fixed_order and not record.resumes_within(state.epoch, consumed):
+        raise JobLost(
+            f"job {state.job} moved to other pods before the state was loaded, and they were not told what the "
+            f"loop has had of epoch {state.epoch}: load states before anything else is asked of the dataset, or "
+            "give this one to CacheDataset(..., resume=state)",
+            job=state.job,
+        )
