@@ -152,7 +152,8 @@ def test_batches_of_plain_integers_are_warned_of_once(pod: FakePod, dataset_of: 
     loader = DataLoader(dataset, batch_size=8, sampler=RandomSampler(dataset), collate_fn=list)
     with pytest.warns(UserWarning, match=r"refill\.EpochSampler\(dataset\)") as caught:
         assert sorted(ids_of(loader)) == list(range(NUM_SAMPLES))
-    assert len(caught) == 1
+    # Others may come between, of sockets that an earlier test left and that are collected only now.
+    assert sum("each sample on its own" in str(each.message) for each in caught) == 1
     assert pod.count("POST samples") == NUM_SAMPLES // 8
 
 
