@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 _STAND_INS = 16
 """So many samples, from all over the dataset, are tried in place of a first batch that is all damaged."""
-_LOOKS_SECONDS = (0.1, 0.3, 0.6)
+_ASK_AGAIN_AFTER_SECONDS = (0.1, 0.3, 0.6)
 """Before samples are called skipped, pods are asked so often, with these pauses."""
 
 
@@ -456,7 +456,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     def _check_skipped(self, epoch: int, hole: Hole) -> None:
         """Whether pods, too, have never been asked for what is missing here: a loop may go on where another one ended,
         by skipping batches that were trained with."""
-        for wait_seconds in _LOOKS_SECONDS:
+        for wait_seconds in _ASK_AGAIN_AFTER_SECONDS:
             if not self.connection.skipped(epoch, hole.start, hole.end):
                 return
             time.sleep(wait_seconds)  # a request of another thread may be on its way

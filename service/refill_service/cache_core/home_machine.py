@@ -295,8 +295,8 @@ class HomeMachine(Generic[Payload]):
         if len(self.remote_memory) or self._arriving:
             for place in wanted.nonzero()[0].tolist():
                 request = (epoch, rank, int(positions[place]))
-                if (held := self.remote_memory.take(request)) is not None:
-                    batch.put_sent_ahead(place, *held)
+                if (found := self.remote_memory.take(request)) is not None:
+                    batch.put_sent_ahead(place, *found)
                     wanted[place] = False
                 elif (bringer := self._arriving.get(request)) is not None:
                     batch.awaited[bringer] = None
@@ -317,8 +317,8 @@ class HomeMachine(Generic[Payload]):
             batch.own = _FIRST_PLACE
         else:
             request = (batch.epoch, batch.rank, batch.positions.item())
-            if (held := self.remote_memory.take(request)) is not None:
-                batch.put_sent_ahead(0, *held)
+            if (found := self.remote_memory.take(request)) is not None:
+                batch.put_sent_ahead(0, *found)
             elif (bringer := self._arriving.get(request)) is not None:
                 batch.awaited[bringer] = None
                 batch.arriving.append(0)
@@ -377,8 +377,8 @@ class HomeMachine(Generic[Payload]):
         """Fact: all that the batch awaited has ended. By pod, the places to ask it for: what was lost on the way."""
         lost = []
         for place in batch.arriving:
-            if (held := self.remote_memory.take((batch.epoch, batch.rank, int(batch.positions[place])))) is not None:
-                batch.put_sent_ahead(place, *held)
+            if (found := self.remote_memory.take((batch.epoch, batch.rank, int(batch.positions[place])))) is not None:
+                batch.put_sent_ahead(place, *found)
             else:
                 lost.append(place)
         batch.asking.started.started(batch.positions[batch.arriving])

@@ -122,10 +122,10 @@ class JobAtPod:
             return self.job.memory_bytes
         remote = self.home.machine.remote_memory
         if self.sleeps:
-            held = memory_for_chunks(self.owner.resident_bytes + self.owner.recent_bytes, self.parts)
-            return min(held + remote.used, self.job.memory_bytes)
-        held = memory_for_chunks(self.owner.held_bytes, self.parts)
-        return max(held, self.job.memory_bytes) + max(0, remote.used - remote.capacity)
+            held_bytes = memory_for_chunks(self.owner.resident_bytes + self.owner.recent_bytes, self.parts)
+            return min(held_bytes + remote.used, self.job.memory_bytes)
+        held_bytes = memory_for_chunks(self.owner.held_bytes, self.parts)
+        return max(held_bytes, self.job.memory_bytes) + max(0, remote.used - remote.capacity)
 
     def memory_is(self, memory_bytes: int) -> None:
         """Fact: the job has so much memory now."""

@@ -258,9 +258,9 @@ class Owner:
             payloads[i] = self._recent.get(state.number, samples[i])
             if payloads[i] is None:
                 payloads[i] = self._elsewhere(samples[i])
-        lost = [i for i in gone if payloads[i] is None]
-        results = await self._exact(state.counts, [samples[i] for i in lost], says_damage)
-        for i, result in zip(lost, results, strict=True):
+        to_read = [i for i in gone if payloads[i] is None]
+        results = await self._exact(state.counts, [samples[i] for i in to_read], says_damage)
+        for i, result in zip(to_read, results, strict=True):
             payloads[i] = None if isinstance(result, BaseException) else result
         _raise_first(results)
 
@@ -305,10 +305,10 @@ class Owner:
         (size or AnswerSize(self.answer_bytes)).add(int(self.job.records.length[samples].sum()))
         counts = self._epochs[-1].counts if self._epochs else OwnerCounts(EpochCounts())
         payloads = await self._repeats(samples) if repeats else list(map(self._elsewhere, samples.tolist()))
-        lost = [i for i, payload in enumerate(payloads) if payload is None]
-        results = await self._exact(counts, [int(samples[i]) for i in lost], says_damage)
+        to_read = [i for i, payload in enumerate(payloads) if payload is None]
+        results = await self._exact(counts, [int(samples[i]) for i in to_read], says_damage)
         _raise_first(results)
-        for i, result in zip(lost, results, strict=True):
+        for i, result in zip(to_read, results, strict=True):
             payloads[i] = None if isinstance(result, BaseException) else result
         return [payload for payload in payloads if payload is not None]
 
