@@ -17,8 +17,9 @@ def pod(ordinal: int, life: PodLife, now: float = 0.0, num_pods: int = 3) -> Pod
     return PodLives(ordinal, num_pods, life, now)
 
 
-def announce(new: PodLives, others: list[PodLives], now: float) -> None:
-    new.announcement_answered({each.ordinal: each.announced(new.ordinal, new.own, now) for each in others}, now)
+def announce(new: PodLives, others: list[PodLives], now: float, number_now: int = 0) -> None:
+    answers = {each.ordinal: each.announced(new.ordinal, new.own, now) for each in others}
+    new.announcement_answered(answers, now, max(number_now, new.own.number))
 
 
 def test_an_earlier_run_is_refused_once_a_later_one_was_heard_of() -> None:
@@ -94,6 +95,15 @@ def test_a_clock_that_went_back_does_not_make_an_earlier_run_the_later_one() -> 
     announce(new, others, 20.1)
     assert (new.unaware, new.replaced_by) == ([], None)
     assert not others[0].came_from(1, SECOND, 21.0)
+
+
+def test_one_that_stood_still_before_anybody_heard_of_it_does_not_take_its_successors_place() -> None:
+    other, woken, successor = pod(0, FIRST), pod(1, FIRST), pod(1, SECOND)
+    announce(successor, [other], 5.0)
+    announce(woken, [other], 6.0, number_now=SECOND.number + 1)
+    assert (woken.own, woken.replaced_by) == (FIRST, SECOND)
+    announce(successor, [other], 7.0)
+    assert successor.replaced_by is None
 
 
 def test_one_that_others_have_known_and_that_finds_another_one_is_the_earlier() -> None:

@@ -10,7 +10,8 @@ request, so what the earlier one answers must reach nobody any more.
   confirmation can hold. It reads its journal after that: there is all that the earlier run has answered.
 - A pod that reaches no other one, or is alone, asks by its own name who it is: that leads to its successor.
 
-The number of a life is the time of its start, or more than all that are known if a clock was wrong.
+The number of a life is the time of its start, or more than all that are known if a clock was wrong: if a life is known
+that begins only later. One that began meanwhile is the successor, also where it was heard of first.
 """
 
 from __future__ import annotations
@@ -161,12 +162,15 @@ class PodLives:
         """The other pods that don't know yet that this one was started."""
         return [pod for pod in self.others if pod not in self._aware]
 
-    def announcement_answered(self, answers: Mapping[int, Announced], now: float) -> None:
-        """Fact: these pods have answered to the announcement, all that were reached at a time."""
+    def announcement_answered(self, answers: Mapping[int, Announced], now: float, number_now: int) -> None:
+        """Fact: these pods have answered to the announcement, all that were reached at a time.
+
+        :param number_now: that a life would have which began now.
+        """
         known = [answer.lives[self.ordinal] for answer in answers.values() if self.ordinal in answer.lives]
         newest = max((life for life in known if life.name != self.own.name), default=self.own)
-        if newest > self.own and not self._aware:
-            # Nobody has heard of this life, so it is the later one all the same: a clock was wrong.
+        if newest.number > max(self.own.number, number_now) and not self._aware:
+            # That life would begin only later: a clock was wrong. So this one, new to all others, is the later one.
             self.own = PodLife(newest.number + 1, self.own.name)
             self.earlier = newest
             return

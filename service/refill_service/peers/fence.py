@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -183,7 +184,9 @@ class Fence:
             unaware = self.lives.unaware
             answers = await asyncio.gather(*map(self._announce_to, unaware))
             self.lives.announcement_answered(
-                {pod: answer for pod, answer in zip(unaware, answers, strict=True) if answer}, lease_time()
+                {pod: answer for pod, answer in zip(unaware, answers, strict=True) if answer},
+                lease_time(),
+                time.time_ns(),
             )
             self.leave_earlier_runs()
             if self.lives.replaced_by is not None:
