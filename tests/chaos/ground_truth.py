@@ -46,8 +46,8 @@ class Consumed(NamedTuple):
 
     @property
     def in_doubt(self) -> int:
-        """So many, at least, a receipt has to call unknown."""
-        return max(len(self.twice), len(self.never), self.changed)
+        """So many, at least, a receipt has to call unknown, but for positions that were asked for again."""
+        return max(len(self.twice), len(self.never))
 
 
 class GroundTruth:

@@ -88,8 +88,10 @@ class Verdict:
             receipt: dict[str, Any] = answer.json()
             if receipt["unknown"] and not receipt["exact"] and may_be_forgotten and not found.unanswered:
                 self.unknown_in.append(epoch)
-                # What is left may be dealt with repeats, so that each rank gets as many: how many, pods alone know.
-                if found.in_doubt > receipt["unknown"] + receipt.get("repeats", 0):
+                # What is left may be dealt with repeats, so that each rank gets as many: how many, pods alone know. And
+                # a position that is asked for again, as no loop does, counts as answered then: what it had got before
+                # is known to the rank alone.
+                if found.in_doubt > receipt["unknown"] + receipt.get("repeats", 0) + found.changed:
                     self.problems += [f"the receipt says too little: {receipt}", *in_words]
             elif (
                 in_words or not receipt["exact"] or any(receipt[what] for what in ("duplicates", "unknown", "missing"))
