@@ -35,8 +35,17 @@ def pods(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield cluster
 
 
-@pytest.mark.parametrize("policy", ["drain", "redox"])
-@pytest.mark.parametrize("killed", [[0], [1], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize(
+    ("killed", "policy"),
+    [
+        pytest.param([0], "drain", marks=pytest.mark.variant),
+        pytest.param([0], "redox"),
+        pytest.param([1], "drain", marks=pytest.mark.variant),
+        pytest.param([1], "redox", marks=pytest.mark.variant),
+        pytest.param([0, 1, 2], "drain"),
+        pytest.param([0, 1, 2], "redox", marks=pytest.mark.variant),
+    ],
+)
 def test_killed_pods_come_back(packed: Packed, pods: LocalCluster, killed: list[int], policy: str) -> None:
     job = settings_of(packed[0], policy=policy)
     ranks = Ranks(pods, job)

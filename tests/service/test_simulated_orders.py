@@ -54,7 +54,6 @@ def test_the_exact_answers_of_the_earliest_use(
 def test_an_order_of_any_length(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = written(tmp_path / "skewed.txt", PortableRandom(5).skewed(500, 20_000))
     options = ("--samples", 500, "--trace", trace, "--pods", 1, "--chunk-size", 1, "--memory-samples", 50)
-    assert column(simulated(capsys, "--eviction", "earliest", *options), "hits") == [10156]
     many = simulated(capsys, "--eviction", "lru", *options, "--epochs", 40)
     assert len(many["epochs"]) == 40
     assert sum(column(many, "hits")) == 3720, "memory outlives epochs"
