@@ -10,14 +10,17 @@ import pytest
 
 from refill_service.cli import main
 from refill_service.planning.cost_lines import (
+    MEMORY_PARTS,
     SAMPLE_SIZES,
     WAYS,
     ComparedRun,
     Line,
     Reads,
     cheapest_by_epochs,
+    cheapest_by_memory,
     cheapest_by_sample_size,
     line_of,
+    with_memory_parts,
 )
 from refill_service.planning.provider_prices import PROVIDERS
 
@@ -102,9 +105,49 @@ def test_lines_cross_by_the_size_of_a_sample() -> None:
     assert by_hand <= crossing <= by_hand * 1.051
 
 
+def test_lines_cross_by_memory() -> None:
+    run = replace(RUN, vm_hour=0.0)
+    few_gets = {
+        each: [
+            Line("drain K=16", Reads(1 / 16, 1), Reads(1 / 16, 1)),
+            Line("exact K=64", *[Reads(0.006 / each.memory_fraction, 4)] * 2),
+        ]
+        for each in with_memory_parts(run)
+    }
+    # As many GETs where a part of 0.006 * 16 = 0.096 is in memory.
+    assert cheapest_by_memory(few_gets, "s3") == [(0.02, "drain K=16"), (0.1, "exact K=64")]
+
+
+def test_memory_that_is_rented_may_cost_more_than_it_saves() -> None:
+    run = replace(RUN, vm_hour=0.0, memory_gb_hour=3.0, compute_samples_per_second=1000.0)
+    lines = {
+        each: [Line("bucket alone", Reads(1, 1), Reads(1, 1)), Line("drain K=16", Reads(1 / 16, 1), Reads(1 / 16, 1))]
+        for each in with_memory_parts(run)
+    }
+    # 0.38 dollars of requests saved, 0.005 of them listings; all 10 GB in memory for 1,000 s would be 8.33.
+    assert cheapest_by_memory(lines, "s3") == [(0.02, "drain K=16"), (0.05, "bucket alone")]
+
+
+def test_a_way_that_a_part_of_memory_has_no_room_for_is_not_the_cheapest_there() -> None:
+    first, *others = with_memory_parts(replace(RUN, vm_hour=0.0))
+    bucket, redox = (Line(name, *[Reads(gets, 1)] * 2) for name, gets in (("bucket alone", 1), ("redox K=64", 0.1)))
+    lines = {first: [bucket]} | {each: [bucket, redox] for each in others}
+    assert cheapest_by_memory(lines, "s3") == [(0.02, "bucket alone"), (0.05, "redox K=64")]
+
+
+def test_the_parts_of_memory_that_are_looked_at() -> None:
+    def parts(run: ComparedRun) -> list[float]:
+        return [each.memory_fraction for each in with_memory_parts(run)]
+
+    assert parts(RUN) == list(MEMORY_PARTS)
+    assert parts(replace(RUN, memory_fraction=0.0999)) == [*MEMORY_PARTS[:2], 0.0999, *MEMORY_PARTS[3:]], "not twice"
+    assert parts(replace(RUN, memory_fraction=0.12)) == [*MEMORY_PARTS[:3], 0.12, *MEMORY_PARTS[3:]]
+    assert parts(replace(RUN, num_samples=20)) == list(MEMORY_PARTS[1:]), "2 % of 20 samples is none"
+
+
 class TestCommand:
     def test_for_programs(self, capsys: pytest.CaptureFixture[str]) -> None:
-        found = self.compared(capsys, "--simulate-samples", "1024", "--elsewhere", "--disk-price", "0.1", "--json")
+        found = self.compared(capsys, "--simulate-samples", "256", "--elsewhere", "--disk-price", "0.1", "--json")
         answer = json.loads(found)
         assert [each["way"] for each in answer["ways"]] == list(WAYS)
         for each in answer["ways"]:
@@ -115,11 +158,21 @@ class TestCommand:
         for of_provider in answer["cheapest"].values():
             assert all(step["way"] in kept for step in of_provider["order_kept"]["by_epochs"])
             assert of_provider["any_order"]["by_epochs"][0]["from_epochs"] == 1
+            by_memory = of_provider["order_kept"]["by_memory"]
+            assert [step["from_fraction"] for step in by_memory] == sorted({s["from_fraction"] for s in by_memory})
+            assert by_memory[0]["from_fraction"] == MEMORY_PARTS[0]
+            assert {step["way"] for step in by_memory} <= kept
 
     def test_for_people_who_give_too_little_memory_for_a_way(self, capsys: pytest.CaptureFixture[str]) -> None:
-        shown = self.compared(capsys, "--simulate-samples", "512", "--memory", "1%")
+        shown = self.compared(capsys, "--simulate-samples", "256", "--memory", "1%")
         assert "left out: redox K=64: 1.0% of what is simulated holds no chunk; give more memory" in shown
-        for text in ("drain K=8", "cheapest, of 1 to 1,000 epochs", "cheapest of 3 epochs, by the size of a sample"):
+        for text in (
+            "drain K=8",
+            "cheapest, of 1 to 1,000 epochs",
+            "cheapest of 3 epochs, by the size of a sample",
+            "cheapest of 3 epochs, by the part of the dataset in memory",
+            "memory at 1, 2, 5, 10, 15, 20, 35, 50, 100%",
+        ):
             assert text in shown
 
     @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -16,8 +17,10 @@ from refill_service.planning.cost_lines import (
     ComparedRun,
     Line,
     cheapest_by_epochs,
+    cheapest_by_memory,
     cheapest_by_sample_size,
     line_of,
+    with_memory_parts,
 )
 from refill_service.planning.provider_prices import PRICES_AS_OF, PROVIDERS
 
@@ -34,6 +37,9 @@ _OPTIONS = {
     "concurrency": StoreTerms().concurrency,
     "simulate_samples": 8192,
 }
+_ORDERS = ("any_order", "order_kept")
+_FROM = {"epochs": "from_epochs", "sample_bytes": "from_bytes", "memory": "from_fraction"}
+"""What the lines cross by, and how JSON names the place."""
 _OF_ONE_RUN = (
     "run_seconds", "gets", "listed", "fetch_size", "page", "provider", "class_a_price", "class_b_price", "bucket_price",
     "system_gb", "cache_gb", "data_gb", "no_bucket",
@@ -99,20 +105,21 @@ def compare(args: argparse.Namespace) -> int:
         if getattr(args, name) not in (None, False):
             raise InvalidInput(f"--{name.replace('_', '-')} is of one run; leave it out, or --samples, which compares")
     run = _run_of(args)
-    lines: list[Line] = []
+    by_memory: dict[ComparedRun, list[Line]] = {}
     left_out: list[str] = []
     with ProcessPoolExecutor(2) as pool:
-        for name, line in zip(WAYS, [pool.submit(line_of, name, run) for name in WAYS], strict=True):
+        simulated = [(each, name, pool.submit(line_of, name, each)) for each in with_memory_parts(run) for name in WAYS]
+        for each, name, line in simulated:
             try:
-                lines.append(line.result())
+                by_memory.setdefault(each, []).append(line.result())
             except MemoryTooSmall:
-                left_out.append(f"{name}: {run.memory_fraction:.1%} of what is simulated holds no chunk")
+                left_out.append(f"{name}: {each.memory_fraction:.1%} of what is simulated holds no chunk")
     if args.json:
-        print(json.dumps(_found(run, lines) | {"left_out": left_out}))
+        print(json.dumps(_found(run, by_memory) | {"left_out": left_out}))
     else:
-        _print(run, lines)
-        for each in left_out:
-            print(f"left out: {each}; give more memory, or --simulate-samples more")
+        _print(run, by_memory)
+        for text in left_out:
+            print(f"left out: {text}; give more memory, or --simulate-samples more")
     return 0
 
 
@@ -149,7 +156,8 @@ def _run_of(args: argparse.Namespace) -> ComparedRun:
     )
 
 
-def _found(run: ComparedRun, lines: list[Line]) -> dict[str, Any]:
+def _found(run: ComparedRun, by_memory: dict[ComparedRun, list[Line]]) -> dict[str, Any]:
+    lines = by_memory[run]
     return {
         "samples": run.num_samples,
         "sample_bytes": run.sample_bytes,
@@ -175,24 +183,35 @@ def _found(run: ComparedRun, lines: list[Line]) -> dict[str, Any]:
         "cheapest": {
             provider: {
                 order: {
-                    "by_epochs": [{"from_epochs": at, "way": way} for at, way in cheapest_by_epochs(of, run, provider)],
-                    "by_sample_bytes": [
-                        {"from_bytes": at, "way": way} for at, way in cheapest_by_sample_size(of, run, provider)
-                    ],
+                    f"by_{what}": [{_FROM[what]: at, "way": way} for at, way in found]
+                    for what, found in _crossings(run, by_memory, order, provider).items()
                 }
-                for order, of in _by_order(lines).items()
+                for order in _ORDERS
             }
             for provider in PROVIDERS
         },
     }
 
 
-def _by_order(lines: list[Line]) -> dict[str, list[Line]]:
-    return {"any_order": lines, "order_kept": [line for line in lines if line.way.keeps_order]}
+def _crossings(
+    run: ComparedRun, by_memory: dict[ComparedRun, list[Line]], order: str, provider: str
+) -> dict[str, Sequence[tuple[float, str]]]:
+    """By the names of ``_FROM``."""
+    of_order = {
+        each: [line for line in lines if line.way.keeps_order or order == "any_order"]
+        for each, lines in by_memory.items()
+    }
+    return {
+        "epochs": cheapest_by_epochs(of_order[run], run, provider),
+        "sample_bytes": cheapest_by_sample_size(of_order[run], run, provider),
+        "memory": cheapest_by_memory(of_order, provider),
+    }
 
 
-def _print(run: ComparedRun, lines: list[Line]) -> None:
+def _print(run: ComparedRun, by_memory: dict[ComparedRun, list[Line]]) -> None:
     from refill_service.datasets.progress import bytes_text
+
+    lines = by_memory[run]
 
     def machines(number: int) -> str:
         return f"{number} machine{'s' * (number > 1)}"
@@ -213,17 +232,23 @@ def _print(run: ComparedRun, lines: list[Line]) -> None:
             f"{line.name:16} {order:8} {line.later.gets * run.num_samples:12,.0f} {line.later.samples:6.2f}x "
             f"{line.hours(run):9,.2f}{dollars}"
         )
-    by_epochs, by_size = f"cheapest, of 1 to {MOST_EPOCHS:,} epochs", f"cheapest of {epochs}, by the size of a sample"
-    for title, crossings, text in (
-        (by_epochs, cheapest_by_epochs, lambda at: f"{at:,} epoch{'s' * (at > 1)}"),
-        (by_size, cheapest_by_sample_size, bytes_text),
-    ):
+    titles: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "epochs": (f"cheapest, of 1 to {MOST_EPOCHS:,} epochs", lambda at: f"{at:,} epoch{'s' * (at > 1)}"),
+        "sample_bytes": (f"cheapest of {epochs}, by the size of a sample", bytes_text),
+        "memory": (f"cheapest of {epochs}, by the part of the dataset in memory", lambda at: f"{100 * at:.3g}%"),
+    }
+    crossings = [
+        (provider, order, _crossings(run, by_memory, order, provider)) for order in _ORDERS for provider in PROVIDERS
+    ]
+    for what, (title, text) in titles.items():
         print()
         print(title)
-        for order, of in _by_order(lines).items():
-            for provider in PROVIDERS:
-                found = crossings(of, run, provider)
-                parts = [found[0][1], *(f"from {text(at)} {way}" for at, way in found[1:])]
-                print(f"  {provider:4} {order.replace('_', ' '):11} {', '.join(parts)}")
+        for provider, order, of_all in crossings:
+            (_, first), *others = of_all[what]
+            ways = ", ".join([first, *(f"from {text(at)} {way}" for at, way in others)])
+            print(f"  {provider:4} {order.replace('_', ' '):11} {ways}")
     print()
-    print(f"sizes are looked at from {bytes_text(SAMPLE_SIZES[0])} to {bytes_text(SAMPLE_SIZES[-1])}; times are floors")
+    print(
+        f"sizes are looked at from {bytes_text(SAMPLE_SIZES[0])} to {bytes_text(SAMPLE_SIZES[-1])}, memory at "
+        f"{', '.join(f'{100 * each.memory_fraction:.3g}' for each in by_memory)}%; times are floors"
+    )

@@ -3,14 +3,14 @@
 GETs and bytes of an epoch are simulated with the code that decides in pods, on a part of the dataset; they go with the
 part of it that memory holds, and not with the size of a sample. Times are the floor of ``analysis.read_seconds``, for
 all ways the same. So a cost is a sum over epochs, and what is cheapest is looked up at each number of epochs, and at
-each size of a sample.
+each size of a sample; with more or less memory it is simulated anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from refill_service.planning.run_cost import Run, RunCost, run_cost
 from refill_service.planning.simulation import LOOP_BATCH
 
 __all__ = [
+    "MEMORY_PARTS",
     "MOST_EPOCHS",
     "SAMPLE_SIZES",
     "WAYS",
@@ -31,16 +32,21 @@ __all__ = [
     "Reads",
     "Way",
     "cheapest_by_epochs",
+    "cheapest_by_memory",
     "cheapest_by_sample_size",
     "line_of",
+    "with_memory_parts",
 ]
 
 MOST_EPOCHS = 1000
 """Beyond it no crossing is looked for."""
 SAMPLE_SIZES = tuple(round(1000 * 1.05**step) for step in range(237))
 """From 1 kB to 100 MB, each 5 % larger than the one before: so exactly is a crossing known."""
+MEMORY_PARTS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.35, 0.5, 1.0)
+"""Of the dataset; a crossing is known to lie between two of them. Each is simulated, so they are few."""
 _PAGE = 1000
 """Objects that one request lists."""
+_Place = TypeVar("_Place", int, float)
 
 
 @dataclass(frozen=True)
@@ -188,6 +194,13 @@ def line_of(name: str, run: ComparedRun) -> Line:
     return Line(name, *WAYS[name].simulate(run))
 
 
+def with_memory_parts(run: ComparedRun) -> list[ComparedRun]:
+    """The run itself, and with each other part of the dataset in memory that crossings are looked for at."""
+    own = run.memory_fraction
+    others = [part for part in MEMORY_PARTS if int(run.simulated * part) and abs(part - own) > own / 100]
+    return [replace(run, memory_fraction=part) for part in sorted([own, *others])]
+
+
 def _one_by_one(run: ComparedRun) -> tuple[Reads, Reads]:
     return Reads(1.0, 1.0), Reads(1.0, 1.0)
 
@@ -262,7 +275,7 @@ def cheapest_by_epochs(lines: Sequence[Line], run: ComparedRun, provider: str) -
     epochs = np.arange(1, MOST_EPOCHS + 1)
     parts = [line.cost_parts(run, PROVIDERS[provider]) for line in lines]
     totals = [first.total + (epochs - 1) * (later.total - later.storage) for first, later in parts]
-    return _cheapest(epochs.tolist(), np.array(totals), lines)
+    return _changes(epochs.tolist(), _cheapest(np.array(totals), lines))
 
 
 def cheapest_by_sample_size(lines: Sequence[Line], run: ComparedRun, provider: str) -> list[tuple[int, str]]:
@@ -272,12 +285,26 @@ def cheapest_by_sample_size(lines: Sequence[Line], run: ComparedRun, provider: s
         [line.cost(replace(run, sample_bytes=size), PROVIDERS[provider]).total for size in SAMPLE_SIZES]
         for line in lines
     ]
-    return _cheapest(SAMPLE_SIZES, np.array(totals), lines)
+    return _changes(SAMPLE_SIZES, _cheapest(np.array(totals), lines))
 
 
-def _cheapest(at: Iterable[int], totals: np.ndarray[Any, Any], lines: Sequence[Line]) -> list[tuple[int, str]]:
-    found: list[tuple[int, str]] = []
-    for place, which in zip(at, totals.argmin(axis=0), strict=True):
-        if not found or found[-1][1] != lines[which].name:
-            found.append((place, lines[which].name))
+def cheapest_by_memory(lines: Mapping[ComparedRun, Sequence[Line]], provider: str) -> list[tuple[float, str]]:
+    """``(from so large a part of the dataset in memory on, the cheapest way)``.
+
+    :param lines: of the run :func:`with_memory_parts`; those that such a part has room for.
+    """
+    totals = {run: [line.cost(run, PROVIDERS[provider]).total for line in of_run] for run, of_run in lines.items()}
+    cheapest = [lines[run][int(np.argmin(of_run))].name for run, of_run in totals.items()]
+    return _changes([run.memory_fraction for run in lines], cheapest)
+
+
+def _cheapest(totals: np.ndarray[Any, Any], lines: Sequence[Line]) -> list[str]:
+    return [lines[which].name for which in totals.argmin(axis=0)]
+
+
+def _changes(at: Iterable[_Place], cheapest: Iterable[str]) -> list[tuple[_Place, str]]:
+    found: list[tuple[_Place, str]] = []
+    for place, name in zip(at, cheapest, strict=True):
+        if not found or found[-1][1] != name:
+            found.append((place, name))
     return found
