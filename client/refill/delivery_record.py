@@ -38,10 +38,13 @@ log = logging.getLogger(__name__)
 
 _NUM_REPORTS, _MOVES, _SINCE, _NUM_EPOCHS, _EPOCHS = range(5)
 """Places of numbers in the lock file: how often the record was reported, how often the job had moved by then, the epoch
-from which on the record is complete (while there is a file ``whole``), and the epochs of which there must be a file,
-after their number."""
+from which on the record is complete, and the epochs of which there must be a file, after their number."""
 _LEFTOVER_SECONDS = 86_400
 _NEW = "refill-new-"
+_WHOLE = "whole"
+"""A file that is there while the record is complete, from the epoch on that the lock file says."""
+_NOTHING_LOST = "nothing-lost"
+"""A file in the first rank's folder, until anything of any rank is lost: what is not there then was never made."""
 
 
 class DeliveryRecord:
@@ -68,6 +71,7 @@ class DeliveryRecord:
             # Now: a folder that is not there later has been removed.
             _remove_leftovers(self._folder.parent)
             self._make(whole=True)
+            (self._folder / _NOTHING_LOST).touch()
         except OSError as error:
             self._not_complete(error)
         # Last at exit: loader workers end first, and would else take the removal for somebody else's.
@@ -142,6 +146,9 @@ class DeliveryRecord:
                 self._moves_seen = 0
                 marker = self._folder / "run"
                 if not marker.exists() or marker.read_text() != run:
+                    if not marker.exists() and not self._nothing_lost:
+                        # It went with a folder that was removed, perhaps within this run, and what came then with it.
+                        (self._folder / _WHOLE).unlink(missing_ok=True)
                     _write(lock, _MOVES, 0, 0, 0)
                     for path in self._folder.glob("epoch-*"):
                         path.unlink()
@@ -172,7 +179,7 @@ class DeliveryRecord:
                 # Who receives of an epoch may have samples of the one before, that other ranks are in still. A trace
                 # may be posted while they are two epochs behind.
                 oldest = record.epoch - (1 if record.kind is Kind.RECEIVED else 2)
-                if not (self._folder / "whole").exists():
+                if not (self._folder / _WHOLE).exists():
                     self._is_whole_after(lock, record.epoch)
                 if not _epochs(lock):  # another process may have been the rank in the epochs before
                     _write(lock, _SINCE, max(_number(lock, _SINCE), record.epoch))
@@ -197,7 +204,7 @@ class DeliveryRecord:
                 files = [path.read_bytes() for path in sorted(self._folder.glob("epoch-*"))]
                 parts = [_intact(file) for file in files]
                 # What was cut, where a worker was killed or the disk was full, hides all that was written after it.
-                whole = (self._folder / "whole").exists() and parts == files
+                whole = (self._folder / _WHOLE).exists() and parts == files
         except OSError as error:
             self._not_complete(error)
             return b""
@@ -222,18 +229,25 @@ class DeliveryRecord:
                 self._close()
             try:
                 yield lock
+            except OSError as error:
+                self._not_complete(error)  # before another process reports it
+                raise
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _open(self) -> int:
+        # First: another process may make it in a moment.
+        was_made = self._folder == self._first_folder or self._marks_made.exists()
         if not self._folder.exists():
             if has_ended(own_life(self.made_in)):
                 raise FileNotFoundError(errno.ENOENT, "the training process has ended")
             # Another rank's record is made when it is needed.
-            never_made = self._folder != self._first_folder and (self._first_folder / "whole").exists()
+            never_made = self._nothing_lost and not was_made
             if not never_made:
                 self._not_complete(OSError(errno.ENOENT, "it was removed"))
             self._make(whole=never_made)
+            if never_made:
+                self._marks_made.touch()
         if self._alive is None:
             self._alive = _locked_shared(self._folder)
         return os.open(self._folder / "lock", os.O_RDWR | os.O_CLOEXEC)
@@ -244,7 +258,7 @@ class DeliveryRecord:
         # Complete from the start: two workers may come at the same time.
         new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._folder.parent))
         if whole:
-            (new / "whole").touch()
+            (new / _WHOLE).touch()
         # After a removal, the number of reports is lost. This one is larger than any before, so that no answer that is
         # under way counts.
         num_reports = 0 if whole else time.time_ns()
@@ -293,8 +307,9 @@ class DeliveryRecord:
 
     def _not_complete(self, error: OSError) -> None:
         """Fact: the record could not be read or written. It must not be reported as complete from now on."""
-        with contextlib.suppress(OSError):
-            (self._folder / "whole").unlink(missing_ok=True)
+        for file in (self._folder / _WHOLE, self._first_folder / _NOTHING_LOST):
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
         if not self._fails and not has_ended(own_life(self.made_in)):
             self._fails = True
             log.warning(
@@ -310,7 +325,16 @@ class DeliveryRecord:
         _write(lock, _SINCE, max(_number(lock, _SINCE), epoch + 2))
         left = [each for each in sorted(_epochs(lock)) if self._path(each).exists()]
         _write(lock, _NUM_EPOCHS, len(left), *left)
-        (self._folder / "whole").touch()
+        (self._folder / _WHOLE).touch()
+
+    @property
+    def _nothing_lost(self) -> bool:
+        return (self._first_folder / _NOTHING_LOST).exists()
+
+    @property
+    def _marks_made(self) -> Path:
+        """A file that is there once the record of another rank was made."""
+        return self._first_folder / self._folder.name
 
     def _path(self, epoch: int) -> Path:
         return self._folder / f"epoch-{epoch}"

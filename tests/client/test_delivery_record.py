@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -136,6 +137,88 @@ def test_a_folder_that_was_removed_is_said_and_what_comes_after_is_all_from_the_
         assert after.add(received(epoch, 8), after.num_reports())
         assert since(after) == 2
     assert "it was removed: should a pod lose its memory in this epoch or the next, nobody will know" in caplog.text
+
+
+@pytest.mark.parametrize("removed", ["all folders", "the other rank's"])
+def test_another_ranks_record_that_was_removed_is_not_taken_for_one_that_was_never_made(
+    tmp_path: Path, removed: str
+) -> None:
+    """One process reads for both ranks. The first rank's record is whole again when the other's is missed."""
+    record = DeliveryRecord()
+    other = record.of_rank(1)
+    for each in (record, other):
+        assert each.add(received(0, 0), each.num_reports())
+    for folder in tmp_path.glob("*" if removed == "all folders" else "*-rank-1"):
+        shutil.rmtree(folder)
+    for each in (record, other):
+        each.add(received(0, 4), each.num_reports())
+        assert each.add(received(0, 8), each.num_reports())
+    assert since(other) == 2, "of epochs 0 and 1 not all is known"
+
+
+def test_another_ranks_record_that_could_not_be_made_at_first_is_not_taken_to_be_all() -> None:
+    record = DeliveryRecord()
+    other = record.of_rank(1)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        assert other.add(received(0, 0), other.num_reports())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    other.add(received(0, 4), other.num_reports())
+    assert other.add(received(0, 8), other.num_reports())
+    assert since(other) == 2
+
+
+def test_a_worker_that_begins_the_new_run_late_does_not_make_a_removed_record_whole(tmp_path: Path) -> None:
+    """As each process says once that a new run has begun. What another one had of it went with the folder."""
+    record = DeliveryRecord()
+    record.begins_again("run")
+    assert record.add(received(0, 0), record.num_reports())
+    (folder,) = tmp_path.iterdir()
+    shutil.rmtree(folder)
+    record.add(received(0, 4), record.num_reports())
+    assert record.add(received(0, 4), record.num_reports())
+    worker = pickle.loads(pickle.dumps(record))
+    worker.begins_again("run")
+    assert worker.add(received(0, 8), worker.num_reports())
+    assert since(worker) == 2
+
+
+def test_what_one_worker_could_not_write_is_missed_at_once_and_while_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The disk is full for one of them, and nobody may report in between that all is there."""
+    record, fails = DeliveryRecord(), DeliveryRecord._not_complete
+    worker = pickle.loads(pickle.dumps(record))
+    assert record.add(received(0, 0), record.num_reports())
+
+    def reported_before(self: DeliveryRecord, error: OSError) -> None:
+        held.append(_is_locked(self))
+        fails(self, error)
+
+    held: list[bool] = []
+    for epoch in range(4):
+        with monkeypatch.context() as full:
+            full.setattr(DeliveryRecord, "_not_complete", reported_before)
+            full.setattr("refill.delivery_record.os.write", lambda file, data: 0)
+            assert worker.add(received(epoch, 100), worker.num_reports())
+        assert held[0], "another process could have reported that all was there"
+        assert not reported(record)[1]
+        assert record.add(received(epoch, 4 + 4 * epoch), record.num_reports())
+        assert since(record) == epoch + 2
+        held.clear()
+
+
+def _is_locked(record: DeliveryRecord) -> bool:
+    lock = os.open(record._folder / "lock", os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 LOOP_THAT_FAILS = """
