@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from refill.errors import InvalidInput, MemoryTooSmall, RefillError
 from refill.protocol.job_spec import JobSpec
+from refill_service.commands import analyze_classes
 
 if TYPE_CHECKING:
     from refill_service.object_store.store_settings import StoreSettings
@@ -145,6 +146,7 @@ def add_commands(commands: Any) -> None:
     run.add_argument(
         "--vm-price", type=_number(0), metavar="USD", help="dollars for an hour of one pod's machine (default: 0)"
     )
+    analyze_classes.add_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     parser.add_argument(
         "--plot", metavar="FILE", help="also draw requests against quality of the shuffle, as .png or .svg"
@@ -180,6 +182,8 @@ def _run(args: argparse.Namespace) -> int:
                     "recommended_chunk_size": chunk_size,
                     "default_chunk_size": shape.default_chunk_size,
                     "stored_by_class": shape.by_class,
+                    "classes": shape.num_classes,
+                    "class_order": analysis.class_order if shape.num_classes else None,
                     "reason": reason,
                 }
             )
@@ -212,6 +216,7 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
 
     if args.vm_price is not None and args.epochs is None:
         raise InvalidInput("--vm-price goes with --epochs: the cost is of a run")
+    class_order = analyze_classes.class_order_of(args)
     shape = _shape(args)
     memory_bytes = memory_bytes_of(args.memory, shape.total_bytes)
     fields = Settings.model_fields
@@ -238,6 +243,7 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
             concurrency=args.concurrency,
         ),
         compute_samples_per_second=args.compute_samples_per_second,
+        class_order=class_order,
         epochs=args.epochs or 0,
         vm_hour=args.vm_price or 0.0,
         seed=args.seed,
@@ -252,12 +258,18 @@ def _shape(args: argparse.Namespace) -> DatasetShape:
     if (args.dataset is None) == (args.samples is None):
         raise InvalidInput("name a DATASET or give --samples N, one of them; see refill analyze --help")
     if args.dataset is None:
-        return DatasetShape.uniform(args.samples, size_of("--sample-bytes", args.sample_bytes), args.simulate_samples)
-    return asyncio.run(_shape_of(dataset_url(args.dataset), store_settings_of(args), args.simulate_samples))
+        shape = DatasetShape.uniform(args.samples, size_of("--sample-bytes", args.sample_bytes), args.simulate_samples)
+        classes = analyze_classes.classes_made_up(args.samples, shape.simulated, args.classes, args.seed)
+        return replace(shape, classes=classes)
+    return asyncio.run(
+        _shape_of(dataset_url(args.dataset), store_settings_of(args), args.simulate_samples, args.classes, args.seed)
+    )
 
 
-async def _shape_of(url: str, settings: StoreSettings, most_simulated: int) -> DatasetShape:
-    """From the index alone: its blobs, and the lengths of its first samples."""
+async def _shape_of(
+    url: str, settings: StoreSettings, most_simulated: int, classes: str | None, seed: int
+) -> DatasetShape:
+    """From the index alone: its blobs, and the lengths of its first samples; and from the labels."""
     import numpy as np
 
     from refill_service.datasets.dataset_reader import Dataset
@@ -276,6 +288,7 @@ async def _shape_of(url: str, settings: StoreSettings, most_simulated: int) -> D
             records.length,
             by_class=labels is not None and labels.by_class,
             default_chunk_size=dataset.chunk_size_of(JobSpec.policy),
+            classes=await analyze_classes.classes_in(dataset, records.length, classes, seed),
         )
     finally:
         await dataset.close()
@@ -338,6 +351,9 @@ def _print(analysis: Analysis, pod_memory_bytes: int, rows: list[Row], left_out:
         f" {store.latency_seconds * 1000:g} ms to the first byte, {store.bytes_per_second / 1e6:g} MB/s,"
         f" {store.concurrency} GETs at once; times are floors"
     )
+    if shape.num_classes:
+        batches = analyze_classes.batches_text(analysis.class_order)
+        print(f"drain redirects within classes: {shape.num_classes:,}, {batches}")
     if shape.simulated < shape.num_samples:
         print(f"simulated on the first {shape.simulated:,} samples with the same part of memory, and scaled")
     print()

@@ -15,7 +15,7 @@ from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.planning.class_reads import CLASS_ORDERS, ClassRun, equal_classes, simulate_classes
 from refill_service.planning.simulation import LOOP_BATCH
 
-__all__ = ["add_options", "run_classes"]
+__all__ = ["add_options", "classes_of", "run_classes"]
 
 _DEFAULT_SAMPLES = 131_072
 _OF_OTHERS = (
@@ -56,7 +56,7 @@ def run_classes(args: argparse.Namespace) -> int:
     if other := next((name for name in _OF_OTHERS if getattr(args, name) not in (None, False)), None):
         raise InvalidInput(f"--{other.replace('_', '-')} does not go with --classes")
     seed = args.seed or 0
-    classes = _classes(args.classes, args.samples, seed)
+    classes = classes_of(args.classes, args.samples, seed)
     run = ClassRun(
         memory_samples=len(classes) // (10 * max(1, args.pods)) + 1
         if args.memory_samples is None
@@ -79,7 +79,8 @@ def run_classes(args: argparse.Namespace) -> int:
     return 0
 
 
-def _classes(given: str, num_samples: int | None, seed: int) -> Int64Array:
+def classes_of(given: str, num_samples: int | None, seed: int) -> Int64Array:
+    """The class of each sample, for a number of classes, or the path of a file with those of all samples."""
     if given.isascii() and given.isdigit():
         num_samples = _DEFAULT_SAMPLES if num_samples is None else num_samples
         if not 1 <= int(given) <= num_samples:

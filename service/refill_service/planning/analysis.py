@@ -16,7 +16,7 @@ import numpy as np
 
 from refill.errors import InvalidInput, MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
-from refill_service.cache_core.epoch_order import KeyedTraces
+from refill_service.cache_core.epoch_order import KeyedTraces, Traces
 from refill_service.cache_core.home_machine import HomeMachine
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.sample_mapping import (
@@ -25,6 +25,7 @@ from refill_service.cache_core.sample_mapping import (
     Int64Array,
     abstract_chunks_for_budget,
 )
+from refill_service.planning.class_reads import class_traces
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
 from refill_service.planning.provider_prices import PROVIDERS
 from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
@@ -61,12 +62,20 @@ class DatasetShape:
     """Whether neighbours share labels."""
     default_chunk_size: int | None = None
     """K of a job of policy ``drain`` that names none; None: there is no dataset to go by."""
+    classes: Int64Array | None = None
+    """``(samples,)`` 0 and up, each of them there: those that policy ``drain`` redirects within. None: it does not."""
 
     def __post_init__(self) -> None:
         if self.largest_blob < 2:
             raise InvalidInput("no blob holds more than one sample: there are no chunks to choose a size of")
         if not int(self.lengths.sum()):
             raise InvalidInput("all samples are empty: there is nothing to cache")
+        if self.classes is not None and self.simulated < self.num_samples:
+            # Of a dataset that is stored by class, those at its start are few.
+            raise InvalidInput(
+                f"the first {self.simulated:,} samples may not have the classes of all: simulate all of them, with "
+                f"--simulate-samples {self.num_samples}"
+            )
 
     @classmethod
     def uniform(cls, num_samples: int, sample_bytes: int, most_simulated: int) -> DatasetShape:
@@ -78,6 +87,10 @@ class DatasetShape:
     @property
     def simulated(self) -> int:
         return len(self.lengths)
+
+    @property
+    def num_classes(self) -> int:
+        return 0 if self.classes is None else int(self.classes.max()) + 1
 
     @property
     def largest_blob(self) -> int:
@@ -119,11 +132,17 @@ class Analysis:
     store: StoreTerms = StoreTerms()
     compute_samples_per_second: float | None = None
     """How fast the job would train if data were always there; None: nothing is said of it."""
+    class_order: str = "buckets"
+    """In which order positions ask for classes, as of :class:`ClassRun`."""
     epochs: int = 0
     """Of a run whose cost is shown; 0: nothing is said of it."""
     vm_hour: float = 0.0
     """Dollars for a pod's machine."""
     seed: int = 1
+
+    def classes_within(self, policy: str) -> Int64Array | None:
+        """Those that a policy redirects within."""
+        return self.shape.classes if policy == "drain" else None
 
     @property
     def memory_fraction(self) -> float:
@@ -186,7 +205,15 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     layout = ChunkLayout(shape.first_sample, chunk_size)
     # The first epoch of a policy that keeps order finds nothing in memory; its second is what all later ones are like.
     shown = 1 if kind_of(policy).keeps_order else 0
-    orders = [KeyedTraces(shape.simulated, num_pods, seed=analysis.seed, epoch=epoch) for epoch in range(2 * shown + 1)]
+    # A place counts the requests of all ranks, so that a step is a run of places.
+    rank_batch = max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_pods)
+    classes = analysis.classes_within(policy)
+    orders: list[Traces] = [
+        KeyedTraces(shape.simulated, num_pods, seed=analysis.seed, epoch=epoch)
+        if classes is None
+        else class_traces(classes, analysis.class_order, num_pods, rank_batch, analysis.seed)
+        for epoch in range(2 * shown + 1)
+    ]
     owners = [
         _owner(policy, layout, orders, pod, analysis, int(analysis.memory_bytes / scale) // num_pods)
         for pod in range(num_pods)
@@ -196,8 +223,6 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
         HomeMachine(pod, bounds, int(analysis.remote_bytes / scale)) for pod in range(num_pods)
     ]
 
-    # A place counts the requests of all ranks, so that a step is a run of places.
-    rank_batch = max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_pods)
     for epoch in range(shown):
         for _ in epoch_in_lockstep(owners, homes, orders[epoch], rank_batch, epoch):
             pass
@@ -209,6 +234,7 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
         delivered_bytes += int(lengths[samples].sum())
         held.append(sum(owner.counts.bytes_filled for owner in owners) - delivered_bytes)
 
+    place_of[np.argsort(place_of, kind="stable")] = np.arange(shape.simulated)  # without the places of repeats
     # What keeps order gives copies: its samples stay in memory, and that is full.
     held_peak, held_mean = (max(held), sum(held) / len(held)) if not shown else (analysis.memory_bytes / scale,) * 2
     gets = sum(owner.counts.refills for owner in owners) * shape.num_samples / shape.simulated
@@ -285,7 +311,7 @@ def _row(analysis: Analysis, *, gets: float, bytes_read: float, first_batch_seco
 
 
 def _owner(
-    policy: str, layout: ChunkLayout, orders: list[KeyedTraces], pod: int, analysis: Analysis, abstract_bytes: int
+    policy: str, layout: ChunkLayout, orders: list[Traces], pod: int, analysis: Analysis, abstract_bytes: int
 ) -> LocalOwner:
     """As a pod makes it for a job with so many bytes for chunks."""
     share = layout.share(pod, analysis.num_pods)
@@ -309,6 +335,7 @@ def _owner(
         abstract_bytes,
         window=analysis.simulated_window,
         key=f"analysis {analysis.seed} {pod}",
+        own={} if analysis.classes_within(policy) is None else {"within": "class"},
     )
 
 
@@ -325,12 +352,13 @@ def read_seconds(gets: float, chunk_bytes: float, store: StoreTerms) -> float:
 
 
 def recommend(rows: Sequence[Row]) -> tuple[int | None, str]:
-    """``(K, the reason in one line)``: of ``drain``, the largest K that still shuffles well; None without such rows."""
+    """``(K, the reason in one line)``: of ``drain``, the one with the fewest GETs that shuffles well; None without
+    such rows. Within classes, these need not be the largest chunks."""
     drain = sorted((row for row in rows if row.policy == "drain"), key=lambda row: row.chunk_size)
     if not drain:
         return None, "no row of policy drain to recommend"
     good = [row for row in drain if row.co_batch <= MOST_CO_BATCH and row.distance >= LEAST_DISTANCE]
-    chosen = good[-1] if good else drain[0]
+    chosen = min(reversed(good), key=lambda row: row.gets) if good else drain[0]
     figures = f"co-batch {chosen.co_batch:.2f}, distance {chosen.distance:.3f}"
     bounds = f"co-batch <= {MOST_CO_BATCH} and distance >= {LEAST_DISTANCE}"
     if good:

@@ -24,7 +24,7 @@ from refill_service.cache_core.sample_mapping import (
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
 from refill_service.planning.shuffle_measures import spread
 
-__all__ = ["CLASS_ORDERS", "ClassReads", "ClassRun", "equal_classes", "simulate_classes"]
+__all__ = ["CLASS_ORDERS", "ClassReads", "ClassRun", "class_traces", "equal_classes", "simulate_classes"]
 
 CLASS_ORDERS = ("buckets", "balanced", "random", "sorted")
 
@@ -83,11 +83,7 @@ def simulate_classes(classes: Int64Array, run: ClassRun) -> ClassReads:
     """:param classes: ``(samples,)`` 0 and up."""
     num_samples, num_pods = len(classes), run.num_pods
     classes = np.unique(classes, return_inverse=True)[1]
-    everything = _in_order(classes, run)
-    of_ranks = {
-        rank: rank_part(everything, rank, num_pods, run.batch_size, drop_last=False) for rank in range(num_pods)
-    }
-    traces = ExplicitTraces(num_samples, {rank: entries_of(ids, 1 + classes[ids]) for rank, ids in of_ranks.items()})
+    traces = class_traces(classes, run.order, num_pods, run.batch_size, run.seed)
     layout = ChunkLayout(np.array([0, num_samples], dtype=np.int64), run.chunk_size)
     owners = [_owner(layout, traces, pod, run) for pod in range(num_pods)]
     bounds = layout.owner_bounds(num_pods)
@@ -97,7 +93,7 @@ def simulate_classes(classes: Int64Array, run: ClassRun) -> ClassReads:
     batches = composed = 0
     for rank, positions, samples in epoch_in_lockstep(owners, homes, traces, run.batch_size):
         batches += 1
-        composed += bool((classes[samples] == classes[of_ranks[rank][positions]]).all())
+        composed += bool((classes[samples] == classes[traces.asked(rank, positions)[0]]).all())
         np.add.at(came, samples, 1)
         place_of[samples] = positions * num_pods + rank
     place_of[np.argsort(place_of, kind="stable")] = np.arange(num_samples)  # without the places of repeats
@@ -119,18 +115,30 @@ def simulate_classes(classes: Int64Array, run: ClassRun) -> ClassReads:
     )
 
 
-def _in_order(classes: Int64Array, run: ClassRun) -> Int64Array:
+def class_traces(classes: Int64Array, order: str, num_ranks: int, batch_size: int, seed: int) -> ExplicitTraces:
+    """As samplers make them.
+
+    :param classes: ``(samples,)`` 0 and up, each of them there.
+    :param order: as of :class:`ClassRun`.
+    :param batch_size: of a rank.
+    """
+    everything = _in_order(classes, order, num_ranks * batch_size, seed)
+    of_ranks = {rank: rank_part(everything, rank, num_ranks, batch_size, drop_last=False) for rank in range(num_ranks)}
+    return ExplicitTraces(len(classes), {rank: entries_of(ids, 1 + classes[ids]) for rank, ids in of_ranks.items()})
+
+
+def _in_order(classes: Int64Array, order: str, step_size: int, seed: int) -> Int64Array:
     """The samples that positions of all ranks name."""
-    random = np.random.default_rng([run.seed, 2])
-    if run.order == "random":
+    random = np.random.default_rng([seed, 2])
+    if order == "random":
         return random.permutation(len(classes))
-    if run.order == "sorted":
-        order = np.sort(classes)
-    elif run.order == "balanced":
-        order = balanced_order(np.bincount(classes), random)
+    if order == "sorted":
+        in_order = np.sort(classes)
+    elif order == "balanced":
+        in_order = balanced_order(np.bincount(classes), random)
     else:
-        order = bucket_order(classes, run.num_pods * run.batch_size, random)
-    return samples_for(order, classes, random)
+        in_order = bucket_order(classes, step_size, random)
+    return samples_for(in_order, classes, random)
 
 
 def _owner(layout: ChunkLayout, traces: ExplicitTraces, pod: int, run: ClassRun) -> LocalOwner:
