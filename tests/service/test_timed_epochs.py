@@ -34,7 +34,9 @@ DRAIN = ("--policy", "drain", "--samples", 1000, "--chunk-size", 10, "--memory-s
 def test_epochs_take_as_long_as_their_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     epochs = timed(capsys, tmp_path, *DRAIN, "--epochs", 4)
     assert [epoch["samples_read"] for epoch in epochs] == [1000] * 4
-    assert 4 * 1.0 <= sum(seconds(epochs)) < 4 * 1.07, "with next to no gap in between"
+    # Beside their bytes: a memory of 200 samples of the fifth epoch, and a GET alone at each beginning, should nothing
+    # be on its way: its latency, and its transfer.
+    assert 0.01 + 4 * 1.0 <= sum(seconds(epochs)) <= 4 * 1.0 + 0.2 + 4 * (0.01 + 0.01)
     assert [epoch["load_seconds"] for epoch in epochs] == seconds(epochs), "nothing is computed"
     assert all(epoch["hits"] + epoch["misses"] == 1000 for epoch in epochs)
 
@@ -42,7 +44,9 @@ def test_epochs_take_as_long_as_their_bytes(capsys: pytest.CaptureFixture[str], 
 def test_computing_hides_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A batch of 20 takes 0.02 s to read, and 0.04 s to compute."""
     first, *later = timed(capsys, tmp_path, *DRAIN, "--epochs", 3, comp=0.04, ahead=2)
-    assert first["load_seconds"] < 0.15, "memory fills"
+    # The first batch waits for its 20 samples, and for half as many that stay in memory: a latency, and whole chunks of
+    # 10 ms. Each later batch finds more than that, since it is computed longer than it is read.
+    assert 0.01 + 0.02 <= first["load_seconds"] <= 0.01 + 0.03 + 0.01
     for epoch in later:
         assert epoch["load_seconds"] == pytest.approx(0, abs=1e-9)
         assert epoch["run_seconds"] == pytest.approx(50 * 0.04)
@@ -70,7 +74,8 @@ def test_reads_that_nobody_ordered_ahead(capsys: pytest.CaptureFixture[str], tmp
 def test_gets_at_once_bound_what_a_pod_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     slow = STORE | {"parallel": 1, "latency": 0.09}
     epochs = timed(capsys, tmp_path, *DRAIN, "--epochs", 3, svc=slow)
-    assert 300 * 0.1 <= sum(seconds(epochs)) < 300 * 0.1 * 1.07, "100 GETs an epoch, one after another"
+    # 100 GETs an epoch, one after another; and no more of the next epoch than the 20 that memory has room for.
+    assert 300 * 0.1 <= sum(seconds(epochs)) <= 320 * 0.1 + 1e-9
 
 
 def test_pods_share_their_link(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -78,16 +83,19 @@ def test_pods_share_their_link(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     of_each = sum(seconds(timed(capsys, tmp_path, *options)))
     of_all = sum(seconds(timed(capsys, tmp_path, *options, link=1e6)))
     assert 3.0 <= of_each < 4.0
-    assert 12.0 <= of_all < 13.0
+    # As above: their bytes, four memories of the next epoch, and a GET alone at each beginning.
+    assert 12.0 + 0.01 <= of_all <= 12.0 + 4 * 0.2 + 3 * (0.01 + 0.01)
 
 
 @pytest.mark.parametrize("eviction", ["rolling", "renewal", "earliest", "fifo", "lru", "importance"])
 def test_every_eviction_has_a_clock(capsys: pytest.CaptureFixture[str], tmp_path: Path, eviction: str) -> None:
     options = ("--policy", "exact", "--samples", 600, "--memory-samples", 60, "--chunk-size", 8, "--pods", 2)
     for epoch in timed(capsys, tmp_path, *options, "--eviction", eviction, "--caches", "shared", link=1e6, comp=0.001):
-        # No less than its bytes and its computing take; and no more than if nothing went on at the same time.
-        assert epoch["run_seconds"] >= 0.9 * epoch["samples_read"] * 1e-3
-        assert 0.015 <= epoch["run_seconds"] <= epoch["gets"] * 0.011 + epoch["samples_read"] * 1e-3 + 0.03
+        # No less than its bytes take on the link, but for what a 32nd of memory has read ahead. And no more than if all
+        # waited for each of the 15 steps: two batches are at most 40 reads, which a pod makes in 5 rounds of 8, each
+        # with its latency, and then they are computed.
+        on_the_link = epoch["samples_read"] * 1e-3
+        assert on_the_link - 120 / 32 * 1e-3 <= epoch["run_seconds"] <= on_the_link + 15 * (5 * 0.01 + 0.001)
         assert epoch["hits"] + epoch["misses"] == 600
 
 
@@ -105,7 +113,10 @@ def test_what_training_finds_comes_when_it_has_computed(capsys: pytest.CaptureFi
 def test_redox_waits_for_its_refills(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     redox = timed(capsys, tmp_path, "--policy", "redox", *DRAIN[2:], "--epochs", 2)
     drain = timed(capsys, tmp_path, *DRAIN, "--epochs", 2)
-    assert redox[1]["samples_read"] > 1000
+    for epoch in redox:
+        assert epoch["samples_read"] > 1000
+        # No less than its bytes take; and no more than if its GETs came one after another.
+        assert epoch["samples_read"] * 1e-3 <= epoch["run_seconds"] <= epoch["gets"] * (0.01 + 0.01)
     assert sum(seconds(redox)) > sum(seconds(drain))
 
 
