@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refill.errors import InvalidInput, JobLost, PodUnreachable
-from refill.protocol.incarnation import is_later, moves_of
+from refill.protocol.incarnation import is_later, moves_of, next_run
 from refill_service.cache_core.job_lifecycle import (
     AskPeers,
     Begin,
@@ -28,6 +28,7 @@ from refill_service.cache_core.job_lifecycle import (
     how_to_move,
     how_to_register,
     how_to_start_again,
+    newest_known,
 )
 from refill_service.cache_core.rank_places import RankPlaces
 
@@ -231,3 +232,13 @@ def test_no_new_run_begins_while_a_restarted_pod_has_yet_to_hear_of_its_ranks(ra
     known = [RunAtPod(True, 0, others_may_be=True), *(RunAtPod(True, count) for count in ranks)]
     assert how_to_start_again(known, may_wait=may_wait) is StartAgain.WAIT
     assert how_to_start_again([RunAtPod(False, 0), *known], may_wait=may_wait) is StartAgain.GO_ON
+
+
+def test_pods_that_missed_something_do_not_say_which_run_goes_on() -> None:
+    missed, runs, journal = KnownJob("a"), KnownJob(next_run("a")), KnownJob(next_run("a"), running=False)
+    moved = KnownJob(f"{next_run('a')}.1")
+    for known in itertools.permutations([missed, journal, runs, KnownJob("a", running=False)]):
+        assert newest_known(known) is runs
+    assert newest_known([missed, journal]) is journal
+    assert newest_known([runs, moved, missed]) is moved
+    assert newest_known([]) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,23 @@ def test_who_looked_and_never_asked_leaves_nothing(packed: Packed, tmp_path: Pat
         assert pods.get(0, "/v1/runs") == []
         with pytest.raises(UnknownJob, match="no pod knows job"):
             pods.get(0, f"/v1/jobs/{rank.spec.name}/epochs/0/receipt")
+
+
+@pytest.mark.parametrize("others", [{}, {"seed": 7}], ids=["", "with other settings"])
+def test_the_name_is_free_though_a_pod_that_was_not_there_has_a_journal(
+    packed: Packed, tmp_path: Path, others: dict[str, int]
+) -> None:
+    """There were fewer pods when the job ended. The third comes back with its volume."""
+    with PodsInProcess(3, tmp_path, journal=True) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0, 0, 100)
+        pods.scale(2)
+        training.all_ask(0, 100, 200)
+        training.ranks[0].end_job()
+        pods.scale(3)
+        again = Training(pods, replace(training.spec, **others), NUM_SAMPLES, process=2)  # type: ignore[arg-type]
+        again.all_ask(0)
+        again.check(0)
 
 
 @pytest.mark.parametrize("known", ["running", "in journals"])

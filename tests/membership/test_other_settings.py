@@ -13,6 +13,8 @@ from tests.membership.test_resumed import rest_of, resumed
 from tests.pod_fixtures import NUM_SAMPLES
 
 from refill.errors import JobConflict, JobLost
+from refill.run_start import RunStart
+from refill_service.cache_core import rank_leases
 
 
 @pytest.mark.parametrize("others", [{"seed": 7}, {"world_size": 1}, {"chunk_size": 4}], ids=str)
@@ -49,3 +51,24 @@ def test_a_resume_with_other_ranks_does_not_take_the_job_for_one_of_its_own(pack
         twice = had & {*rest_of(again, 0)}
         receipt = training.receipt(0)
         assert len(twice) <= receipt["unknown"], f"{len(twice)} samples came twice: {receipt}"
+
+
+@pytest.mark.parametrize("lost", [(), (0,), (0, 1)], ids=str)
+def test_a_run_that_has_ended_and_starts_again_is_told_what_to_do(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: tuple[int, ...]
+) -> None:
+    """With another number of ranks: the same at each pod, whether or not some of them lost their memory."""
+    with PodsInProcess(3, tmp_path, journal=False) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0)
+        pods.kill(*lost)
+        pods.start(*lost)
+        monkeypatch.setattr(rank_leases, "LEASE_SECONDS", -1.0)  # its ranks are gone
+        for pod in range(3):
+            again = Rank(pods, replace(training.spec, world_size=3), 0, process=2, start=RunStart([0, 0, 0]))
+            again._pods.service_url = pods.pod_urls[pod]
+            said = r"settings \(world_size: yours is 3, the job's 2\): use another name, or end that job first"
+            with pytest.raises(JobConflict, match=said):
+                again.batch(0, np.arange(50))
+        again.end_job()
+        assert len(again.batch(0, np.arange(50)).sample_ids) == 50

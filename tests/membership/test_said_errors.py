@@ -26,6 +26,7 @@ from refill.errors import (
     JobConflict,
     JobLost,
     MemoryTooSmall,
+    PodRecovering,
     PodUnreachable,
     RankHeld,
     StoreDenied,
@@ -108,8 +109,29 @@ def test_a_job_that_cannot_go_on_says_why(packed: Packed, tmp_path: Path) -> Non
         shutil.rmtree(training.ranks[1]._record._folder)
         pods.kill(0)
         pods.start(0)
-        why = "can't go on after a restart: a trace of epoch 0 is known to nobody"
+        why = "can't go on after a restart: a trace of epoch 0 is known to nobody; end it .*or use another name"
         with pytest.raises(JobLost, match=why):
             training.ask(0, 0, 100)
         with pytest.raises(JobLost, match=why):  # whoever comes later
             training.ask(1, 0, 100)
+
+
+def test_a_pod_without_room_ends_no_job_at_another_that_has_lost_its_memory(packed: Packed, tmp_path: Path) -> None:
+    """That one said that the job had been ended, and ended it for good."""
+    with PodsInProcess(3, tmp_path, journal=False) as pods:
+        training = Training(pods, spec_of(packed, policy="redox", memory_bytes=1_500_000), NUM_SAMPLES)
+        training.all_ask(0, 0, 200)
+        pods.kill(0, 1)
+        pods.start(0)
+        pods._settings["memory_bytes"] = "1MiB"
+        pods.start(1)
+        rank = training.ranks[0]
+        rank.timeout_seconds = rank._pods.timeout_seconds = 1
+        with pytest.raises(PodRecovering, match=r"pod 1: memory too small: job .* wants 1,500,000 bytes"):
+            training.ask(0, 0, 200)
+        rank.timeout_seconds = rank._pods.timeout_seconds = 30
+        pods._settings["memory_bytes"] = "4MiB"
+        pods.kill(1)
+        pods.start(1)
+        training.all_ask(0, 200)
+        training.check(0)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from refill.errors import InvalidInput, JobConflict, JobLost, PodUnreachable, RefillError
-from refill.protocol.incarnation import incarnation_of, is_later, line_of, moves_of, same_line
+from refill.protocol.incarnation import incarnation_of, is_later, line_of, moves_of, next_run, same_line
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
 from refill_service.cache_core.rank_places import NOT_BEGUN, RankPlaces
@@ -46,6 +46,7 @@ __all__ = [
     "how_to_move",
     "how_to_register",
     "how_to_start_again",
+    "newest_known",
 ]
 
 
@@ -98,6 +99,13 @@ class KnownJob:
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> KnownJob:
         return cls(**{name: value for name, value in given.items() if name in cls.__dataclass_fields__})
+
+
+def newest_known(known: Sequence[KnownJob]) -> KnownJob | None:
+    """The one to go on with, of what pods know of a name: a pod may have missed that another run of it has begun."""
+    lines = {line_of(each.incarnation) for each in known}
+    newest = [each for each in known if next_run(line_of(each.incarnation)) not in lines]
+    return max(newest, key=lambda each: (each.running, moves_of(each.incarnation)), default=None)
 
 
 class Register(Enum):
@@ -433,7 +441,8 @@ class JobLife:
             raise JobLost(f"{', '.join(waits_for)} did not tell what had been received", job=self.name)
         if learned.missing_traces:
             raise JobLost(
-                f"job {self.name} can't go on after a restart: {learned.missing_traces[0]} is known to nobody",
+                f"job {self.name} can't go on after a restart: {learned.missing_traces[0]} is known to nobody; end it "
+                f"(DELETE /v1/jobs/{self.name}) and start it anew, or use another name",
                 job=self.name,
             )
         return Restore(without=learned.unreported)

@@ -15,7 +15,16 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
-from refill.errors import InvalidInput, JobConflict, JobError, JobLost, JobMoved, PodUnreachable, UnknownJob
+from refill.errors import (
+    InvalidInput,
+    JobConflict,
+    JobError,
+    JobLost,
+    JobMoved,
+    PodUnreachable,
+    RefillError,
+    UnknownJob,
+)
 from refill.protocol.incarnation import is_later, line_of, next_run, same_line
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.heard_answers import what_is_missing
@@ -351,15 +360,16 @@ class JobsHere:
             at_pod.recovery = None
             if table.jobs.get(name) is not at_pod:
                 return
-            if isinstance(error, JobLost) and (moving or not life.moves):
+            why = error if isinstance(error, RefillError) and expected(error) else None
+            if why is not None and (moving or not life.moves):
                 # The answer to later requests; a resumed job has another name.
-                self._failed[at_pod.job.incarnation] = error.message
+                self._failed[at_pod.job.incarnation] = why.message
                 while len(self._failed) > _KEPT_FAILURES:
                     self._failed.pop(next(iter(self._failed)))
             if life.moves:
                 await table.forget(name)
             else:
-                await table.remove(name, why=error if isinstance(error, JobLost) else None)
+                await table.remove(name, why=why)
 
     async def introduce(self, pod: int, at_pod: JobAtPod) -> None:
         """Make a job known again to a pod that lost it in a restart."""

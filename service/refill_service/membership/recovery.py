@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from refill.errors import PodUnreachable, RefillError, UnknownJob
+from refill.errors import JobError, PodUnreachable, RefillError, UnknownJob
 from refill.protocol.records import RecordReader, encode_records
 from refill_service.cache_core.job_lifecycle import Restore
 from refill_service.cache_core.recollection import Recollection
@@ -147,11 +147,11 @@ class Recovery:
         asked = self._recovering.whom_to_ask(self._peers.others)
         answers = await asyncio.gather(*(ask(pod) for pod in asked), return_exceptions=True)
         silent = []
-        for answer in answers:
-            if isinstance(answer, RefillError) and answer.status < 500:
-                raise answer  # the job is another one there; a pod that failed is asked again
+        for pod, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, JobError) and answer.status < 500:
+                raise answer  # the job is another one there; a pod that failed, or has no room for it, is asked again
             if isinstance(answer, RefillError):
-                silent.append(answer.message)
+                silent.append(answer.message if answer.status >= 500 else f"pod {pod}: {answer.message}")
             elif isinstance(answer, BaseException):
                 raise answer
             elif answer is not None:

@@ -14,7 +14,7 @@ from refill.errors import PodUnreachable, UnknownJob
 from refill.protocol.incarnation import same_line
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_holder import check_holder
-from refill_service.cache_core.job_lifecycle import KnownJob, is_another
+from refill_service.cache_core.job_lifecycle import KnownJob, is_another, newest_known
 from refill_service.jobs.job_table import JobTable
 from refill_service.peers.job_peers import PATIENCE_SECONDS
 from refill_service.peers.peers import Peers
@@ -84,13 +84,16 @@ class WhoHolds:
         found, silent = await self.known_elsewhere(name, holder)
         if not found and silent:
             raise silent[0]  # that pod may know the job
-        return found[0] if found else None
+        return newest_known(found)
 
     async def known_elsewhere(self, name: str, holder: str) -> tuple[list[KnownJob], list[BaseException]]:
-        """What other pods know of a job, and the errors of those that did not answer."""
+        """What other pods know of a job, and the errors of those that did not answer. A journal of a run that has
+        ended, as is known here, is no knowledge: its pod was not there when it ended."""
         asked = (self._ask(pod, name) for pod in self._table.settings.other_pods)
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        found = [answer for answer in answers if isinstance(answer, KnownJob)]
+        has_ended = self._table.journal.has_ended
+        known = [answer for answer in answers if isinstance(answer, KnownJob)]
+        found = [each for each in known if each.running or not has_ended(each.incarnation)]
         for each in found:
             check_holder(name, each.holder, holder)
         return found, [each for each in answers if isinstance(each, BaseException) and not isinstance(each, UnknownJob)]
