@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from typing import TYPE_CHECKING
 
@@ -18,17 +17,13 @@ def _replace(run: ChaosRun, fault: Fault) -> bool:
     started: one that wakes and begins to start then is the later run, and ends its successor, which nobody starts again
     here.
     """
-    pod, number = fault.target[0], len(run.zombies)
+    pod = fault.target[0]
     if any(zombie.poll() is None for zombie in run.zombies) or not run.is_up(pod) or not run.take_down(pod):
         return False
     run.cluster.pause(pod)
-    journal = run.journal_of(pod)
-    if journal.exists():
-        # As on a volume that knows no locks: the lock stays with what the paused process has open, and what it writes
-        # by name is written where its successor writes.
-        shutil.copytree(journal, run.folder / "of-successor")
-        journal.rename(run.folder / f"of-zombie-{number}")
-        (run.folder / "of-successor").rename(journal)
+    if run.journal_of(pod).exists():
+        # As on a volume that knows no locks: each of the two has a lock of its own, and all else is the same.
+        (run.journal_of(pod) / "lock").unlink()
     else:
         run.lost("memory")
     zombie = run.replace(pod)
