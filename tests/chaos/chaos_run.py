@@ -185,11 +185,15 @@ class ChaosRun:
         """Whether no pod is away, or was until a moment ago."""
         return not self.down and time.monotonic() - self._started_at > _QUIET_SECONDS
 
+    def has_started(self, *pods: int) -> None:
+        """Fact: these pods were started again."""
+        self._started_at = time.monotonic()
+        self.down -= set(pods)
+
     def start_later(self, fault: Fault, pod: int) -> None:
         def start() -> None:
             self.cluster.restart(pod, wait=False)
-            self._started_at = time.monotonic()
-            self.down.discard(pod)
+            self.has_started(pod)
 
         self.then(fault, f"pod {pod} starts", start)
 

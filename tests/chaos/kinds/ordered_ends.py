@@ -30,7 +30,7 @@ def _roll(run: ChaosRun, fault: Fault) -> bool:
     def replace(pod: int) -> None:
         run.cluster.end_pod(pod)
         run.cluster.restart(pod)
-        run.down.discard(pod)
+        run.has_started(pod)
         if pod:
             run.then(fault, f"pod {pod - 1} ends in order", lambda: replace(pod - 1))
         elif not with_ranks:
@@ -63,7 +63,7 @@ def _replace_all(run: ChaosRun, fault: Fault, num_pods: int) -> bool:
 
     def start() -> None:
         run.cluster.start(num_pods)
-        run.down.clear()
+        run.has_started(*run.down)
 
     run.then(fault, f"{num_pods} pods start", start)
     return True
