@@ -262,6 +262,25 @@ def test_with_traces_of_ranks_own(packed: Packed, pods: PodsInProcess) -> None:
     assert runs_of(second) != runs_of(first)
 
 
+@pytest.mark.usefixtures("ended_processes_are_seen")
+def test_a_rank_that_reports_while_another_begins_the_new_run_is_in_it(packed: Packed, pods: PodsInProcess) -> None:
+    """As after a restart of pods. It had registered the run that has ended by now, and was refused."""
+    first = Training(pods, spec_of(packed), NUM_SAMPLES)
+    first.all_ask(0)
+    (before,) = runs_of(first)
+    second = again(first)
+    late = second.ranks[1]._pods
+    assert late.incarnation == before
+
+    def report_then_ask() -> None:
+        until(lambda: pods.get(0, f"/v1/jobs/{first.spec.name}")["incarnation"] != before, "a new run")
+        late.retried(None, lambda pod, wait: late._report(pod, wait))
+        second.ask(1, 0)
+
+    second.together(lambda: second.ask(0, 0), report_then_ask)
+    second.check(0)
+
+
 def test_a_live_run_is_not_replaced_after_a_restart_of_pods(packed: Packed, tmp_path: Path) -> None:
     """Its ranks stand between epochs, and ask for nothing; leases are in no journal."""
     with PodsInProcess(2, tmp_path, journal=True) as pods:

@@ -12,10 +12,12 @@ from refill.protocol.rank_life import LONGEST_LIFE, RankLife
 from refill_service.serving.client_requests import (
     BATCH_BODY_BYTES,
     BINARY_BODY,
+    Anew,
     Incarnation,
     JobName,
     Life,
     Number,
+    asked_of,
     life_of,
     read_int64s,
 )
@@ -106,12 +108,17 @@ async def rank_known(
     summary="Report what a rank has received, to a pod that was restarted (refill.protocol.records).",
     openapi_extra=BINARY_BODY,
 )
-@takes_body(lambda node, job: most_records_bytes(node.table.find(job).job), in_pieces=True)
+@takes_body(lambda node, job: most_records_bytes(asked_of(node, job, None, True).job), in_pieces=True)
 async def records(
-    job: JobName, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
+    job: JobName,
+    rank: Number,
+    request: Request,
+    incarnation: Incarnation = None,
+    life: Life = None,
+    anew: Anew = False,
 ) -> dict[str, int]:
     node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
+    at_pod = asked_of(node, job, incarnation, anew)
     at_pod.job.check_rank(rank)
     at_pod.home.leases.asks(rank, life_of(life), takes=False)
     resources_of(request).enter_context(at_pod.in_use())
@@ -134,9 +141,10 @@ async def take_over(
     ended: RequiredLife,
     request: Request,
     incarnation: Incarnation = None,
+    anew: Anew = False,
 ) -> dict[str, int]:
     node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
+    at_pod = asked_of(node, job, incarnation, anew)
     at_pod.job.check_rank(rank)
     await at_pod.home.entry.take_over(rank, RankLife.decode(ended), RankLife.decode(life))
     return {"rank": rank}
