@@ -272,8 +272,12 @@ def test_a_rank_that_reports_while_another_begins_the_new_run_is_in_it(packed: P
     late = second.ranks[1]._pods
     assert late.incarnation == before
 
+    def is_replaced() -> bool:
+        at_pod = pods.node(0).jobs.get(first.spec.name)
+        return at_pod is not None and at_pod.job.incarnation != before
+
     def report_then_ask() -> None:
-        until(lambda: pods.get(0, f"/v1/jobs/{first.spec.name}")["incarnation"] != before, "a new run")
+        until(is_replaced, "a new run")
         late.retried(None, lambda pod, wait: late._report(pod, wait))
         second.ask(1, 0)
 
