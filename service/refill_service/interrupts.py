@@ -28,6 +28,6 @@ def interrupts_after() -> Iterator[None]:
         yield
     finally:
         for each, handler in before.items():
-            signal.signal(each, handler)
-    for number in came:
-        signal.raise_signal(number)
+            signal.signal(each, signal.SIG_DFL if handler is None else handler)  # None: it was not Python's
+        for number in came:  # also where the block failed
+            signal.raise_signal(number)
