@@ -74,9 +74,13 @@ def test_it_comes_at_the_end_of_the_block_and_at_once_after_it() -> None:
 
 
 def test_it_comes_where_the_block_fails_too() -> None:
-    with pytest.raises(KeyboardInterrupt), interrupts_after():
-        signal.raise_signal(signal.SIGINT)
-        raise OSError("it could not be started")
+    def fail_to_start() -> None:
+        with interrupts_after():
+            signal.raise_signal(signal.SIGINT)
+            raise OSError("it could not be started")
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_to_start()
 
 
 def test_threads_that_signals_do_not_interrupt_may_use_it_too() -> None:
