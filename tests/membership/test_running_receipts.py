@@ -95,7 +95,7 @@ def test_what_a_lost_pod_delivered_is_not_taken_for_nothing(packed: Packed, tmp_
     with PodsInProcess(2, tmp_path, journal=False) as pods:
         training = Training(pods, spec_of(packed[0]), NUM_SAMPLES)
         training.ask(0, 0, end=1)
-        was_asked = next(pod for pod in (0, 1) if pods.node(pod).jobs[training.spec.name].owner.has_opened(0))
+        was_asked = next(pod for pod in (0, 1) if pods.node(pod).jobs[training.spec.name].owner.books.has_opened(0))
         pods.kill(was_asked)
         pods.start(was_asked)
         with pytest.raises(UnknownJob, match=f"what pod {was_asked} delivered in epoch 0 .* not known any more"):

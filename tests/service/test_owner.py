@@ -338,7 +338,7 @@ def test_a_longer_trace_gets_the_room_of_epochs_that_nobody_can_ask_for_any_more
             async def epoch_ended(epoch: int) -> None:
                 ended.append(epoch)
 
-            owner.epoch_ended = epoch_ended
+            owner.books.epoch_ended = epoch_ended
 
             async def post(epoch: int, rank: int, length: int) -> None:
                 with job.posted.arriving(length, epoch):
@@ -363,7 +363,7 @@ def test_a_longer_trace_gets_the_room_of_epochs_that_nobody_can_ask_for_any_more
             for start in range(BATCH, 100, BATCH):
                 taken += await take(owner, 2, 1, start)
             assert sorted(taken) == [*range(100), *range(500, 600)]
-            await asyncio.gather(*owner._closing_books)
+            await asyncio.gather(*owner.books.closing)
             assert ended == [0]
 
     asyncio.run(run())
@@ -575,10 +575,10 @@ def test_what_is_unknown_in_an_epoch_is_unknown_in_its_final_receipt(packed: tup
             final: dict[int, tuple[int, int]] = {}
 
             async def epoch_ended(epoch: int) -> None:
-                receipt = await owner.receipt(epoch)
+                receipt = await owner.books.receipt(epoch)
                 final[epoch] = (receipt.missing, receipt.unknown)
 
-            owner.epoch_ended = epoch_ended
+            owner.books.epoch_ended = epoch_ended
             owner.job.life.unknown.known_from(0, known_from)
             length = owner.job.samples_per_rank()
             for epoch in range(known_from + 4):
@@ -586,7 +586,7 @@ def test_what_is_unknown_in_an_epoch_is_unknown_in_its_final_receipt(packed: tup
                 left_out = BATCH if epoch < known_from else 0
                 for start in range(0, length - left_out, BATCH):
                     await take(owner, epoch, 0, start)
-                await asyncio.gather(*owner._closing_books)
+                await asyncio.gather(*owner.books.closing)
             last_batch = (length - 1) % BATCH + 1
             for epoch in range(known_from):
                 assert final[epoch] == (0, last_batch), f"(missing, unknown) of epoch {epoch}"

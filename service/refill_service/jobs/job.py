@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from refill.errors import EpochNotReady, InvalidInput, MemoryTooSmall
+from refill.errors import EpochNotReady, InvalidInput, MemoryTooSmall, PodRecovering
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import terms_of
@@ -151,6 +151,14 @@ class Job(JobState):
         """The epoch of which only a rest is left, and the positions of each rank in it."""
         length = self.trace_length(resumed.epoch, 0)
         return {"epoch": resumed.epoch, "samples_per_rank": length, "unknown": resumed.unknown}
+
+    def recovering(self) -> PodRecovering:
+        """For who must come again when nothing is lost any more."""
+        return PodRecovering(
+            f"pod {self.ordinal} was restarted while job {self.spec.name} ran, and waits to be told what it had "
+            f"delivered: {self.life.waits_for or 'other pods are asked'}",
+            pod=self.ordinal,
+        )
 
     async def traces(self, epoch: int, wait_seconds: float) -> Traces:
         """The traces of an epoch; waits until every rank has posted its own when the order is explicit."""

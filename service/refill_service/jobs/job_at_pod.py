@@ -156,7 +156,7 @@ class JobAtPod:
         self.job.check_rank(rank)
         self.home.leases.asks(rank, life, takes=False)  # its home keeps the lease
         if not self.job.life.traces_are_final:
-            raise self.owner.recovering()
+            raise self.job.recovering()
         self.owner.rank_opens(epoch, rank, home)
         self.home.entry.left(epoch, rank)
 
@@ -211,18 +211,18 @@ class JobAtPod:
         return None if receipt.unknown or had >= asked.first + asked.count else found
 
     async def receipt_here(self, epoch: int) -> dict[str, Any]:
-        """This pod's part of it: of its share, and of what other pods sent it ahead. Raises as ``Owner.receipt``."""
+        """This pod's part of it: of its share, and of what it was sent ahead. Raises as ``EpochBooks.receipt``."""
         if epoch in self.ended:
             return self.ended[epoch]
         if len(self.ended) >= _KEPT_RECEIPTS and epoch < min(self.ended):
             raise self._has_not_begun(epoch)
         home = self.home.machine
-        receipt = (await self.owner.receipt(epoch)).to_dict()
-        draws = await self.owner.draws(epoch)
+        receipt = (await self.owner.books.receipt(epoch)).to_dict()
+        draws = await self.owner.books.draws(epoch)
         drawn = {} if draws is None else {"draws": draws, "ran_before": self.job.life.ran_before}
         return drawn | {
             "epoch": epoch,
-            "begun": self.owner.has_opened(epoch),
+            "begun": self.owner.books.has_opened(epoch),
             "receipt": receipt,
             "unused_ahead": {str(rank): count for rank, count in home.unused_ahead(epoch).items()},
             "unknown_ranks": sorted(self.job.life.unknown.ranks(epoch)),
@@ -240,6 +240,8 @@ class JobAtPod:
         self.home.record.damaged.forget(epoch)
         if not known:
             self.keep_receipt(part)
+        if self.owner.journal is not None:
+            self.owner.journal.forget(epoch)
 
     def keep_receipt(self, part: dict[str, Any]) -> None:
         """Fact: this is the pod's part of the receipt of an epoch that has ended for good."""

@@ -96,7 +96,7 @@ class JobTable:
         if incarnation is not None and incarnation != at_pod.job.incarnation:
             if same_line(incarnation, at_pod.job.incarnation):
                 raise self._moved(name, is_later(at_pod.job.incarnation, incarnation))
-            raise at_pod.owner.recovering() if at_pod.job.life.recovering else is_another(name)
+            raise at_pod.job.recovering() if at_pod.job.life.recovering else is_another(name)
         if not looked_at:
             slept = at_pod.sleeps
             at_pod.job.last_used = time.monotonic()
@@ -208,7 +208,7 @@ class JobTable:
         home = Home(job, owner, peers, memory.remote_bytes)
         claim = replace(claim, least_bytes=min(claim.least_bytes, memory_bytes))
         at_pod = JobAtPod(job, owner, home, peers, pinned, parts, claim if _is_flexible(spec) else None)
-        owner.epoch_ended = at_pod.epoch_ended
+        owner.books.epoch_ended = at_pod.epoch_ended
         if kept is not None:
             at_pod.ended |= kept.receipts
         return at_pod
@@ -357,7 +357,7 @@ class JobTable:
     async def forget(self, name: str) -> None:
         """Let go of a job that could not be taken up, as if this pod had never heard of it; journals stay."""
         if (at_pod := self.jobs.pop(name, None)) is not None:
-            await self.close_job(at_pod, at_pod.owner.recovering())
+            await self.close_job(at_pod, at_pod.job.recovering())
             self.journal.let_go(name, at_pod.owner.journal)
 
     async def close_job(self, at_pod: JobAtPod, why: RefillError) -> None:

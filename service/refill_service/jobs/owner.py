@@ -7,9 +7,7 @@ epoch fetches chunks and keeps what is wanted -> the bytes leave with the answer
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +15,6 @@ from numpy.typing import NDArray
 from refill.errors import (
     EpochEnded,
     EpochNotReady,
-    InvalidInput,
-    JournalUnwritable,
-    PodRecovering,
     RefillError,
 )
 from refill.protocol.records import Kind, Record
@@ -39,15 +34,15 @@ from refill_service.cache_core.owner_machine import (
     Write,
 )
 from refill_service.cache_core.pod_records import snapshot, snapshots_say_all
-from refill_service.cache_core.policies.interface import NO_SAMPLES, Carried, EpochBegan, EpochCounts, Policy
+from refill_service.cache_core.policies.interface import Carried, EpochBegan, EpochCounts, Policy
 from refill_service.cache_core.policies.registry import new_policy
-from refill_service.cache_core.receipt import EpochReceipt, draws_of, receipt_of
 from refill_service.cache_core.recollection import Recollection
 from refill_service.cache_core.recovering import restore
 from refill_service.cache_core.score_book import DrawnFrom
 from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.changes import Changes
 from refill_service.jobs.chunk_reader import ChunkReader
+from refill_service.jobs.epoch_books import EpochBooks
 from refill_service.jobs.job import Job
 from refill_service.jobs.owner_scores import OwnerScores
 from refill_service.jobs.recently_sent import RecentlySent
@@ -61,8 +56,6 @@ from refill_service.observing.tracing import span
 from refill_service.peers.job_peers import PATIENCE_SECONDS
 
 __all__ = ["Owner"]
-
-log = logging.getLogger(__name__)
 
 
 class Owner:
@@ -90,8 +83,6 @@ class Owner:
         self.journal: JobJournal | None = None
         self.begin_journal: Callable[[], None] = lambda: None
         """Called when an epoch opens, as long as there is none."""
-        self.epoch_ended: Callable[[int], Awaitable[None]] | None = None
-        """Told when an epoch will not be asked for again, and its receipt is final."""
         self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned, job.spec.name)
         self._single_reads = SingleReads(job, gate, wait_seconds)
         self._recent = RecentlySent(recent_bytes)
@@ -102,8 +93,7 @@ class Owner:
         )
         self._running: dict[OpenEpoch, RunningEpoch] = {}
         """By the machine's epochs that are open, or have ended for good while their receipts are written."""
-        self._passed_by: dict[int, Traces] = {}
-        """Epochs that ended without a request to this pod, while their receipts are written."""
+        self.books = EpochBooks(job, self._machine, self._running)
         self._life = job.life
         self._ranks = job.life.ranks
         self._moved_on = Changes()
@@ -112,7 +102,6 @@ class Owner:
         if not job.life.recovering:
             self._restored.set()
         self._reads: set[asyncio.Task[None]] = set()
-        self._closing_books: set[asyncio.Task[None]] = set()
         self._why_closed: RefillError | None = None
         job.posted.make_room = self._forget_ended
 
@@ -157,18 +146,6 @@ class Owner:
         members = None if traces is None else traces.members(share.first_sample, share.end_sample)
         return share.first_sample == share.end_sample or (members is not None and not members.any())
 
-    @property
-    def epochs_begun(self) -> list[int]:
-        """Those that have no final receipt yet and that a rank has entered, whether or not it asked for anything
-        here."""
-        found = {running.number for running in self._running.values()} | {at for _, at in self._ranks}
-        found |= {epoch for epoch in self.job.traced_epochs if self._was_asked_nothing_in(epoch)}
-        return sorted(epoch for epoch in found if epoch <= self.epoch)
-
-    def has_opened(self, epoch: int) -> bool:
-        """Whether this owner was asked for anything in an epoch that has no final receipt yet."""
-        return any(running.number == epoch for running in self._running.values())
-
     def progress(self) -> tuple[int, int] | None:
         """``(answered, all)`` requests of the epoch that the job is in, or was in last as far as is known here."""
         return self._machine.progress()
@@ -191,7 +168,7 @@ class Owner:
         self._scores.close(why)
         for task in self._reads:
             task.cancel()
-        await asyncio.gather(*self._reads, *self._closing_books, return_exceptions=True)
+        await asyncio.gather(*self._reads, *self.books.closing, return_exceptions=True)
         for epoch in self._epochs:
             epoch.payloads.clear()
         self._recent.clear()
@@ -327,60 +304,6 @@ class Owner:
             await running.wait_for([sample for sample in missing if sample not in taken], 0, self.wait_seconds)
         return [taken.get(sample, found[sample]) for sample in samples.tolist()]
 
-    async def receipt(self, epoch: int) -> EpochReceipt:
-        """What this owner delivered in an epoch, or assigned to be sent ahead.
-
-        Raises :class:`InvalidInput` for one that has not begun or is long over, and :class:`EpochNotReady` while nobody
-        knows what is asked of this owner in it.
-        """
-        state = next((known for known in self._running.values() if known.number == epoch), None)
-        if state is not None:
-            return await self._receipt_of(state)
-        if self._life.recovering:
-            raise self.recovering()
-        if epoch > self.epoch or not self._was_asked_nothing_in(epoch):
-            raise InvalidInput(f"epoch {epoch} of job {self.job.spec.name} has not begun, or is long over")
-        traces = self._passed_by.get(epoch) or self.job.known_traces(epoch)
-        if traces is None:
-            raise EpochNotReady(f"epoch {epoch} of job {self.job.spec.name} waits for the traces of its ranks")
-        share = self.job.share
-        return await asyncio.to_thread(
-            receipt_of,
-            NO_SAMPLES,
-            NO_SAMPLES,
-            share.first_sample,
-            share.end_sample,
-            traces,
-            self._life.unknown.ranks(epoch),
-        )
-
-    async def draws(self, epoch: int) -> dict[str, int] | None:
-        """How often the samples of the share are drawn in an epoch. None for a job that draws none, or where that is
-        not known."""
-        running = next((known for known in self._running.values() if known.number == epoch), None)
-        traces = self._passed_by.get(epoch) or self.job.known_traces(epoch) if running is None else running.epoch.traces
-        if traces is None or not self.job.is_by_importance:
-            return None
-        return await asyncio.to_thread(draws_of, traces, self.job.share.first_sample, self.job.share.end_sample)
-
-    def _was_asked_nothing_in(self, epoch: int) -> bool:
-        """Whether this is known of an epoch that is neither open here nor has left its receipt: other pods may have
-        been asked for all that ranks have had of it."""
-        if self.job.resumed is not None and epoch < self.job.resumed.epoch:
-            return False
-        return self._machine.is_after_all(epoch) or not self._life.ran_before
-
-    async def _receipt_of(self, state: RunningEpoch) -> EpochReceipt:
-        share, answered = self.job.share, self._machine.answered_of(state.epoch)
-        return await asyncio.to_thread(
-            receipt_of,
-            *answered,
-            share.first_sample,
-            share.end_sample,
-            state.epoch.traces,
-            self._life.unknown.ranks(state.number),
-        )
-
     def scored(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> str:
         """Fact: training gave these samples of the share these scores. Returns the name of what keeps them, which is
         another one after a restart. Raises :class:`InvalidInput` for a job whose cache takes none."""
@@ -469,16 +392,8 @@ class Owner:
             async with asyncio.timeout(min(self.wait_seconds, PATIENCE_SECONDS)):
                 await self._restored.wait()
         except TimeoutError as error:
-            raise self.recovering() from error
+            raise self.job.recovering() from error
         self._refuse_when_closed()
-
-    def recovering(self) -> PodRecovering:
-        """For who must come again when nothing is lost any more."""
-        return PodRecovering(
-            f"pod {self.job.ordinal} was restarted while job {self.job.spec.name} ran, and waits to be told what "
-            f"it had delivered: {self._life.waits_for or 'other pods are asked'}",
-            pod=self.job.ordinal,
-        )
 
     def _refuse_when_closed(self) -> None:
         if self._why_closed is not None:
@@ -506,7 +421,7 @@ class Owner:
                 case Abandon(epoch):
                     self._running[epoch].payloads.clear()
                 case CloseBooks(epoch):
-                    self._close_books(self._running[epoch])
+                    self.books.close(self._running[epoch])
                 case Wake():
                     self._moved_on.happened()
 
@@ -544,44 +459,10 @@ class Owner:
         else:
             self.begin_journal()
 
-    def _close_books(self, over: RunningEpoch) -> None:
-        """An epoch that will not be asked for again leaves its receipt."""
-        over.payloads.clear()
-        self._forget_traces(before_epoch=over.number + 1)
-        self._leave_receipt(over.number, lambda: self._running.pop(over.epoch))
-
-    def _forget_traces(self, before_epoch: int) -> None:
-        """An epoch of which this pod owned nothing that ranks asked for leaves a receipt, too, as long as its traces
-        are there."""
-        open_here = {running.number for running in self._running.values()}
-        for epoch in self.job.traced_epochs:
-            if epoch < before_epoch and epoch not in open_here and self._was_asked_nothing_in(epoch):
-                traces = self.job.known_traces(epoch)
-                if traces is not None and epoch not in self._passed_by:
-                    self._passed_by[epoch] = traces
-                    self._leave_receipt(epoch, partial(self._passed_by.pop, epoch))
-        self.job.forget_traces(before_epoch)
-
-    def _leave_receipt(self, epoch: int, done: Callable[[], object]) -> None:
-        async def leave() -> None:
-            try:
-                if self.epoch_ended is not None:
-                    await self.epoch_ended(epoch)
-                if self.journal is not None:
-                    self.journal.forget(epoch)
-            except JournalUnwritable as error:
-                log.error("job %s: the receipt of epoch %d is not kept: %s", self.job.spec.name, epoch, error)
-            finally:
-                done()
-
-        task = asyncio.create_task(leave())
-        self._closing_books.add(task)
-        task.add_done_callback(self._closing_books.discard)
-
     def _forget_ended(self) -> None:
         """Epochs that nobody can ask for any more give room to new traces."""
         self._carry_out(self._machine.room_is_wanted())
-        self._forget_traces(before_epoch=self._machine.oldest_traces)
+        self.books.forget_traces(before_epoch=self._machine.oldest_traces)
 
     async def _exact(self, counts: OwnerCounts, samples: list[int], says_damage: bool) -> list[Payload | BaseException]:
         """Read single samples; what went wrong stands in the place of each that failed."""

@@ -47,7 +47,7 @@ __all__ = [
 async def part_of_job(at_pod: JobAtPod, ended_at: float) -> RunPart | None:
     """Of a job that has been closed. None: nobody had asked for anything."""
     epochs = dict(at_pod.ended)
-    for epoch in at_pod.owner.epochs_begun:
+    for epoch in at_pod.owner.books.epochs_begun:
         with contextlib.suppress(InvalidInput, EpochNotReady):  # nobody can have been served in it
             epochs[epoch] = await at_pod.receipt_here(epoch)
     return RunPart.of(about_job(at_pod.job, ended_at), epochs.values()) if epochs else None

@@ -108,7 +108,7 @@ class JobsHere:
         check_holder(spec.name, known.job.spec.holder, spec.holder)
         life = known.job.life
         if incarnation and known.job.incarnation != incarnation and life.recovering:
-            raise known.owner.recovering()  # it may be named so by a rank of an earlier run only
+            raise known.job.recovering()  # it may be named so by a rank of an earlier run only
         check_same_settings(spec.name, known.job.spec.differences(spec), here=True)
         if incarnation and known.job.incarnation != incarnation:
             raise is_another(spec.name)

@@ -132,7 +132,7 @@ class NewRuns:
     def run_here(self, at_pod: JobAtPod) -> dict[str, Any]:
         """For pod 0. Raises :class:`PodRecovering` while nobody knows."""
         if at_pod.job.life.recovering:
-            raise at_pod.owner.recovering()
+            raise at_pod.job.recovering()
         return vars(at_pod.run_here())
 
 

@@ -98,7 +98,7 @@ class Resuming:
         known = await self._known(spec)
         current = "" if known is None else line_of(known.incarnation)
         if (here := self._table.jobs.get(spec.name)) is not None and not here.job.life.traces_are_final:
-            raise here.owner.recovering()  # first it has to move, with the ranks that it has
+            raise here.job.recovering()  # first it has to move, with the ranks that it has
         incarnation = resumed_incarnation(
             checkpoint.incarnation, checkpoint.epoch, checkpoint.position, spec.world_size, self._settings.num_pods
         )
@@ -236,7 +236,7 @@ class Resuming:
         if at_pod is not None and same_line(at_pod.job.incarnation, checkpoint.incarnation):
             job = at_pod.job
             if job.life.recovering:
-                raise at_pod.owner.recovering()
+                raise at_pod.job.recovering()
             job.check_traces(checkpoint.epoch)
             traces = job.known_traces(checkpoint.epoch)
             answered = at_pod.owner.answered(checkpoint.epoch)
