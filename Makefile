@@ -13,7 +13,7 @@
 # make chart-files   copy dashboards and rules into the Helm chart, and make its README of values.yaml
 # make chart         the Helm chart as an archive, dist/refill-VERSION.tgz, as `helm push` takes it
 # make test-cluster  a job on a release in a real cluster, KUBECONFIG's: pods deleted, drained, updated. docs/CLUSTER.md
-# make soak-cluster  the same for two hours, one event a minute
+# make soak-cluster  the same for two hours, one event a minute at random, with a plot into soak-cluster/
 # make dist          the distribution refill-cache, a wheel and its sources, checked, into dist/
 # Each makes its own virtual environment, .venv, the first time.
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from types import FrameType
 
 import helm_python
 import yaml
@@ -27,25 +28,12 @@ from tests.cluster.cluster import CHART, RELEASE, Cluster, Failed, Skipped
 from tests.cluster.events import EVENTS, Event, Options
 from tests.cluster.example import run_example
 from tests.cluster.memory import memory_of
-from tests.cluster.ranks import Ranks
+from tests.cluster.ranks import RANKS, Ranks, RanksEnded
+from tests.cluster.rows import HEAD, Row
+from tests.cluster.soak import SOAKED, Soak
+from tests.cluster.soak_report import is_denied, report
 
 _PODS = 3
-_SOAKED = {"delete", "forced", "rolling", "all"}
-
-
-class Row(NamedTuple):
-    event: str
-    exact: str
-    ready_seconds: float | None = None
-    longest_seconds: float | None = None
-    all_seconds: float | None = None
-    said: str = ""
-
-    def __str__(self) -> str:
-        seconds = [
-            "" if s is None else f"{s:.1f} s" for s in (self.ready_seconds, self.longest_seconds, self.all_seconds)
-        ]
-        return "| " + " | ".join([self.event, self.exact, *seconds, self.said.replace("|", "/")]) + " |"
 
 
 def main() -> int:
@@ -57,9 +45,15 @@ def main() -> int:
     parser.add_argument("--batch-seconds", type=float, default=0.1, help="how long a rank computes for each batch")
     parser.add_argument("--cut-node", default="", help="command that cuts the power of the node named after it")
     parser.add_argument("--training-image", default="", help="with PyTorch, as docker/train.Dockerfile makes it")
+    parser.add_argument("--dns-off", default="", help="command that takes the cluster's DNS away")
+    parser.add_argument("--dns-on", default="", help="command that brings it back")
+    parser.add_argument("--api-off", default="", help="command that takes the API server away")
+    parser.add_argument("--api-on", default="", help="command that brings it back")
     parser.add_argument("--soak-minutes", type=float, help="one event a minute at random, for so long")
+    parser.add_argument("--out", type=Path, default=Path("soak-cluster"), help="folder of the soak's tables and plot")
     parser.add_argument("--seed", type=int, default=1, help="of the soak's events")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, _stop)
     if given.list:
         print(*(f"{event.name:10}{event.says}" for event in EVENTS), sep="\n")
         return 0
@@ -93,11 +87,7 @@ class _Trial:
         major, minor = self._cluster.version
         nodes = self._cluster.nodes()
         print(f"Kubernetes {major}.{minor}, {len(nodes)} nodes, tests run on: {machine()}\n")
-        print(
-            "| event | every sample exactly once | until all pods are ready again | longest without a batch | "
-            "in all over 1 s | Kubernetes warned |\n| --- | --- | --- | --- | --- | --- |",
-            flush=True,
-        )
+        print(HEAD, flush=True)
         try:
             self._install()
             self._with_ranks(events)
@@ -164,9 +154,9 @@ class _Trial:
             ranks.until_they_run(0)
             quiet = time.time()
             ranks.until_finished(1)
-            self._add(Row("nothing, for an epoch", self._exactness(ranks, 0), 0.0, *self._stalls(ranks, quiet)))
+            self._add(Row("nothing, for an epoch", self._exactness(ranks, 0, 0), 0.0, *self._stalls(ranks, quiet)))
             if self._given.soak_minutes:
-                self._soak(ranks)
+                self._soak([event for event in events if event.name in SOAKED], ranks)
             else:
                 for event in events:
                     self._event(event, ranks)
@@ -174,55 +164,72 @@ class _Trial:
         finally:
             ranks.end()
 
-    def _soak(self, ranks: Ranks) -> None:
-        chosen = [event for event in EVENTS if event.name in _SOAKED]
-        draw, until = random.Random(self._given.seed), time.monotonic() + 60 * self._given.soak_minutes
-        while (began := time.monotonic()) < until:
-            self._event(draw.choice(chosen), ranks)
-            time.sleep(max(0.0, min(until, began + 60) - time.monotonic()))
+    def _soak(self, events: list[Event], ranks: Ranks) -> None:
+        def do(event: Event) -> Row:
+            try:
+                return self._event(event, ranks)
+            except RanksEnded:
+                raise
+            except (Failed, helm_python.HelmError, subprocess.SubprocessError) as failure:
+                self._failed += 1
+                return self._add(Row(event.says, f"**failed**: {failure}"))
 
-    def _event(self, event: Event, ranks: Ranks) -> None:
-        options = Options(cut_node=self._given.cut_node)
+        tables = Soak(self._cluster, ranks, do, self._given.out).run(events, self._given.soak_minutes, self._given.seed)
+        print()
+        self._failed += not report(tables)
+
+    def _event(self, event: Event, ranks: Ranks) -> Row:
+        given = self._given
+        options = Options(given.cut_node, (given.dns_off, given.dns_on), (given.api_off, given.api_on))
         self._note_memory()
         first, since = ranks.finished(), time.time()
         try:
             event.run(self._cluster, options)
-            ready = time.time() - since
-            ranks.until_they_run(time.time())
-            ended = ranks.finished()
-            ranks.until_finished(ended + 1)
         except Skipped as skipped:
-            self._add(Row(event.says, f"skipped: {skipped}"))
-            return
-        exact = self._exactness(ranks, first)
+            return self._add(Row(event.says, f"skipped: {skipped}"))
+        ready = time.time() - since
+        ranks.until_they_run(time.time())
+        ended = ranks.finished()
+        ranks.until_finished(ended + 1)
+        exact = self._exactness(ranks, first, ended)
         said = self._cluster.warnings(since)
-        self._add(Row(event.says, exact, ready, *self._stalls(ranks, since), said))
+        return self._add(Row(event.says, exact, ready, *self._stalls(ranks, since), said))
 
-    def _exactness(self, ranks: Ranks, first: int) -> str:
-        """Of the epochs that ended since, by what the ranks got; and of the last of them by its receipt."""
-        last = ranks.finished() - 1
-        wrong = "; ".join(filter(None, (ranks.wrong_in(epoch) for epoch in range(first, last + 1))))
-        receipt = ["refill", "receipt", ranks.job, str(last), "--url", "http://localhost:8000"]
-        try:
-            self._cluster.kubectl("exec", f"{RELEASE}-0", "--", *receipt)  # its exit status says whether it is exact
-        except Failed as failure:
-            wrong += f" receipt of epoch {last}: {failure}"
-        self._failed += bool(wrong)
-        return f"**no**: {wrong}" if wrong else "yes"
+    def _exactness(self, ranks: Ranks, first: int, last: int) -> str:
+        """Of these epochs, by what the ranks got, and by the pods' receipts. Those of epochs before the last may be
+        lost, as their pods were."""
+        wrong = [ranks.wrong_in(epoch) for epoch in range(first, last + 1)]
+        for epoch in range(first, last + 1):
+            receipt = ranks.receipts.get(epoch, "none")
+            if is_denied(receipt) or (epoch == last and receipt != "exact"):
+                wrong.append(f"receipt of epoch {epoch}: {receipt}")
+        said = "; ".join(filter(None, wrong))
+        self._failed += bool(said)
+        return f"**no**: {said}" if said else "yes"
 
     def _stalls(self, ranks: Ranks, since: float) -> tuple[float, float]:
         gaps = ranks.gaps(since)
-        return gaps[0], sum(gap for gap in gaps if gap > 1) / len(ranks.came_at)
+        return gaps[0], sum(gap for gap in gaps if gap > 1) / RANKS
 
     def _note_memory(self) -> None:
         """Before pods go: what their cgroups counted goes with them."""
         for pod in self._cluster.pods():
             if found := memory_of(self._cluster, pod):
-                self._peaks[pod] = max(self._peaks.get(pod, (0, 0)), (found.peak_bytes, found.limit_bytes))
+                peak = max(found.peak_bytes, found.now_bytes, self._peaks.get(pod, (0, 0))[0])
+                self._peaks[pod] = peak, found.limit_bytes
 
-    def _add(self, row: Row) -> None:
+    def _add(self, row: Row) -> Row:
         print(row, flush=True)
+        return row
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends the run as Ctrl-C does: with all that it started."""
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

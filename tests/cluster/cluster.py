@@ -36,15 +36,21 @@ class Cluster:
         self._changed: dict[str, Any] = {}
         self._helm = helm_python.Config(namespace=namespace)
 
-    def kubectl(self, *arguments: str, given: str | None = None, check: bool = True) -> str:
-        done = subprocess.run(
-            ["kubectl", "-n", self.namespace, *arguments],
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=_LONGEST_SECONDS,
-            check=False,
-        )
+    def kubectl(
+        self, *arguments: str, given: str | None = None, check: bool = True, seconds: float = _LONGEST_SECONDS
+    ) -> str:
+        """Raises Failed for what takes longer than so many seconds, too."""
+        try:
+            done = subprocess.run(
+                ["kubectl", "-n", self.namespace, *arguments],
+                input=given,
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Failed(f"kubectl {' '.join(arguments)}: not within {seconds:.0f} s") from None
         if check and done.returncode:
             raise Failed(f"kubectl {' '.join(arguments)}: {(done.stderr or done.stdout).strip()[-500:]}")
         return done.stdout + ("" if check else done.stderr)
@@ -89,6 +95,9 @@ class Cluster:
         self._changed |= changed
         chart = helm_python.Chart.load(CHART)
         self._helm.upgrade(chart, RELEASE, self._values | self._changed, namespace=self.namespace)
+
+    def revisions(self) -> int:
+        return len(self._helm.history(RELEASE))
 
     def rollback(self) -> None:
         self._helm.rollback(RELEASE)

@@ -12,12 +12,18 @@ from tests.cluster.cluster import RELEASE, Cluster, Failed, Skipped, is_ready
 
 __all__ = ["EVENTS", "Event", "Options"]
 
+_AWAY_SECONDS = 60
+
 
 class Options(NamedTuple):
     """What the user said of the cluster."""
 
     cut_node: str = ""
     """A command that cuts a node's power; the node's name is put after it."""
+    dns: tuple[str, str] = ("", "")
+    """A command that takes the cluster's DNS away, and one that brings it back."""
+    api: tuple[str, str] = ("", "")
+    """The same for the API server."""
 
 
 class Event(NamedTuple):
@@ -61,6 +67,8 @@ def rolling(cluster: Cluster, options: Options) -> None:
 
 
 def rolled_back(cluster: Cluster, options: Options) -> None:
+    if cluster.revisions() < 2:
+        raise Skipped("there is no earlier revision")
     before = cluster.uids()
     cluster.rollback()
     cluster.until(lambda: cluster.is_as_wanted() and not _same(before, cluster.uids()), "the rollback ends")
@@ -140,6 +148,35 @@ def node_lost(cluster: Cluster, options: Options) -> None:
             cluster.until(_replaced(cluster, name, pod["metadata"]["uid"]), f"{name} is replaced")
 
 
+def _away(commands: tuple[str, str], option: str) -> None:
+    """For a minute."""
+    if not all(commands):
+        raise Skipped(f"--{option}-off and --{option}-on were not given")
+    off, on = map(shlex.split, commands)
+    subprocess.run(off, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    try:
+        time.sleep(_AWAY_SECONDS)
+    finally:
+        subprocess.run(on, check=True, timeout=300, stdout=subprocess.DEVNULL)
+
+
+def dns_away(cluster: Cluster, options: Options) -> None:
+    _away(options.dns, "dns")
+
+
+def api_away(cluster: Cluster, options: Options) -> None:
+    """Nothing that runs needs it. Nodes that it has not heard of may be NotReady for a moment afterwards."""
+    _away(options.api, "api")
+
+    def answers() -> bool:
+        try:
+            return cluster.is_as_wanted()
+        except Failed:
+            return False
+
+    cluster.until(answers, "the API server is back, and all pods are ready")
+
+
 EVENTS = [
     Event("delete", "`kubectl delete pod`", delete),
     Event("forced", "the same with `--force --grace-period=0`", forced),
@@ -151,5 +188,7 @@ EVENTS = [
     Event("again", "2 to 3, and `kubectl delete pod` of all at once", _to(3, at_once=True)),
     Event("drain", "`kubectl drain` of a node", drain),
     Event("all", "all pods deleted at once by force", all_deleted),
+    Event("dns", "no DNS for a minute", dns_away),
+    Event("api", "no API server for a minute", api_away),
     Event("node", "power cut of a node, its pods deleted by force", node_lost),
 ]

@@ -1,30 +1,44 @@
-"""How much memory has a pod had at most, of what its cgroup allows? With page cache, as the kernel counts it."""
+"""How much memory does a pod have, of what its cgroup allows? With page cache, as the kernel counts it."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import Cluster, Failed
 
 __all__ = ["Memory", "memory_of"]
 
 _SCRIPT = """
-import pathlib
-root = pathlib.Path("/sys/fs/cgroup")
-old = "memory/memory."
-for peak, limit in (("memory.peak", "memory.max"), (old + "max_usage_in_bytes", old + "limit_in_bytes")):
-    if (root / peak).exists():
-        print((root / peak).read_text().strip(), (root / limit).read_text().strip())
-        break
+cd /sys/fs/cgroup
+if [ -e memory.max ]; then
+  cat memory.current
+  cat memory.peak || echo 0
+  cat memory.max
+  grep '^anon ' memory.stat
+else
+  cd memory
+  cat memory.usage_in_bytes memory.max_usage_in_bytes memory.limit_in_bytes
+  grep '^total_rss ' memory.stat
+fi
 """
 
 
 class Memory(NamedTuple):
+    now_bytes: int
     peak_bytes: int
+    """0: the kernel does not tell (cgroup v2 before Linux 5.19)."""
     limit_bytes: int
+    """0: none."""
+    anonymous_bytes: int
+    """Of ``now_bytes``, what is no page cache."""
 
 
 def memory_of(cluster: Cluster, pod: str) -> Memory | None:
-    """None: the kernel does not tell its peak (cgroup v2 before Linux 5.19), or the pod does not run."""
-    told = cluster.kubectl("exec", pod, "--", "python", "-c", _SCRIPT, check=False).split()
-    return Memory(*map(int, told)) if len(told) == 2 and all(word.isdigit() for word in told) else None
+    """None: the pod does not run, or the kernel tells nothing."""
+    try:
+        told = cluster.kubectl("exec", pod, "--", "sh", "-c", _SCRIPT, seconds=20).split()
+    except Failed:
+        return None
+    if len(told) != 5 or not told[0].isdigit():
+        return None
+    return Memory(*(int(word) if word.isdigit() else 0 for word in (*told[:3], told[4])))

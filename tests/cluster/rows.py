@@ -1,0 +1,27 @@
+"""What does one line of the table of docs/CLUSTER.md say?"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["HEAD", "Row"]
+
+HEAD = (
+    "| event | every sample exactly once | until all pods are ready again | longest without a batch | "
+    "in all over 1 s | Kubernetes warned |\n| --- | --- | --- | --- | --- | --- |"
+)
+
+
+class Row(NamedTuple):
+    event: str
+    exact: str
+    ready_seconds: float | None = None
+    longest_seconds: float | None = None
+    all_seconds: float | None = None
+    said: str = ""
+
+    def __str__(self) -> str:
+        seconds = [
+            "" if s is None else f"{s:.1f} s" for s in (self.ready_seconds, self.longest_seconds, self.all_seconds)
+        ]
+        return "| " + " | ".join([self.event, self.exact, *seconds, self.said.replace("|", "/")]) + " |"

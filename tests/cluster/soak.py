@@ -1,0 +1,94 @@
+"""Does a job stay exact, and its pods as they are, for hours of this? One event a minute, drawn at random.
+
+Meanwhile a thread looks at the memory of pods and ranks. All that is known is written after each event, and at the end,
+however that comes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cluster.cluster import Cluster, Failed
+from tests.cluster.events import Event
+from tests.cluster.memory import memory_of
+from tests.cluster.ranks import RANKS, Ranks, RanksEnded, rank_pod
+from tests.cluster.rows import Row
+from tests.cluster.soak_files import Done, Epoch, InMemory, Tables, rates_of
+from tests.cluster.soak_report import plot
+
+__all__ = ["SOAKED", "Soak"]
+
+SOAKED = ("delete", "forced", "rolling", "rollback", "scale", "drain", "all", "dns", "api")
+"""Events that leave things as they were, in about a minute."""
+_MEMORY_SECONDS = 15
+
+
+class Soak:
+    """One soak of a job that runs.
+
+    :param do: does an event, and says what came of it.
+    :param folder: where its tables and the plot go.
+    """
+
+    def __init__(self, cluster: Cluster, ranks: Ranks, do: Callable[[Event], Row], folder: Path) -> None:
+        self._cluster, self._ranks, self._do, self._folder = cluster, ranks, do, folder
+        self._began = time.time()
+        self._done: list[Done] = []
+        self._memory: list[InMemory] = []
+        self._enough = threading.Event()
+
+    def run(self, events: list[Event], minutes: float, seed: int) -> Tables:
+        """Returns what there is when time is up, or when nothing is left to look at. Interrupted, it keeps that."""
+        draw = random.Random(seed)
+        self._began = time.time()
+        until = self._began + 60 * minutes
+        looking = threading.Thread(target=self._look, daemon=True)
+        looking.start()
+        try:
+            while (began := time.time()) < until:
+                event = draw.choice(events)
+                row = self._do(event)
+                longest = row.longest_seconds or 0.0
+                ended = time.time()
+                self._done.append(
+                    Done(began - self._began, ended - self._began, event.says, row.exact, longest, row.said)
+                )
+                self._keep()
+                time.sleep(max(0.0, min(until, began + 60) - time.time()))
+        except RanksEnded as ended_ranks:
+            print(f"\nthe soak ended early: {ended_ranks}")
+        finally:
+            self._enough.set()
+            looking.join(timeout=60)
+            tables = self._keep()
+            plot(tables, self._folder / "soak.svg")
+        return tables
+
+    def _keep(self) -> Tables:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        epochs = [
+            Epoch(epoch, self._ranks.wrong_in(epoch), self._ranks.receipts.get(epoch, "not asked for yet"))
+            for epoch in range(self._ranks.finished())
+        ]
+        rates = rates_of(self._ranks.came_at(), self._began, time.time())
+        tables = Tables(list(self._done), epochs, rates, list(self._memory))
+        tables.write(self._folder)
+        return tables
+
+    def _look(self) -> None:
+        ranks = [rank_pod(rank) for rank in range(RANKS)]
+        for turn in itertools.count(1):
+            try:
+                lives = {name: pod["metadata"]["uid"] for name, pod in self._cluster.pods().items()}
+            except Failed:
+                lives = {}  # no API server just now
+            for pod, life in [*lives.items(), *((rank, rank) for rank in ranks if lives)]:
+                if found := memory_of(self._cluster, pod):
+                    self._memory.append(InMemory(time.time() - self._began, pod, life, *found))
+            if self._enough.wait(max(0.0, self._began + turn * _MEMORY_SECONDS - time.time())):
+                return

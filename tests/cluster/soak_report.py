@@ -1,0 +1,140 @@
+"""What came of a soak? The tables of its folder, as a plot and in a few lines that judge.
+
+``python -m tests.cluster.soak_report FOLDER`` makes both again. Exit status 1 if anything was not exact, or if memory
+grew.
+
+Memory is judged as in `tests.chaos.soak`: *flat* when the 95 % interval of the trend, over the last two thirds of the
+time, lies below a bound; it *grows* when the interval lies above; between the two nobody can tell. The trend is that of
+what cgroups count, page cache included. Pods are replaced all the time, ranks never: these are looked at one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import matplotlib
+from tests.chaos.memory_trend import trend_of
+from tests.cluster.soak_files import Tables
+
+__all__ = ["is_denied", "plot", "report"]
+
+_COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#9c6b4e", "#a463f2", "#97bbf5", "#9498a0")
+_GROWTH = 0.05
+"""Of the limit, in an hour: more is too much."""
+
+
+def report(tables: Tables) -> bool:
+    """Print what came of it; False if anything was not exact, or memory grew."""
+    done, epochs, rates, memory = tables
+    if not rates:
+        print("the soak ended before anything was measured")
+        return False
+    minutes = (rates[-1].began + 5) / 60
+    print(f"{minutes:.0f} minutes, {len(done)} events, {len(epochs)} epochs")
+    wrong = [f"epoch {epoch.epoch}: {epoch.wrong}" for epoch in epochs if epoch.wrong]
+    denied = [f"epoch {epoch.epoch}: {epoch.receipt}" for epoch in epochs if is_denied(epoch.receipt)]
+    failed = [f"{each.event}: {each.exact}" for each in done if each.exact.startswith("**")]
+    print(f"every sample exactly once, by what the ranks got: {_yes(not wrong)}", *wrong, sep="\n  ")
+    exact, gone = (sum(test(e.receipt) for e in epochs) for test in (lambda says: says == "exact", _is_gone))
+    print(
+        f"receipts all exact: {_yes(not denied)} ({exact} exact, {len(denied)} not, {gone} lost with the pods that "
+        "could have given them)",
+        *denied,
+        sep="\n  ",
+    )
+    if failed:
+        print("events that failed:", *failed, sep="\n  ")
+    flat = True
+    for pod in sorted({each.pod for each in memory}):
+        of_pod = [each for each in memory if each.pod == pod]
+        most, limit = max(max(each.now_bytes, each.peak_bytes) for each in of_pod), max(e.limit_bytes for e in of_pod)
+        lives = len({each.life for each in of_pod})
+        says = f"{pod}: {lives} li{'fe' if lives == 1 else 'ves'}, at most {most / 1e6:.0f} MB of {limit / 1e6:.0f} MB"
+        try:
+            trend = trend_of([each.at for each in of_pod], [each.now_bytes for each in of_pod])
+        except ValueError:
+            print(f"{says}; too short to tell whether it grows")
+            continue
+        verdict = trend.verdict(_GROWTH * limit)
+        flat &= verdict != "grows"
+        words = {"flat": "memory flat: yes", "grows": "memory flat: no", "open": "memory flat: can't be told"}[verdict]
+        print(f"{says}; {words} ({trend.low / 1e6:+.1f} to {trend.high / 1e6:+.1f} MB an hour)")
+    longest = max(done, key=lambda each: each.longest_seconds, default=None)
+    if longest is not None:
+        print(f"longest without a batch: {longest.longest_seconds:.1f} s ({longest.event})")
+    mean = sum(rate.samples_a_second for rate in rates) / len(rates)
+    usual = sorted(rate.samples_a_second for rate in rates)[len(rates) // 2]
+    print(f"samples a second: {mean:.0f} on average, {usual:.0f} in half of the time or more")
+    return not wrong and not denied and not failed and flat
+
+
+def is_denied(receipt: str) -> bool:
+    """Whether pods gave a receipt that is not exact."""
+    return re.match(r"\d+ duplicates", receipt) is not None
+
+
+def _is_gone(receipt: str) -> bool:
+    return receipt != "exact" and not is_denied(receipt)
+
+
+def _yes(is_true: bool) -> str:
+    return "yes" if is_true else "NO"
+
+
+def plot(tables: Tables, path: Path) -> None:
+    """Throughput, and memory of pods and ranks, over time, with the events."""
+    done, _, rates, memory = tables
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "refill"
+    from matplotlib import pyplot
+
+    figure, (above, below) = pyplot.subplots(2, 1, figsize=(11, 7), sharex=True, layout="constrained")
+    colours = {event: _COLOURS[n % len(_COLOURS)] for n, event in enumerate(sorted({each.event for each in done}))}
+    for event, colour in colours.items():
+        for n, each in enumerate(each for each in done if each.event == event):
+            label = event.replace("`", "") if n == 0 else None
+            above.axvspan(each.began / 60, each.ended / 60, color=colour, alpha=0.35, linewidth=0, label=label)
+    above.plot([rate.began / 60 for rate in rates], [rate.samples_a_second for rate in rates], "k", linewidth=0.6)
+    above.set_ylabel("samples a second, both ranks")
+    above.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, fontsize="small")
+    for n, pod in enumerate(sorted({each.pod for each in memory})):
+        of_pod = [each for each in memory if each.pod == pod]
+        for life in dict.fromkeys(each.life for each in of_pod):
+            of_life = [each for each in of_pod if each.life == life]
+            below.plot(
+                [each.at / 60 for each in of_life],
+                [each.now_bytes / 1e6 for each in of_life],
+                color=_COLOURS[n % len(_COLOURS)],
+                linewidth=0.8,
+                marker=".",
+                markersize=2,
+                label=pod if life == of_pod[0].life else None,
+            )
+    below.set_ylabel("memory by cgroup, page cache and all, MB")
+    below.legend(loc="upper right", ncols=5, fontsize="small")
+    below.set_xlabel("minutes; a colour: from the beginning of an event to the end of an epoch after it")
+    for row in (above, below):
+        row.set_ylim(bottom=0)
+        row.grid(alpha=0.3)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster.soak_report")
+    parser.add_argument("folder", type=Path, help="what --out of python -m tests.cluster named")
+    parser.add_argument("--plot", type=Path, help="where the plot goes (default: FOLDER/soak.svg)")
+    given = parser.parse_args()
+    try:
+        tables = Tables.read(given.folder)
+    except FileNotFoundError as error:
+        parser.error(f"{given.folder} has no soak: {error}")
+    plot(tables, given.plot or given.folder / "soak.svg")
+    return 0 if report(tables) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Is a soak kept and judged right? Without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cluster.ranks import Batch
+from tests.cluster.soak_files import Done, Epoch, InMemory, Rate, Tables, rates_of
+from tests.cluster.soak_report import plot, report
+
+_NOT = "0 duplicates, 2 missing, 0 unknown"
+
+
+def _tables(*, wrong: str = "", receipt: str = "exact", exact: str = "yes", growth: float = 0.0) -> Tables:
+    """Of ten minutes; memory grows by so many bytes a second."""
+    return Tables(
+        [Done(60.0, 91.5, "`kubectl delete pod`", exact, 18.25, "Unhealthy, with a comma")],
+        [Epoch(0, "", "exact"), Epoch(1, wrong, receipt)],
+        [Rate(5.0 * step, 640.0) for step in range(120)],
+        [
+            InMemory(at, pod, "a", int(1e8 + growth * at), int(1.5e8), int(3.5e8), int(9e7))
+            for at in map(float, range(0, 600, 5))
+            for pod in ("pod-0", "rank-0")
+        ],
+    )
+
+
+def test_what_is_kept_is_read_as_it_was(tmp_path: Path) -> None:
+    tables = _tables(wrong="1 missing, 0 twice", receipt=_NOT)
+    tables.write(tmp_path)
+    assert Tables.read(tmp_path) == tables
+    plot(tables, tmp_path / "soak.svg")
+    assert "kubectl delete pod" in (tmp_path / "soak.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("tables", "good", "says"),
+    [
+        (_tables(), True, "receipts all exact: yes (2 exact, 0 not, 0 lost"),
+        (_tables(), True, "longest without a batch: 18.2 s (`kubectl delete pod`)"),
+        (_tables(), True, "rank-0: 1 life, at most 150 MB of 350 MB; memory flat: yes"),
+        (_tables(wrong="1 missing, 0 twice"), False, "by what the ranks got: NO\n  epoch 1: 1 missing, 0 twice"),
+        (_tables(receipt=_NOT), False, "receipts all exact: NO (1 exact, 1 not, 0 lost"),
+        (_tables(receipt="UnknownJob: nobody knows it"), True, "receipts all exact: yes (1 exact, 0 not, 1 lost"),
+        (
+            _tables(exact="**failed**: not within 300 s"),
+            False,
+            "events that failed:\n  `kubectl delete pod`: **failed**",
+        ),
+        (_tables(growth=2e4), False, "memory flat: no (+72.0 to +72.0 MB an hour)"),
+        (Tables([], [], [], []), False, "ended before anything was measured"),
+    ],
+)
+def test_it_is_judged(tables: Tables, good: bool, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(tables) is good
+    assert says in capsys.readouterr().out
+
+
+def test_samples_are_counted_in_whole_steps() -> None:
+    batches = [Batch(99.0, 7), Batch(100.0, 64), Batch(104.9, 64), Batch(105.0, 10), Batch(112.0, 3)]
+    assert rates_of(batches, 100.0, 113.0) == [Rate(0.0, 128 / 5), Rate(5.0, 2.0)]
