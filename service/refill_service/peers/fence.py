@@ -80,7 +80,7 @@ class Fence:
             ) from error
 
     async def confirm(self) -> None:
-        """To be called before an answer leaves for a rank, when all that it has is assigned and written down.
+        """To be called before an answer leaves for a client, when all that it says is assigned and written down.
 
         Raises :class:`PodReplaced` when this pod has a successor, and :class:`PodUnreachable` when no other pod is
         there to say that it has none."""

@@ -167,7 +167,6 @@ async def batch(
     room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
     await room.enter(len(wanted.positions))  # nothing was taken yet
     batch = await at_pod.home.assemble(opened)
-    await node.fence.confirm()
     frame = OutgoingFrame(batch.positions, batch.sample_ids, batch.payloads)
     room.holds(frame.total_bytes)
     was_done(request, f"read {len(batch.positions)} samples")

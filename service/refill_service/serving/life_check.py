@@ -1,4 +1,9 @@
-"""Is the one that asks a pod, or the pod itself, an earlier run that has a successor? Around all routes."""
+"""Is the one that asks a pod, or the pod itself, an earlier run that has a successor? Around all routes.
+
+A pod that stood still learns of its successor only when it asks others. It asks before an answer leaves for a client
+that gave it something to keep, or that gets something which nobody else may get: all but GET. Else the client would
+take for kept what the successor has never seen, and for the job's end what is none. "Come again" may be said by both.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ from refill_service.serving.request_guard import wire_answer
 __all__ = ["ANNOUNCEMENTS", "LifeCheck"]
 
 ANNOUNCEMENTS = "/peer/v1/lives/"
+_COME_AGAIN = 500
 
 
 class LifeCheck:
@@ -32,22 +38,39 @@ class LifeCheck:
             await self._app(scope, receive, send)
             return
 
+        confirms = not self._of_pods and scope["method"] != "GET"
+        was_refused = False
+
         async def with_life(message: Message) -> None:
             if message["type"] == "http.response.start":
                 header = (LIFE_HEADER.encode(), life_header(self._fence.lives).encode())
                 message["headers"] = [*message.get("headers", ()), header]
             await send(message)
 
+        async def refuse(error: RefillError) -> None:
+            status, headers, body = wire_answer(error)
+            await with_life({"type": "http.response.start", "status": status, "headers": headers})
+            await with_life({"type": "http.response.body", "body": body})
+
+        async def answer(message: Message) -> None:
+            nonlocal was_refused
+            if confirms and message["type"] == "http.response.start" and message["status"] < _COME_AGAIN:
+                try:
+                    await self._fence.confirm()
+                except RefillError as error:
+                    was_refused = True
+                    await refuse(error)
+            if not was_refused:
+                await with_life(message)
+
         try:
             if self._of_pods:
                 self._check_asker(scope)
             self._fence.check_not_replaced()
         except RefillError as error:
-            status, headers, body = wire_answer(error)
-            await with_life({"type": "http.response.start", "status": status, "headers": headers})
-            await with_life({"type": "http.response.body", "body": body})
+            await refuse(error)
             return
-        await self._app(scope, receive, with_life)
+        await self._app(scope, receive, answer)
 
     def _check_asker(self, scope: Scope) -> None:
         found = {
