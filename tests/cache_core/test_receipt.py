@@ -130,3 +130,18 @@ def test_as_json_and_back() -> None:
 def test_nothing_at_all() -> None:
     empty = np.empty(0, dtype=np.int64)
     assert receipt_of(empty, empty, 40, 40, KeyedTraces(100)).exact
+
+
+def test_a_rank_that_asks_for_all_of_it_again_leaves_something_unknown() -> None:
+    """It had begun the epoch when memory was lost, and may skip what it has trained with: other samples than these."""
+    everything = np.arange(100)
+    exact = receipt(everything, everything, unknown_ranks=[1])
+    assert (exact.delivered, exact.unknown, exact.exact) == (100, 0, True), "it had not come to this epoch"
+    found = receipt(everything, everything, unknown_ranks=[1, 2], had_come=[1])
+    assert (found.requests, found.delivered, found.missing, found.unknown) == (100, 99, 0, 1)
+    assert not found.exact
+    assert found.ranks == exact.ranks | {1: exact.ranks[1] - 1}
+    some = receipt(everything[:50], everything[:50], unknown_ranks=[1], had_come=[1])
+    assert some == receipt(everything[:50], everything[:50], unknown_ranks=[1]), (
+        "what has no answer is known to be unknown"
+    )

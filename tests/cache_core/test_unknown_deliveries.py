@@ -23,12 +23,13 @@ def test_a_rank_that_was_gone_on_without_may_have_been_an_epoch_ahead() -> None:
     unknown = UnknownDeliveries()
     unknown.restored({}, without=[1], newest=3)
     assert [unknown.ranks(epoch) for epoch in (3, 4, 5)] == [frozenset({1}), frozenset({1}), frozenset()]
+    assert [unknown.ranks_that_had_come(epoch) for epoch in (3, 4)] == [frozenset({1}), frozenset()]
 
 
 def test_when_no_epoch_is_known_it_is_the_first_that_opens() -> None:
     unknown = UnknownDeliveries()
     unknown.restored({}, without=[0, 1], newest=-1)
-    assert unknown.ranks(7) == {0, 1}
+    assert unknown.ranks(7) == unknown.ranks_that_had_come(7) == {0, 1}
     assert [(each.kind, each.epoch, each.rank) for each in unknown.epoch_opens(2)] == [
         (Kind.UNKNOWN, 4, 0),
         (Kind.UNKNOWN, 4, 1),

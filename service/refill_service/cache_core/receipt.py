@@ -42,7 +42,7 @@ class EpochReceipt:
     """Requests that nobody made, in an epoch that has not ended, or was broken off."""
     unknown: int = 0
     """Requests of which nobody can tell whether they were answered, and with what: memory was lost with all who knew.
-    So many samples, at most, may have been delivered twice or never."""
+    So many samples, at most, may have been delivered twice or never, if ranks ask for no position twice."""
     redirected: int = 0
     """Requests that another sample answered than the one they asked for."""
     ranks: dict[int, int] = field(default_factory=dict)
@@ -117,6 +117,7 @@ def receipt_of(
     end_sample: int,
     traces: Traces,
     unknown_ranks: Collection[int] = (),
+    had_come: Collection[int] = (),
 ) -> EpochReceipt:
     """The receipt of an owner of the samples ``[first_sample, end_sample)``.
 
@@ -124,6 +125,8 @@ def receipt_of(
     :param samples: ``(n,)`` what they got.
     :param unknown_ranks: of which nobody knows what they had received when memory was lost: their requests that have no
         answer are unknown, not missing.
+    :param had_come: those of them that had come to the epoch by then. If all of its requests have an answer now, such a
+        rank has gone back to the beginning, and may skip what it has trained with: one of them is unknown all the same.
     """
     members = traces.members(first_sample, end_sample)
     everything = np.arange(first_sample, end_sample) if members is None else first_sample + np.flatnonzero(members)
@@ -132,15 +135,18 @@ def receipt_of(
     in_epoch = positions < lengths[ranks]  # else in the tail that was dropped
     everything, ranks, positions = everything[in_epoch], ranks[in_epoch], positions[in_epoch]
     answered = np.isin(everything, asked)
-    unknown = 0
-    if unknown_ranks:
-        unknown = int(np.count_nonzero(~answered & np.isin(ranks, list(unknown_ranks))))
-    of_ranks = np.bincount(ranks[answered]) if answered.any() else np.empty(0, dtype=np.int64)
+    is_known = answered.copy()
+    for rank in had_come:
+        of_rank = np.flatnonzero(ranks == rank)
+        if answered[of_rank].all():
+            is_known[of_rank[:1]] = False
+    unknown = int(np.count_nonzero(~is_known & np.isin(ranks, list(unknown_ranks))))
+    of_ranks = np.bincount(ranks[is_known]) if is_known.any() else np.empty(0, dtype=np.int64)
     return EpochReceipt(
         requests=len(everything),
-        delivered=int(np.count_nonzero(answered)),
+        delivered=int(np.count_nonzero(is_known)),
         duplicates=len(samples) - len(np.unique(samples)),
-        missing=len(everything) - int(np.count_nonzero(answered)) - unknown,
+        missing=len(everything) - int(np.count_nonzero(is_known)) - unknown,
         unknown=unknown,
         redirected=int(np.count_nonzero(asked != samples)),
         ranks={rank: int(count) for rank, count in enumerate(of_ranks) if count},

@@ -1,8 +1,9 @@
 """Of which requests is it not known whether they were answered? Kept until the epochs concerned are over.
 
 What a rank received is unknown where all pods and processes with records of it have lost them or died. It stays
-unknown, whatever happens to pods later: those requests of the rank that are not answered afterwards are *unknown* in
-the receipt. One number for each rank says it: what the rank received in epochs before that one is not known.
+unknown, whatever happens later: those requests of the rank that are not answered afterwards are *unknown* in the
+receipt, or one of them if all are answered. One number for each rank says it: what the rank received in epochs before
+that one is not known.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ class UnknownDeliveries:
     def ranks(self, epoch: int) -> frozenset[int]:
         """The ranks of which it is not known what they received in this epoch."""
         return frozenset(self._from_next | {rank for rank, first in self._known_from.items() if epoch < first})
+
+    def ranks_that_had_come(self, epoch: int) -> frozenset[int]:
+        """Those of them that may have been in this epoch, or past it, when memory was lost. The last epoch of which
+        something may be unknown is one that they may have been sent samples of ahead."""
+        return self.ranks(epoch + 1)
 
     def by_rank(self) -> dict[int, int]:
         """By rank, the first epoch of which all that it received is known."""

@@ -126,7 +126,6 @@ class EpochBooks:
         return self._machine.is_after_all(epoch) or not self._job.life.ran_before
 
     async def _receipt_of(self, epoch: int, answered: Answered, traces: Traces) -> EpochReceipt:
-        share = self._job.share
-        return await asyncio.to_thread(
-            receipt_of, *answered, share.first_sample, share.end_sample, traces, self._job.life.unknown.ranks(epoch)
-        )
+        share, unknown = self._job.share, self._job.life.unknown
+        of_whom = unknown.ranks(epoch), unknown.ranks_that_had_come(epoch)
+        return await asyncio.to_thread(receipt_of, *answered, share.first_sample, share.end_sample, traces, *of_whom)
