@@ -12,7 +12,7 @@ from tests.membership.pods_in_process import PodsInProcess, Rank, Training
 from tests.membership.test_losses import Packed, spec_of
 from tests.pod_fixtures import NUM_SAMPLES
 
-from refill.errors import InvalidInput, PodBusy, RefillError
+from refill.errors import InvalidInput, PodBusy, RefillError, StoreUnavailable
 from refill_service.cache_core import rank_leases
 
 
@@ -174,3 +174,33 @@ def test_a_job_that_nobody_runs_goes_on_from_where_pods_have_not_seen_it(
         monkeypatch.setattr(rank_leases, "LEASE_SECONDS", 0.0)  # as if they had been silent for so long
         other = Rank(pods, replace(training.spec, world_size=4), 0, process=3, timeout_seconds=3)
         assert other.resume(incarnation, 2, 0)["resumed"]["epoch"] == 2
+
+
+@pytest.mark.parametrize("pod", [0, 1])
+@pytest.mark.parametrize("journal", [True, False], ids=["restarted", "in memory"])
+def test_a_resume_that_finds_the_store_away_loses_nothing(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pod: int, journal: bool
+) -> None:
+    """A pod ended the run before, and then could not make the one that was to take its place: nobody knew any more
+    which samples of its share had been consumed."""
+    with PodsInProcess(2, tmp_path, journal=journal) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0, 0, 200)
+        had = {sample for (_, _, position), sample in training.samples.items() if position < 100}
+
+        async def away(url: str) -> None:
+            raise StoreUnavailable(f"{url} can't be read")
+
+        with monkeypatch.context() as store:
+            store.setattr(pods.node(pod).opening, "take", away)
+            first = Rank(pods, replace(training.spec, world_size=4), 0, process=2, timeout_seconds=1)
+            with pytest.raises(StoreUnavailable):
+                first.resume(training.ranks[0].info()["incarnation"], 0, 100)
+        if journal:
+            pods.kill(0, 1)
+            pods.start(0, 1)
+        again = resumed(pods, training, 4, process=3)
+        assert again[0].info()["resumed"]["unknown"] == 0
+        rest = rest_of(again, 0)
+        assert len(rest) == len(set(rest)) == NUM_SAMPLES - len(had)
+        assert had.isdisjoint(rest)

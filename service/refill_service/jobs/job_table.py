@@ -304,7 +304,7 @@ class JobTable:
             "num_samples": job.layout.num_samples,
             "share": [job.share.first_sample, job.share.end_sample],
         }
-        owner.journal = self.journal.begin(job.spec.name, header, owner.snapshot, owner.live_epochs, job.resumed)
+        owner.journal = self.journal.begin(job.spec.name, header, owner.snapshot, owner.epochs_to_keep, job.resumed)
 
     async def remove(self, name: str, holder: str | None = None, why: RefillError | None = None) -> bool:
         """End a job on this pod, free its memory and keep its receipts alone; False when there is none.
@@ -315,19 +315,40 @@ class JobTable:
         """
         if holder is not None and (held_by := self.holder(name)) is not None:
             check_holder(name, held_by, holder)
-        at_pod = self.jobs.pop(name, None)
-        if at_pod is None:
-            kept = self.journal.find(name)
-            if kept is not None:
-                self.journal.end(name, kept.header["incarnation"])
-                part = await asyncio.to_thread(part_of_journal, kept, self.settings.ordinal, time.time())
-                await self._keep(part, kept.header["incarnation"])
-            return kept is not None
-        self.journal.end(name, at_pod.job.incarnation)
-        await self.close_job(at_pod, why or self.was_ended(name))
-        self.share_memory()
-        await self._keep(await part_of_job(at_pod, time.time()), at_pod.job.incarnation)
+        ended = self.jobs.pop(name, None) or self.journal.find(name)
+        if ended is None:
+            return False
+        self._end_journal(name, ended)
+        await self._keep_receipts_of(ended, why or self.was_ended(name))
         return True
+
+    async def replace(self, at_pod: JobAtPod, ended: JobAtPod | None) -> None:
+        """Put a job in the place of a run of its name that has ended, and end that as :meth:`remove` does. A pod that
+        is killed meanwhile has either of them.
+
+        :param ended: None: what a journal has of it, if there is any.
+        """
+        name = at_pod.job.spec.name
+        before = ended or self.journal.find(name)
+        if before is not None:
+            self._end_journal(name, before)
+        self.begin_journal(at_pod)
+        self.put(at_pod)
+        if before is not None:
+            await self._keep_receipts_of(before, self.was_ended(name))
+
+    def _end_journal(self, name: str, ended: JobAtPod | KeptJob) -> None:
+        self.journal.end(name, _incarnation_of(ended))
+
+    async def _keep_receipts_of(self, ended: JobAtPod | KeptJob, why: RefillError) -> None:
+        part: RunPart | None
+        if isinstance(ended, KeptJob):
+            part = await asyncio.to_thread(part_of_journal, ended, self.settings.ordinal, time.time())
+        else:
+            await self.close_job(ended, why)
+            self.share_memory()
+            part = await part_of_job(ended, time.time())
+        await self._keep(part, _incarnation_of(ended))
 
     def _keep_what_was_ending(self) -> None:
         for kept in self.journal.was_ending():
@@ -423,6 +444,10 @@ class JobTable:
         if others := sum(at_pod.taken_bytes for name, at_pod in self.jobs.items() if name not in mine):
             taken.append(f"other teams {others:,}")
         return ", ".join(taken) or "none"
+
+
+def _incarnation_of(job: JobAtPod | KeptJob) -> str:
+    return job.job.incarnation if isinstance(job, JobAtPod) else str(job.header["incarnation"])
 
 
 def _is_flexible(spec: JobSpec) -> bool:

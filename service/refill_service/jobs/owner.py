@@ -339,6 +339,14 @@ class Owner:
         """Those that can still be asked for."""
         return self._machine.live_epochs
 
+    @property
+    def epochs_to_keep(self) -> list[int]:
+        """Those of which the next run of this pod has to know: also a later one, for which ranks have posted traces and
+        that none of them has asked for."""
+        live = self.live_epochs
+        oldest = min(live, default=0)
+        return sorted({*live, *(epoch for epoch in self.job.traced_epochs if epoch >= oldest)})
+
     def restore(self, recollection: Recollection, without: Sequence[int] = ()) -> None:
         """Fact: this is what was answered before a restart. Raises as :func:`recovering.restore`.
 
@@ -455,7 +463,7 @@ class Owner:
                 if (payload := before.pop(sample)) is not None:
                     state.payloads.put(sample, payload)
         if self.journal is not None:
-            self.journal.epoch_begins(order.live_epochs)
+            self.journal.epoch_begins(self.epochs_to_keep)
         else:
             self.begin_journal()
 

@@ -260,16 +260,20 @@ class JobsHere:
             await self._replace(spec, incarnation, None)
 
     async def _replace(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch | None) -> None:
-        table = self._table
-        self.replacing.add(spec.name)
+        """Puts back what was there if the job can't be made: the store may be away, or the pod may end."""
+        table, name = self._table, spec.name
+        self.replacing.add(name)
+        ended = table.jobs.pop(name, None)  # its memory is for the one that comes
         try:
-            await table.remove(spec.name)
             order = Begin(incarnation, from_journal=False, ran_before=False)
             at_pod = await table.make(spec, order, lambda pod: self.introduce(pod, at_pod), None, resumed)
-            table.begin_journal(at_pod)
-            table.put(at_pod)
+        except BaseException:
+            if ended is not None and not table.journal.has_ended(ended.job.incarnation):
+                table.jobs[name] = ended
+            raise
         finally:
-            self.replacing.discard(spec.name)
+            self.replacing.discard(name)
+        await table.replace(at_pod, ended)
 
     async def _resumed_or_over(self, name: str, order: Begin) -> ResumedEpoch | None:
         """What was left of the epoch that was resumed. None: no pod knows it, and only later epochs are asked for."""

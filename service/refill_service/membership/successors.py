@@ -79,7 +79,7 @@ class Successors:
         owner, own = at_pod.owner, at_pod.job.ordinal
         left = at_pod.records.unclaimed
         if phase is Phase.RUNNING:
-            left[own] = encode_records(record for epoch in owner.live_epochs for record in owner.snapshot(epoch))
+            left[own] = encode_records(record for epoch in owner.epochs_to_keep for record in owner.snapshot(epoch))
         for of_pod, records in left.items():
             for pod in at_pod.peers.others:
                 if pod == of_pod:
