@@ -170,6 +170,11 @@ class JobModel(RequestsModel):
         self.num_receipts += 1
         assert receipt.missing == 0, f"epoch {epoch}: nothing is missing, and its receipt says {receipt}"
         assert receipt.duplicates + receipt.unknown >= twice, f"epoch {epoch}: {twice} came twice, and {receipt}"
+        if epoch + 1 not in self.known_from.values():  # else it may be that no pod knew that a rank had come to it
+            twice = (Counter(self.ever_got[epoch].values()) - self.multiplicity(epoch)).total()
+            assert not (twice and receipt.exact), (
+                f"epoch {epoch}: killed processes, too, had {twice} twice, and {receipt}"
+            )
         if not self.anything_unknown(epoch):
             assert receipt.exact, f"epoch {epoch} was exact, and its receipt says {receipt}"
             expected = self.received_by_rank(epoch)

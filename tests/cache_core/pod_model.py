@@ -250,8 +250,9 @@ class Pod:
 
     def receipt_of(self, epoch: OpenEpoch) -> EpochReceipt:
         share, answered = self.job.share, self.owner.answered_of(epoch)
-        unknown = self.life.unknown.ranks(epoch.number)
-        return receipt_of(*answered, share.first_sample, share.end_sample, epoch.traces, unknown)
+        unknown = self.life.unknown
+        of_whom = unknown.ranks(epoch.number), unknown.ranks_that_had_come(epoch.number)
+        return receipt_of(*answered, share.first_sample, share.end_sample, epoch.traces, *of_whom)
 
     def receipt(self, epoch: int) -> EpochReceipt | None:
         """Of the pod's share; None where it does not know."""
