@@ -21,6 +21,7 @@ from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.job import Job
 from refill_service.jobs.owner import Owner
+from refill_service.jobs.rank_waits import RankWaits
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.pinned_tier import PinnedTier
 
@@ -47,7 +48,8 @@ async def owner_of(
         incarnation="",
         trace_bytes=trace_bytes,
     )
-    owner = Owner(job, ByteGate(100_000), PinnedTier(pinned_bytes).lease("1", records), 10_000, wait_seconds=5)
+    pinned = PinnedTier(pinned_bytes).lease("1", records)
+    owner = Owner(job, ByteGate(100_000), pinned, 10_000, wait_seconds=5, waits=RankWaits(5))
     try:
         yield owner
     finally:
@@ -56,7 +58,7 @@ async def owner_of(
 
 
 async def take(owner: Owner, epoch: int, rank: int, start: int) -> list[int]:
-    traces = await owner.job.traces(epoch, 1)
+    traces = await owner.job.traces(epoch, RankWaits(1))
     end = min(start + BATCH, traces.length(rank))
     asked, repeats = traces.asked(rank, np.arange(start, end))
     samples, payloads = await owner.take(await owner.open(epoch, rank), rank, asked[~repeats])
@@ -516,7 +518,7 @@ def test_a_policy_whose_memory_outlives_epochs(packed: tuple[str, Any]) -> None:
                 num_samples = owner.job.layout.num_samples
                 reads = owner.job.dataset.store.counters.operations["read_range"]
                 for epoch in range(3):
-                    traces = await owner.job.traces(epoch, 1)
+                    traces = await owner.job.traces(epoch, RankWaits(1))
                     asked, _ = traces.asked(0, np.arange(num_samples))
                     before, received = reads.requests, []
                     for start in range(0, num_samples, BATCH):

@@ -12,6 +12,7 @@ from tests.conftest import S3Server
 from refill.errors import DatasetNotFound
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
+from refill_service.jobs.rank_waits import RankWaits
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.warm_stores import WarmStores
@@ -37,7 +38,7 @@ def test_jobs_on_one_dataset_share_its_store(
         first, second = (node.jobs[name].job.dataset for name in ("first", "second"))
         assert first.store is second.store
         await node.table.remove("first")
-        traces = await node.jobs["second"].job.traces(0, 1)
+        traces = await node.jobs["second"].job.traces(0, RankWaits(1))
         asked, _ = traces.asked(0, np.arange(1))
         owner = node.jobs["second"].owner
         assert len((await owner.take(await owner.open(0, 0), 0, asked))[1]) == 1, "the first job's end closed the store"

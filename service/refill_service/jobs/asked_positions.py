@@ -33,7 +33,7 @@ async def asked_positions(request: BatchRequest, job: Job, owner: Owner) -> Aske
     epoch, rank, positions = request.epoch, request.rank, request.positions
     job.check_rank(rank)
     await owner.wait_for_traces()
-    traces = await job.traces(epoch, owner.wait_seconds)
+    traces = await job.traces(epoch, owner.waits)
     if int(positions.max()) >= traces.length(rank):
         raise InvalidInput(
             f"rank {rank} asks for position {int(positions.max())}, but epoch {epoch} of job {job.spec.name} "

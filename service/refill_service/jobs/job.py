@@ -24,6 +24,7 @@ from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.changes import Changes
+from refill_service.jobs.rank_waits import RankWaits
 
 __all__ = ["Job"]
 
@@ -160,11 +161,11 @@ class Job(JobState):
             pod=self.ordinal,
         )
 
-    async def traces(self, epoch: int, wait_seconds: float) -> Traces:
+    async def traces(self, epoch: int, waits: RankWaits) -> Traces:
         """The traces of an epoch; waits until every rank has posted its own when the order is explicit."""
         while (found := self.known_traces(epoch)) is None:
             self.check_traces(epoch)
-            await self._all_posted(epoch, wait_seconds)
+            await self._all_posted(epoch, waits)
         return found
 
     def check_posting(self, rank: int) -> None:
@@ -194,10 +195,9 @@ class Job(JobState):
         else:
             self.restore_trace(epoch, rank, sample_ids)
 
-    async def _all_posted(self, epoch: int, wait_seconds: float) -> None:
+    async def _all_posted(self, epoch: int, waits: RankWaits) -> None:
         try:
-            async with asyncio.timeout(wait_seconds):
-                await self._traces_came.wait_until(lambda: len(self.posted.of_epoch(epoch)) >= self.spec.world_size)
+            await waits.until(self._traces_came, lambda: len(self.posted.of_epoch(epoch)) >= self.spec.world_size)
         except TimeoutError as error:
             posted = self.posted.of_epoch(epoch)
             missing = [rank for rank in range(self.spec.world_size) if rank not in posted]

@@ -30,6 +30,7 @@ from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.owner import Owner
+from refill_service.jobs.rank_waits import RankWaits
 from refill_service.jobs.run_parts import part_of_job, part_of_journal
 from refill_service.journal.journal import Journal, KeptJob
 from refill_service.journal.kept_parts import KeptParts
@@ -79,6 +80,8 @@ class JobTable:
         self.jobs: dict[str, JobAtPod] = {}
         self.takes_jobs = True
         """False when the pod ends."""
+        self.waits = RankWaits(settings.wait_seconds)
+        """Of requests of all jobs, for other ranks."""
         self._quotas = quotas
         self._peers = peers
         self._gate = gate
@@ -193,6 +196,7 @@ class JobTable:
             pinned,
             memory.recent_bytes,
             settings.wait_seconds,
+            self.waits,
             answer_bytes=settings.answer_limit_bytes,
         )
         peers = JobPeers(

@@ -45,6 +45,7 @@ from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.epoch_books import EpochBooks
 from refill_service.jobs.job import Job
 from refill_service.jobs.owner_scores import OwnerScores
+from refill_service.jobs.rank_waits import RankWaits
 from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.jobs.single_reads import SingleReads
@@ -64,6 +65,8 @@ class Owner:
     :param gate: bounds the bytes of reads in flight, over all jobs of the pod.
     :param pinned: what the pod keeps of this share, for all jobs.
     :param recent_bytes: how much of what was sent is kept for those who ask again.
+    :param wait_seconds: for the store.
+    :param waits: for other ranks.
     :param answer_bytes: most bytes of samples in one answer.
     """
 
@@ -74,6 +77,7 @@ class Owner:
         pinned: PinnedShare,
         recent_bytes: int,
         wait_seconds: float,
+        waits: RankWaits,
         *,
         answer_bytes: int = 1 << 62,
     ) -> None:
@@ -87,7 +91,8 @@ class Owner:
         self._single_reads = SingleReads(job, gate, wait_seconds)
         self._recent = RecentlySent(recent_bytes)
         self.wait_seconds = wait_seconds
-        self._scores = OwnerScores(job, wait_seconds)
+        self.waits = waits
+        self._scores = OwnerScores(job, waits)
         self._machine = OwnerMachine(
             job, job.life.ranks, job.share.first_sample, job.abstract_bytes, self._new_policy, book=self._scores.book
         )
@@ -366,12 +371,12 @@ class Owner:
             return self._running[known]
         if self._machine.state_of(epoch) is EpochState.ENDED:
             raise self._ended(epoch)
-        traces = await self.job.traces(epoch, self.wait_seconds)
+        traces = await self.job.traces(epoch, self.waits)
         try:
-            async with asyncio.timeout(self.wait_seconds):
-                await self._moved_on.wait_until(
-                    lambda: self._why_closed is not None or self._machine.state_of(epoch) is not EpochState.WAITS
-                )
+            await self.waits.until(
+                self._moved_on,
+                lambda: self._why_closed is not None or self._machine.state_of(epoch) is not EpochState.WAITS,
+            )
         except TimeoutError as error:
             behind = self._ranks.awaited(epoch)
             raise EpochNotReady(

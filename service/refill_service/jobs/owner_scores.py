@@ -5,7 +5,6 @@ Only of jobs whose cache goes by importance. Scores come by way of ``jobs/scores
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from refill.errors import EpochNotReady, InvalidInput, RefillError
 from refill_service.cache_core.score_book import DrawnFrom, ScoreBook
 from refill_service.jobs.changes import Changes
 from refill_service.jobs.job import Job
+from refill_service.jobs.rank_waits import RankWaits
 
 __all__ = ["OwnerScores"]
 
@@ -23,12 +23,12 @@ __all__ = ["OwnerScores"]
 class OwnerScores:
     """Of one owner."""
 
-    def __init__(self, job: Job, wait_seconds: float) -> None:
+    def __init__(self, job: Job, waits: RankWaits) -> None:
         self.book = ScoreBook(job.share.num_samples, job.spec.world_size) if job.is_by_importance else None
         self.name = os.urandom(8).hex()
         """Another one after a restart, when the scores are gone."""
         self._job = job
-        self._wait_seconds = wait_seconds
+        self._waits = waits
         self._draws = Changes()
         """A rank has come to draw an epoch, or the owner was closed."""
         self._why_closed: RefillError | None = None
@@ -64,10 +64,9 @@ class OwnerScores:
             return other in self._job.posted.of_epoch(epoch) or self._job.life.ranks.epoch(other) >= epoch
 
         try:
-            async with asyncio.timeout(self._wait_seconds):
-                await self._draws.wait_until(
-                    lambda: self._why_closed is not None or not book.waits_for(epoch, has_drawn)
-                )
+            await self._waits.until(
+                self._draws, lambda: self._why_closed is not None or not book.waits_for(epoch, has_drawn)
+            )
         except TimeoutError as error:
             behind = book.waits_for(epoch, has_drawn)
             raise EpochNotReady(

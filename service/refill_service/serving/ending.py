@@ -2,8 +2,9 @@
 
 1. ``/readyz`` turns 503 and new jobs are refused, while requests of running jobs go on for ``drain_seconds``: after
    that nobody who looks for a ready pod is sent here any more.
-2. Clients' servers accept nothing new; requests under way are answered. Other pods are still served, since those may
-   need them in turn.
+2. Clients' servers accept nothing new; requests under way are answered, those that wait for another rank with that: it
+   may not come as far before this pod's successor is there. Other pods are still served, since those may need them in
+   turn.
 3. Other pods' requests under way are answered, new ones refused.
 
 All of it takes ``grace_seconds`` at most. A second signal ends the process at once: nothing that was answered is lost
@@ -77,6 +78,7 @@ class Ending:
     async def _drain(self) -> None:
         settings = self._node.settings
         await self._unless_a_server_ends(asyncio.sleep(settings.drain_seconds))
+        self._node.table.waits.end()
         for server in self._clients:
             server.should_exit = True
         await asyncio.wait(self._serving[: len(self._clients)])
