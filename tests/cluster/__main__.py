@@ -15,7 +15,6 @@ import argparse
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,10 +23,11 @@ from types import FrameType
 import helm_python
 import yaml
 from benchmarks.machine import machine
-from tests.cluster.cluster import CHART, RELEASE, Cluster, Failed, Skipped
-from tests.cluster.events import EVENTS, Event, Options
+from tests.cluster.cluster import CHART, Cluster, Failed, Skipped
+from tests.cluster.events import EVENTS, Event
 from tests.cluster.example import run_example
 from tests.cluster.memory import memory_of
+from tests.cluster.options import Options
 from tests.cluster.ranks import RANKS, Ranks, RanksEnded
 from tests.cluster.rows import HEAD, Row
 from tests.cluster.soak import SOAKED, Soak
@@ -45,6 +45,10 @@ def main() -> int:
     parser.add_argument("--batch-seconds", type=float, default=0.1, help="how long a rank computes for each batch")
     parser.add_argument("--cut-node", default="", help="command that cuts the power of the node named after it")
     parser.add_argument("--training-image", default="", help="with PyTorch, as docker/train.Dockerfile makes it")
+    parser.add_argument(
+        "--client-secret", default="", help="for values with tokens or TLS: Secret with the ranks' token and ca.crt"
+    )
+    parser.add_argument("--rotate", default="", help="command that replaces tokens and certificates of the release")
     parser.add_argument("--dns-off", default="", help="command that takes the cluster's DNS away")
     parser.add_argument("--dns-on", default="", help="command that brings it back")
     parser.add_argument("--api-off", default="", help="command that takes the API server away")
@@ -68,9 +72,10 @@ def main() -> int:
     values = yaml.safe_load(given.values.read_text()) or {}
     if not values.get("dataset", {}).get("url"):
         parser.error(f"{given.values}: dataset.url is needed, a dataset that the pods can read")
-    if values.get("access", {}).get("clientTokens") or values.get("tls", {}).get("secret"):
-        parser.error(f"{given.values}: the ranks of this test show no token and speak no TLS: leave access and tls out")
-    values = {"insecure": True, **values, "replicas": _PODS}
+    secured = (values.get("access") or {}).get("clientTokens") or (values.get("tls") or {}).get("secret")
+    if secured and not given.client_secret:
+        parser.error(f"{given.values} has tokens or TLS: --client-secret is needed, with what ranks show and trust")
+    values = {"insecure": not secured, **values, "replicas": _PODS}
     chosen = [event for event in EVENTS if not given.only or event.name in given.only.split(",")]
     return _Trial(Cluster(given.namespace, values), values, given).run(chosen)
 
@@ -118,6 +123,8 @@ class _Trial:
         return ""
 
     def _example(self) -> str:
+        if self._given.client_secret:
+            raise Skipped("it is tried without tokens and TLS")
         if not self._given.training_image:
             raise Skipped("--training-image was not given")
         dataset = str(self._values["dataset"]["url"])  # type: ignore[index]
@@ -145,11 +152,17 @@ class _Trial:
             self._add(Row(what, "", time.monotonic() - began, said=said))
 
     def _with_ranks(self, events: list[Event]) -> None:
-        service = f"http://{RELEASE}.{self._cluster.namespace}.svc:8000"
         dataset = str(self._values["dataset"]["url"])  # type: ignore[index]
         # Where a node is to be lost, the ranks are on another one.
         node = self._cluster.nodes()[0] if self._given.cut_node else None
-        ranks = Ranks(self._cluster, service, dataset, self._given.batch_seconds, node)
+        ranks = Ranks(
+            self._cluster,
+            self._cluster.service_url,
+            dataset,
+            self._given.batch_seconds,
+            node,
+            self._given.client_secret,
+        )
         try:
             ranks.until_they_run(0)
             quiet = time.time()
@@ -170,7 +183,7 @@ class _Trial:
                 return self._event(event, ranks)
             except RanksEnded:
                 raise
-            except (Failed, helm_python.HelmError, subprocess.SubprocessError) as failure:
+            except (Failed, helm_python.HelmError) as failure:
                 self._failed += 1
                 return self._add(Row(event.says, f"**failed**: {failure}"))
 
@@ -180,11 +193,11 @@ class _Trial:
 
     def _event(self, event: Event, ranks: Ranks) -> Row:
         given = self._given
-        options = Options(given.cut_node, (given.dns_off, given.dns_on), (given.api_off, given.api_on))
+        options = Options(given.cut_node, (given.dns_off, given.dns_on), (given.api_off, given.api_on), given.rotate)
         self._note_memory()
         first, since = ranks.finished(), time.time()
         try:
-            event.run(self._cluster, options)
+            seen = event.run(self._cluster, options)
         except Skipped as skipped:
             return self._add(Row(event.says, f"skipped: {skipped}"))
         ready = time.time() - since
@@ -192,7 +205,7 @@ class _Trial:
         ended = ranks.finished()
         ranks.until_finished(ended + 1)
         exact = self._exactness(ranks, first, ended)
-        said = self._cluster.warnings(since)
+        said = "; ".join(filter(None, [self._cluster.warnings(since), seen]))
         return self._add(Row(event.says, exact, ready, *self._stalls(ranks, since), said))
 
     def _exactness(self, ranks: Ranks, first: int, last: int) -> str:

@@ -120,6 +120,15 @@ class Cluster:
         (container,) = self.found("statefulset", RELEASE)["spec"]["template"]["spec"]["containers"]
         return container["image"], container["imagePullPolicy"]
 
+    @property
+    def has_tls(self) -> bool:
+        """On the clients' port."""
+        return bool((self._values.get("tls") or {}).get("secret"))
+
+    @property
+    def service_url(self) -> str:
+        return f"http{'s' if self.has_tls else ''}://{RELEASE}.{self.namespace}.svc:8000"
+
     def pods(self) -> dict[str, dict[str, Any]]:
         selector = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component=cache"
         return {pod["metadata"]["name"]: pod for pod in self.found("pods", "-l", selector)["items"]}

@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.cluster.cluster import RELEASE, Cluster, Failed, Skipped, is_ready
+from tests.cluster.cluster import RELEASE, Cluster, Failed, Skipped
+from tests.cluster.faults import api_away, dns_away, evicted, out_of_memory, rotated, volume_full
+from tests.cluster.options import Options, run_command
+from tests.cluster.waits import replaced
 
-__all__ = ["EVENTS", "Event", "Options"]
-
-_AWAY_SECONDS = 60
-
-
-class Options(NamedTuple):
-    """What the user said of the cluster."""
-
-    cut_node: str = ""
-    """A command that cuts a node's power; the node's name is put after it."""
-    dns: tuple[str, str] = ("", "")
-    """A command that takes the cluster's DNS away, and one that brings it back."""
-    api: tuple[str, str] = ("", "")
-    """The same for the API server."""
+__all__ = ["EVENTS", "Event"]
 
 
 class Event(NamedTuple):
     name: str
     says: str
     """As the table has it."""
-    run: Callable[[Cluster, Options], None]
-
-
-def _replaced(cluster: Cluster, name: str, uid: str) -> Callable[[], bool]:
-    def is_replaced() -> bool:
-        pod = cluster.pods().get(name)
-        return pod is not None and pod["metadata"]["uid"] != uid and is_ready(pod)
-
-    return is_replaced
+    run: Callable[[Cluster, Options], str | None]
+    """Returns what is to be said of it beside Kubernetes' warnings."""
 
 
 def delete(cluster: Cluster, options: Options, *how: str) -> None:
     name = f"{RELEASE}-1"
     uid = cluster.uids()[name]
     cluster.kubectl("delete", "pod", name, "--wait=false", *how)
-    cluster.until(_replaced(cluster, name, uid), f"{name} is replaced")
+    cluster.until(replaced(cluster, name, uid), f"{name} is replaced")
 
 
 def forced(cluster: Cluster, options: Options) -> None:
@@ -56,7 +37,7 @@ def all_deleted(cluster: Cluster, options: Options) -> None:
     before = cluster.uids()
     cluster.kubectl("delete", "pod", *before, "--wait=false", "--force", "--grace-period=0")
     for name, uid in before.items():
-        cluster.until(_replaced(cluster, name, uid), f"{name} is replaced")
+        cluster.until(replaced(cluster, name, uid), f"{name} is replaced")
 
 
 def rolling(cluster: Cluster, options: Options) -> None:
@@ -126,7 +107,7 @@ def drain(cluster: Cluster, options: Options) -> None:
         )
         for name, pod in before.items():
             if pod["spec"]["nodeName"] == node:
-                cluster.until(_replaced(cluster, name, pod["metadata"]["uid"]), f"{name} is replaced elsewhere")
+                cluster.until(replaced(cluster, name, pod["metadata"]["uid"]), f"{name} is replaced elsewhere")
     finally:
         cluster.kubectl("uncordon", node)
 
@@ -141,40 +122,11 @@ def node_lost(cluster: Cluster, options: Options) -> None:
     if not free:
         raise Skipped("ranks run on every node that has a cache pod")
     node = free[0][1]["spec"]["nodeName"]
-    subprocess.run([*shlex.split(options.cut_node), node], check=True, timeout=120)
+    run_command(options.cut_node, node)
     for name, pod in free:
         if pod["spec"]["nodeName"] == node:
             cluster.kubectl("delete", "pod", name, "--force", "--grace-period=0")
-            cluster.until(_replaced(cluster, name, pod["metadata"]["uid"]), f"{name} is replaced")
-
-
-def _away(commands: tuple[str, str], option: str) -> None:
-    """For a minute."""
-    if not all(commands):
-        raise Skipped(f"--{option}-off and --{option}-on were not given")
-    off, on = map(shlex.split, commands)
-    subprocess.run(off, check=True, timeout=120, stdout=subprocess.DEVNULL)
-    try:
-        time.sleep(_AWAY_SECONDS)
-    finally:
-        subprocess.run(on, check=True, timeout=300, stdout=subprocess.DEVNULL)
-
-
-def dns_away(cluster: Cluster, options: Options) -> None:
-    _away(options.dns, "dns")
-
-
-def api_away(cluster: Cluster, options: Options) -> None:
-    """Nothing that runs needs it. Nodes that it has not heard of may be NotReady for a moment afterwards."""
-    _away(options.api, "api")
-
-    def answers() -> bool:
-        try:
-            return cluster.is_as_wanted()
-        except Failed:
-            return False
-
-    cluster.until(answers, "the API server is back, and all pods are ready")
+            cluster.until(replaced(cluster, name, pod["metadata"]["uid"]), f"{name} is replaced")
 
 
 EVENTS = [
@@ -188,6 +140,10 @@ EVENTS = [
     Event("again", "2 to 3, and `kubectl delete pod` of all at once", _to(3, at_once=True)),
     Event("drain", "`kubectl drain` of a node", drain),
     Event("all", "all pods deleted at once by force", all_deleted),
+    Event("memory", "a memory limit set too low, and what it was", out_of_memory),
+    Event("evicted", "eviction: a temporary folder too large for its emptyDir", evicted),
+    Event("full", "the volume of a journal full, and its pod deleted", volume_full),
+    Event("rotate", "tokens and certificates rotated", rotated),
     Event("dns", "no DNS for a minute", dns_away),
     Event("api", "no API server for a minute", api_away),
     Event("node", "power cut of a node, its pods deleted by force", node_lost),

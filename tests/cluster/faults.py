@@ -1,0 +1,147 @@
+"""What goes wrong around pods? Memory, disks, Secrets, DNS and the API server, each as it was before when it is over.
+
+Beside each stands what docs/RUNBOOK.md or docs/INSTALL.md tells a person to do, and that is what is done here.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tests.cluster.cluster import RELEASE, Cluster, Failed, Skipped
+from tests.cluster.memory import memory_of
+from tests.cluster.options import Options, run_command
+from tests.cluster.waits import replaced
+
+__all__ = ["api_away", "dns_away", "evicted", "out_of_memory", "rotated", "volume_full"]
+
+_POD = f"{RELEASE}-1"
+_JOURNAL = "/var/lib/refill/journal"
+_AWAY_SECONDS = 60
+_LARGEST_BYTES = 1 << 30
+_SERVED = "import ssl, sys; print(ssl.get_server_certificate(('localhost', int(sys.argv[1]))))"
+
+
+def out_of_memory(cluster: Cluster, options: Options) -> str:
+    """A limit below what a pod has, which somebody sets past the chart; then what was there is set again."""
+    last = max(cluster.pods())
+    uid = cluster.uids()[last]
+    if (memory := memory_of(cluster, last)) is None:
+        raise Skipped("the pod's cgroup tells nothing")
+    (container,) = cluster.found("statefulset", RELEASE)["spec"]["template"]["spec"]["containers"]
+    _limit_memory(cluster, f"{memory.anonymous_bytes * 6 // 10 >> 20}Mi")
+    try:
+        cluster.until(lambda: "OOMKilled" in _ends_of(cluster, last), f"{last} is killed for its memory")
+        ends = _ends_of(cluster, last)
+    finally:
+        _limit_memory(cluster, container["resources"]["limits"]["memory"])
+    cluster.until(lambda: replaced(cluster, last, uid)() and cluster.is_as_wanted(), "all pods have their memory again")
+    return f"`kubectl describe pod`: {ends}"
+
+
+def _limit_memory(cluster: Cluster, size: str) -> None:
+    how = f"--limits=memory={size}", f"--requests=memory={size}"
+    cluster.kubectl("set", "resources", f"statefulset/{RELEASE}", "--containers=refill", *how)
+
+
+def _ends_of(cluster: Cluster, name: str) -> str:
+    """Why containers of the pod ended, and with which exit status."""
+    return ", ".join(
+        f"{ended['reason']} {ended['exitCode']}"
+        for status in cluster.pods().get(name, {}).get("status", {}).get("containerStatuses", [])
+        for state in (status["lastState"], status["state"])
+        if (ended := state.get("terminated")) is not None
+    )
+
+
+def evicted(cluster: Cluster, options: Options) -> None:
+    """A pod's temporary folder becomes larger than its emptyDir may be. Kubernetes does the rest by itself."""
+    uid = cluster.uids()[_POD]
+    volumes = cluster.found("statefulset", RELEASE)["spec"]["template"]["spec"]["volumes"]
+    (most,) = (volume["emptyDir"]["sizeLimit"] for volume in volumes if volume["name"] == "tmp")
+    megabytes = int(most.removesuffix("Mi")) * 12 // 10
+    cluster.kubectl("exec", _POD, "--", "dd", "if=/dev/zero", "of=/tmp/filler", "bs=1M", f"count={megabytes}")
+    cluster.until(replaced(cluster, _POD, uid), f"{_POD} is evicted and replaced")
+    cluster.until(cluster.is_as_wanted, "all pods are ready")
+
+
+def volume_full(cluster: Cluster, options: Options) -> str:
+    """Of a journal: the pod goes on without. Then it is deleted, comes back to the full volume, and room is made."""
+    stateful = cluster.found("statefulset", RELEASE)["spec"]
+    if not any(claim["metadata"]["name"] == "journal" for claim in stateful.get("volumeClaimTemplates", [])):
+        raise Skipped("the journal is on no volume (journal.persistent)")
+    free = int(cluster.kubectl("exec", _POD, "--", "df", "-Pk", _JOURNAL).splitlines()[-1].split()[3]) << 10
+    if free > _LARGEST_BYTES:
+        raise Skipped(f"the volume has {free / 1e9:.0f} GB free, and only small ones are filled")
+    uid, filler = cluster.uids()[_POD], f"{_JOURNAL}/filler"
+    cluster.kubectl("exec", _POD, "--", "sh", "-c", f"cat /dev/zero > {filler} || true")
+    try:
+        cluster.until(lambda: _warned_of_journal(cluster), f"{_POD} says that it can't write its journal")
+        warned = _warned_of_journal(cluster)
+        cluster.kubectl("delete", "pod", _POD, "--wait=false")
+        cluster.until(replaced(cluster, _POD, uid), f"{_POD} is replaced")
+    finally:
+        cluster.until(lambda: _removed(cluster, filler), f"{filler} is removed")
+    cluster.until(cluster.is_as_wanted, "all pods are ready")
+    return f"the pod: {warned}"
+
+
+def _warned_of_journal(cluster: Cluster) -> str:
+    told = cluster.kubectl("logs", _POD, "--tail=50", check=False).splitlines()
+    lines = [line for line in told if ("WARNING" in line or "ERROR" in line) and "journal" in line]
+    return lines[-1].strip() if lines else ""
+
+
+def _removed(cluster: Cluster, path: str) -> bool:
+    try:
+        cluster.kubectl("exec", _POD, "--", "rm", "-f", path, seconds=20)
+    except Failed:
+        return False
+    return True
+
+
+def rotated(cluster: Cluster, options: Options) -> None:
+    """Tokens and certificates, by a command; until each pod serves its new certificate."""
+    if not cluster.has_tls:
+        raise Skipped("the values have no tls.secret")
+    if not options.rotate:
+        raise Skipped("--rotate was not given")
+    before = _served(cluster)
+    run_command(options.rotate)
+    cluster.until(
+        lambda: all(served != before.get(pod) for pod, served in _served(cluster).items()),
+        "every pod serves another certificate",
+    )
+    cluster.until(cluster.is_as_wanted, "all pods are ready")
+
+
+def _served(cluster: Cluster) -> dict[str, str]:
+    return {pod: cluster.kubectl("exec", pod, "--", "python", "-c", _SERVED, "8000") for pod in cluster.pods()}
+
+
+def dns_away(cluster: Cluster, options: Options) -> None:
+    _away(options.dns, "dns")
+
+
+def api_away(cluster: Cluster, options: Options) -> None:
+    """Nothing that runs needs it. Nodes that it has not heard of may be NotReady for a moment afterwards."""
+    _away(options.api, "api")
+
+    def answers() -> bool:
+        try:
+            return cluster.is_as_wanted()
+        except Failed:
+            return False
+
+    cluster.until(answers, "the API server is back, and all pods are ready")
+
+
+def _away(commands: tuple[str, str], option: str) -> None:
+    """For a minute."""
+    if not all(commands):
+        raise Skipped(f"--{option}-off and --{option}-on were not given")
+    off, on = commands
+    run_command(off)
+    try:
+        time.sleep(_AWAY_SECONDS)
+    finally:
+        run_command(on)
