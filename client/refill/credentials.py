@@ -44,6 +44,12 @@ class ShownToken:
             self._look_again(now)
         return self._shown
 
+    def was_refused(self) -> bool:
+        """Fact: who was asked does not take what was shown. Returns whether there is a newer one, shown from now on."""
+        self._look_again(time.monotonic())
+        refused, self._shown = self._shown, self._newest
+        return self._shown != refused
+
     def __repr__(self) -> str:
         return f"ShownToken({self._path})"
 
@@ -101,6 +107,10 @@ class Credentials:
         """To be sent with every request."""
         token = self._token.text() if self._token is not None else _token_of_environment()
         return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def were_refused(self) -> bool:
+        """Fact: a pod does not take the token. Returns whether there is a newer one, shown from now on."""
+        return self._token is not None and self._token.was_refused()
 
     def ssl_context(self) -> ssl.SSLContext:
         """For a client."""

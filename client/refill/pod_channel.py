@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlencode
 
 from refill.credentials import Credentials
-from refill.errors import PodReplaced, PodUnreachable, RefillError, error_from_wire
+from refill.errors import NotAuthenticated, PodReplaced, PodUnreachable, RefillError, error_from_wire
 from refill.pod_link import GONE_SECONDS, UNIX, PodLink
 from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER
@@ -158,9 +158,9 @@ class PodChannel:
         self, method: str, pod: str, path: str, body: bytes, headers: dict[str, str], wait: Wait
     ) -> http.client.HTTPResponse:
         """The answer's head has come, and its body is to be read."""
-        headers |= self._credentials.headers()
         links = self._links()
         while True:
+            headers |= self._credentials.headers()
             link = links.pop(pod, None)
             was_idle = link is not None
             if link is None:
@@ -173,6 +173,9 @@ class PodChannel:
                 _await_answer(link, pod, wait)
                 response = link.getresponse()
                 self._check_life(response.getheader(LIFE_HEADER), pod, link.opened_at)
+                if response.status == NotAuthenticated.status and self._credentials.were_refused():
+                    response.read()
+                    continue
                 return response
             except BaseException as error:
                 self.hang_up(pod)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ import pytest
 from tests.client.fake_pod import FakePod, serving, text_samples
 
 from refill import patience, pod_channel
+from refill.credentials import Credentials
 from refill.errors import (
     EpochEnded,
     EpochNotReady,
     InvalidInput,
     JobConflict,
     JobLost,
+    NotAuthenticated,
     PodUnreachable,
     RefillError,
     StoreUnavailable,
@@ -35,6 +38,22 @@ NOWHERE = "http://127.0.0.1:9"
 
 def connection_to(pod: FakePod, timeout_seconds: float = 10, home: str | None = None, **spec: Any) -> PodConnection:
     return PodConnection(pod.url, JobSpec("job", "file:///data", **spec), 0, home, timeout_seconds)
+
+
+def test_a_token_that_is_refused_gives_way_to_a_newer_one(pod: FakePod, tmp_path: Path) -> None:
+    """Within one try: nobody has to come again for that."""
+    file = tmp_path / "token"
+    file.write_text("old-0123456789abcdef")
+    credentials = Credentials(str(file))
+    connection = PodConnection(pod.url, JobSpec("job", "file:///data"), 0, None, 0, credentials=credentials)
+    connection.info()
+    pod.faults.append(NotAuthenticated("no"))
+    with pytest.raises(NotAuthenticated):
+        connection.batch(0, POSITIONS)
+    file.write_text("new-0123456789abcdef")
+    pod.faults.append(NotAuthenticated("no"))
+    assert len(connection.batch(0, POSITIONS).payloads) == len(POSITIONS)
+    assert credentials.headers() == {"Authorization": "Bearer new-0123456789abcdef"}
 
 
 @pytest.mark.parametrize(

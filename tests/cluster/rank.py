@@ -29,7 +29,7 @@ from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 
 _BATCH = 64
-_RECEIPT_SECONDS = 120.0
+_RECEIPT_SECONDS = 600.0
 _lock = threading.Lock()
 _told = 0
 

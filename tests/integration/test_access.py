@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import trustme
 from tests.conftest import free_port
-from tests.pod_fixtures import NUM_SAMPLES, whole_epoch
+from tests.pod_fixtures import NUM_SAMPLES, metric, whole_epoch
 from tests.waiting import until
 
 from refill.credentials import Credentials
@@ -273,6 +274,20 @@ def test_tokens_and_certificates_may_be_replaced(
         until(lambda: "starts anew" in cluster.log(1) and "starts anew" in cluster.log(0), "both pods' word of it")
         rest = rank.batch(0, np.arange(100, NUM_SAMPLES)).sample_ids.tolist()
         assert sorted(first + rest) == list(range(NUM_SAMPLES))
+
+
+def test_a_pod_whose_token_another_one_does_not_know_yet_is_waited_for(packed: Packed, tmp_path: Path) -> None:
+    """A Secret that was replaced reaches one node before another. Training does not end by that."""
+    (tmp_path / "peers-0").write_text(PODS)
+    (tmp_path / "peers-1").write_text(f"{SPEECH}\n{PODS}")
+    settings = {"memory_bytes": "4MiB", "peer_token": f"{tmp_path}/peers-{{ordinal}}"}
+    with LocalCluster(2, tmp_path, settings) as cluster, ThreadPoolExecutor(1) as pool:
+        home = cluster.pod_urls[1]
+        rank = PodConnection(home, JobSpec("job", packed[0], memory_bytes=600_000), 0, home, 60)
+        batch = pool.submit(rank.batch, 0, np.arange(64))
+        until(lambda: metric(home, "refill_refused_requests_total", status="503") > 0 or batch.done(), "a refusal")
+        (tmp_path / "peers-0").write_text(SPEECH)
+        assert len(batch.result(30).payloads) == 64
 
 
 def test_no_secret_is_in_what_pods_say(secured: Secured, job: dict[str, Any]) -> None:

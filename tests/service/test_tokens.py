@@ -106,3 +106,18 @@ def test_what_is_shown_changes_when_those_who_check_know_the_new_token(tmp_path:
     assert checked.holder_of(shown.text().encode()) == ""
     assert OLD.decode() not in repr(shown)
     assert NEW.decode() not in repr(shown)
+
+
+def test_a_token_that_is_refused_gives_way_to_a_newer_one_at_once(tmp_path: Path, clock: list[float]) -> None:
+    """Those who check may take the old one for less time than it is shown (token_overlap_seconds)."""
+    file = tmp_path / "tokens"
+    file.write_bytes(OLD)
+    shown = ShownToken(file)
+    assert not shown.was_refused()
+    assert shown.text() == OLD.decode()
+    file.write_bytes(NEW)
+    assert shown.was_refused()
+    assert shown.text() == NEW.decode()
+    assert not shown.was_refused(), "there is no newer one: it is not shown again and again"
+    clock[0] += 200
+    assert shown.text() == NEW.decode()

@@ -23,7 +23,7 @@ from pyreqwest.request import RequestBuilder
 from pyreqwest.response import ResponseBodyReader
 
 from refill.credentials import ShownToken
-from refill.errors import PodReplaced, PodUnreachable, RefillError, error_from_wire
+from refill.errors import NotAuthenticated, PodReplaced, PodUnreachable, RefillError, error_from_wire
 from refill.pod_link import GONE_SECONDS, PROBE_AFTER_SECONDS
 from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
@@ -357,6 +357,11 @@ class Peers:
             answer = text
         error: RefillError = error_from_wire(answer, status=status, source=source)
         self.was_refused(error)
+        if isinstance(error, NotAuthenticated):
+            # A Secret that was replaced reaches one pod before another. Whoever asked this pod comes again.
+            if self._token is not None:
+                self._token.was_refused()
+            raise PodUnreachable(f"{source} does not take this pod's token: {error.message}")
         raise error
 
     def was_refused(self, error: RefillError) -> None:
