@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import Path, Query, Request, Response
+from pydantic import BaseModel, Field
 
 from refill.errors import InvalidInput
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
@@ -23,6 +24,7 @@ __all__ = [
     "FRAME_ANSWER",
     "SAMPLES_BODY_BYTES",
     "Anew",
+    "CheckpointBody",
     "First",
     "Incarnation",
     "JobName",
@@ -70,6 +72,14 @@ First = Annotated[
     bool,
     Query(description="With anew: whether no other loader worker of the process asks for earlier positions."),
 ]
+
+
+class CheckpointBody(BaseModel):
+    """Where each rank was when the training run was saved."""
+
+    incarnation: str = Field(max_length=64, description="The registration of the job that the state is of.")
+    epoch: int = Field(ge=0, lt=2**31)
+    position: int = Field(ge=0, lt=2**62, description="The first position that each rank had not consumed.")
 
 
 def framed(request: Request, frame: OutgoingFrame) -> Response:

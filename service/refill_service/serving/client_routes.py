@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Body, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from refill.errors import InvalidInput, UnknownJob
 from refill.protocol.incarnation import moves_of
@@ -23,6 +23,7 @@ from refill_service.serving.client_requests import (
     FRAME_ANSWER,
     SAMPLES_BODY_BYTES,
     Anew,
+    CheckpointBody,
     First,
     Incarnation,
     JobName,
@@ -37,15 +38,7 @@ from refill_service.serving.node_of import node_of
 from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import resources_of
 
-__all__ = ["CLIENT_ROUTES", "CheckpointBody"]
-
-
-class CheckpointBody(BaseModel):
-    """Where each rank was when the training run was saved."""
-
-    incarnation: str = Field(max_length=64, description="The registration of the job that the state is of.")
-    epoch: int = Field(ge=0, lt=2**31)
-    position: int = Field(ge=0, lt=2**62, description="The first position that each rank had not consumed.")
+__all__ = ["CLIENT_ROUTES"]
 
 
 class ResumeBody(BaseModel):

@@ -25,8 +25,7 @@ from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.peers.peers import PODS_HEADER, TABLE_HEADER
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.answer_room import AnswerRoom
-from refill_service.serving.client_requests import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, checked_ids
-from refill_service.serving.client_routes import CheckpointBody
+from refill_service.serving.client_requests import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, CheckpointBody, checked_ids
 from refill_service.serving.frame_response import FrameResponse
 from refill_service.serving.node_of import node_of
 from refill_service.serving.request_body import takes_body
