@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from membership_model import PATIENCE_SECONDS
-from pod_model import Int64s, Process, Shape
-from requests_model import RequestsModel
+from tests.cache_core.membership_model import PATIENCE_SECONDS
+from tests.cache_core.pod_model import Int64s, Process, Shape
+from tests.cache_core.requests_model import RequestsModel
 
 from refill.errors import (
     JobLost,

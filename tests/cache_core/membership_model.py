@@ -11,7 +11,7 @@ import itertools
 import re
 
 import numpy as np
-from pod_model import Place, Pod, Shape, Volume
+from tests.cache_core.pod_model import Place, Pod, Shape, Volume
 
 from refill.errors import (
     JobLost,

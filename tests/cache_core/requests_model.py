@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import numpy as np
-from membership_model import MembershipModel
-from pod_model import Asked, Int64s, Message, Pod, Process, Shape
+from tests.cache_core.membership_model import MembershipModel
+from tests.cache_core.pod_model import Asked, Int64s, Message, Pod, Process, Shape
 
 from refill.errors import (
     EpochEnded,

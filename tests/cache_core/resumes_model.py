@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from job_model import JobModel
-from pod_model import Int64s, Place, Pod, Process, Shape
+from tests.cache_core.job_model import JobModel
+from tests.cache_core.pod_model import Int64s, Place, Pod, Process, Shape
 
 from refill.errors import EpochEnded, JobLost, PodUnreachable, RefillError
 from refill.protocol.incarnation import line_of, moves_of, same_line

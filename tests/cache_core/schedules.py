@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable
 
 import numpy as np
-from pod_model import Shape
-from resumes_model import ResumesModel
+from tests.cache_core.pod_model import Shape
+from tests.cache_core.resumes_model import ResumesModel
 
 Fact = tuple[str, int, int, int]
 

@@ -6,10 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from cluster_model import ClusterModel, Shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_protocol_properties import run_epoch, shapes
+from tests.cache_core.cluster_model import ClusterModel, Shape, run_epoch, shapes
 
 from refill.errors import InvalidInput
 from refill.protocol.classes import MOST_CLASSES, entries_of, ids_of

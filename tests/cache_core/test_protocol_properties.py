@@ -6,54 +6,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from cluster_model import ClusterModel, Shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cache_core.cluster_model import ClusterModel, Shape, run_epoch, shapes
 
 from refill_service.cache_core.epoch_order import ExplicitTraces
 from refill_service.cache_core.policies.redox import RedoxPolicy
-
-
-@st.composite
-def shapes(draw: st.DrawFn) -> Shape:
-    blobs = draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
-    return Shape(
-        blob_samples=tuple(blobs),
-        chunk_size=draw(st.integers(1, max(blobs))),
-        group_size=draw(st.integers(1, 6)),
-        num_pods=draw(st.integers(1, 4)),
-        num_ranks=draw(st.integers(1, 5)),
-        batch=draw(st.integers(1, 17)),
-        window=draw(st.sampled_from([0, 1, 3, 50, 1000])),
-        remote_bytes=draw(st.integers(0, 20_000)),
-        policy=draw(st.sampled_from(["redox", "drain"])),
-        capacity_bytes=draw(st.integers(0, 50_000)),
-        refill=draw(st.sampled_from(["best", "random"])),
-        group_order=draw(st.sampled_from(["consecutive", "interleaved"])),
-        drop_last=draw(st.booleans()),
-        seed=draw(st.integers(0, 2**32)),
-    )
-
-
-def run_epoch(model: ClusterModel, lose: float = 0.0, fail: float = 0.0, skew: int = 3) -> None:
-    """Every rank asks for all its batches, in an order as several loader workers would; lost ones are asked again."""
-    batch = model.shape.batch
-    ranks = range(model.shape.num_ranks)
-    todo = {
-        rank: [
-            np.arange(i, min(i + batch, model.traces.length(rank))) for i in range(0, model.traces.length(rank), batch)
-        ]
-        for rank in ranks
-    }
-    while any(todo.values()):
-        rank = model.random.choice([rank for rank in ranks if todo[rank]])
-        place = model.random.randrange(min(skew, len(todo[rank])))
-        positions = todo[rank][place]
-        model.ask(rank, positions, lose)
-        model.some_reads_end(fail)
-        if all((rank, position) in model.answers for position in positions.tolist()):
-            del todo[rank][place]
-    model.all_reads_end()
 
 
 @settings(max_examples=150, deadline=None)

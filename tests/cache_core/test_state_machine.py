@@ -12,8 +12,8 @@ import os
 import random
 
 import pytest
-from pod_model import Shape
-from schedules import Fact, cut_down, drawn_facts, drawn_shape, replay
+from tests.cache_core.pod_model import Shape
+from tests.cache_core.schedules import Fact, cut_down, drawn_facts, drawn_shape, replay
 
 SCHEDULES = int(os.environ.get("CORE_SCHEDULES", "400"))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from cluster_model import ClusterModel, Shape
+from tests.cache_core.cluster_model import ClusterModel, Shape
 
 from refill_service.cache_core.epoch_order import KeyedTraces
 from refill_service.cache_core.policies.interface import EpochBegan, Orders, Policy

@@ -3,7 +3,8 @@
     python -m tests.chaos.bystander '{"service": ..., "home": ..., ...}'
 
 The plan is a rank's, whose ``workers`` say which: 0 looks at the job, as a notebook does, and keeps the object; 1 asks
-for batches, as a second process of the rank. Whatever it receives it writes down: a twin is to receive nothing.
+for batches, as a second process of the rank. Whatever it receives it writes down: a twin is to receive nothing. Once it
+knows the job it creates ``FILE.knows``.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ def main() -> None:
         while True:
             epoch = chooser.randrange(plan.epochs)
             try:
+                pods.info()
+                Path(f"{plan.file}.knows").touch()
                 if plan.workers == LOOKS:
-                    pods.info()
                     pods.epoch_counts(epoch)
                 else:
                     positions = np.arange(_POSITIONS) + _POSITIONS * chooser.randrange(10)

@@ -30,6 +30,7 @@ from tests.chaos.schedule import Fault, Setting
 from tests.chaos.store_relay import StoreFaults, store_relay
 from tests.chaos.tcp_relay import Link, Relay
 from tests.chaos.verdict import Loss, Verdict
+from tests.waiting import until
 
 from refill.errors import PodUnreachable
 from refill_service.demo.local_cluster import LocalCluster
@@ -247,12 +248,14 @@ class ChaosRun:
         self.ranks_down.clear()
 
     def add_bystander(self, kind: str, rank: int) -> None:
-        """See :mod:`tests.chaos.bystander`."""
+        """See :mod:`tests.chaos.bystander`. Returns when it knows the job: one that asks for the first time after all
+        pods have lost all begins another run of that name."""
         number = sum(self._outcome.faults[kind] for kind in ("observer", "twin"))
         plan = self.ranks[rank].plan
         file, tmp = f"{self.folder}/{kind}-{number}", f"{self.folder}/tmp-{kind}-{number}"
         plan = replace(plan, file=file, tmp=tmp, workers=int(kind == "twin"), timeout_seconds=1)
         self._bystanders.append(RankProcess(plan, "bystander"))
+        until(Path(f"{file}.knows").exists, f"a {kind} that knows the job")
 
     def _stop_all(self) -> None:
         for process in [*self.ranks, *self._bystanders]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from tests.membership.jobs import Packed, spec_of
 from tests.membership.pods_in_process import PodsInProcess, Training
-from tests.membership.test_losses import Packed, spec_of
 from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from tests.membership.jobs import Packed, spec_of
 from tests.membership.pods_in_process import PodsInProcess, Rank
-from tests.membership.test_losses import Packed, spec_of
 from tests.pod_fixtures import NUM_SAMPLES
 
 

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from tests.membership.jobs import Packed, spec_of
 from tests.membership.pods_in_process import PodsInProcess, Rank, Training
 from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until
 
 from refill.errors import JobLost, MemoryTooSmall, RankTaken, RecordsWanted, RefillError
-from refill.protocol.job_spec import JobSpec
-
-Packed = tuple[str, dict[str, bytes]]
-
-
-def spec_of(packed: Packed, **settings: Any) -> JobSpec:
-    name = f"losses-{uuid.uuid4().hex[:8]}"
-    return JobSpec(name, packed[0], **({"chunk_size": 16, "memory_bytes": 600_000, "world_size": 2} | settings))
 
 
 @pytest.fixture

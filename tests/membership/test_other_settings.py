@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.membership.jobs import Packed, rest_of, resumed, spec_of
 from tests.membership.pods_in_process import PodsInProcess, Rank, Training
-from tests.membership.test_losses import Packed, spec_of
-from tests.membership.test_resumed import rest_of, resumed
 from tests.pod_fixtures import NUM_SAMPLES
 
 from refill.errors import JobConflict, JobLost

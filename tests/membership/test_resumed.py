@@ -8,33 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.membership.jobs import Packed, rest_of, resumed, spec_of
 from tests.membership.pods_in_process import PodsInProcess, Rank, Training
-from tests.membership.test_losses import Packed, spec_of
 from tests.pod_fixtures import NUM_SAMPLES
 
 from refill.errors import InvalidInput, PodBusy, RefillError, StoreUnavailable
 from refill_service.cache_core import rank_leases
-
-
-def resumed(pods: PodsInProcess, training: Training, world_size: int, process: int, position: int = 100) -> list[Rank]:
-    """Ranks of another number, that load the state of epoch 0 at a position."""
-    incarnation = training.ranks[0].info()["incarnation"]
-    spec = replace(training.spec, world_size=world_size)
-    ranks = [Rank(pods, spec, rank, process=process, timeout_seconds=5) for rank in range(world_size)]
-    for rank in ranks:
-        rank.resume(incarnation, 0, position)
-    return ranks
-
-
-def rest_of(ranks: list[Rank], epoch: int, of_rest: bool = True) -> list[int]:
-    info = ranks[0].info()
-    length = info["resumed"]["samples_per_rank"] if of_rest else info["samples_per_rank"]
-    return [
-        sample
-        for start in range(0, length, 50)
-        for rank in ranks
-        for sample in rank.batch(epoch, np.arange(start, min(start + 50, length))).sample_ids.tolist()
-    ]
 
 
 def test_resumed_again_from_the_same_state_with_another_number(

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.membership.jobs import Packed, spec_of
 from tests.membership.pods_in_process import PodsInProcess, Rank, Training
-from tests.membership.test_losses import Packed, spec_of
 from tests.pod_fixtures import NUM_SAMPLES
 
 from refill.errors import JobLost, RankTaken, RefillError

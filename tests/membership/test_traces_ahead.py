@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.membership.jobs import Packed, spec_of
 from tests.membership.pods_in_process import PodsInProcess, Training
-from tests.membership.test_losses import Packed, spec_of
 from tests.pod_fixtures import NUM_SAMPLES
 
 
