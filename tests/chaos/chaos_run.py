@@ -248,14 +248,15 @@ class ChaosRun:
         self.ranks_down.clear()
 
     def add_bystander(self, kind: str, rank: int) -> None:
-        """See :mod:`tests.chaos.bystander`. Returns when it knows the job: one that asks for the first time after all
-        pods have lost all begins another run of that name."""
+        """See :mod:`tests.chaos.bystander`. Returns when a twin knows the job: one that asks for the first time after
+        all pods have lost all begins another run of that name. Who only looks begins none, whenever it comes."""
         number = sum(self._outcome.faults[kind] for kind in ("observer", "twin"))
         plan = self.ranks[rank].plan
         file, tmp = f"{self.folder}/{kind}-{number}", f"{self.folder}/tmp-{kind}-{number}"
         plan = replace(plan, file=file, tmp=tmp, workers=int(kind == "twin"), timeout_seconds=1)
         self._bystanders.append(RankProcess(plan, "bystander"))
-        until(Path(f"{file}.knows").exists, f"a {kind} that knows the job")
+        if kind == "twin":
+            until(Path(f"{file}.knows").exists, "a twin that knows the job")
 
     def _stop_all(self) -> None:
         for process in [*self.ranks, *self._bystanders]:

@@ -89,6 +89,24 @@ def test_who_looks_for_the_first_time_after_a_loss_is_not_in_the_way(
         assert late.info()["incarnation"] == training.ranks[0].info()["incarnation"]
 
 
+@pytest.mark.parametrize(("before", "now"), [(3, 2), (2, 3), (2, 1)])
+@pytest.mark.parametrize("at", [0, -1], ids=["at pod 0", "at the last pod"])
+def test_who_looks_for_the_first_time_after_pods_were_replaced_by_others_is_not_in_the_way(
+    packed: Packed, tmp_path: Path, before: int, now: int, at: int
+) -> None:
+    """What somebody registered who only looks was taken for another job, and all ranks were refused."""
+    with PodsInProcess(before, tmp_path, journal=False) as pods:
+        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training.all_ask(0, 0, 300)
+        pods.scale(now)
+        observer = Rank(pods, training.spec, 0, process=2)
+        observer.is_rank = False
+        observer._pods.service_url = pods.pod_urls[at]
+        observer.info()
+        training.all_ask(0, 300)
+        training.check(0)
+
+
 def test_who_has_begun_is_not_replaced_by_a_rank_of_before(packed: Packed, tmp_path: Path) -> None:
     """Pods have lost all that they knew, and another run of that name has received samples at another pod."""
     with PodsInProcess(2, tmp_path, journal=False) as pods:

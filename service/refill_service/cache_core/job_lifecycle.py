@@ -219,7 +219,8 @@ def how_to_move(
     if journal is not None:
         known.append(KnownJob(journal.incarnation, running=False, knows=journal_is_enough))
     of_line = [each for each in known if same_line(each.incarnation, brought)]
-    if any(each.running for each in known if each not in of_line):
+    # One that no rank has asked for anything may be of somebody who only looks, and came first.
+    if any(each.running and each.begun for each in known if each not in of_line):
         raise is_another(name)
     alive = sum(each.ranks_alive for each in of_line if each.running)
     # One move may be known to nobody else: it was taken back before another rank had heard of it.

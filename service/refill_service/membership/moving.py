@@ -48,7 +48,8 @@ class Moving:
             known = table.jobs.get(name)
             if known is not None:
                 check_holder(name, known.job.spec.holder, spec.holder)
-            if known is None or is_later(incarnation, known.job.incarnation):
+            is_free = known is None or known.job.life.is_but_a_name_beside(incarnation)
+            if known is None or is_free or is_later(incarnation, known.job.incarnation):
                 known = await self._begin(spec, incarnation)
         if not same_line(known.job.incarnation, incarnation):
             raise is_another(name)
