@@ -122,8 +122,12 @@ def _make_base() -> None:
         (system / "usr/local/bin/python").symlink_to("/usr/bin/python3")
         for bytecode in (system / "usr/lib").rglob("*.pyc"):
             bytecode.unlink()
-        for deb in (system / "var/cache/apt/archives").glob("*.deb"):
-            deb.unlink()
+        # As slim images of Debian have it; licences stay.
+        for needless in ("var/cache/apt", "var/lib/apt/lists", "usr/share/locale", "usr/share/man"):
+            shutil.rmtree(system / needless)
+        for text in system.glob("usr/share/doc/**/*"):
+            if text.is_file() and text.name != "copyright":
+                text.unlink()
         archive = Path(folder) / "base.tar"
         subprocess.run(["tar", "-C", str(system), "-cf", str(archive), "."], check=True)
         podman("import", str(archive), BASE)
