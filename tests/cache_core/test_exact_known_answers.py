@@ -86,6 +86,42 @@ def test_plans(plan: Plan, chunk_size: int, share: float, gets: float) -> None:
     assert_allclose(sum(found[1:3]) / 2 / num_samples * 64, gets, rtol=0.05)
 
 
+@pytest.mark.parametrize("plan", ["rolling", "renewal"])
+@pytest.mark.parametrize(("chunk_size", "gets_at_80_percent"), [(8, 3.9), (64, 0.6)])
+def test_memory_for_more_than_half_is_used(plan: Plan, chunk_size: int, gets_at_80_percent: float) -> None:
+    """Plans end at the end of the next epoch: by themselves they read each chunk again in every second epoch, even if
+    there is memory for all."""
+    num_samples = 2048
+    generator, one_byte_each = np.random.default_rng(1), np.ones(num_samples, dtype=np.int64)
+    orders = [generator.permutation(num_samples) for _ in range(5)]
+
+    def gets(capacity: int) -> list[int]:
+        cache = ClairvoyantCache(starts(num_samples, chunk_size), one_byte_each, capacity, plan)
+        return gets_of_epochs(cache, orders, capacity)
+
+    num_chunks = num_samples // chunk_size
+    assert gets(num_samples) == [num_chunks, 0, 0, 0, 0], "what fits is read twice"
+    assert sum(gets(num_samples - chunk_size)[1:]) < num_chunks, "a little less memory, and half is read again"
+    assert sum(gets(int(0.8 * num_samples))[1:]) / 4 / num_samples * 64 < gets_at_80_percent
+
+
+def test_what_was_held_for_good_leaves_when_memory_becomes_less() -> None:
+    num_samples, generator = 512, np.random.default_rng(1)
+    cache = ClairvoyantCache(starts(num_samples, 8), np.ones(num_samples, dtype=np.int64), num_samples)
+    asked = np.concatenate([generator.permutation(num_samples) for _ in range(4)])
+    uses = KnownUses(asked, num_samples)
+    for time, sample in enumerate(asked[: 3 * num_samples].tolist()):
+        if time == num_samples:
+            cache.capacity_bytes = 200
+            assert len(cache.shrink()) == num_samples - 200
+        if cache.holds(sample):
+            cache.used(sample, time, uses)
+        else:
+            cache.missed(sample, time, uses)
+        if time % 16 == 0:
+            assert sum(map(cache.holds, range(num_samples))) == cache.held_bytes <= cache.capacity_bytes
+
+
 def hits(cache: ChunkCache, asked: Int64Array, num_samples: int) -> int:
     found, uses = 0, KnownUses(asked, num_samples)
     for time, sample in enumerate(asked.tolist()):

@@ -139,6 +139,26 @@ def test_what_is_read_ahead_does_not_empty_the_cache() -> None:
         assert least <= found <= least + 1.3 * memory_samples / 32, f"reads of epoch {epoch}"
 
 
+@pytest.mark.parametrize(("eviction", "chunk_size"), [("rolling", 8), ("renewal", 8), ("never", 1)])
+def test_nothing_is_read_twice_that_there_is_memory_for(eviction: str, chunk_size: int) -> None:
+    """Nothing of it is set aside for what is read ahead, which takes no room beside what stays."""
+    traces: list[Traces] = [KeyedTraces(400, 2, seed=7, epoch=epoch) for epoch in range(4)]
+    pod = Pod(traces, 400, chunk_size, 400, eviction)
+    found, carried = pod.epoch(0, 16)
+    assert found == 400 // chunk_size
+    for epoch in (1, 2, 3):
+        found, carried = pod.epoch(epoch, 16, carried)
+        assert found == 0, f"reads of epoch {epoch}"
+
+
+def test_an_epoch_that_fits_into_memory_is_not_gone_through_at_once() -> None:
+    """That takes time, in which a pod answers nobody."""
+    num_samples = 20_000
+    pod = Pod([KeyedTraces(num_samples, 1, seed=7, epoch=0)], num_samples, 1, num_samples, "never")
+    ordered = new_policy("exact", pod.began(0)).memory_changed(num_samples)
+    assert 0 < len(ordered.reads) < num_samples, "reads that are ordered before anybody asks"
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),

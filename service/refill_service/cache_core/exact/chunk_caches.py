@@ -5,6 +5,9 @@ At a miss the whole chunk is read, by one GET, and a plan (``plans.py``) says wh
 chunk's next GET. The price of memory rises while memory is full and falls while there is room. Keeping the samples with
 the earliest next use, as Belady's rule has it for single samples, is not best here: memory fills for all chunks
 at once and runs dry at once; it is ``earliest``, to compare with.
+
+Plans end where nothing is known any more, so that they leave memory empty where there is much of it. If there is memory
+for more than half of the samples, whole chunks are held for good, so many that the others have memory for half of them.
 """
 
 from __future__ import annotations
@@ -29,7 +32,10 @@ _FILL = 0.97
 """Of memory: what the price aims at, so that plans seldom have to be cut."""
 
 
-_MOST_USES = 255
+_FOR_GOOD = 255
+"""In place of a number of uses."""
+
+_MOST_USES = 254
 """Of a sample that are counted; after so many it is read again."""
 
 
@@ -58,21 +64,27 @@ class ClairvoyantCache:
         self.capacity_bytes = capacity_bytes
         self.held_bytes = 0
         self._starts, self._lengths = starts, lengths
+        self._all_bytes = int(lengths.sum())
         self._rolling = plan == "rolling"
         self._random = random.Random(key)
         self._uses_left = np.zeros(len(lengths), dtype=np.uint8)
         """Of each sample, the planned uses that it stays for; 0: it is not in memory."""
+        self._staying_bytes = 0
+        """Of chunks that were taken in for good."""
         num_chunks = len(starts) - 1
         self._was_read = np.zeros(num_chunks, dtype=bool)
         self._step = 1 / max(1, num_chunks)
         """Of the price, after each GET: over an epoch with one GET a chunk it may change by a factor of e."""
-        self._price = _first_price(num_chunks, len(lengths), int(lengths.sum()), capacity_bytes)
+        self._price = _first_price(num_chunks, len(lengths), self._all_bytes, capacity_bytes)
 
     def holds(self, sample: int) -> bool:
         return bool(self._uses_left[sample])
 
     def used(self, sample: int, time: int, uses: Uses) -> bool:
-        """Fact: a sample in memory was used. Returns whether it stays, since it is used before the chunk's next GET."""
+        """Fact: a sample in memory was used. Returns whether it stays: for good, or for a use before the chunk's next
+        GET."""
+        if self._uses_left[sample] == _FOR_GOOD:
+            return True
         self._uses_left[sample] -= 1
         if self._uses_left[sample]:
             return True
@@ -82,6 +94,10 @@ class ClairvoyantCache:
     def forget(self, samples: Int64Array) -> None:
         """Fact: these are not in memory any more, or never came."""
         held = samples[self._uses_left[samples] > 0]
+        for chunk in np.unique(self._chunks_of(held[self._uses_left[held] == _FOR_GOOD])).tolist():
+            first, end = int(self._starts[chunk]), int(self._starts[chunk + 1])
+            self._staying_bytes -= int(self._lengths[first:end].sum())
+            self._uses_left[first:end] = 1  # a part of it stays for no longer than a use
         self.held_bytes -= int(self._lengths[held].sum())
         self._uses_left[held] = 0
 
@@ -90,10 +106,15 @@ class ClairvoyantCache:
 
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead:
         """Fact: a sample that is not in memory is asked for."""
-        chunk = int(np.searchsorted(self._starts, sample, side="right")) - 1
+        chunk = int(self._chunks_of(np.array(sample)))
         first, end = int(self._starts[chunk]), int(self._starts[chunk + 1])
         before = first + np.flatnonzero(self._uses_left[first:end])
         self.forget(before)
+        if self._stays_for_good(chunk_bytes := int(self._lengths[first:end].sum())):
+            self._uses_left[first:end] = _FOR_GOOD
+            self._staying_bytes += chunk_bytes
+            self.held_bytes += chunk_bytes
+            return ChunkRead(first, end, np.arange(first, end, dtype=np.int64), np.empty(0, dtype=np.int64))
 
         times, samples = uses.after(first, end, time)
         since, sizes = held_from(samples, times, time), self._lengths[samples]
@@ -111,7 +132,7 @@ class ClairvoyantCache:
         self._uses_left[first:end] = np.minimum(num_uses, _MOST_USES)
         kept = first + np.flatnonzero(num_uses)
         self.held_bytes += int(self._lengths[kept].sum())
-        fill = self.held_bytes / max(1.0, _FILL * self.capacity_bytes)
+        fill = (self.held_bytes - self._staying_bytes) / max(1.0, _FILL * (self.capacity_bytes - self._staying_bytes))
         self._price *= math.exp(self._step * (1 if was_cut else min(1.0, fill - 1)))
         return ChunkRead(first, end, kept, np.setdiff1d(before, kept, assume_unique=True))
 
@@ -128,6 +149,14 @@ class ClairvoyantCache:
         forgotten = np.sort(held[: int(too_much) + 1])
         self.forget(forgotten)
         return forgotten
+
+    def _chunks_of(self, samples: Int64Array) -> Int64Array:
+        return np.searchsorted(self._starts, samples, side="right") - 1
+
+    def _stays_for_good(self, chunk_bytes: int) -> bool:
+        """Asked of a chunk of which nothing is in memory: whether it is one of those that came first."""
+        most = 2 * self.capacity_bytes - self._all_bytes
+        return self._staying_bytes + chunk_bytes <= most and self.held_bytes + chunk_bytes <= self.capacity_bytes
 
     def _as_fits(self, more_bytes: Int64Array) -> tuple[int, bool]:
         """How many uses there is room for, the earliest first, and whether that cuts the plan.

@@ -40,6 +40,9 @@ __all__ = ["KIND", "ExactPolicy"]
 
 _BLOCK = 1 << 12
 
+_MOST_DUE = 1 << 13
+"""Requests that are gone through before they are made: it takes time, all at once where all samples fit into memory."""
+
 
 class ExactCache(Protocol):
     """What is kept, of one owner over all epochs. Times are of the epoch that runs."""
@@ -128,12 +131,12 @@ class ExactPolicy(Policy):
         self._read_ahead = float(began.settings["read_ahead"])
         """Of memory: what samples may take that are read before they are asked for, and stay for nothing else."""
         self._capacity_bytes = 0
+        self._share_bytes = int(self._lengths.sum())
 
     def memory_changed(self, capacity_bytes: int) -> Orders:
         self._capacity_bytes = capacity_bytes
         if self._cache is None:
-            for_cache = capacity_bytes - self._ahead_bytes
-            self._cache = self._make_cache(self._starts, self._lengths, for_cache, self._key)
+            self._cache = self._make_cache(self._starts, self._lengths, self._bytes_for_cache, self._key)
         return self._go_on([], [])
 
     def close(self) -> Carried:
@@ -258,6 +261,13 @@ class ExactPolicy(Policy):
     def _ahead_bytes(self) -> int:
         return int(self._capacity_bytes * self._read_ahead)
 
+    @property
+    def _bytes_for_cache(self) -> int:
+        """All of memory if it holds the whole share, as what is read ahead then takes no room beside what stays."""
+        if self._share_bytes <= self._capacity_bytes:
+            return self._capacity_bytes
+        return max(0, self._capacity_bytes - max(self._due_bytes, self._ahead_bytes))
+
     def _requests_in_order(self) -> Iterator[tuple[int, int, bool]]:
         """``(time, sample, repeats)`` of all requests to the share that were not answered when the epoch began, or went
         on."""
@@ -303,7 +313,7 @@ class ExactPolicy(Policy):
             return NO_ORDERS
         self._skip_done()
         ahead_bytes = self._ahead_bytes
-        while self._next is not None:
+        while self._next is not None and len(self._due) < _MOST_DUE:
             time, sample, repeats = self._next
             room = ahead_bytes - self._due_bytes
             if room <= 0 or (self._only_due and room < self._lengths[sample]):
@@ -332,8 +342,7 @@ class ExactPolicy(Policy):
             cache.used(sample, time, self._uses)
             self._note(sample)
             return False
-        ahead_bytes = max(self._due_bytes, self._ahead_bytes)
-        cache.capacity_bytes = max(0, self._capacity_bytes - ahead_bytes)
+        cache.capacity_bytes = self._bytes_for_cache
         was_there = self._arrived_here[sample]
         read = cache.missed(sample, time, self._uses)
         for each in (sample, *read.kept.tolist(), *read.forgotten.tolist()):
