@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -78,6 +79,8 @@ class JobTable:
         self.opening = opening
         self.kept_parts = kept_parts
         self.jobs: dict[str, JobAtPod] = {}
+        self._gives_way: JobAtPod | None = None
+        """It ends as soon as the next run of its name is made, which counts its memory as free."""
         self.takes_jobs = True
         """False when the pod ends."""
         self.waits = RankWaits(settings.wait_seconds)
@@ -148,7 +151,7 @@ class JobTable:
         self.check_taking_jobs()
         if kept is None:
             team = spec.holder
-            self._quotas.check_jobs(team, sum(at_pod.job.spec.holder == team for at_pod in self.jobs.values()))
+            self._quotas.check_jobs(team, sum(at_pod.job.spec.holder == team for at_pod in self._staying))
         # Opening goes on, for when the client comes again.
         async with within(settings.wait_seconds, f"pod {settings.ordinal} waits to open {spec.dataset}"):
             dataset = await self.opening.take(spec.dataset)
@@ -237,13 +240,18 @@ class JobTable:
             if wanted:
                 at_pod.memory_is(at_pod.job.memory_bytes + wanted)
 
+    @property
+    def _staying(self) -> list[JobAtPod]:
+        """Those whose memory is taken."""
+        return [at_pod for at_pod in self.jobs.values() if at_pod is not self._gives_way]
+
     def _awake(self) -> list[JobAtPod]:
         """Those that run, and whose memory may change."""
-        return [at_pod for at_pod in self.jobs.values() if at_pod.claim is not None and not at_pod.sleeps]
+        return [at_pod for at_pod in self._staying if at_pod.claim is not None and not at_pod.sleeps]
 
     def _shares(self, running: list[JobAtPod], coming: Claim | None = None) -> list[int]:
         """Of those whose memory may change, and last of one that comes."""
-        kept = sum(at_pod.job.memory_bytes for at_pod in self.jobs.values() if at_pod.claim is None)
+        kept = sum(at_pod.job.memory_bytes for at_pod in self._staying if at_pod.claim is None)
         claims = [at_pod.claim for at_pod in running if at_pod.claim is not None]
         left = max(0, self._for_jobs_bytes - kept)
         if coming is not None:  # it takes from nobody what that one needs to shuffle well
@@ -259,7 +267,7 @@ class JobTable:
     def _make_room(self, wanted_bytes: int) -> int:
         """How much is free, once jobs that sleep have let go of what they hold, as far as that is needed."""
         free = self._free_bytes()
-        asleep = [at_pod for at_pod in self.jobs.values() if at_pod.claim is not None and at_pod.sleeps]
+        asleep = [at_pod for at_pod in self._staying if at_pod.claim is not None and at_pod.sleeps]
         for at_pod in sorted(asleep, key=lambda at_pod: -at_pod.idle_seconds):
             if free >= wanted_bytes:
                 break
@@ -268,7 +276,7 @@ class JobTable:
         return max(0, free)
 
     def _free_bytes(self) -> int:
-        return self._for_jobs_bytes - sum(at_pod.taken_bytes for at_pod in self.jobs.values())
+        return self._for_jobs_bytes - sum(at_pod.taken_bytes for at_pod in self._staying)
 
     def _parts_of(self, dataset: Dataset) -> JobMemory:
         settings = self.settings
@@ -322,27 +330,31 @@ class JobTable:
         ended = self.jobs.pop(name, None) or self.journal.find(name)
         if ended is None:
             return False
-        self._end_journal(name, ended)
+        self.journal.end(name, _incarnation_of(ended))
         await self._keep_receipts_of(ended, why or self.was_ended(name))
         return True
 
-    async def replace(self, at_pod: JobAtPod, ended: JobAtPod | None) -> None:
-        """Put a job in the place of a run of its name that has ended, and end that as :meth:`remove` does. A pod that
-        is killed meanwhile has either of them.
+    @contextlib.contextmanager
+    def giving_way(self, name: str) -> Iterator[None]:
+        """While the next run of this name is made. If that fails, because the store is away, say, the one that is there
+        goes on as if nothing had been."""
+        self._gives_way = self.jobs.get(name)
+        try:
+            yield
+        finally:
+            self._gives_way = None
 
-        :param ended: None: what a journal has of it, if there is any.
-        """
+    async def replace(self, at_pod: JobAtPod) -> None:
+        """Put a job in the place of a run of its name that has ended, and end that as :meth:`remove` does. A pod that
+        is killed meanwhile has either of them."""
         name = at_pod.job.spec.name
-        before = ended or self.journal.find(name)
-        if before is not None:
-            self._end_journal(name, before)
+        ended = self.jobs.pop(name, None) or self.journal.find(name)
+        if ended is not None:
+            self.journal.end(name, _incarnation_of(ended))
         self.begin_journal(at_pod)
         self.put(at_pod)
-        if before is not None:
-            await self._keep_receipts_of(before, self.was_ended(name))
-
-    def _end_journal(self, name: str, ended: JobAtPod | KeptJob) -> None:
-        self.journal.end(name, _incarnation_of(ended))
+        if ended is not None:
+            await self._keep_receipts_of(ended, self.was_ended(name))
 
     async def _keep_receipts_of(self, ended: JobAtPod | KeptJob, why: RefillError) -> None:
         part: RunPart | None
@@ -405,7 +417,7 @@ class JobTable:
         :param ran_before: it ran before a restart, and goes on with less where its policy can.
         """
         used: Counter[str] = Counter()
-        for at_pod in self.jobs.values():
+        for at_pod in self._staying:
             used[at_pod.job.spec.holder] += at_pod.taken_bytes
         wanted = spec.memory_bytes or kept_bytes
         if not spec.memory_bytes and (not kept_bytes or _is_flexible(spec)):

@@ -69,7 +69,7 @@ class JobsHere:
         self.registering = asyncio.Lock()
         """Locked while a job is put into the table or replaced there."""
         self.replacing: set[str] = set()
-        """Jobs whose run has ended, and that are in no table until the next one is made."""
+        """Jobs whose run has ended, until the next one has taken its place."""
         self._table = table
         self._peers = peers
         self._who_holds = who_holds
@@ -260,20 +260,15 @@ class JobsHere:
             await self._replace(spec, incarnation, None)
 
     async def _replace(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch | None) -> None:
-        """Puts back what was there if the job can't be made: the store may be away, or the pod may end."""
         table, name = self._table, spec.name
         self.replacing.add(name)
-        ended = table.jobs.pop(name, None)  # its memory is for the one that comes
         try:
-            order = Begin(incarnation, from_journal=False, ran_before=False)
-            at_pod = await table.make(spec, order, lambda pod: self.introduce(pod, at_pod), None, resumed)
-        except BaseException:
-            if ended is not None and not table.journal.has_ended(ended.job.incarnation):
-                table.jobs[name] = ended
-            raise
+            with table.giving_way(name):
+                order = Begin(incarnation, from_journal=False, ran_before=False)
+                at_pod = await table.make(spec, order, lambda pod: self.introduce(pod, at_pod), None, resumed)
+            await table.replace(at_pod)
         finally:
             self.replacing.discard(name)
-        await table.replace(at_pod, ended)
 
     async def _resumed_or_over(self, name: str, order: Begin) -> ResumedEpoch | None:
         """What was left of the epoch that was resumed. None: no pod knows it, and only later epochs are asked for."""
