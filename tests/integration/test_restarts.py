@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.integration.job_ranks import BATCH, Packed, Ranks, cluster_of, receipt, settings_of
-from tests.pod_fixtures import NUM_SAMPLES, rank_of
+from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of
 from tests.waiting import until
 
 import refill
@@ -168,14 +168,17 @@ def test_pods_are_replaced_while_no_rank_is_there(packed: Packed, tmp_path: Path
 
 
 def test_a_request_that_a_pod_can_not_finish_before_it_ends_may_be_made_again(packed: Packed, tmp_path: Path) -> None:
-    """It waits for a trace that nobody posts, for longer than a pod that ends waits for its requests."""
-    with cluster_of(tmp_path, 1, journal=False, wait_seconds=60, drain_seconds=0.5, grace_seconds=2) as cluster:
-        job = settings_of(packed[0], world_size=2, order="explicit")
+    """It comes for longer than a pod that ends waits for its requests."""
+    with cluster_of(tmp_path, 1, journal=False, drain_seconds=0.5, grace_seconds=2) as cluster:
+        job = settings_of(packed[0], world_size=1)
         rank_of(cluster, job).info()
         url = urlsplit(cluster.pod_urls[0])
         waiting = http.client.HTTPConnection(url.hostname or "", url.port, timeout=30)
-        waiting.request("POST", f"/v1/jobs/{job['name']}/batch", BatchRequest(0, 0, np.arange(BATCH)).encode())
-        assert httpx.get(f"{cluster.pod_urls[0]}/healthz").status_code == 200  # by now the other one was read, too
+        body = BatchRequest(0, 0, np.arange(BATCH)).encode()
+        waiting.putrequest("POST", f"/v1/jobs/{job['name']}/batch")
+        waiting.putheader("content-length", str(len(body)))
+        waiting.endheaders(body[:-8])
+        until(lambda: metric(cluster.pod_urls[0], "refill_requests_under_way") == 1, "a request under way")
         cluster.processes[0].terminate()
         answer = waiting.getresponse()
         error = error_from_wire(json.loads(answer.read()), status=answer.status, source="the pod")
