@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.cluster.cluster import RELEASE, Cluster, Failed, Skipped
+from tests.cluster.cluster import RELEASE, Cluster, Skipped
 from tests.cluster.faults import api_away, dns_away, evicted, out_of_memory, rotated, volume_full
 from tests.cluster.options import Options, run_command
 from tests.cluster.waits import replaced
@@ -81,15 +81,15 @@ def kubectl_scale(cluster: Cluster, options: Options) -> None:
     cluster.kubectl("scale", f"statefulset/{RELEASE}", f"--replicas={replicas + 1}")
     added = f"{RELEASE}-{replicas}"
 
-    def refused() -> bool:
-        statuses = cluster.pods().get(added, {}).get("status", {}).get("containerStatuses", [])
-        return any(status["restartCount"] > 0 or "terminated" in status["state"] for status in statuses)
+    def refuses() -> bool:
+        # A container that was started again has said nothing yet, and the one before it has.
+        logs = (cluster.kubectl("logs", added, "--tail=2", *which, check=False) for which in ([], ["--previous"]))
+        return any(f"ordinal is {replicas} but" in told for told in logs)
 
-    cluster.until(refused, f"{added} refuses to start")
-    told = cluster.kubectl("logs", added, "--tail=2", check=False)
-    if "ordinal" not in told and "replicas" not in told.lower():
-        raise Failed(f"{added} does not say why it refuses: {told}")
-    cluster.kubectl("scale", f"statefulset/{RELEASE}", f"--replicas={replicas}")
+    try:
+        cluster.until(refuses, f"{added} says why it refuses to start", seconds=120)
+    finally:
+        cluster.kubectl("scale", f"statefulset/{RELEASE}", f"--replicas={replicas}")
     cluster.until(cluster.is_as_wanted, f"{added} is gone")
 
 

@@ -53,15 +53,17 @@ def _ends_of(cluster: Cluster, name: str) -> str:
     )
 
 
-def evicted(cluster: Cluster, options: Options) -> None:
+def evicted(cluster: Cluster, options: Options) -> str:
     """A pod's temporary folder becomes larger than its emptyDir may be. Kubernetes does the rest by itself."""
     uid = cluster.uids()[_POD]
     volumes = cluster.found("statefulset", RELEASE)["spec"]["template"]["spec"]["volumes"]
     (most,) = (volume["emptyDir"]["sizeLimit"] for volume in volumes if volume["name"] == "tmp")
     megabytes = int(most.removesuffix("Mi")) * 12 // 10
     cluster.kubectl("exec", _POD, "--", "dd", "if=/dev/zero", "of=/tmp/filler", "bs=1M", f"count={megabytes}")
+    memory = memory_of(cluster, _POD)
     cluster.until(replaced(cluster, _POD, uid), f"{_POD} is evicted and replaced")
     cluster.until(cluster.is_as_wanted, "all pods are ready")
+    return f"its cgroup: {memory.peak_bytes / 1e6:.0f} MB of {memory.limit_bytes / 1e6:.0f} MB" if memory else ""
 
 
 def volume_full(cluster: Cluster, options: Options) -> str:
