@@ -89,8 +89,8 @@ def volume_full(cluster: Cluster, options: Options) -> str:
 
 def _warned_of_journal(cluster: Cluster) -> str:
     told = cluster.kubectl("logs", _POD, "--tail=50", check=False).splitlines()
-    lines = [line for line in told if ("WARNING" in line or "ERROR" in line) and "journal" in line]
-    return lines[-1].strip() if lines else ""
+    lines = [line for line in told if " WARNING " in line and "journal" in line]
+    return lines[-1].partition(" WARNING ")[2].strip() if lines else ""
 
 
 def _removed(cluster: Cluster, path: str) -> bool:
