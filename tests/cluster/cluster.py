@@ -11,16 +11,21 @@ from typing import Any
 
 import helm_python
 
-__all__ = ["CHART", "Cluster", "Failed", "Skipped"]
+__all__ = ["CHART", "Cluster", "Failed", "NoAnswer", "Skipped"]
 
 CHART = Path(__file__).parents[2] / "helm" / "refill"
 RELEASE = "refill-try"
 """Its objects' names, too, since "refill" is in it."""
 _LONGEST_SECONDS = 600
+_NO_ANSWER = ("Unable to connect to the server", "The connection to the server", "net/http:", "EOF")
 
 
 class Failed(Exception):
     """What was tried did not come out as it should."""
+
+
+class NoAnswer(Failed):
+    """The API server can't be reached, or is slow."""
 
 
 class Skipped(Exception):
@@ -50,9 +55,10 @@ class Cluster:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise Failed(f"kubectl {' '.join(arguments)}: not within {seconds:.0f} s") from None
+            raise NoAnswer(f"kubectl {' '.join(arguments)}: not within {seconds:.0f} s") from None
         if check and done.returncode:
-            raise Failed(f"kubectl {' '.join(arguments)}: {(done.stderr or done.stdout).strip()[-500:]}")
+            kind = NoAnswer if any(words in done.stderr for words in _NO_ANSWER) else Failed
+            raise kind(f"kubectl {' '.join(arguments)}: {(done.stderr or done.stdout).strip()[-500:]}")
         return done.stdout + ("" if check else done.stderr)
 
     def found(self, *arguments: str) -> dict[str, Any]:
@@ -164,13 +170,17 @@ class Cluster:
         )
 
     def until(self, is_true: Callable[[], bool], what: str, seconds: float = 300) -> float:
-        """Returns the seconds that it took."""
-        began = time.monotonic()
-        while not is_true():
+        """Returns the seconds that it took. An API server that gives no answer is asked again."""
+        began, why = time.monotonic(), ""
+        while True:
+            try:
+                if is_true():
+                    return time.monotonic() - began
+            except NoAnswer as failure:
+                why = f"; {failure}"
             if time.monotonic() - began > seconds:
-                raise Failed(f"not within {seconds:.0f} s: {what}")
+                raise Failed(f"not within {seconds:.0f} s: {what}{why}")
             time.sleep(0.3)
-        return time.monotonic() - began
 
 
 def is_ready(pod: dict[str, Any]) -> bool:

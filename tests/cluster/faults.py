@@ -127,14 +127,7 @@ def dns_away(cluster: Cluster, options: Options) -> None:
 def api_away(cluster: Cluster, options: Options) -> None:
     """Nothing that runs needs it. Nodes that it has not heard of may be NotReady for a moment afterwards."""
     _away(options.api, "api")
-
-    def answers() -> bool:
-        try:
-            return cluster.is_as_wanted()
-        except Failed:
-            return False
-
-    cluster.until(answers, "the API server is back, and all pods are ready")
+    cluster.until(cluster.is_as_wanted, "the API server is back, and all pods are ready")
 
 
 def _away(commands: tuple[str, str], option: str) -> None:
