@@ -40,6 +40,14 @@ if __name__ == "__main__":
     made = {
         "version": yaml.safe_load((CHART / "Chart.yaml").read_text())["version"],
         "defaults": values_in(CHART / "values.yaml"),
+        "variables": sorted(
+            {
+                name
+                for values in given.values()
+                for name in release_as_given(values).environment
+                if name.startswith("REFILL_")
+            }
+        ),
         "releases": {
             name: {"values": values, "fixed": fixed_fields(release_as_given(values))} for name, values in given.items()
         },

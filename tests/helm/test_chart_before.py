@@ -10,6 +10,8 @@ from tests.helm.chart_before import BEFORE, fixed_fields
 from tests.helm.rendering import release_as_given
 from tests.helm.test_open_releases import merged
 
+from refill_service.environment import unread_variables
+
 CHART_BEFORE = json.loads(BEFORE.read_text())
 releases_before = pytest.mark.parametrize(
     "before", [pytest.param(found, id=name) for name, found in CHART_BEFORE["releases"].items()]
@@ -27,6 +29,12 @@ def test_values_of_the_chart_before_are_still_taken(before: dict[str, Any]) -> N
     """All of them, its defaults, too."""
     reused = merged(CHART_BEFORE["defaults"], before["values"])
     assert fixed_fields(release_as_given(reused)) == before["fixed"]
+
+
+def test_pods_of_this_version_know_the_variables_of_the_chart_before() -> None:
+    """Who builds a newer image may not have the newer chart yet. A variable that nobody reads keeps a pod from
+    starting, or is a setting that is not in force any more."""
+    assert unread_variables(CHART_BEFORE["variables"]) == []
 
 
 def test_a_change_that_a_cluster_refuses_is_found() -> None:
