@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tests.cluster.cluster import RELEASE, Cluster, Skipped
-from tests.cluster.faults import api_away, dns_away, evicted, out_of_memory, rotated, volume_full
+from tests.cluster.faults import api_away, dns_away, evicted, out_of_memory, rotated, volume_full, volume_lost
 from tests.cluster.options import Options, run_command
 from tests.cluster.waits import replaced
 
@@ -143,6 +143,7 @@ EVENTS = [
     Event("memory", "a memory limit set too low, and what it was", out_of_memory),
     Event("evicted", "eviction: a temporary folder too large for its emptyDir", evicted),
     Event("full", "the volume of a journal full, and its pod deleted", volume_full),
+    Event("lost", "the volume of a journal lost, and its pod deleted", volume_lost),
     Event("rotate", "tokens and certificates rotated", rotated),
     Event("dns", "no DNS for a minute", dns_away),
     Event("api", "no API server for a minute", api_away),

@@ -12,7 +12,7 @@ from tests.cluster.memory import memory_of
 from tests.cluster.options import Options, run_command
 from tests.cluster.waits import replaced
 
-__all__ = ["api_away", "dns_away", "evicted", "out_of_memory", "rotated", "volume_full"]
+__all__ = ["api_away", "dns_away", "evicted", "out_of_memory", "rotated", "volume_full", "volume_lost"]
 
 _POD = f"{RELEASE}-1"
 _JOURNAL = "/var/lib/refill/journal"
@@ -68,9 +68,7 @@ def evicted(cluster: Cluster, options: Options) -> str:
 
 def volume_full(cluster: Cluster, options: Options) -> str:
     """Of a journal: the pod goes on without. Then it is deleted, comes back to the full volume, and room is made."""
-    stateful = cluster.found("statefulset", RELEASE)["spec"]
-    if not any(claim["metadata"]["name"] == "journal" for claim in stateful.get("volumeClaimTemplates", [])):
-        raise Skipped("the journal is on no volume (journal.persistent)")
+    _need_journal_volume(cluster)
     free = int(cluster.kubectl("exec", _POD, "--", "df", "-Pk", _JOURNAL).splitlines()[-1].split()[3]) << 10
     if free > _LARGEST_BYTES:
         raise Skipped(f"the volume has {free / 1e9:.0f} GB free, and only small ones are filled")
@@ -85,6 +83,39 @@ def volume_full(cluster: Cluster, options: Options) -> str:
         cluster.until(lambda: _removed(cluster, filler), f"{filler} is removed")
     cluster.until(cluster.is_as_wanted, "all pods are ready")
     return f"the pod: {warned}"
+
+
+def volume_lost(cluster: Cluster, options: Options) -> str:
+    """With the journal on it. A pod that came before its old claim was gone is deleted once more, as a person would."""
+    _need_journal_volume(cluster)
+    uid, claim = cluster.uids()[_POD], f"journal-{_POD}"
+    before = cluster.found("pvc", claim)["metadata"]["uid"]
+    cluster.kubectl("delete", "pvc", claim, "--wait=false")
+    cluster.kubectl("delete", "pod", _POD, "--wait=false")
+    again = 0
+
+    def is_back() -> bool:
+        nonlocal again
+        if replaced(cluster, _POD, uid)():
+            return True
+        pod = cluster.pods().get(_POD)
+        claims = {found["metadata"]["name"] for found in cluster.found("pvc")["items"]}
+        if pod is not None and pod["status"]["phase"] == "Pending" and claim not in claims:
+            cluster.kubectl("delete", "pod", _POD)
+            again += 1
+        return False
+
+    cluster.until(is_back, f"{_POD} is back with another volume")
+    if cluster.found("pvc", claim)["metadata"]["uid"] == before:
+        raise Failed(f"{_POD} has its old volume")
+    cluster.until(cluster.is_as_wanted, "all pods are ready")
+    return f"the pod was deleted {again + 1} times" if again else ""
+
+
+def _need_journal_volume(cluster: Cluster) -> None:
+    stateful = cluster.found("statefulset", RELEASE)["spec"]
+    if not any(claim["metadata"]["name"] == "journal" for claim in stateful.get("volumeClaimTemplates", [])):
+        raise Skipped("the journal is on no volume (journal.persistent)")
 
 
 def _warned_of_journal(cluster: Cluster) -> str:

@@ -64,6 +64,12 @@ def report(tables: Tables) -> bool:
         flat &= verdict != "grows"
         words = {"flat": "memory flat: yes", "grows": "memory flat: no", "open": "memory flat: can't be told"}[verdict]
         print(f"{says}; {words} ({trend.low / 1e6:+.1f} to {trend.high / 1e6:+.1f} MB an hour)")
+    print("\n| event | times | longest without a batch: half of them | at most |\n| --- | --- | --- | --- |")
+    for event in sorted({each.event for each in done}):
+        waits = sorted(each.longest_seconds for each in done if each.event == event and each.longest_seconds)
+        if waits:
+            print(f"| {event} | {len(waits)} | {waits[len(waits) // 2]:.1f} s | {waits[-1]:.1f} s |")
+    print()
     longest = max(done, key=lambda each: each.longest_seconds, default=None)
     if longest is not None:
         print(f"longest without a batch: {longest.longest_seconds:.1f} s ({longest.event})")
