@@ -53,11 +53,13 @@ def test_it_is_the_run_of_the_other_example_but_for_the_cache() -> None:
     assert int(given["REFILL_REPLICAS"]) == REPLICAS
 
 
-def test_its_memory_is_what_the_chart_would_give_it() -> None:
+def test_its_memory_and_its_time_to_end_are_what_the_chart_would_give_it() -> None:
     (memory,) = (each["value"] for each in SIDECAR["env"] if each["name"] == "REFILL_MEMORY_BYTES")
-    of_chart = release({"memory": memory.replace("GiB", "Gi")}).container["resources"]
+    of_chart = release({"memory": memory})
     for kind in ("requests", "limits"):
-        assert SIDECAR["resources"][kind]["memory"] == of_chart[kind]["memory"]
+        assert SIDECAR["resources"][kind]["memory"] == of_chart.container["resources"][kind]["memory"]
+    seconds = "terminationGracePeriodSeconds"
+    assert TEMPLATE["spec"][seconds] == of_chart.pod_template["spec"][seconds]
 
 
 @pytest.fixture
