@@ -165,7 +165,9 @@ class TestCommand:
 
     def test_for_people_who_give_too_little_memory_for_a_way(self, capsys: pytest.CaptureFixture[str]) -> None:
         shown = self.compared(capsys, "--simulate-samples", "256", "--memory", "1%")
-        assert "left out: redox K=64: 1.0% of what is simulated holds no chunk; give more memory" in shown
+        last = shown.splitlines()[-1]
+        assert last.startswith("left out: memory that holds no chunk (redox K=64 at 1, 2%)"), last
+        assert last.endswith("; give more memory, or --simulate-samples more"), last
         for text in (
             "drain K=8",
             "cheapest, of 1 to 1,000 epochs",
@@ -174,6 +176,24 @@ class TestCommand:
             "memory at 1, 2, 5, 10, 15, 20, 35, 50, 100%",
         ):
             assert text in shown
+
+    def test_of_fewer_samples_than_a_chunk_has(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["cost", "--samples", "20", "--memory", "50%", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        found = [each["way"] for each in answer["ways"]]
+        assert found == [name for name, way in WAYS.items() if way.chunk_size <= 8]
+        assert answer["left_out"] == [
+            "chunks of more than 20 samples (exact K=64, redox K=64)",
+            "memory that holds no chunk (drain K=8 at 5, 10, 15, 20, 35%; drain K=16 at 5, 10, 15, 20, 35, 50%)",
+        ]
+
+    def test_of_two_samples(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """A tenth of them, the default, would be none: one is held."""
+        assert main(["cost", "--samples", "2"]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[0].startswith("2 samples, 200 kB; 50.0% of them in memory")
+        left_out = "chunks of more than 2 samples (exact K=8, exact K=64, drain K=8, drain K=16, redox K=64)"
+        assert [line for line in shown if "left out" in line] == [f"left out: {left_out}"]
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

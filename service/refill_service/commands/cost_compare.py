@@ -37,6 +37,7 @@ _OPTIONS = {
     "concurrency": StoreTerms().concurrency,
     "simulate_samples": 8192,
 }
+_MORE = "; give more memory, or --simulate-samples more"
 _ORDERS = ("any_order", "order_kept")
 _FROM = {"epochs": "from_epochs", "sample_bytes": "from_bytes", "memory": "from_fraction"}
 """What the lines cross by, and how JSON names the place."""
@@ -105,22 +106,44 @@ def compare(args: argparse.Namespace) -> int:
         if getattr(args, name) not in (None, False):
             raise InvalidInput(f"--{name.replace('_', '-')} is of one run; leave it out, or --samples, which compares")
     run = _run_of(args)
+    ways = [name for name in WAYS if not _is_chunk_too_large(name, run)]
     by_memory: dict[ComparedRun, list[Line]] = {}
-    left_out: list[str] = []
+    no_room: dict[str, list[float]] = {}
+    """Ways, and the parts of the dataset in which there is no room for a chunk."""
     with ProcessPoolExecutor(2) as pool:
-        simulated = [(each, name, pool.submit(line_of, name, each)) for each in with_memory_parts(run) for name in WAYS]
+        simulated = [(each, name, pool.submit(line_of, name, each)) for each in with_memory_parts(run) for name in ways]
         for each, name, line in simulated:
             try:
                 by_memory.setdefault(each, []).append(line.result())
             except MemoryTooSmall:
-                left_out.append(f"{name}: {each.memory_fraction:.1%} of what is simulated holds no chunk")
+                no_room.setdefault(name, []).append(each.memory_fraction)
+    left_out = _left_out(run, no_room)
     if args.json:
         print(json.dumps(_found(run, by_memory) | {"left_out": left_out}))
     else:
         _print(run, by_memory)
-        for text in left_out:
-            print(f"left out: {text}; give more memory, or --simulate-samples more")
+        if left_out:
+            print(f"left out: {', and '.join(left_out)}{_MORE if run.simulated < run.num_samples else ''}")
     return 0
+
+
+def _left_out(run: ComparedRun, no_room: dict[str, list[float]]) -> list[str]:
+    """A text for each reason."""
+    found = []
+    if larger := [name for name in WAYS if _is_chunk_too_large(name, run)]:
+        found.append(f"chunks of more than {run.simulated} samples ({', '.join(larger)})")
+    if no_room:
+        places = (f"{name} at {_percent(parts)}" for name, parts in no_room.items())
+        found.append(f"memory that holds no chunk ({'; '.join(places)})")
+    return found
+
+
+def _is_chunk_too_large(name: str, run: ComparedRun) -> bool:
+    return WAYS[name].chunk_size > run.simulated
+
+
+def _percent(parts: Sequence[float]) -> str:
+    return f"{', '.join(f'{100 * part:.3g}' for part in parts)}%"
 
 
 def _run_of(args: argparse.Namespace) -> ComparedRun:
@@ -136,10 +159,11 @@ def _run_of(args: argparse.Namespace) -> ComparedRun:
             raise InvalidInput(f"--{name.replace('_', '-')} must be more than 0")
     sample_bytes = size_of("--sample-bytes", given.sample_bytes)
     data_bytes = args.samples * sample_bytes
+    least = 1 / args.samples if args.memory is None else 0.0  # a tenth of a few samples is none
     return ComparedRun(
         num_samples=args.samples,
         sample_bytes=sample_bytes,
-        memory_fraction=min(1.0, memory_bytes_of(given.memory, data_bytes) / data_bytes),
+        memory_fraction=min(1.0, max(least, memory_bytes_of(given.memory, data_bytes) / data_bytes)),
         epochs=args.epochs,
         nodes=args.nodes,
         vm_hour=args.vm_price or 0.0,
@@ -250,5 +274,5 @@ def _print(run: ComparedRun, by_memory: dict[ComparedRun, list[Line]]) -> None:
     print()
     print(
         f"sizes are looked at from {bytes_text(SAMPLE_SIZES[0])} to {bytes_text(SAMPLE_SIZES[-1])}, memory at "
-        f"{', '.join(f'{100 * each.memory_fraction:.3g}' for each in by_memory)}%; times are floors"
+        f"{_percent([each.memory_fraction for each in by_memory])}; times are floors"
     )

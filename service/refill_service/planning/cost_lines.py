@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -115,6 +116,8 @@ class Way:
     on_disk: bool = False
     """Whether each machine has a disk for it: of the whole dataset, or of its cache if it fetches."""
     in_memory: bool = False
+    chunk_size: int = 1
+    """Samples that are read together; a dataset that has fewer is not read in this way."""
 
 
 @dataclass(frozen=True)
@@ -261,11 +264,15 @@ WAYS = {
         Way("copied to disks", True, _copied, lists=True, on_disk=True),
         Way("DELI 50/50", True, _deli, lists=True, fetches=True, on_disk=True),
         Way("exact, never", True, _exact("never", 1), in_memory=True),
-        Way("exact K=8", True, _exact("rolling", 8), in_memory=True),
-        Way("exact K=64", True, _exact("rolling", 64), in_memory=True),
-        Way("drain K=8", False, _redirected("drain", 8), in_memory=True),
-        Way("drain K=16", False, _redirected("drain", 16), in_memory=True),
-        Way("redox K=64", False, _redirected("redox", 64), in_memory=True),
+        *(
+            Way(f"{name} K={chunk_size}", keeps_order, simulate(chunk_size), in_memory=True, chunk_size=chunk_size)
+            for name, keeps_order, simulate, chunk_sizes in (
+                ("exact", True, partial(_exact, "rolling"), (8, 64)),
+                ("drain", False, partial(_redirected, "drain"), (8, 16)),
+                ("redox", False, partial(_redirected, "redox"), (64,)),
+            )
+            for chunk_size in chunk_sizes
+        ),
     )
 }
 
