@@ -31,9 +31,10 @@ from shaped_network import LinkSpeed, ShapedNetwork
 
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.epoch_order import KeyedTraces
 from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
 from refill_service.planning.loop_clock import FetchService, LoopClock
-from refill_service.planning.ordered_reads import EpochReads, OrderedRun, keyed_orders, simulate_orders
+from refill_service.planning.ordered_reads import EpochReads, OrderedRun, simulate_orders
 from refill_service.settings import Settings
 
 STORE_MBIT = 200
@@ -128,16 +129,17 @@ def predicted(contender: Contender, link: LinkSpeed) -> EpochReads:
     )
     run = OrderedRun(
         NUM_SAMPLES,
-        int(NUM_SAMPLES * MEMORY),
+        int(NUM_SAMPLES * MEMORY / NUM_PODS),
         contender.chunk_size,
-        num_pods=1,  # there is one rank
+        num_pods=NUM_PODS,
         batch_size=BATCH,
         eviction=contender.settings.get("eviction", "rolling"),
         read_ahead=1 / 32 if contender.policy == "exact" else 0.0,
         clock=LoopClock(ahead=2 * WORKERS, svc=service, link=rate),
         policy=contender.policy,
     )
-    return list(simulate_orders(run, keyed_orders(run, EPOCHS), SHOWN + 1))[SHOWN]
+    orders = [KeyedTraces(NUM_SAMPLES, 1, seed=0, epoch=epoch) for epoch in range(EPOCHS)]
+    return list(simulate_orders(run, orders, SHOWN + 1))[SHOWN]
 
 
 class Bed:

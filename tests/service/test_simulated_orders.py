@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from tests.cache_core.portable_order import PortableRandom
 
+from refill_service.cache_core.epoch_order import KeyedTraces
 from refill_service.cli import main
 from refill_service.planning.loop_clock import FetchService
+from refill_service.planning.ordered_reads import OrderedRun, simulate_orders
 
 VARIANT = pytest.mark.variant
 
@@ -49,6 +51,14 @@ def test_the_exact_answers_of_the_earliest_use(
     assert column(found, "gets") == column(found, "misses") == gets
     assert column(found, "samples_read") == [each * chunk_size for each in gets]
     assert column(found, "hits") == [2048 - each for each in gets]
+
+
+def test_one_rank_reads_from_several_pods() -> None:
+    orders = [KeyedTraces(600, 1, seed=1, epoch=epoch) for epoch in range(3)]
+    run = OrderedRun(600, memory_samples=40, num_pods=3, batch_size=16, eviction="never")
+    first, second = simulate_orders(run, orders, 2)
+    assert (first.gets, second.gets) == (600, 600 - 3 * 40), "each pod has memory for 40"
+    assert (second.hits, second.misses) == (3 * 40, 600 - 3 * 40)
 
 
 def test_an_order_of_any_length(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

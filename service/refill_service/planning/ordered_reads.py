@@ -49,7 +49,7 @@ READ_ONE_BY_ONE = ("never", "fifo", "lru", "importance")
 
 @dataclass(frozen=True)
 class OrderedRun:
-    """What to simulate; one rank for each pod."""
+    """What to simulate. There are as many ranks as the orders have: of :func:`keyed_orders` one for each pod."""
 
     num_samples: int
     memory_samples: int
@@ -234,7 +234,8 @@ def simulate_orders(
 ) -> Iterator[EpochReads]:
     """What each epoch reads; this epoch and the next are known.
 
-    :param orders: of each epoch, for as many ranks as there are pods; there may be more than are run.
+    :param orders: of each epoch, for its ranks; there may be more than are run. With private caches there are as many
+        ranks as pods.
     :param losses: of each epoch and rank, for eviction ``importance``: after each batch its samples are ranked by them.
     :param progress: called now and then with (requests made, all requests).
     :param drawn: draws each epoch when it begins, of eviction ``importance`` with one cache; then there are neither
@@ -305,13 +306,13 @@ class _Cluster:
         self._owners: list[LocalOwner] = []
         self._draw(0)
         self._timed = TimedEpochs(run.clock, run.batch_size) if run.clock and run.clock.reads_take_time else None
-        num_pods = orders[0].num_ranks
+        num_pods, num_ranks = 1 if run.private else run.num_pods, orders[0].num_ranks
         layout = ChunkLayout(np.array([0, run.num_samples], dtype=np.int64), run.read_size)
         make: Callable[..., LocalOwner] = self._timed.owner if self._timed else LocalOwner
-        self._owners = [self._owner(make, layout, pod, num_pods) for pod in range(num_pods)]
+        self._owners = [self._owner(make, layout, pod, num_pods, num_ranks) for pod in range(num_pods)]
         bounds = layout.owner_bounds(num_pods)
         self._homes: list[HomeMachine[int]] = [
-            HomeMachine(pod, bounds, run.remote_memory_samples) for pod in range(num_pods)
+            HomeMachine(rank % num_pods, bounds, run.remote_memory_samples) for rank in range(num_ranks)
         ]
         self._misses: list[int] = []
         """Of each rank, in the running epoch."""
@@ -384,7 +385,9 @@ class _Cluster:
         ]
         return replace(found, load_seconds=max(loading), run_seconds=max(running))
 
-    def _owner(self, make: Callable[..., LocalOwner], layout: ChunkLayout, pod: int, num_pods: int) -> LocalOwner:
+    def _owner(
+        self, make: Callable[..., LocalOwner], layout: ChunkLayout, pod: int, num_pods: int, num_ranks: int
+    ) -> LocalOwner:
         share = layout.share(pod, num_pods)
         run, kept = self._run, self._run.policy == "exact"
         own: dict[str, Any] = {"refill": run.refill} if run.policy == "redox" else {}
@@ -397,7 +400,7 @@ class _Cluster:
             run.policy,
             AbstractMapping(share, min(in_memory, share.num_chunks), run.group_order),
             self._orders,
-            num_pods,
+            num_ranks,
             np.ones(share.num_samples, dtype=np.int64),
             run.memory_samples,
             window=run.window,
