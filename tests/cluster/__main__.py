@@ -187,9 +187,12 @@ class _Trial:
                 self._failed += 1
                 return self._add(Row(event.says, f"**failed**: {failure}"))
 
-        tables = Soak(self._cluster, ranks, do, self._given.out).run(events, self._given.soak_minutes, self._given.seed)
-        print()
-        self._failed += not report(tables)
+        soak = Soak(self._cluster, ranks, do, self._given.out)
+        try:
+            soak.run(events, self._given.soak_minutes, self._given.seed)
+        finally:
+            print()
+            self._failed += not report(soak.keep())
 
     def _event(self, event: Event, ranks: Ranks) -> Row:
         given = self._given

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.cluster.cluster import Cluster, Failed
 from tests.cluster.events import Event
 from tests.cluster.memory import memory_of
-from tests.cluster.ranks import RANKS, Ranks, RanksEnded, rank_pod
+from tests.cluster.ranks import RANKS, Ranks, rank_pod
 from tests.cluster.rows import Row
 from tests.cluster.soak_files import Done, Epoch, InMemory, Tables, rates_of
 from tests.cluster.soak_report import plot
@@ -42,8 +42,8 @@ class Soak:
         self._memory: list[InMemory] = []
         self._enough = threading.Event()
 
-    def run(self, events: list[Event], minutes: float, seed: int) -> Tables:
-        """Returns what there is when time is up, or when nothing is left to look at. Interrupted, it keeps that."""
+    def run(self, events: list[Event], minutes: float, seed: int) -> None:
+        """Until time is up. Raises :class:`RanksEnded` when nothing is left to look at."""
         draw = random.Random(seed)
         self._began = time.time()
         until = self._began + 60 * minutes
@@ -58,21 +58,18 @@ class Soak:
                 self._done.append(
                     Done(began - self._began, ended - self._began, event.says, row.exact, longest, row.said)
                 )
-                self._keep()
+                self.keep()
                 time.sleep(max(0.0, min(until, began + 60) - time.time()))
-        except RanksEnded as ended_ranks:
-            print(f"\nthe soak ended early: {ended_ranks}")
         finally:
             self._enough.set()
             looking.join(timeout=60)
-            tables = self._keep()
-            plot(tables, self._folder / "soak.svg")
-        return tables
+            plot(self.keep(), self._folder / "soak.svg")
 
-    def _keep(self) -> Tables:
+    def keep(self) -> Tables:
+        """Writes what there is until now."""
         self._folder.mkdir(parents=True, exist_ok=True)
         epochs = [
-            Epoch(epoch, self._ranks.wrong_in(epoch), self._ranks.receipts.get(epoch, "not asked for yet"))
+            Epoch(epoch, self._ranks.wrong_in(epoch), self._ranks.receipts.get(epoch, ""))
             for epoch in range(self._ranks.finished())
         ]
         rates = rates_of(self._ranks.came_at(), self._began, time.time())

@@ -40,6 +40,7 @@ class Epoch(NamedTuple):
     epoch: int
     wrong: str
     receipt: str
+    """Empty: it has not come yet."""
 
 
 class Rate(NamedTuple):

@@ -94,7 +94,7 @@ def is_denied(receipt: str) -> bool:
 
 
 def _is_gone(receipt: str) -> bool:
-    return receipt != "exact" and not is_denied(receipt)
+    return receipt not in ("", "exact") and not is_denied(receipt)
 
 
 def _yes(is_true: bool) -> str:

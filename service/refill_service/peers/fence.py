@@ -15,7 +15,7 @@ from typing import Any
 
 from refill.errors import PodRecovering, PodReplaced, PodUnreachable, RefillError
 from refill.protocol.pod_life import PodLife
-from refill_service.cache_core.pod_lives import Announced, PodLives
+from refill_service.cache_core.pod_lives import LEASE_SECONDS, Announced, PodLives
 from refill_service.peers.job_peers import PATIENCE_SECONDS
 from refill_service.peers.lease_clock import lease_time
 from refill_service.peers.peers import Peers
@@ -91,7 +91,8 @@ class Fence:
         self.check_not_replaced()
         if not self.lives.is_confirmed(lease_time()):
             raise PodUnreachable(
-                f"pod {self.lives.ordinal} reaches no pod, not even itself by its name: it may have been replaced",
+                f"pod {self.lives.ordinal} may have been replaced: no pod has said otherwise within "
+                f"{LEASE_SECONDS:g} s, not even itself by its name. It reaches none, or has no processor to ask with",
                 pod=self.lives.ordinal,
             )
 
