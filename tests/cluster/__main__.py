@@ -77,6 +77,8 @@ def main() -> int:
         parser.error(f"{given.values} has tokens or TLS: --client-secret is needed, with what ranks show and trust")
     values = {"insecure": not secured, **values, "replicas": _PODS}
     chosen = [event for event in EVENTS if not given.only or event.name in given.only.split(",")]
+    if given.soak_minutes and not SOAKED & {event.name for event in chosen}:
+        parser.error(f"--only {given.only}: a soak does {', '.join(sorted(SOAKED))}")
     return _Trial(Cluster(given.namespace, values), values, given).run(chosen)
 
 
@@ -169,13 +171,17 @@ class _Trial:
             ranks.until_finished(1)
             self._add(Row("nothing, for an epoch", self._exactness(ranks, 0, 0), 0.0, *self._stalls(ranks, quiet)))
             if self._given.soak_minutes:
-                self._soak([event for event in events if event.name in SOAKED], ranks)
+                self._soak([event for event in events if event.name in self._soaked()], ranks)
             else:
                 for event in events:
                     self._event(event, ranks)
             self._note_memory()
         finally:
             ranks.end()
+
+    def _soaked(self) -> set[str]:
+        without = {"dns": self._given.dns_off, "api": self._given.api_off}
+        return SOAKED - {name for name, command in without.items() if not command}
 
     def _soak(self, events: list[Event], ranks: Ranks) -> None:
         def do(event: Event) -> Row:

@@ -131,7 +131,7 @@ def node_lost(cluster: Cluster, options: Options) -> None:
 
 EVENTS = [
     Event("delete", "`kubectl delete pod`", delete),
-    Event("forced", "the same with `--force --grace-period=0`", forced),
+    Event("forced", "`kubectl delete pod --force --grace-period=0`", forced),
     Event("rolling", "rolling update of 3 pods by a changed value", rolling),
     Event("rollback", "`helm rollback`, 3 pods", rolled_back),
     Event("scale", "`kubectl scale` by one more, and back", kubectl_scale),

@@ -23,7 +23,7 @@ from tests.cluster.soak_report import plot
 
 __all__ = ["SOAKED", "Soak"]
 
-SOAKED = ("delete", "forced", "rolling", "rollback", "scale", "drain", "all", "dns", "api")
+SOAKED = {"delete", "forced", "rolling", "rollback", "scale", "drain", "all", "dns", "api"}
 """Events that leave things as they were, in about a minute."""
 _MEMORY_SECONDS = 15
 
@@ -42,24 +42,31 @@ class Soak:
         self._memory: list[InMemory] = []
         self._enough = threading.Event()
 
-    def run(self, events: list[Event], minutes: float, seed: int) -> None:
+    def run(self, events: list[Event], minutes: float, seed: int, pause_seconds: float = 60) -> None:
         """Until time is up. Raises :class:`RanksEnded` when nothing is left to look at."""
         draw = random.Random(seed)
         self._began = time.time()
         until = self._began + 60 * minutes
         looking = threading.Thread(target=self._look, daemon=True)
         looking.start()
+        left = list(events)
         try:
             while (began := time.time()) < until:
-                event = draw.choice(events)
+                if not left:
+                    raise Failed(f"this cluster can do none of {', '.join(event.name for event in events)}")
+                event = draw.choice(left)
                 row = self._do(event)
+                if row.exact.startswith("skipped"):
+                    left.remove(event)  # until another one was done: a rollback needs something to go back from
+                    continue
+                left = list(events)
                 longest = row.longest_seconds or 0.0
                 ended = time.time()
                 self._done.append(
                     Done(began - self._began, ended - self._began, event.says, row.exact, longest, row.said)
                 )
                 self.keep()
-                time.sleep(max(0.0, min(until, began + 60) - time.time()))
+                time.sleep(max(0.0, min(until, began + pause_seconds) - time.time()))
         finally:
             self._enough.set()
             looking.join(timeout=60)

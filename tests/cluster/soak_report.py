@@ -116,7 +116,8 @@ def plot(tables: Tables, path: Path) -> None:
             above.axvspan(each.began / 60, each.ended / 60, color=colour, alpha=0.35, linewidth=0, label=label)
     above.plot([rate.began / 60 for rate in rates], [rate.samples_a_second for rate in rates], "k", linewidth=0.6)
     above.set_ylabel("samples a second, both ranks")
-    above.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, fontsize="small")
+    if done:
+        above.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, fontsize="small")
     for n, pod in enumerate(sorted({each.pod for each in memory})):
         of_pod = [each for each in memory if each.pod == pod]
         for life in dict.fromkeys(each.life for each in of_pod):
@@ -126,12 +127,11 @@ def plot(tables: Tables, path: Path) -> None:
                 [each.now_bytes / 1e6 for each in of_life],
                 color=_COLOURS[n % len(_COLOURS)],
                 linewidth=0.8,
-                marker=".",
-                markersize=2,
                 label=pod if life == of_pod[0].life else None,
             )
     below.set_ylabel("memory by cgroup, page cache and all, MB")
-    below.legend(loc="upper right", ncols=5, fontsize="small")
+    if memory:
+        below.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=6, fontsize="small")
     below.set_xlabel("minutes; a colour: from the beginning of an event to the end of an epoch after it")
     for row in (above, below):
         row.set_ylim(bottom=0)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from tests.cluster.cluster import Failed
+from tests.cluster.events import Event
 from tests.cluster.ranks import Batch
+from tests.cluster.rows import Row
+from tests.cluster.soak import Soak
 from tests.cluster.soak_files import Done, Epoch, InMemory, Rate, Tables, rates_of
 from tests.cluster.soak_report import plot, report
 
@@ -60,3 +65,36 @@ def test_it_is_judged(tables: Tables, good: bool, says: str, capsys: pytest.Capt
 def test_samples_are_counted_in_whole_steps() -> None:
     batches = [Batch(99.0, 7), Batch(100.0, 64), Batch(104.9, 64), Batch(105.0, 10), Batch(112.0, 3)]
     assert rates_of(batches, 100.0, 113.0) == [Rate(0.0, 128 / 5), Rate(5.0, 2.0)]
+
+
+class _NoRanks:
+    """Of a cluster in which nothing runs."""
+
+    receipts: ClassVar[dict[int, str]] = {}
+
+    def finished(self) -> int:
+        return 0
+
+    def came_at(self) -> list[Batch]:
+        return []
+
+
+class _NoCluster:
+    def pods(self) -> dict[str, Any]:
+        return {}
+
+
+def test_what_a_cluster_can_not_do_is_drawn_again_when_something_else_was_done(tmp_path: Path) -> None:
+    """And a soak in which nothing can be done ends, with what there is."""
+    events, told = [Event(name, name, lambda cluster, options: None) for name in "ab"], list[str]()
+
+    def do(event: Event) -> Row:
+        told.append(event.name)
+        return Row(event.says, "skipped: it can't" if event.name == "a" or len(told) > 5 else "yes")
+
+    soak = Soak(_NoCluster(), _NoRanks(), do, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(Failed, match="can do none of a, b"):
+        soak.run(events, minutes=1e9, seed=3, pause_seconds=0)
+    assert {"a", "b"} == set(told[:-2])
+    assert set(told[-2:]) == {"a", "b"}
+    assert {done.event for done in Tables.read(tmp_path).done} == {"b"}
