@@ -49,7 +49,7 @@ async def _nothing() -> Any:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-@pytest.mark.parametrize("status", [200, 204, 410])
+@pytest.mark.parametrize("status", [200, 204, 410, 500])
 def test_a_client_does_not_hear_that_it_was_done_or_is_over(method: str, status: int) -> None:
     found, body = asyncio.run(_answered(method, status))
     assert found == 503

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from refill.errors import PodReplaced, RefillError
+from refill.errors import PodReplaced, PodUnreachable, RefillError
 from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill_service.peers.fence import Fence
 from refill_service.peers.lease_clock import lease_time
@@ -19,7 +19,7 @@ from refill_service.serving.request_guard import wire_answer
 __all__ = ["ANNOUNCEMENTS", "LifeCheck"]
 
 ANNOUNCEMENTS = "/peer/v1/lives/"
-_COME_AGAIN = 500
+_COME_AGAIN = PodUnreachable.status
 
 
 class LifeCheck:
@@ -54,7 +54,7 @@ class LifeCheck:
 
         async def answer(message: Message) -> None:
             nonlocal was_refused
-            if confirms and message["type"] == "http.response.start" and message["status"] < _COME_AGAIN:
+            if confirms and message["type"] == "http.response.start" and message["status"] != _COME_AGAIN:
                 try:
                     await self._fence.confirm()
                 except RefillError as error:
