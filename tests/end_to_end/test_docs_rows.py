@@ -26,7 +26,7 @@ ROWS = {
             "client/test_decoders.py::test_bytes_that_can_not_be_decoded_are_named",
         ],
         "`JournalUnwritable`": [
-            "service/test_journal.py::test_nothing_is_delivered_while_a_wrong_journal_can_not_be_removed"
+            "service/test_journal_writes.py::test_nothing_is_delivered_while_a_wrong_journal_can_not_be_removed"
         ],
         "`StoreUnavailable`, `StoreDenied`, `DatasetNotFound`": [
             "integration/test_last_error.py::test_a_store_that_hangs_is_blamed",
@@ -69,7 +69,7 @@ ROWS = {
             "integration/test_last_error.py::test_a_store_that_hangs_is_blamed"
         ],
         "`JournalUnwritable: the journal in PATH can be neither written nor removed (...)`": [
-            "service/test_journal.py::test_nothing_is_delivered_while_a_wrong_journal_can_not_be_removed"
+            "service/test_journal_writes.py::test_nothing_is_delivered_while_a_wrong_journal_can_not_be_removed"
         ],
         "`JobLost`": ["integration/test_idle_jobs.py::test_it_ends_on_every_pod_and_leaves_nothing"],
         "`RankTaken: process P on HOST calls itself rank R ..., and process Q on HOST is that rank since ...`": [
