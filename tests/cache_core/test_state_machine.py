@@ -54,7 +54,7 @@ def shape_of(**settings: object) -> Shape:
     return Shape(**usual | settings)  # type: ignore[arg-type]
 
 
-# Where the client was wrong and not the core, its tests have it, too (tests/client/test_delivery_record.py).
+# Where the client was wrong and not the core, its tests have it, too (tests/client/test_delivery_record_*.py).
 FOUND: dict[str, tuple[Shape, list[Fact]]] = {
     "a pod that nobody had asked in the first epoch opened the second before all ranks had entered the first": (
         shape_of(blobs=(3,), chunk_size=1, policy="exact", window=0, remote_bytes=2000, drop_last=True, seed=37335),
