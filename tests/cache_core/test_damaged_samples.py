@@ -45,7 +45,7 @@ def test_a_receipt_tells_what_came_from_what_was_damaged() -> None:
     assert found.ranks == {0: 8, 1: 9}
 
 
-def test_a_rank_that_told_two_homes_counts_once() -> None:
+def test_a_rank_that_reported_to_two_homes_counts_once() -> None:
     found = WHOLE.with_damaged([{0: 2}, {0: 1}], [[3, 4], [4]])
     assert (found.delivered, found.damaged, found.damaged_samples) == (18, 2, (3, 4))
 

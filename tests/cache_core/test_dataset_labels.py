@@ -83,7 +83,7 @@ def summary_of(labels: np.ndarray, pieces: int = 3) -> dataset_labels.LabelSumma
     return counts.summary()
 
 
-def test_the_order_is_told() -> None:
+def test_an_order_by_class_is_recognised() -> None:
     labels = np.repeat(np.arange(10), 200)
     stored = summary_of(labels)
     assert (stored.classes, stored.least, stored.most, stored.item_bytes) == (10, 200, 200, 1)

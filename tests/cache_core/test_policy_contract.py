@@ -168,7 +168,7 @@ class Shell:
         answers: Answers = self.core.requested(rank, asked)
         self.calls.append(answers.samples.tolist())
         repeated = np.zeros(len(asked), dtype=bool) if answers.repeated is None else answers.repeated
-        assert repeated.tolist() == [sample in before for sample in asked.tolist()], "repeats are not told as such"
+        assert repeated.tolist() == [sample in before for sample in asked.tolist()], "repeats are not marked as such"
         self.enter(asked, answers.samples)
         self.waiting |= set(answers.samples.tolist())
         self.deliver()
@@ -211,7 +211,7 @@ class Shell:
         self.core = self.new_core((asked, samples))
         self.bytes_here, self.under_way, self.waiting, self.damaged = set(), [], set(), set()
         found = dict(zip(*(ids.tolist() for ids in self.core.answered()), strict=True))
-        assert found == self.given, "what was answered before a restart is not what was told"
+        assert found == self.given, "what was answered before a restart is not what it answers afterwards"
         assert self.core.num_answered == len(self.given)
         self.carry_out(self.core.memory_changed(1500))
 

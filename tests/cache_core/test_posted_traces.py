@@ -76,7 +76,7 @@ def test_where_more_memory_is_of_no_use_the_most_positions_are_named() -> None:
         post(posted_of(1 << 40), 0, 0, 3 * SAMPLES)
 
 
-def test_what_is_told_again_after_a_restart_is_not_measured_as_a_first_epoch() -> None:
+def test_what_is_posted_again_after_a_restart_is_not_measured_as_a_first_epoch() -> None:
     posted = posted_of(2 * SAMPLES * POSITION * 4)
     with posted.arriving(SAMPLES):
         posted.put(7, 0, np.zeros(SAMPLES, dtype=np.int32))

@@ -54,8 +54,8 @@ def test_of_old_epochs_nothing_is_kept() -> None:
 def part_of(traces: ExplicitTraces, first: int, end: int, asked: list[int], repeats: int, **of: Any) -> dict[str, Any]:
     answered = np.array([sample for sample in asked if first <= sample < end], dtype=np.int64)
     receipt = receipt_of(answered, answered, first, end, traces)
-    told = {"receipt": receipt.to_dict(), "unused_ahead": {}, "repeats": repeats, "ran_before": False}
-    return told | {"draws": draws_of(traces, first, end)} | of
+    part = {"receipt": receipt.to_dict(), "unused_ahead": {}, "repeats": repeats, "ran_before": False}
+    return part | {"draws": draws_of(traces, first, end)} | of
 
 
 def test_a_receipt_counts_positions() -> None:

@@ -93,20 +93,20 @@ def test_what_one_worker_could_not_write_is_missed_at_once_and_while_others_go_o
     assert record.add(received(0, 0), record.num_reports())
 
     def reported_before(self: DeliveryRecord, error: OSError) -> None:
-        held.append(_is_locked(self))
+        locked.append(_is_locked(self))
         fails(self, error)
 
-    held: list[bool] = []
+    locked: list[bool] = []
     for epoch in range(4):
         with monkeypatch.context() as full:
             full.setattr(DeliveryRecord, "_not_complete", reported_before)
             full.setattr("refill.delivery_record.os.write", lambda file, data: 0)
             assert worker.add(received(epoch, 100), worker.num_reports())
-        assert held[0], "another process could have reported that all was there"
+        assert locked[0], "another process could have reported that all was there"
         assert not reported(record)[1]
         assert record.add(received(epoch, 4 + 4 * epoch), record.num_reports())
         assert since(record) == epoch + 2
-        held.clear()
+        locked.clear()
 
 
 def _is_locked(record: DeliveryRecord) -> bool:

@@ -87,7 +87,7 @@ def test_a_training_process_that_ends_takes_it_away_after_its_workers(tmp_path: 
     assert list(tmp_path.glob("refill-*")) == []
 
 
-def add_as_an_orphan(record: DeliveryRecord, folder: Path, said: Connection) -> None:
+def add_as_an_orphan(record: DeliveryRecord, folder: Path, answers: Connection) -> None:
     while os.getppid() == record.made_in:
         time.sleep(0.01)
     shutil.rmtree(folder)
@@ -96,15 +96,15 @@ def add_as_an_orphan(record: DeliveryRecord, folder: Path, said: Connection) -> 
     handler.emit = lambda entry: messages.append(entry.getMessage())  # type: ignore[method-assign]
     logging.getLogger("refill.delivery_record").addHandler(handler)
     record.add(received(0, 8), record.num_reports())
-    said.send((messages, folder.exists()))
+    answers.send((messages, folder.exists()))
 
 
-def be_killed_with_a_worker(folder: Path, said: Connection) -> None:
+def be_killed_with_a_worker(folder: Path, answers: Connection) -> None:
     record = DeliveryRecord()
     record.add(received(0, 0), record.num_reports())
     (folder,) = folder.iterdir()
     multiprocessing.get_context("fork").Process(
-        target=add_as_an_orphan, args=(record, folder, said), daemon=True
+        target=add_as_an_orphan, args=(record, folder, answers), daemon=True
     ).start()
     os.kill(os.getpid(), signal.SIGKILL)
 

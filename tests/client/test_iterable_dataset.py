@@ -65,7 +65,7 @@ def test_what_can_not_be_is_refused(pod: FakePod) -> None:
 
 
 def test_a_worker_that_is_resumed_says_which_positions_it_had(pod: FakePod, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pods of another number would deal them again, if it told that it had received nothing."""
+    """Pods of another number would deal them again, if it reported that it had received nothing."""
     samples = iter(iterable_of(pod))
     for _ in range(10):
         next(samples)

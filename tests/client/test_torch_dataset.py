@@ -132,8 +132,8 @@ def test_without_a_batch_size_each_sample_is_a_request_which_is_warned_of_once(
     loader = DataLoader(dataset, batch_size=None, sampler=EpochSampler(dataset))
     with pytest.warns(UserWarning, match="a request of its own, .* give the DataLoader a batch_size") as warned:
         assert len(list(loader)) == NUM_SAMPLES
-    said = [str(each.message) for each in warned]  # also what is told of other tests' rubbish
-    assert sum("a request of its own" in text for text in said) == 1, said
+    warnings = [str(each.message) for each in warned]  # others may be of what other tests left behind
+    assert sum("a request of its own" in text for text in warnings) == 1, warnings
     assert len(pod.batches) == NUM_SAMPLES
 
 

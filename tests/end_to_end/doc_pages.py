@@ -43,9 +43,9 @@ def sources() -> str:
     """Everything that the docs speak of: code, chart, tests, and the names of their files."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
     files = [Path(name) for name in listed] or [path.relative_to(ROOT) for path in ROOT.glob("[a-z]*/**/*.*")]
-    told = [
+    texts = [
         (ROOT / path).read_text(errors="replace")
         for path in files
         if path.parts[0] != "docs" and path.suffix not in (".md", ".lock") and (ROOT / path).is_file()
     ]
-    return "\n".join([*map(str, files), *told])
+    return "\n".join([*map(str, files), *texts])

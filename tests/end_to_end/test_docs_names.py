@@ -45,8 +45,8 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_names_in_backticks_occur_in_the_code(page: Path) -> None:
     """Those that are somebody's for sure: with an underscore, or a capital within."""
     named = {word for span in spans(page) for word in re.findall(r"[A-Za-z_]\w+", span)}
-    told = {word for word in named if re.search(r"\w_\w|[a-z][A-Z]", word) and not word.lower().startswith("refill_")}
-    unknown = told - FOREIGN - _words()
+    ours = {word for word in named if re.search(r"\w_\w|[a-z][A-Z]", word) and not word.lower().startswith("refill_")}
+    unknown = ours - FOREIGN - _words()
     assert not unknown, f"{page.name} names {sorted(unknown)}, which no code does; FOREIGN is for names of others"
 
 

@@ -27,10 +27,10 @@ def test_the_readme_has_every_value() -> None:
         return set().union(*(leaves(inner, f"{path}.{name}".lstrip(".")) for name, inner in values.items()))
 
     text = (CHART / "values.yaml").read_text()
-    told = {value.path for value in chart_readme.values(text)}
+    documented = {value.path for value in chart_readme.values(text)}
     for leaf in leaves(yaml.safe_load(text), ""):
         parts = leaf.split(".")
-        assert any(".".join(parts[:many]) in told for many in range(1, len(parts) + 1)), leaf
+        assert any(".".join(parts[:many]) in documented for many in range(1, len(parts) + 1)), leaf
 
 
 def test_values_are_explained_by_the_comment_above_them() -> None:

@@ -208,11 +208,11 @@ def test_the_example_trains_on_two_ranks(three_pods: LocalCluster, tmp_path: Pat
         for rank in range(2)
     ]
     try:
-        told = [rank.communicate(timeout=150) for rank in ranks]
+        outputs = [rank.communicate(timeout=150) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], told
-    lines = "".join(out for out, _ in told)
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    lines = "".join(out for out, _ in outputs)
     counts = re.findall(r"rank (\d) epoch (\d): (\d+) samples", lines)
     assert sorted(counts) == [(rank, epoch, str(-(-NUM_TEST // 2))) for rank in "01" for epoch in "01"]

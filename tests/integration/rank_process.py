@@ -17,20 +17,20 @@ import refill
 from refill.errors import RefillError
 
 
-def main(told: dict[str, Any]) -> None:
-    dataset = refill.CacheDataset(told["url"], **told["arguments"])
+def main(settings: dict[str, Any]) -> None:
+    dataset = refill.CacheDataset(settings["url"], **settings["arguments"])
     sampler = refill.EpochSampler(dataset)
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=20,
         sampler=sampler,
         collate_fn=list,
-        num_workers=told["num_workers"],
-        multiprocessing_context=told["method"],
+        num_workers=settings["num_workers"],
+        multiprocessing_context=settings["method"],
     )
     training = refill.timed(loader, dataset)
-    if told.get("state") is not None:
-        training.load_state_dict(told["state"])
+    if settings.get("state") is not None:
+        training.load_state_dict(settings["state"])
     batches: Any = None
     for line in sys.stdin:
         try:

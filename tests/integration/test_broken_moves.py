@@ -22,7 +22,7 @@ from refill.pod_connection import PodConnection
 
 
 class Asleep:
-    """A rank whose process stands still: nothing looks after its home, or tells what it has received."""
+    """A rank whose process stands still: nothing looks after its home, or reports what it has received."""
 
     def __init__(self, ranks: Ranks, number: int) -> None:
         connection = ranks.ranks.pop(number)
@@ -81,7 +81,7 @@ def test_a_pod_that_is_not_wanted_any_more_gives_nothing(packed: Packed, tmp_pat
             old.wait()
 
 
-def test_a_rank_that_tells_nothing(packed: Packed, tmp_path: Path) -> None:
+def test_a_rank_that_reports_nothing(packed: Packed, tmp_path: Path) -> None:
     """It may have had samples that nobody knows of: the job does not go on as if it had not."""
     job = settings_of(packed[0], world_size=2)
     with cluster_of(tmp_path, 2, journal=True, recovery_seconds=2) as cluster:
@@ -125,14 +125,14 @@ def test_a_move_that_is_taken_back(packed: Packed, tmp_path: Path) -> None:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
         asleep = Asleep(ranks, 1)
-        (told,) = ranks.ranks
-        told.timeout_seconds = 2
+        (awake,) = ranks.ranks
+        awake.timeout_seconds = 2
         cluster.scale(3)
         with pytest.raises(PodRecovering, match="rank 1"):
-            told.batch(0, np.arange(100, 120))
+            awake.batch(0, np.arange(100, 120))
         cluster.scale(2)
-        told.timeout_seconds = 60
-        ranks.ranks = [asleep.wake(), told]
+        awake.timeout_seconds = 60
+        ranks.ranks = [asleep.wake(), awake]
         for rank in ranks.ranks:
             threading.Thread(target=ranks._ask, args=(rank, 0, 100, 120)).start()
             time.sleep(1)

@@ -66,12 +66,12 @@ def unchanged(pod: LocalCluster, packed: Packed) -> Iterator[str]:
 
 def state(url: str) -> Any:
     """All that requests can change, without what they may: counts of exact reads, and time that clients waited."""
-    counts = httpx.get(f"{url}/v1/jobs/before/epochs/0").json()["total"]
-    told = {name: counts[name] for name in ("takes", "misses", "bytes_read", "delivered_bytes", "batches")}
+    total = httpx.get(f"{url}/v1/jobs/before/epochs/0").json()["total"]
+    counts = {name: total[name] for name in ("takes", "misses", "bytes_read", "delivered_bytes", "batches")}
     resident = {labels["kind"]: held for labels, held in samples_of(url, "refill_resident_bytes")}
     of_time = ("idle_seconds", "ranks_alive")
     jobs = [{name: job[name] for name in job if name not in of_time} for job in httpx.get(f"{url}/v1/jobs").json()]
-    return jobs, told, resident
+    return jobs, counts, resident
 
 
 def settled(url: str) -> Any:

@@ -61,7 +61,7 @@ def _places_in_forms() -> Iterator[Any]:
 
 @pytest.fixture(params=FORMS)
 def begin(request: pytest.FixtureRequest, three_pods: LocalCluster, job: dict[str, Any]) -> Begin:
-    """Begins a process's loop anew: a loader that keeps its state, and what is told of epochs."""
+    """Begins a process's loop anew: a loader that keeps its state, and what has ``set_epoch``."""
 
     def make(batch_size: int = 32, **workers: Any) -> tuple[Any, Any]:
         kind: Any = StatefulDataLoader if "stateful" in request.param else DataLoader
@@ -128,7 +128,7 @@ def test_killed_ranks_go_on_from_their_last_checkpoints(
 
     def start(rank: int, stop_after: int, num_workers: int) -> tuple[ForkedProcess, IO[str], IO[str]]:
         arguments = arguments_of(job | settings | {"world_size": 2}) | {"rank": rank}
-        told = {
+        process_settings = {
             **form,
             "url": three_pods.pod_urls[rank],
             "arguments": arguments,
@@ -138,27 +138,27 @@ def test_killed_ranks_go_on_from_their_last_checkpoints(
             "log": str(tmp_path / f"{rank}.log"),
             "checkpoint": str(tmp_path / f"{rank}.checkpoint"),
         }
-        return start_rank(Path(__file__).with_name("training_process.py"), json.dumps(told))
+        return start_rank(Path(__file__).with_name("training_process.py"), json.dumps(process_settings))
 
     @contextlib.contextmanager
     def lives(*each: tuple[int, int]) -> Iterator[list[tuple[ForkedProcess, IO[str]]]]:
         """Of both ranks, by the batches after which it stops and its workers; killed in the end, with its workers."""
         started = [start(rank, stop_after, num_workers) for rank, (stop_after, num_workers) in enumerate(each)]
         try:
-            yield [(process, said) for process, _, said in started]
+            yield [(process, output) for process, _, output in started]
         finally:
-            for process, told, said in started:
+            for process, process_input, output in started:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # workers would wait for it for ever
                 process.wait()
-                told.close()
-                said.close()
+                process_input.close()
+                output.close()
 
     other_workers = 2 if form["stateful"] else 0
     for num_workers, stops in ((2, (8, 20)), (other_workers, (13, 5))):
         with lives(*((stop_after, num_workers) for stop_after in stops)) as ranks:
-            for _, said in ranks:
-                assert said.readline() == "stopped\n"
+            for _, output in ranks:
+                assert output.readline() == "stopped\n"
     with lives((-1, 2), (-1, 2)) as ranks:
         for process, _ in ranks:
             assert process.wait(90) == 0

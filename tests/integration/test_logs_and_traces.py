@@ -99,8 +99,8 @@ def test_a_batch_is_traced_across_pods(packed: Packed, tmp_path: Path) -> None:
 
         (batch,) = (span for span in mine.values() if span.name == "batch")
         assert batch.parent_span_id.hex() == "b7ad6b7169203331"
-        told = {attribute.key: attribute.value for attribute in batch.attributes}
-        assert told["refill.job"].string_value == "followed"
-        assert told["refill.positions"].int_value == 60
+        attributes = {attribute.key: attribute.value for attribute in batch.attributes}
+        assert attributes["refill.job"].string_value == "followed"
+        assert attributes["refill.positions"].int_value == 60
         at_both = {tuple(parents(span)) for span in mine.values() if span.name == "wait for chunks"}
         assert at_both == {("batch",), ("ask owner", "batch")}

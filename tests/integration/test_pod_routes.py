@@ -124,7 +124,7 @@ def test_an_epoch_far_beyond_the_running_one_is_refused(
                 ranks[0].post_trace(far, np.arange(length))
     for url in three_pods.pod_urls:
         (found,) = (each for each in httpx.get(f"{url}/v1/jobs").json() if each["spec"]["name"] == job["name"])
-        assert found["epoch"] == 7, f"{url} was told of another epoch"
+        assert found["epoch"] == 7, f"{url} takes it to be in another epoch"
     for epoch in (7, 12):
         if epoch == 12:  # all ranks leave out the same ones
             post(12)

@@ -353,7 +353,7 @@ def test_a_rank_whose_record_lacks_something_is_gone_on_without(packed: Packed, 
         ranks.ask(0, 0, ranks.length)
         ranks.check(0)
         found = receipt(cluster, job, 0)
-        assert (found["unknown"], found["missing"]) == (1, 0), "it told all, and nobody knows that"
+        assert (found["unknown"], found["missing"]) == (1, 0), "it reported all, and nobody knows that"
 
 
 def test_traces_of_an_epoch_that_every_rank_has_left_are_not_waited_for(packed: Packed, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_batch_of_which_nothing_is_left_has_another_sample(
     assert stand_in["__id__"] not in broken[1], "there was none before, and one that can be read is there"
 
 
-def test_what_can_t_be_decoded_is_skipped_and_told(dataset_of: Callable[..., CacheDataset]) -> None:
+def test_what_can_t_be_decoded_is_skipped_and_reported(dataset_of: Callable[..., CacheDataset]) -> None:
     dataset = dataset_of(decode={"bin": refuse_odd_lengths})
     ids = [
         i for batch in DataLoader(dataset, BATCH, sampler=EpochSampler(dataset), collate_fn=list) for i in ids_of(batch)

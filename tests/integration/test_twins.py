@@ -37,8 +37,8 @@ class Process:
     """See ``rank_process.py``."""
 
     def __init__(self, url: str, arguments: dict[str, Any], **more: Any) -> None:
-        told = {"url": url, "arguments": arguments, "num_workers": 0, "method": None} | more
-        command = [sys.executable, str(Path(__file__).with_name("rank_process.py")), json.dumps(told)]
+        settings = {"url": url, "arguments": arguments, "num_workers": 0, "method": None} | more
+        command = [sys.executable, str(Path(__file__).with_name("rank_process.py")), json.dumps(settings)]
         self._process = subprocess.Popen(
             command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -125,9 +125,9 @@ def rest_of(process: Process, ids: list[int]) -> list[int]:
     return ids
 
 
-def _asks_as_told(connection: PodConnection, pipe: Any) -> None:
-    while (told := pipe.recv()) is not None:
-        epoch, start, end = told
+def _answers_requests(connection: PodConnection, pipe: Any) -> None:
+    while (request := pipe.recv()) is not None:
+        epoch, start, end = request
         try:
             pipe.send(connection.batch(epoch, np.arange(start, end)).sample_ids.tolist())
         except RankTaken as error:
@@ -139,7 +139,7 @@ class Child:
 
     def __init__(self, connection: PodConnection, context: Any = FORK) -> None:
         self._pipe, there = context.Pipe()
-        self._process = context.Process(target=_asks_as_told, args=(connection, there))
+        self._process = context.Process(target=_answers_requests, args=(connection, there))
         self._process.start()
         self.pid: int = self._process.pid
 

@@ -22,26 +22,27 @@ import refill
 NUM_EPOCHS = 2
 
 
-def main(told: dict[str, Any]) -> None:
-    loader_settings = {"batch_size": told["batch_size"], "num_workers": told["num_workers"], "collate_fn": list}
-    kind: Any = StatefulDataLoader if told["stateful"] else DataLoader
-    if told["iterable"]:
-        dataset: Any = refill.CacheIterableDataset(told["url"], batch_size=told["batch_size"], **told["arguments"])
+def main(settings: dict[str, Any]) -> None:
+    loader_settings = {"batch_size": settings["batch_size"], "num_workers": settings["num_workers"], "collate_fn": list}
+    kind: Any = StatefulDataLoader if settings["stateful"] else DataLoader
+    if settings["iterable"]:
+        of_job = {"batch_size": settings["batch_size"], **settings["arguments"]}
+        dataset: Any = refill.CacheIterableDataset(settings["url"], **of_job)
         epochs, loader = dataset, refill.timed(kind(dataset, **loader_settings), dataset)
     else:
-        dataset = refill.CacheDataset(told["url"], **told["arguments"])
+        dataset = refill.CacheDataset(settings["url"], **settings["arguments"])
         epochs = refill.EpochSampler(dataset)
         loader = refill.timed(kind(dataset, sampler=epochs, **loader_settings), dataset)
     model = torch.nn.Linear(1, 1)
-    first_epoch, num_lines, checkpoint = 0, 0, Path(told["checkpoint"])
+    first_epoch, num_lines, checkpoint = 0, 0, Path(settings["checkpoint"])
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(saved["model"])
         loader.load_state_dict(saved["loader"])
         first_epoch, num_lines = saved["epoch"], saved["num_lines"]
     batches = 0
-    with Path(told["log"]).open("a") as log:
-        log.truncate(length_of_lines(Path(told["log"]), num_lines))
+    with Path(settings["log"]).open("a") as log:
+        log.truncate(length_of_lines(Path(settings["log"]), num_lines))
         for epoch in range(first_epoch, NUM_EPOCHS):
             epochs.set_epoch(epoch)
             for batch in loader:
@@ -52,7 +53,7 @@ def main(told: dict[str, Any]) -> None:
                     state = {"model": model.state_dict(), "loader": loader.state_dict()}
                     torch.save(state | {"epoch": epoch, "num_lines": num_lines}, checkpoint.with_suffix(".new"))
                     os.replace(checkpoint.with_suffix(".new"), checkpoint)
-                if batches == told["stop_after"]:
+                if batches == settings["stop_after"]:
                     print("stopped", flush=True)
                     sys.stdin.read()
 

@@ -46,8 +46,8 @@ def test_receipts_and_counts_outlive_the_job(packed: Packed, tmp_path: Path, jou
         assert pods.get(0, "/v1/jobs") == [], "looking at a job that has ended has registered it"
         with pytest.raises(InvalidInput, match=r"epoch 7 of job .* has not begun"):
             training.receipt(7)
-        (told,) = pods.get(1, "/v1/runs")
-        assert (told["job"], told["first_epoch"], told["last_epoch"]) == (training.spec.name, 0, 4)
+        (run,) = pods.get(1, "/v1/runs")
+        assert (run["job"], run["first_epoch"], run["last_epoch"]) == (training.spec.name, 0, 4)
         pods.kill(1)
         pods.start(1)
         assert counts_of(training.receipt(4, 1)) == EXACT, "a pod that was restarted has its neighbour's copy"

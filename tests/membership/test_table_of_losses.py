@@ -208,7 +208,8 @@ def test_a_pod_and_a_rank_of_which_it_was_the_home(packed: Packed, pods: PodsInP
 
 
 def test_the_files_of_a_rank_are_removed_under_it(packed: Packed, tmp_path: Path, journal: bool) -> None:
-    with PodsInProcess(3, tmp_path, journal=journal, recovery_seconds=1000) as pods:  # the rank has told what it can
+    # None of it is waited for: the rank has reported what it can.
+    with PodsInProcess(3, tmp_path, journal=journal, recovery_seconds=1000) as pods:
         _files_are_removed(begun(pods, packed), pods, journal)
 
 

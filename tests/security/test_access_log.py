@@ -107,8 +107,8 @@ try:
 except RuntimeError:
     logging.getLogger("refill_service.any").exception("failed")
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
-    ours, failed, *rest = told.splitlines()
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
+    ours, failed, *rest = printed.splitlines()
     assert ours.endswith(": ours")
     assert failed.endswith(": failed")
     assert all(line.startswith("  ") and line.isprintable() for line in rest)
@@ -148,14 +148,14 @@ def test_it_tells_who_registered_read_moved_and_ended_what(packed: Packed, tmp_p
         assert httpx.delete(end, headers=authorization(VISION)).status_code == 200
         until_logged(cluster, 0, "ended")
         lines = [json.loads(line) for line in cluster.log(0).splitlines()]
-    told = [line for line in lines if line["logger"] == "refill.access" and line["asker"] == "client"]
-    assert all(line["address"].startswith("127.0.0.1:") for line in told)
-    done = [(line["team"], line["done"]) for line in told if line["done"] != "-" and line["status"] == 200]
+    requests = [line for line in lines if line["logger"] == "refill.access" and line["asker"] == "client"]
+    assert all(line["address"].startswith("127.0.0.1:") for line in requests)
+    done = [(line["team"], line["done"]) for line in requests if line["done"] != "-" and line["status"] == 200]
     assert done[0] == ("vision", f"registered {packed[0]}")
     assert ("vision", "read 60 samples") in done
     assert ("vision", f"moved to {incarnation}") in done
     assert ("vision", "read 40 samples") in done
     assert done[-1] == ("vision", "ended")
     assert {team for team, _ in done} == {"vision"}
-    refused = {(line["method"], line["status"]) for line in told if line["team"] == "speech"}
+    refused = {(line["method"], line["status"]) for line in requests if line["team"] == "speech"}
     assert refused == {("PUT", 403), ("DELETE", 403)}

@@ -196,21 +196,21 @@ def test_a_trace_that_is_posted_again_costs_nothing_and_another_one_is_refused(
     rank.end_job()
 
 
-def test_a_rank_tells_of_few_epochs_and_of_samples_that_there_are(
+def test_a_rank_reports_few_epochs_and_samples_that_there_are(
     two_pods: LocalCluster, packed: tuple[str, Any], url: str
 ) -> None:
     """What it has received is kept for a restart, by epoch."""
-    rank = rank_of(two_pods, {"name": "told", "dataset": packed[0], "memory_bytes": 1_000_000})
+    rank = rank_of(two_pods, {"name": "reported", "dataset": packed[0], "memory_bytes": 1_000_000})
     rank.info()
-    told, some = f"{rank.home}/v1/jobs/told/ranks/0/records", np.arange(3)
+    records_url, some = f"{rank.home}/v1/jobs/reported/ranks/0/records", np.arange(3)
     two = encode_records(Record(Kind.RECEIVED, epoch, 0, (some, some)) for epoch in range(2))
-    assert httpx.put(told, content=two).json() == {"records": 2}
+    assert httpx.put(records_url, content=two).json() == {"records": 2}
     many = encode_records(Record(Kind.RECEIVED, epoch, 0, (some, some)) for epoch in range(100))
-    assert refused(httpx.put(told, content=many)) == (400, "InvalidInput")
+    assert refused(httpx.put(records_url, content=many)) == (400, "InvalidInput")
     large = Record(Kind.RECEIVED, 0, 0, (np.zeros(1 << 20, dtype=np.int64),) * 2).encode()
-    assert refused(httpx.put(told, content=large)) == (413, "RequestTooLarge")
+    assert refused(httpx.put(records_url, content=large)) == (413, "RequestTooLarge")
     damaged = two[:-1] + bytes([two[-1] ^ 1])
-    assert "damaged after byte" in httpx.put(told, content=damaged).json()["message"]
+    assert "damaged after byte" in httpx.put(records_url, content=damaged).json()["message"]
     rank.end_job()
     foreign = encode_records([Record(Kind.TRACE, 50, 0, (np.array([LARGE_SAMPLES]),))])
     assert refused(httpx.put(f"{url}/ranks/0/records", content=foreign)) == (400, "InvalidInput")

@@ -225,7 +225,7 @@ def test_places_are_compared_part_by_part() -> None:
 
 
 def test_the_demo_and_its_users_see_no_difference(packed: Packed, tmp_path: Path) -> None:
-    """A folder that is listed, with the word that the error told."""
+    """A folder that is listed, with the setting that the error named."""
     with LocalCluster(1, tmp_path, {"memory_bytes": "4MiB", "dataset_urls": packed[0]}) as cluster:
         rank = rank_of(cluster, {"name": "job", "dataset": packed[0]})
         assert rank.info()["num_samples"] == len(packed[1])

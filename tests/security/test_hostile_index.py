@@ -219,7 +219,7 @@ def decoded(head: bytes) -> IndexHeader:
     [b"[" * 100_000, b'{"a":' * 100 + b"1" + b"}" * 100, b"[]", b"1", b'{"a": NaN}', b'{"a": "\\ud800"}', b"\xff"],
 )
 def test_metadata_is_what_json_can_say(text: bytes) -> None:
-    """It is told to clients again."""
+    """Pods send it to clients."""
     blobs = BlobTable([], np.zeros(1, np.int64), np.zeros(0, np.int64))
     _, head = encode_head(blobs, sample_bytes=0, fingerprint=1, wide=True, metadata={})
     header = decode_header(head, "index")

@@ -72,10 +72,10 @@ def test_ranks_have_a_bounded_number_of_series(pod: LocalCluster, packed: Packed
         for rank in range(NUM_RANKS):
             seen = {"rank": 900 * rank, "data_wait_seconds": 1.0, "samples": 3, "bytes": 100}
             assert client.post(f"{url}/report", json=seen).status_code == 204
-        told = client.get(f"{pod.pod_urls[0]}/metrics").text
+        metrics = client.get(f"{pod.pod_urls[0]}/metrics").text
     series = [
         sample
-        for family in text_string_to_metric_families(told)
+        for family in text_string_to_metric_families(metrics)
         for sample in family.samples
         if sample.name == "refill_client_samples_total"
     ]

@@ -91,7 +91,7 @@ def test_a_role_that_is_refused_is_one_line_without_secrets(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("token", [f"{TEAM}\nsecond-line-0123456789", f"{TEAM}\rx", f"{TEAM} two", f"{TEAM}é"])
-def test_a_token_that_no_header_can_hold_is_not_told(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_no_header_can_hold_is_not_printed(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """REFILL_TOKEN is often filled from a file, by whatever reads it."""
     monkeypatch.delenv("REFILL_TOKEN_FILE", raising=False)
     monkeypatch.setenv("REFILL_TOKEN", token)

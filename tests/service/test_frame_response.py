@@ -62,8 +62,8 @@ def test_small_samples_are_joined_and_large_ones_are_not_copied() -> None:
     assert pieces[1] is large
 
 
-def test_sent_bytes_are_told_at_the_end() -> None:
-    told: list[int] = []
-    response = FrameResponse([frame_of(0, [b"12345"])], told.append)
+def test_sent_bytes_are_reported_at_the_end() -> None:
+    sent_bytes: list[int] = []
+    response = FrameResponse([frame_of(0, [b"12345"])], sent_bytes.append)
     sent_by(response)
-    assert told == [response.total_bytes]
+    assert sent_bytes == [response.total_bytes]

@@ -165,7 +165,7 @@ class Past:
             self.written.forget(epoch)
         elif what == "another pod ends":
             self.journal.keep("run", epoch, b"" if epoch else Record(Kind.OPENED, 0, 1, (np.array([epoch]),)).encode())
-        elif what == "left with":
+        elif what == "handed over":
             self.written.hands_over_to(epoch)
         else:
             closed(self.journal)
@@ -190,7 +190,7 @@ class Past:
         return [record.encode() for record in kept.records], kept.receipts, kept.handed_over_to, kept.header
 
 
-HAPPENS = st.sampled_from(["answer"] * 4 + ["receipt", "forget", "another pod ends", "left with", "restart"])
+HAPPENS = st.sampled_from(["answer"] * 4 + ["receipt", "forget", "another pod ends", "handed over", "restart"])
 
 
 @settings(max_examples=100, deadline=None)

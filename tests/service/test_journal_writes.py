@@ -136,12 +136,12 @@ def test_nothing_is_delivered_while_a_wrong_journal_can_not_be_removed(
     with full_disk(100), monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuses)  # as a folder that has become read-only; root may remove everything
         for _ in range(2):
-            with pytest.raises(JournalUnwritable, match="can be neither written nor removed") as said:
+            with pytest.raises(JournalUnwritable, match="can be neither written nor removed") as caught:
                 written.write(table.answer(0, 50))
-            assert f"{said.value.details['path']} can be" in str(said.value)
-            assert str(tmp_path) in said.value.details["path"]
-            assert "Operation not permitted" in str(said.value), "what the system said"
-            assert said.value.status == 503, "it is asked again, until somebody has made room"
+            assert f"{caught.value.details['path']} can be" in str(caught.value)
+            assert str(tmp_path) in caught.value.details["path"]
+            assert "Operation not permitted" in str(caught.value), "what the system said"
+            assert caught.value.status == 503, "it is asked again, until somebody has made room"
     written.write(table.answer(0, 1))
     assert journal.find("run") is None
     closed(journal)
@@ -174,11 +174,11 @@ def test_a_run_whose_clock_is_behind_is_the_later_one_all_the_same(tmp_path: Pat
     """Of a pod that is alone nobody else knows; clients refuse the earlier of two runs, and so does the folder."""
     ahead = FolderOwner(PodLife(2000, "a"), lambda life: None)
     ahead.begin(tmp_path)
-    told: list[PodLife] = []
-    ahead = FolderOwner(PodLife(2000, "a"), told.append)
+    others: list[PodLife] = []
+    ahead = FolderOwner(PodLife(2000, "a"), others.append)
     ahead.begin(tmp_path)
     behind = FolderOwner(PodLife(1000, "b"), lambda life: None)
     behind.begin(tmp_path)
     assert behind.life > ahead.life
     ahead.check()
-    assert told == [behind.life]
+    assert others == [behind.life]

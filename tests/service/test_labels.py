@@ -85,15 +85,15 @@ def test_pack_writes_what_its_samples_say(tmp_path: Path, capsys: pytest.Capture
         opened(store, all_labels)
 
 
-def test_shards_stored_by_class_are_told_and_read_in_small_chunks(
+def test_shards_stored_by_class_are_recognised_and_read_in_small_chunks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shards_by_class(tmp_path)
     asyncio.run(index_shards(tmp_path.as_uri()))
     assert opened(tmp_path, all_labels) == [i // 100 for i in range(4500)]
     assert main(["inspect", str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["labels"]["classes"], told["by_class"], told["default_chunk_size"]) == (45, True, 8)
+    inspected = json.loads(capsys.readouterr().out)
+    assert (inspected["labels"]["classes"], inspected["by_class"], inspected["default_chunk_size"]) == (45, True, 8)
     assert main(["inspect", str(tmp_path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "99% of neighbours share one (2% by chance)" in shown

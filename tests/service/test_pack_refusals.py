@@ -96,9 +96,9 @@ class TestCommand:
     def test_end_to_end(self, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
         image_folder(tmp_path / "src")
         assert main(["pack", str(tmp_path / "src"), url, "--blob-size", "40kB"]) == 0
-        said = capsys.readouterr()
-        assert "packed 60 samples of 3 classes (81 files)" in said.out
-        assert said.err.splitlines() == [
+        output = capsys.readouterr()
+        assert "packed 60 samples of 3 classes (81 files)" in output.out
+        assert output.err.splitlines() == [
             f"{tmp_path}/src: 81 files, 60 samples",
             "files with the same name but for what follows the dot are one sample",
             "3 classes, the folders at its top: class-0, class-1, class-2",
@@ -106,10 +106,10 @@ class TestCommand:
         assert main(["inspect", url, "--verify", "--json", "--quiet"]) == 0
         assert json.loads(capsys.readouterr().out)["num_samples"] == 60
         assert main(["pack", str(tmp_path / "src"), url]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert said.err.startswith("refill: ")
-        assert said.err.count("\n") == 1
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert output.err.startswith("refill: ")
+        assert output.err.count("\n") == 1
 
     @pytest.mark.parametrize(
         "arguments", [["--blob-size", "many"], ["--blob-size", "1kB"], ["--endpoint-url", "localhost"]]
@@ -130,6 +130,6 @@ class TestCommand:
         with pytest.raises(SystemExit) as caught:
             main([command, "--help"])
         assert caught.value.code == 0
-        said = capsys.readouterr().out
-        assert f"example: refill {command} " in said
-        assert "AWS_REGION" in said
+        output = capsys.readouterr().out
+        assert f"example: refill {command} " in output
+        assert "AWS_REGION" in output

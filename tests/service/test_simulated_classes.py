@@ -54,6 +54,6 @@ def test_classes_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 )
 def test_what_does_not_go_together(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str) -> None:
     assert main(["simulate", *arguments]) != 0
-    told = capsys.readouterr().err
-    assert says in told
-    assert len(told.strip().splitlines()) == 1
+    errors = capsys.readouterr().err
+    assert says in errors
+    assert len(errors.strip().splitlines()) == 1

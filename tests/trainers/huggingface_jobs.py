@@ -36,8 +36,8 @@ class Model(torch.nn.Module):
     def forward(self, sample_id, size, labels=None):
         (trainer,) = self.trainer
         step = trainer.state.global_step
-        told = {"epoch": int(trainer.state.epoch), "step": step, "ids": sample_id.tolist()}
-        tell(job=self.job, rank=trainer.args.process_index, evaluates=not self.training, **told)
+        batch = {"epoch": int(trainer.state.epoch), "step": step, "ids": sample_id.tolist()}
+        tell(job=self.job, rank=trainer.args.process_index, evaluates=not self.training, **batch)
         if self.training and step == self.dies_at and not resumed:
             raise Dies
         return {"loss": self.weight(size).mean()}

@@ -95,8 +95,8 @@ class Place:
 
         :param forked: the processes have imported the trainers, else they are started as a user would.
         """
-        told = self.folder / uuid.uuid4().hex[:8]
-        told.mkdir()
+        folder = self.folder / uuid.uuid4().hex[:8]
+        folder.mkdir()
         arguments = [str(script), self.url, self.dataset, *map(str, arguments)]
         if processes > 1 or max_restarts:
             places = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
@@ -105,17 +105,17 @@ class Place:
             arguments = ["-m", "torch.distributed.run", *places, *arguments]
         environment = {
             **os.environ,
-            FOLDER_VARIABLE: str(told),
+            FOLDER_VARIABLE: str(folder),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
             # Else ranks that torchrun starts again meet the addresses of those before, which are gone.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         } | (environment or {})
-        output = told / "output.log"
+        output = folder / "output.log"
         with output.open("wb") as log:
             if forked:
                 process: ForkedProcess | subprocess.Popen[bytes] = start(
-                    TRAINERS, arguments, environment, log, cwd or told
+                    TRAINERS, arguments, environment, log, cwd or folder
                 )
             else:
                 process = subprocess.Popen(
@@ -124,13 +124,13 @@ class Place:
                     stdout=log,
                     stderr=log,
                     env=environment,
-                    cwd=cwd or told,
+                    cwd=cwd or folder,
                 )
             try:
                 returncode = process.wait(seconds)
             finally:
                 process.kill()
-        lines = [json.loads(line) for path in sorted(told.glob("*.jsonl")) for line in path.read_text().splitlines()]
+        lines = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
         return Launched(returncode, lines, output.read_text(errors="replace"))
 
     def receipt(self, job: str, epoch: int) -> dict[str, Any]:

@@ -85,20 +85,20 @@ def test_the_loop_says_the_epoch_whatever_accelerate_has_counted(place: Place, i
     from accelerate.data_loader import prepare_data_loader, skip_first_batches  # slow to import
 
     arguments = {"dataset": place.dataset, "job": place.new_job(), "memory_bytes": 1 << 20}
-    told: Any
+    epochs: Any
     if iterable:
-        dataset = told = refill.CacheIterableDataset(place.url, batch_size=16, **arguments)
+        dataset = epochs = refill.CacheIterableDataset(place.url, batch_size=16, **arguments)
         loader = DataLoader(dataset, batch_size=16)
     else:
         dataset = refill.CacheDataset(place.url, **arguments)
-        told = refill.EpochSampler(dataset)
-        loader = DataLoader(dataset, batch_size=16, sampler=told)
+        epochs = refill.EpochSampler(dataset)
+        loader = DataLoader(dataset, batch_size=16, sampler=epochs)
     prepared = prepare_data_loader(loader, num_processes=1, process_index=0)
-    told.set_epoch(1)
-    for epoch in (1, 2):  # the second one is told by nobody
+    epochs.set_epoch(1)
+    for epoch in (1, 2):  # nobody sets the second one
         ids = [i for batch in prepared for i in batch["__id__"].tolist()]
         check_exact(place, arguments["job"], epoch, ids)
-    told.set_epoch(4)
+    epochs.set_epoch(4)
     ids = [i for batch in skip_first_batches(prepared) for i in batch["__id__"].tolist()]
     check_exact(place, arguments["job"], 4, ids)
 
