@@ -180,7 +180,7 @@ class _Trial:
             ranks.end()
 
     def _soaked(self) -> set[str]:
-        without = {"dns": self._given.dns_off, "api": self._given.api_off}
+        without = {"dns": self._given.dns_off, "api": self._given.api_off, "rotate": self._given.rotate}
         return SOAKED - {name for name, command in without.items() if not command}
 
     def _soak(self, events: list[Event], ranks: Ranks) -> None:

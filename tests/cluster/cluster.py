@@ -107,6 +107,7 @@ class Cluster:
 
     def rollback(self) -> None:
         self._helm.rollback(RELEASE)
+        self._changed = dict(self._helm.get_values(RELEASE))  # what the next upgrade starts from
 
     def helm_test(self) -> str:
         return str(self._helm.test(RELEASE, timeout=180, logs=True)["logs"])

@@ -64,6 +64,8 @@ def _to(replicas: int, *, at_once: bool = False) -> Callable[[Cluster, Options],
 
     def scaled(cluster: Cluster, options: Options) -> None:
         before = cluster.uids()
+        if len(before) == replicas:
+            raise Skipped(f"there are {replicas} pods")
         cluster.upgrade(replicas=replicas)
         if at_once:
             cluster.kubectl("delete", "pod", *before, "--wait=false")
@@ -132,12 +134,12 @@ def node_lost(cluster: Cluster, options: Options) -> None:
 EVENTS = [
     Event("delete", "`kubectl delete pod`", delete),
     Event("forced", "`kubectl delete pod --force --grace-period=0`", forced),
-    Event("rolling", "rolling update of 3 pods by a changed value", rolling),
-    Event("rollback", "`helm rollback`, 3 pods", rolled_back),
+    Event("rolling", "rolling update by a changed value", rolling),
+    Event("rollback", "`helm rollback`", rolled_back),
     Event("scale", "`kubectl scale` by one more, and back", kubectl_scale),
-    Event("grow", "`helm upgrade --set replicas`, 3 to 5", _to(5)),
-    Event("shrink", "5 to 2", _to(2)),
-    Event("again", "2 to 3, and `kubectl delete pod` of all at once", _to(3, at_once=True)),
+    Event("grow", "`helm upgrade --set replicas=5`", _to(5)),
+    Event("shrink", "`helm upgrade --set replicas=2`", _to(2)),
+    Event("again", "`helm upgrade --set replicas=3`, and `kubectl delete pod` of all at once", _to(3, at_once=True)),
     Event("drain", "`kubectl drain` of a node", drain),
     Event("all", "all pods deleted at once by force", all_deleted),
     Event("memory", "a memory limit set too low, and what it was", out_of_memory),

@@ -23,8 +23,11 @@ from tests.cluster.soak_report import plot
 
 __all__ = ["SOAKED", "Soak"]
 
-SOAKED = {"delete", "forced", "rolling", "rollback", "scale", "drain", "all", "dns", "api"}
-"""Events that leave things as they were, in about a minute."""
+SOAKED = {
+    *("delete", "forced", "rolling", "rollback", "scale", "grow", "shrink", "again", "drain", "all"),
+    *("evicted", "full", "lost", "rotate", "dns", "api"),
+}
+"""Events after which any other can come, in about a minute."""
 _MEMORY_SECONDS = 15
 
 

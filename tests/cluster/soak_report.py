@@ -22,7 +22,7 @@ from tests.cluster.soak_files import InMemory, Tables
 
 __all__ = ["is_denied", "plot", "report"]
 
-_COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#9c6b4e", "#a463f2", "#97bbf5", "#9498a0")
+_COLOURS = matplotlib.color_sequences["tab20"]
 _PARTS = 40
 _GROWTH = 0.05
 """Of the limit, in an hour: more is too much."""
