@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from machine import machine
@@ -88,6 +88,7 @@ class ShapedNetwork:
     def __enter__(self) -> ShapedNetwork:
         _check_that_it_can_work()
         _remove_leftovers()
+        signal.signal(signal.SIGTERM, _end)
         try:
             self._make()
         except BaseException:
@@ -251,6 +252,11 @@ class ShapedNetwork:
         for process in self._processes:
             process.wait()
         _remove_namespaces(self._prefix)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends what runs in the network, and removes it, as Ctrl-C does."""
+    sys.exit(128 + number)
 
 
 def _check_that_it_can_work() -> None:

@@ -124,11 +124,13 @@ def node_lost(cluster: Cluster, options: Options) -> None:
     if not free:
         raise Skipped("ranks run on every node that has a cache pod")
     node = free[0][1]["spec"]["nodeName"]
+    lost = {name: pod["metadata"]["uid"] for name, pod in free if pod["spec"]["nodeName"] == node}
     run_command(options.cut_node, node)
-    for name, pod in free:
-        if pod["spec"]["nodeName"] == node:
-            cluster.kubectl("delete", "pod", name, "--force", "--grace-period=0")
-            cluster.until(replaced(cluster, name, pod["metadata"]["uid"]), f"{name} is replaced")
+    # Until then Kubernetes would put the replacement there.
+    cluster.until(lambda: node not in cluster.nodes(), f"{node} is not ready any more")
+    cluster.kubectl("delete", "pod", *lost, "--force", "--grace-period=0")
+    for name, uid in lost.items():
+        cluster.until(replaced(cluster, name, uid), f"{name} is replaced")
 
 
 EVENTS = [
