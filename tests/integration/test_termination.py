@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -14,6 +17,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import trustme
 from tests.conftest import S3Server, free_port
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, settings_of
 from tests.running_gate import gate
@@ -78,6 +82,38 @@ def test_a_request_under_way_is_answered_whole(s3_server: S3Server, in_s3: str, 
             assert cluster.processes[0].wait(10) == 0
             assert "broken off" not in cluster.log(0)
             assert "Traceback" not in cluster.log(0)
+
+
+def test_idle_connections_with_tls_do_not_hold_up_the_end(packed: Packed, tmp_path: Path) -> None:
+    """Their clients read nothing, so they say no goodbye. An answer under way comes whole, also to one who takes it
+    slowly."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "cert.pem"))
+    tls = {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "cert.pem"), "drain_seconds": 0}
+    trusted = {"REFILL_CA_FILE": str(tmp_path / "ca.pem")}
+    with LocalCluster(1, tmp_path, SMALL | tls, trusted) as cluster, contextlib.ExitStack() as stack:
+        port, context = cluster.ports[0], ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+
+        def connected() -> ssl.SSLSocket:
+            plain = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            return stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1"))
+
+        idle, slow = connected(), connected()
+        idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert idle.recv(1000).startswith(b"HTTP/1.1 200")
+        slow.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = slow.recv(10)
+        cluster.processes[0].terminate()
+        assert cluster.processes[0].wait(60) == 0
+        assert "broken off" not in cluster.log(0), "the pod waited for clients that have nothing to ask"
+        while more := slow.recv(1 << 16):
+            answer += more
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert json.loads(body)["openapi"], head
+        while idle.recv(1000):  # to an end in order: else it raises
+            pass
 
 
 def test_what_takes_longer_than_the_grace_is_broken_off(packed: Packed, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class ClientServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % self._ticks == 0:
-            self.cut_slow()
+            self.cut()
         if self._certificates is not None and counter % (_LOOK_AT_CERTIFICATES_SECONDS * _TICKS_PER_SECOND) == 0:
             self._take_new(self._certificates)
         return await super().on_tick(counter)
@@ -96,11 +96,29 @@ class ClientServer(uvicorn.Server):
         except (OSError, ssl.SSLError):
             return  # they are being replaced
 
-    def cut_slow(self) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Clients have the same limits to the end."""
+        cutting = asyncio.create_task(self._cut_again_and_again())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cutting.cancel()
+
+    async def _cut_again_and_again(self) -> None:
+        while True:
+            self.cut()
+            await asyncio.sleep(1 / _TICKS_PER_SECOND)
+
+    def cut(self) -> None:
+        """Cuts off clients that are slow, and connections that are closed but for the client's word."""
         now = time.monotonic()
         for connection in list(self.server_state.connections):
-            if isinstance(connection, _LimitedProtocol) and connection.is_slow(now):
+            if not isinstance(connection, _LimitedProtocol):
+                continue
+            if connection.is_slow(now):
                 self._limits.counts.connections_cut += 1
+                connection.transport.abort()
+            elif connection.is_half_closed():
                 connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -154,10 +172,24 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._sending_since = 0.0
         self._to_send_bytes = 0
+        self._was_closed = False
 
     def is_slow(self, now: float) -> bool:
         """Asked every now and then: whether the client has used up its time."""
         return self._sends_slowly(now) or self._reads_slowly(now) or self._says_nothing(now)
+
+    def is_half_closed(self) -> bool:
+        """Asked every now and then: closed here, with all sent, by the last look already. What is waited for is the TLS
+        goodbye of the client, and one that is idle says none before its next request."""
+        closed_before, self._was_closed = self._was_closed, self._is_closed_and_sent()
+        return closed_before and self._was_closed
+
+    def _is_closed_and_sent(self) -> bool:
+        return (
+            self.transport.is_closing()
+            and self.transport.get_write_buffer_size() == 0
+            and _bytes_in_kernel(self.transport.get_extra_info("socket")) == 0
+        )
 
     @property
     def is_idle(self) -> bool:
