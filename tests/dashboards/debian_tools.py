@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 
 import pytest
 
-__all__ = ["tool"]
+__all__ = ["succeeds", "tool"]
 
 
 def tool(name: str) -> str:
@@ -15,3 +16,8 @@ def tool(name: str) -> str:
     if found is None:
         pytest.skip(f"{name} is not installed: apt-get install prometheus")
     return found
+
+
+def succeeds(*command: str) -> None:
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr

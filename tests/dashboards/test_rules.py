@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import yaml
-from tests.dashboards.debian_tools import tool
+from tests.dashboards.debian_tools import succeeds, tool
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "dashboards" / "rules.yaml"
@@ -44,8 +43,3 @@ def test_every_alert_links_an_entry_of_the_runbook() -> None:
 def alerts() -> dict[str, dict[str, dict[str, str]]]:
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
-
-
-def succeeds(*command: str) -> None:
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr

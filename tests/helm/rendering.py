@@ -12,7 +12,7 @@ from typing import Any
 import helm_python
 import yaml
 
-__all__ = ["CHART", "VALUES_FILES", "Release", "release", "release_as_given", "values_in"]
+__all__ = ["CHART", "VALUES_FILES", "Release", "merged", "release", "release_as_given", "values_in"]
 
 CHART = Path(__file__).parents[2] / "helm" / "refill"
 VALUES_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
@@ -99,3 +99,11 @@ def release_as_given(
 
 def values_in(path: Path) -> dict[str, Any]:
     return yaml.safe_load(path.read_text()) or {}
+
+
+def merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """As Helm merges what is given later."""
+    both = {
+        name: merged(values[name], more[name]) for name in values.keys() & more.keys() if isinstance(more[name], dict)
+    }
+    return values | more | both

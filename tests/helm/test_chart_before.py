@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from tests.helm.chart_before import BEFORE, fixed_fields
-from tests.helm.rendering import release_as_given
-from tests.helm.test_open_releases import merged
+from tests.helm.rendering import merged, release_as_given
 
 from refill_service.environment import unread_variables
 

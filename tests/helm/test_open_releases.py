@@ -11,7 +11,7 @@ from typing import Any
 import helm_python
 import pytest
 import yaml
-from tests.helm.rendering import CHART, VALUES_FILES, release, release_as_given, values_in
+from tests.helm.rendering import CHART, VALUES_FILES, merged, release, release_as_given, values_in
 
 TOKENS = {"access": {"clientTokens": "tokens", "peerToken": "token-of-pods"}}
 
@@ -98,13 +98,6 @@ def test_installations_shown_are_taken(command: str) -> None:
         if option == "--set":
             values = merged(values, helm_python.parse_set_string(given))
     assert release_as_given(values).of_kind("StatefulSet")
-
-
-def merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    both = {
-        name: merged(values[name], more[name]) for name in values.keys() & more.keys() if isinstance(more[name], dict)
-    }
-    return values | more | both
 
 
 def test_values_shown_are_taken() -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from tests.dashboards.debian_tools import tool
-from tests.dashboards.test_rules import RULES, succeeds
+from tests.dashboards.debian_tools import succeeds, tool
 from tests.helm.pod_security import violations
 from tests.helm.rendering import CHART, release
 
@@ -20,6 +19,7 @@ EXAMPLE = {
     document["kind"]: document
     for document in yaml.safe_load_all((CHART.parent / "examples" / "scale.yaml").read_text())
 }
+RULES = CHART.parents[1] / "dashboards" / "rules.yaml"
 SPEC: dict[str, Any] = EXAMPLE["ScaledJob"]["spec"]
 (CONTAINER,) = SPEC["jobTargetRef"]["template"]["spec"]["containers"]
 

@@ -14,8 +14,8 @@ from tests import forked_processes
 from tests.conftest import free_port
 from tests.helm.pod_security import violations
 from tests.helm.rendering import CHART, release
-from tests.helm.test_training import EXAMPLE as WITH_A_RELEASE
-from tests.helm.test_training import variables
+from tests.helm.training_example import EXAMPLE as WITH_A_RELEASE
+from tests.helm.training_example import variables
 from tests.pod_fixtures import whole_epoch
 from tests.waiting import until
 

@@ -20,13 +20,11 @@ from tests.helm.conftest import Secured
 from tests.helm.mounted_secrets import Secrets, mount
 from tests.helm.pod_security import violations
 from tests.helm.rendering import CHART, release, values_in
+from tests.helm.training_example import EXAMPLE, TEXT, variables
 
 from refill_service.datasets.pack import pack
 from refill_service.demo.digits import NUM_TEST, write_digits
 from refill_service.demo.local_cluster import LocalCluster
-
-TEXT = (CHART.parent / "examples" / "train.yaml").read_text()
-EXAMPLE = list(yaml.safe_load_all(TEXT))
 
 
 def of_kind(kind: str) -> dict[str, Any]:
@@ -165,11 +163,6 @@ def test_the_example_fits_beside_small_pods_on_a_node_of_two_cores_and_4_gib() -
     assert sum(count * float(asked["cpu"].removesuffix("m")) for count, asked in requests) <= 1800
     sizes = {"Mi": 1, "Gi": 1024}
     assert sum(count * int(asked["memory"][:-2]) * sizes[asked["memory"][-2:]] for count, asked in requests) <= 3500
-
-
-def variables(template: dict[str, Any]) -> dict[str, str]:
-    (container,) = template["spec"]["containers"]
-    return {variable["name"]: variable.get("value", "") for variable in container["env"]}
 
 
 def secured_job() -> dict[str, Any]:
