@@ -162,6 +162,9 @@ class ChaosRun:
             return httpx.get(f"{self.cluster.pod_urls[pod]}/healthz", timeout=1).status_code == 200
         return False
 
+    def _links(self) -> list[Link]:
+        return [*self._pod_links.values(), *itertools.chain.from_iterable(self._rank_links)]
+
     def links_of_rank(self, rank: int) -> list[Link]:
         return self._rank_links[rank]
 
@@ -183,8 +186,9 @@ class ChaosRun:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no pod is away, or was until a moment ago."""
-        return not self.down and time.monotonic() - self._started_at > _QUIET_SECONDS
+        """Whether no pod is away, or was until a moment ago, and all reach each other."""
+        whole = not any(link.cut for link in self._links())
+        return whole and not self.down and time.monotonic() - self._started_at > _QUIET_SECONDS
 
     def has_started(self, *pods: int) -> None:
         """Fact: these pods were started again."""
@@ -376,8 +380,7 @@ class ChaosRun:
         outcome = self._outcome
         truth = GroundTruth(self._legs.leg(), self._dataset.checksums)
         outcome.deliveries, outcome.asked_again = truth.deliveries, truth.asked_again
-        links = [*self._pod_links.values(), *itertools.chain.from_iterable(self._rank_links)]
-        outcome.faults["answers reset"] += sum(link.answers_reset for link in links)
+        outcome.faults["answers reset"] += sum(link.answers_reset for link in self._links())
         for what, count in self.store.counts.items():
             outcome.faults[f"store requests {what}"] += count
         self._verdict.judge(truth, self.setting.epochs, self._losses, self._receipt, self._resumed_at)

@@ -14,7 +14,8 @@ _AT_ONCE = (0.0, 0.0)
 
 
 def _begin(run: ChaosRun, fault: Fault) -> bool:
-    """A twin that asks for the first time when all pods have lost all is another run of that name: none begins then."""
+    """A twin that asks for the first time when all pods have lost all is another run of that name: none begins then.
+    Nor while pods don't reach each other: it is waited for until it knows the job, and nothing is mended meanwhile."""
     if fault.target[0] >= len(run.ranks) or (fault.kind == "twin" and not run.is_quiet):
         return False
     run.add_bystander(fault.kind, fault.target[0])
