@@ -73,16 +73,21 @@ def volume_full(cluster: Cluster, options: Options) -> str:
     if free > _LARGEST_BYTES:
         raise Skipped(f"the volume has {free / 1e9:.0f} GB free, and only small ones are filled")
     uid, filler = cluster.uids()[_POD], f"{_JOURNAL}/filler"
-    cluster.kubectl("exec", _POD, "--", "sh", "-c", f"cat /dev/zero > {filler} || true")
+
+    def is_full() -> bool:
+        # Filled again each time: a journal gives back the room of epochs that are over.
+        cluster.kubectl("exec", _POD, "--", "sh", "-c", f"cat /dev/zero >> {filler} || true")
+        return bool(_warned_of_journal(cluster))
+
     try:
-        cluster.until(lambda: _warned_of_journal(cluster), f"{_POD} says that it can't write its journal")
-        warned = _warned_of_journal(cluster)
+        cluster.until(is_full, f"{_POD} says that it can't write its journal")
+        said = _warned_of_journal(cluster)
         cluster.kubectl("delete", "pod", _POD, "--wait=false")
         cluster.until(replaced(cluster, _POD, uid), f"{_POD} is replaced")
     finally:
         cluster.until(lambda: _removed(cluster, filler), f"{filler} is removed")
     cluster.until(cluster.is_as_wanted, "all pods are ready")
-    return f"the pod: {warned}"
+    return f"the pod: {said}"
 
 
 def volume_lost(cluster: Cluster, options: Options) -> str:
@@ -119,8 +124,8 @@ def _need_journal_volume(cluster: Cluster) -> None:
 
 
 def _warned_of_journal(cluster: Cluster) -> str:
-    told = cluster.kubectl("logs", _POD, "--tail=50", check=False).splitlines()
-    lines = [line for line in told if " WARNING " in line and "journal" in line]
+    log = cluster.kubectl("logs", _POD, "--tail=50", check=False).splitlines()
+    lines = [line for line in log if " WARNING " in line and "journal" in line]
     return lines[-1].partition(" WARNING ")[2].strip() if lines else ""
 
 
