@@ -23,7 +23,7 @@ from types import FrameType
 import helm_python
 import yaml
 from benchmarks.machine import machine
-from tests.cluster.cluster import CHART, Cluster, Failed, Skipped
+from tests.cluster.cluster import CHART, RELEASE, Cluster, Failed, Skipped
 from tests.cluster.events import EVENTS, Event
 from tests.cluster.example import run_example
 from tests.cluster.memory import memory_of
@@ -38,11 +38,19 @@ _PODS = 3
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__.partition("\n")[0])
-    parser.add_argument("--values", type=Path, help="of the chart: image, store, dataset.url, ...")
-    parser.add_argument("--namespace", default="default", help="that has the Secrets which the values name")
-    parser.add_argument("--only", default="", help="events by name, such as delete,drain (see --list)")
-    parser.add_argument("--list", action="store_true", help="name the events, and run nothing")
-    parser.add_argument("--batch-seconds", type=float, default=0.1, help="how long a rank computes for each batch")
+    parser.add_argument("--values", type=Path, help="of the chart: image, store, dataset.url, ...; needed")
+    parser.add_argument(
+        "--namespace", default="default", help="that has the Secrets which the values name (default: %(default)s)"
+    )
+    parser.add_argument("--only", help="events by name, such as delete,drain (see --list; default: all)")
+    parser.add_argument("--list", action="store_true", help="name the events, and what they need, and run nothing")
+    parser.add_argument("--replace", action="store_true", help=f"remove a release {RELEASE} that is there already")
+    parser.add_argument(
+        "--batch-seconds",
+        type=float,
+        default=0.1,
+        help="how long a rank computes for each batch (default: %(default)s)",
+    )
     parser.add_argument("--cut-node", default="", help="command that cuts the power of the node named after it")
     parser.add_argument("--training-image", default="", help="with PyTorch, as docker/train.Dockerfile makes it")
     parser.add_argument(
@@ -54,32 +62,54 @@ def main() -> int:
     parser.add_argument("--api-off", default="", help="command that takes the API server away")
     parser.add_argument("--api-on", default="", help="command that brings it back")
     parser.add_argument("--soak-minutes", type=float, help="one event a minute at random, for so long")
-    parser.add_argument("--out", type=Path, default=Path("soak-cluster"), help="folder of the soak's tables and plot")
-    parser.add_argument("--seed", type=int, default=1, help="of the soak's events")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("soak-cluster"),
+        help="folder of the soak's tables and plot (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the soak's events (default: %(default)s)")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, _stop)
     if given.list:
-        print(*(f"{event.name:10}{event.says}" for event in EVENTS), sep="\n")
+        print(*map(_listed, EVENTS), sep="\n")
         return 0
-    if unknown := set(filter(None, given.only.split(","))) - {event.name for event in EVENTS}:
-        parser.error(f"--only {', '.join(sorted(unknown))}: no such event; --list names them")
+    known = [event.name for event in EVENTS]
+    only = known if given.only is None else [name.strip() for name in given.only.split(",")]
+    if unknown := [name for name in only if name not in known]:
+        parser.error(f"--only {', '.join(map(repr, unknown))}: no such event; --list names them")
     if given.values is None:
         parser.error("--values is needed: a file of the chart's values, as you would install it with")
     if shutil.which("kubectl") is None:
         parser.error("kubectl is not installed")
     if "KUBECONFIG" not in os.environ and not (Path.home() / ".kube" / "config").exists():
         parser.error("KUBECONFIG is not set: it names the cluster to try")
-    values = yaml.safe_load(given.values.read_text()) or {}
-    if not values.get("dataset", {}).get("url"):
+    try:
+        values = yaml.safe_load(given.values.read_text()) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        parser.error(f"{given.values} can't be read as values: {' '.join(str(error).split())}")
+    if not isinstance(values, dict) or not (values.get("dataset") or {}).get("url"):
         parser.error(f"{given.values}: dataset.url is needed, a dataset that the pods can read")
     secured = (values.get("access") or {}).get("clientTokens") or (values.get("tls") or {}).get("secret")
     if secured and not given.client_secret:
         parser.error(f"{given.values} has tokens or TLS: --client-secret is needed, with what ranks show and trust")
     values = {"insecure": not secured, **values, "replicas": _PODS}
-    chosen = [event for event in EVENTS if not given.only or event.name in given.only.split(",")]
-    if given.soak_minutes and not SOAKED & {event.name for event in chosen}:
+    chosen = [event for event in EVENTS if event.name in only]
+    if given.soak_minutes and not SOAKED & set(only):
         parser.error(f"--only {given.only}: a soak does {', '.join(sorted(SOAKED))}")
-    return _Trial(Cluster(given.namespace, values), values, given).run(chosen)
+    cluster = Cluster(given.namespace, values)
+    try:
+        if not cluster.has_namespace():
+            parser.error(f"the cluster has no namespace {given.namespace}: --namespace names one")
+        if cluster.is_installed() and not given.replace:
+            parser.error(
+                f"release {RELEASE} is there already, in namespace {given.namespace}: somebody runs this, or it was "
+                "left by a run that was killed; --replace removes it"
+            )
+    except Failed as failure:
+        parser.error(f"{failure} (KUBECONFIG={os.environ.get('KUBECONFIG', '')})")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    return _Trial(cluster, values, given).run(chosen)
 
 
 class _Trial:
@@ -245,8 +275,17 @@ class _Trial:
         return row
 
 
+def _listed(event: Event) -> str:
+    needs = [f"needs {event.needs}"] if event.needs else []
+    apart = [] if event.name in SOAKED else ["not in a soak"]
+    return f"{event.name:10}{'; '.join([event.says, *needs, *apart])}"
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
-    """SIGTERM ends the run as Ctrl-C does: with all that it started."""
+    """The run ends with all that it started, and nothing ends that half-way."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    print("\ninterrupted: what was made in the cluster is removed, which takes a minute or so", flush=True)
     raise KeyboardInterrupt
 
 

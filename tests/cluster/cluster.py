@@ -53,6 +53,7 @@ class Cluster:
                 text=True,
                 timeout=seconds,
                 check=False,
+                start_new_session=True,  # Ctrl-C is for who runs this
             )
         except subprocess.TimeoutExpired:
             raise NoAnswer(f"kubectl {' '.join(arguments)}: not within {seconds:.0f} s") from None
@@ -84,6 +85,12 @@ class Cluster:
         self.kubectl("apply", "--validate=false", "-f", "-", given=json.dumps(whole))
 
     # --- the release ---------------------------------------------------------------------------------------------
+
+    def has_namespace(self) -> bool:
+        return bool(self.kubectl("get", "namespace", self.namespace, "--ignore-not-found", "-o", "name"))
+
+    def is_installed(self) -> bool:
+        return bool(self.kubectl("get", "statefulset", RELEASE, "--ignore-not-found", "-o", "name"))
 
     def install(self, **changed: Any) -> None:
         self._changed = changed

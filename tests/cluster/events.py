@@ -20,6 +20,8 @@ class Event(NamedTuple):
     """As the table has it."""
     run: Callable[[Cluster, Options], str | None]
     """Returns what is to be said of it beside Kubernetes' warnings."""
+    needs: str = ""
+    """Of the cluster, the values or the options; without it the event is skipped."""
 
 
 def delete(cluster: Cluster, options: Options, *how: str) -> None:
@@ -142,14 +144,14 @@ EVENTS = [
     Event("grow", "`helm upgrade --set replicas=5`", _to(5)),
     Event("shrink", "`helm upgrade --set replicas=2`", _to(2)),
     Event("again", "`helm upgrade --set replicas=3`, and `kubectl delete pod` of all at once", _to(3, at_once=True)),
-    Event("drain", "`kubectl drain` of a node", drain),
+    Event("drain", "`kubectl drain` of a node", drain, "two nodes"),
     Event("all", "all pods deleted at once by force", all_deleted),
     Event("memory", "a memory limit set too low, and what it was", out_of_memory),
     Event("evicted", "eviction: a temporary folder too large for its emptyDir", evicted),
-    Event("full", "the volume of a journal full, and its pod deleted", volume_full),
-    Event("lost", "the volume of a journal lost, and its pod deleted", volume_lost),
-    Event("rotate", "tokens and certificates rotated", rotated),
-    Event("dns", "no DNS for a minute", dns_away),
-    Event("api", "no API server for a minute", api_away),
-    Event("node", "power cut of a node, its pods deleted by force", node_lost),
+    Event("full", "the volume of a journal full, and its pod deleted", volume_full, "journals on small volumes"),
+    Event("lost", "the volume of a journal lost, and its pod deleted", volume_lost, "journals on volumes"),
+    Event("rotate", "tokens and certificates rotated", rotated, "TLS, --rotate"),
+    Event("dns", "no DNS for a minute", dns_away, "--dns-off, --dns-on"),
+    Event("api", "no API server for a minute", api_away, "--api-off, --api-on"),
+    Event("node", "power cut of a node, its pods deleted by force", node_lost, "--cut-node"),
 ]

@@ -75,8 +75,9 @@ def volume_full(cluster: Cluster, options: Options) -> str:
     uid, filler = cluster.uids()[_POD], f"{_JOURNAL}/filler"
 
     def is_full() -> bool:
-        # Filled again each time: a journal gives back the room of epochs that are over.
-        cluster.kubectl("exec", _POD, "--", "sh", "-c", f"cat /dev/zero >> {filler} || true")
+        # To the last kB, and again each time: a journal gives back the room of epochs that are over.
+        fill = f"cat /dev/zero >> {filler}; dd if=/dev/zero bs=1k >> {filler}; true"
+        cluster.kubectl("exec", _POD, "--", "sh", "-c", fill)
         return bool(_warned_of_journal(cluster))
 
     try:

@@ -24,4 +24,8 @@ class Row(NamedTuple):
         seconds = [
             "" if s is None else f"{s:.1f} s" for s in (self.ready_seconds, self.longest_seconds, self.all_seconds)
         ]
-        return "| " + " | ".join([self.event, self.exact, *seconds, self.said.replace("|", "/")]) + " |"
+        return "| " + " | ".join(map(_in_a_cell, [self.event, self.exact, *seconds, self.said])) + " |"
+
+
+def _in_a_cell(text: str) -> str:
+    return " ".join(text.replace("|", "/").split())

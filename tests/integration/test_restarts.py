@@ -374,3 +374,17 @@ def test_traces_of_an_epoch_that_every_rank_has_left_are_not_waited_for(packed: 
         ranks.ask(2, 0, ranks.length)
         ranks.check(2)
         assert receipt(cluster, job, 2)["exact"]
+
+
+def test_a_pod_waits_for_the_one_before_it_to_leave_its_folders(tmp_path: Path) -> None:
+    """Kubernetes starts it at once after `kubectl delete pod --force`. A start that fails would be tried again only
+    after a pause of 10 s, then 20, ..."""
+    settings = {"journal_dir": str(tmp_path / "journal-{ordinal}"), "drain_seconds": "0"}
+    with LocalCluster(1, tmp_path, settings) as cluster:
+        cluster.pause(0)
+        before = cluster.replace(0)
+        until(lambda: "is used by another pod: waiting up to 25 s" in cluster.log(0), "the word that it waits")
+        before.kill()
+        before.wait()
+        until(lambda: "pod 0 of 1: clients on" in cluster.log(0).rpartition("waiting up to")[2], "the start")
+        assert cluster.processes[0].poll() is None
