@@ -37,6 +37,25 @@ _PODS = 3
 
 
 def main() -> int:
+    parser = _parser()
+    given = parser.parse_args()
+    if given.list:
+        print(*map(_listed, EVENTS), sep="\n")
+        return 0
+    events = _chosen(given, parser)
+    values = _values(given, parser)
+    if shutil.which("kubectl") is None:
+        parser.error("kubectl is not installed")
+    if "KUBECONFIG" not in os.environ and not (Path.home() / ".kube" / "config").exists():
+        parser.error("KUBECONFIG is not set: it names the cluster to try")
+    cluster = Cluster(given.namespace, values)
+    _check_is_free(cluster, given, parser)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    return _Trial(cluster, values, given).run(events)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__.partition("\n")[0])
     parser.add_argument("--values", type=Path, help="of the chart: image, store, dataset.url, ...; needed")
     parser.add_argument(
@@ -69,20 +88,23 @@ def main() -> int:
         help="folder of the soak's tables and plot (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=1, help="of the soak's events (default: %(default)s)")
-    given = parser.parse_args()
-    if given.list:
-        print(*map(_listed, EVENTS), sep="\n")
-        return 0
+    return parser
+
+
+def _chosen(given: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Event]:
     known = [event.name for event in EVENTS]
     only = known if given.only is None else [name.strip() for name in given.only.split(",")]
     if unknown := [name for name in only if name not in known]:
         parser.error(f"--only {', '.join(map(repr, unknown))}: no such event; --list names them")
+    if given.soak_minutes and not SOAKED & set(only):
+        parser.error(f"--only {given.only}: a soak does {', '.join(sorted(SOAKED))}")
+    return [event for event in EVENTS if event.name in only]
+
+
+def _values(given: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, object]:
+    """What the release is installed with."""
     if given.values is None:
         parser.error("--values is needed: a file of the chart's values, as you would install it with")
-    if shutil.which("kubectl") is None:
-        parser.error("kubectl is not installed")
-    if "KUBECONFIG" not in os.environ and not (Path.home() / ".kube" / "config").exists():
-        parser.error("KUBECONFIG is not set: it names the cluster to try")
     try:
         values = yaml.safe_load(given.values.read_text()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -92,11 +114,10 @@ def main() -> int:
     secured = (values.get("access") or {}).get("clientTokens") or (values.get("tls") or {}).get("secret")
     if secured and not given.client_secret:
         parser.error(f"{given.values} has tokens or TLS: --client-secret is needed, with what ranks show and trust")
-    values = {"insecure": not secured, **values, "replicas": _PODS}
-    chosen = [event for event in EVENTS if event.name in only]
-    if given.soak_minutes and not SOAKED & set(only):
-        parser.error(f"--only {given.only}: a soak does {', '.join(sorted(SOAKED))}")
-    cluster = Cluster(given.namespace, values)
+    return {"insecure": not secured, **values, "replicas": _PODS}
+
+
+def _check_is_free(cluster: Cluster, given: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     try:
         if not cluster.has_namespace():
             parser.error(f"the cluster has no namespace {given.namespace}: --namespace names one")
@@ -106,10 +127,8 @@ def main() -> int:
                 "left by a run that was killed; --replace removes it"
             )
     except Failed as failure:
-        parser.error(f"{failure} (KUBECONFIG={os.environ.get('KUBECONFIG', '')})")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
-    return _Trial(cluster, values, given).run(chosen)
+        why = str(failure).splitlines()[-1]  # before it stand kubectl's own attempts
+        parser.error(f"{why} (KUBECONFIG={os.environ.get('KUBECONFIG', '')})")
 
 
 class _Trial:
