@@ -84,23 +84,29 @@ def test_a_request_under_way_is_answered_whole(s3_server: S3Server, in_s3: str, 
             assert "Traceback" not in cluster.log(0)
 
 
+def tls_of(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Settings of a pod, and variables of those who trust it."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(folder / "cert.pem"))
+    return dict.fromkeys(("tls_cert", "tls_key"), str(folder / "cert.pem")), {"REFILL_CA_FILE": str(folder / "ca.pem")}
+
+
+def connected(cluster: LocalCluster, trusted: dict[str, str]) -> ssl.SSLSocket:
+    plain = socket.create_connection(("127.0.0.1", cluster.ports[0]), 30)
+    context = ssl.create_default_context(cafile=trusted["REFILL_CA_FILE"])
+    return context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
 def test_idle_connections_with_tls_do_not_hold_up_the_end(packed: Packed, tmp_path: Path) -> None:
     """Their clients read nothing, so they say no goodbye. An answer under way comes whole, also to one who takes it
     slowly."""
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    certificate = authority.issue_cert("127.0.0.1")
-    certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "cert.pem"))
-    tls = {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "cert.pem"), "drain_seconds": 0}
-    trusted = {"REFILL_CA_FILE": str(tmp_path / "ca.pem")}
-    with LocalCluster(1, tmp_path, SMALL | tls, trusted) as cluster, contextlib.ExitStack() as stack:
-        port, context = cluster.ports[0], ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
-
-        def connected() -> ssl.SSLSocket:
-            plain = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
-            return stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1"))
-
-        idle, slow = connected(), connected()
+    tls, trusted = tls_of(tmp_path)
+    with (
+        LocalCluster(1, tmp_path, SMALL | tls | {"drain_seconds": 0}, trusted) as cluster,
+        contextlib.ExitStack() as stack,
+    ):
+        idle, slow = (stack.enter_context(connected(cluster, trusted)) for _ in range(2))
         idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert idle.recv(1000).startswith(b"HTTP/1.1 200")
         slow.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -114,6 +120,21 @@ def test_idle_connections_with_tls_do_not_hold_up_the_end(packed: Packed, tmp_pa
         assert json.loads(body)["openapi"], head
         while idle.recv(1000):  # to an end in order: else it raises
             pass
+
+
+def test_clients_with_tls_that_come_and_go_while_the_pod_looks_at_them(packed: Packed, tmp_path: Path) -> None:
+    """It looks ten times a second here, also at connections that have just gone."""
+    tls, trusted = tls_of(tmp_path)
+    with LocalCluster(1, tmp_path, SMALL | tls | {"client_timeout_seconds": 0.4}, trusted) as cluster:
+
+        def come_and_go(_: int) -> bytes:
+            with connected(cluster, trusted) as connection:
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                return connection.recv(12)
+
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(come_and_go, range(400))) == {b"HTTP/1.1 200"}
+        assert cluster.processes[0].poll() is None
 
 
 def test_what_takes_longer_than_the_grace_is_broken_off(packed: Packed, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ OVERRIDDEN = {
     uvicorn.Server: {
         "on_tick": "(self, counter)",
         "startup": "(self, sockets)",
+        "shutdown": "(self, sockets)",
         "capture_signals": "(self)",
     },
     httptools_impl.HttpToolsProtocol: {

@@ -321,8 +321,13 @@ class _LimitedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
 
 
-def _bytes_in_kernel(connection: socket.socket) -> int:
-    """What the other side has yet to take: the kernel asks for more only after a third of megabytes has left."""
+def _bytes_in_kernel(connection: socket.socket | None) -> int:
+    """What the other side has yet to take: the kernel asks for more only after a third of megabytes has left.
+
+    :param connection: None: it is gone.
+    """
+    if connection is None:
+        return 0
     size = bytearray(4)
     with suppress(OSError):
         fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, size)
