@@ -122,21 +122,6 @@ def test_idle_connections_with_tls_do_not_hold_up_the_end(packed: Packed, tmp_pa
             pass
 
 
-def test_clients_with_tls_that_come_and_go_while_the_pod_looks_at_them(packed: Packed, tmp_path: Path) -> None:
-    """It looks ten times a second here, also at connections that have just gone."""
-    tls, trusted = tls_of(tmp_path)
-    with LocalCluster(1, tmp_path, SMALL | tls | {"client_timeout_seconds": 0.4}, trusted) as cluster:
-
-        def come_and_go(_: int) -> bytes:
-            with connected(cluster, trusted) as connection:
-                connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-                return connection.recv(12)
-
-        with ThreadPoolExecutor(4) as pool:
-            assert set(pool.map(come_and_go, range(400))) == {b"HTTP/1.1 200"}
-        assert cluster.processes[0].poll() is None
-
-
 def test_what_takes_longer_than_the_grace_is_broken_off(packed: Packed, tmp_path: Path) -> None:
     """A client that stops in the middle of its request. A batch that waits for a rank is answered before: that rank may
     not come as far until the pod's successor is there."""
