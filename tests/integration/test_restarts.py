@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from tests.waiting import until
 
 import refill
 from refill.errors import JobLost, PodUnreachable, RefillError, error_from_wire
+from refill.protocol.pod_life import PodLife
 from refill.protocol.records import record_bytes
 from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
@@ -384,7 +386,24 @@ def test_a_pod_waits_for_the_one_before_it_to_leave_its_folders(tmp_path: Path) 
         cluster.pause(0)
         before = cluster.replace(0)
         until(lambda: "is used by another pod: waiting up to 25 s" in cluster.log(0), "the word that it waits")
+        ended = time.time_ns()
         before.kill()
         before.wait()
         until(lambda: "pod 0 of 1: clients on" in cluster.log(0).rpartition("waiting up to")[2], "the start")
         assert cluster.processes[0].poll() is None
+        life = PodLife.decode((tmp_path / "journal-0" / "life").read_text())
+        assert life.number > ended, "it counts from before that how long the other one may have confirmed other pods"
+
+
+def test_a_pod_that_waits_for_its_folders_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """By a handler: without one a signal is lost on the first process of a container, and the pod would serve later."""
+    settings = {"journal_dir": str(tmp_path / "journal-{ordinal}"), "drain_seconds": "0"}
+    with LocalCluster(1, tmp_path, settings) as cluster:
+        before = cluster.replace(0)
+        try:
+            until(lambda: "is used by another pod: waiting" in cluster.log(0), "the word that it waits")
+            cluster.processes[0].terminate()
+            assert cluster.processes[0].wait(10) == 0
+        finally:
+            before.kill()
+            before.wait()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 __all__ = ["add_commands"]
 
@@ -62,10 +64,16 @@ def _run(args: argparse.Namespace) -> int:
         from refill_service.commands.local_pods import run_local_pods
 
         return run_local_pods(args.pods, given)
+    # Until it serves, too: to a signal that nobody handles, the first process of a container is deaf.
+    signal.signal(signal.SIGTERM, _end)
     from refill_service.serving.serve import serve
 
     serve(load_settings(**given))
     return 0
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(0)
 
 
 def _take_store_options(args: argparse.Namespace) -> None:

@@ -46,21 +46,14 @@ class Journal:
     :param folder: None: nothing survives; only the names of ended jobs are kept, while the pod runs. Raises
         :class:`InvalidInput` when it can't be used.
     :param owner: of the folder, this run of the pod; None: it is not written down.
-    :param wait_seconds: for another pod to leave the folder.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        sync_seconds: float,
-        owner: FolderOwner | None = None,
-        wait_seconds: float = 0.0,
-    ) -> None:
+    def __init__(self, folder: Path | None, sync_seconds: float, owner: FolderOwner | None = None) -> None:
         self.errors = 0
         """Writes that failed."""
         self._folder = folder
         self._sync_seconds = sync_seconds
-        self._lock = None if folder is None else locked(folder, "journal_dir", wait_seconds)
+        self._lock = None if folder is None else locked(folder, "journal_dir")
         self._owner = owner
         if folder is not None and owner is not None:
             owner.begin(folder)

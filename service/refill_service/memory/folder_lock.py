@@ -9,42 +9,66 @@ import fcntl
 import logging
 import os
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from refill.errors import InvalidInput
 
-__all__ = ["locked"]
+__all__ = ["locked", "wait_until_left"]
 
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_SECONDS = 0.1
 
 
-def locked(folder: Path, setting: str, wait_seconds: float = 0.0) -> int:
+def locked(folder: Path, setting: str) -> int:
     """Makes the folder and locks it; returns the descriptor that holds the lock. Raises :class:`InvalidInput`.
 
     :param setting: that named the folder, for the error.
-    :param wait_seconds: for another process to end. Nothing else is done meanwhile.
     """
+    with _lock_of(folder, setting) as lock:
+        if not _takes(lock):
+            raise InvalidInput(f"{setting} {folder} is used by another pod: give each pod a folder of its own")
+        return os.dup(lock)  # the lock is held until both are closed
+
+
+def wait_until_left(folders: Mapping[str, Path], wait_seconds: float) -> None:
+    """Until no other process has one of these folders, or time is up: then :func:`locked` says so. Nothing else is done
+    meanwhile. Raises :class:`InvalidInput` for a folder that can't be used.
+
+    :param folders: by the settings that named them.
+    :param wait_seconds: for all of them together.
+    """
+    ends = time.monotonic() + wait_seconds
+    for setting, folder in folders.items():
+        with _lock_of(folder, setting) as lock:
+            if not _takes(lock):
+                log.warning(
+                    "%s %s is used by another pod: waiting up to %g s for its end", setting, folder, wait_seconds
+                )
+            while not _takes(lock) and time.monotonic() < ends:
+                time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+@contextmanager
+def _lock_of(folder: Path, setting: str) -> Iterator[int]:
+    """The descriptor of the file that is locked in place of the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield lock
+        finally:
+            os.close(lock)
     except OSError as error:
         raise InvalidInput(f"{setting} {folder} can't be used: {error.strerror}") from error
-    if not _takes(lock):
-        log.warning("%s %s is used by another pod: waiting up to %g s for its end", setting, folder, wait_seconds)
-        ends = time.monotonic() + wait_seconds
-        while not _takes(lock):
-            if time.monotonic() >= ends:
-                os.close(lock)
-                raise InvalidInput(f"{setting} {folder} is used by another pod: give each pod a folder of its own")
-            time.sleep(_LOOK_AGAIN_SECONDS)
-    return lock
 
 
 def _takes(lock: int) -> bool:
+    """Whether it is ours now. Raises OSError where the file system knows no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
     return True

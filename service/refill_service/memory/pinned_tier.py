@@ -49,16 +49,13 @@ class PinnedTier:
 
     :param folder: for the part on disk; None: there is none. It belongs to one pod at a time. Raises
         :class:`InvalidInput` when it can't be used.
-    :param wait_seconds: for another pod to leave the folder.
     """
 
-    def __init__(
-        self, memory_bytes: int, folder: Path | None = None, disk_bytes: int = 0, wait_seconds: float = 0.0
-    ) -> None:
+    def __init__(self, memory_bytes: int, folder: Path | None = None, disk_bytes: int = 0) -> None:
         self.memory_bytes = memory_bytes
         self.disk_bytes = disk_bytes
         self._folder = folder
-        self._lock = None if folder is None else locked(folder, "pinned_dir", wait_seconds)
+        self._lock = None if folder is None else locked(folder, "pinned_dir")
         self._shares: list[PinnedShare] = []
         """The one longest unused first."""
         self._damaged_in_dropped = 0

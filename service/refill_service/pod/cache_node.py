@@ -105,11 +105,10 @@ class CacheNode:
             int(settings.memory_bytes * settings.pinned_fraction),
             Path(settings.pinned_dir) if settings.pinned_dir else None,
             settings.pinned_dir_bytes,
-            wait_seconds=settings.grace_seconds,  # by then the pod before this one has ended, if it was told to
         )
         journal_dir = Path(settings.journal_dir) if settings.journal_dir else None
         folder_owner = FolderOwner(lives.own, self.fence.owns_no_more)
-        self.journal = Journal(journal_dir, settings.journal_sync_seconds, folder_owner, settings.grace_seconds)
+        self.journal = Journal(journal_dir, settings.journal_sync_seconds, folder_owner)
         lives.counts_as(folder_owner.life)
         for_jobs_bytes = settings.memory_bytes - self.pinned.memory_bytes
         self.gate = ByteGate(int(for_jobs_bytes * settings.in_flight_fraction), _FIRST_READS_BYTES)

@@ -15,6 +15,7 @@ from typing import Any
 import uvloop
 
 from refill.errors import InvalidInput
+from refill_service.memory.folder_lock import wait_until_left
 from refill_service.observing.logs import begin_logging
 from refill_service.observing.tracing import begin_tracing, end_tracing
 from refill_service.pod.cache_node import CacheNode
@@ -57,6 +58,10 @@ def serve(settings: Settings) -> None:
     unix_sockets = [settings.unix_socket, f"{settings.unix_socket}.memory"] if settings.unix_socket else []
     for path in unix_sockets:
         _make_way(path)
+    # Before this run of the pod begins: the one before it confirms other pods until it has ended, and PodLives counts
+    # from the beginning how long that may hold.
+    folders = {"journal_dir": settings.journal_dir, "pinned_dir": settings.pinned_dir}
+    wait_until_left({name: Path(path) for name, path in folders.items() if path}, settings.grace_seconds)
     _use_one_malloc_arena()
     _take_all_file_descriptors()
     try:
