@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
-from tests.helm.rendering import release
+import yaml
+from tests.end_to_end.doc_pages import ROOT, spans
+from tests.helm.rendering import VALUES_FILES, release, release_as_given, values_in
 
 from refill_service.settings import parse_bytes
 
@@ -32,3 +37,19 @@ def test_the_pod_is_told_the_memory_that_was_asked_for(memory: str | int) -> Non
 def test_the_pinned_tier_leaves_the_file_system_a_tenth_of_its_disk() -> None:
     environment = release({"pinnedDisk": {"enabled": True, "size": "100Gi"}}).environment
     assert int(environment["REFILL_PINNED_DIR_BYTES"]) == 90 * 2**30
+
+
+@pytest.mark.parametrize("values", VALUES_FILES, ids=lambda path: path.name)
+def test_the_limit_that_the_runbook_sets_again_is_the_charts(values: Path, tmp_path: Path) -> None:
+    """Its commands, by a Helm that shows the manifest of a release, and a kubectl that shows what it is asked."""
+    found = spans(ROOT / "docs" / "RUNBOOK.md")
+    (read,) = (span for span in found if span.startswith("SIZE="))
+    (limit,) = (span for span in found if span.startswith("kubectl set resources statefulset"))
+    rendered = release_as_given(values_in(values))
+    kept = [each for each in rendered.objects if "helm.sh/hook" not in each["metadata"].get("annotations", {})]
+    (tmp_path / "manifest").write_text(yaml.safe_dump_all(kept))
+    shell = f'helm() {{ cat {tmp_path}/manifest; }}; kubectl() {{ echo "$@"; }}; {read}; {limit}'
+    asked = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout.split()
+    memory = rendered.container["resources"]["limits"]["memory"]
+    assert asked[-2:] == [f"--limits=memory={memory}", f"--requests=memory={memory}"]
+    assert f"--containers={rendered.container['name']}" in asked
