@@ -18,7 +18,7 @@ from tests.cluster.events import Event
 from tests.cluster.memory import memory_of
 from tests.cluster.ranks import RANKS, Ranks, rank_pod
 from tests.cluster.rows import Row
-from tests.cluster.soak_files import Done, Epoch, InMemory, Tables, rates_of
+from tests.cluster.soak_files import TIME_UP, Done, Epoch, InMemory, Span, Tables, rates_of
 from tests.cluster.soak_report import plot
 
 __all__ = ["SOAKED", "Soak"]
@@ -41,6 +41,7 @@ class Soak:
     def __init__(self, cluster: Cluster, ranks: Ranks, do: Callable[[Event], Row], folder: Path) -> None:
         self._cluster, self._ranks, self._do, self._folder = cluster, ranks, do, folder
         self._began = time.time()
+        self._span = Span(0.0, "")
         self._done: list[Done] = []
         self._memory: list[InMemory] = []
         self._enough = threading.Event()
@@ -48,7 +49,8 @@ class Soak:
     def run(self, events: list[Event], minutes: float, seed: int, pause_seconds: float = 60) -> None:
         """Until time is up. Raises :class:`RanksEnded` when nothing is left to look at."""
         draw = random.Random(seed)
-        self._began = time.time()
+        self._began, self._span = time.time(), Span(minutes, "")
+        self.keep()
         until = self._began + 60 * minutes
         looking = threading.Thread(target=self._look, daemon=True)
         looking.start()
@@ -70,6 +72,11 @@ class Soak:
                 )
                 self.keep()
                 time.sleep(max(0.0, min(until, began + pause_seconds) - time.time()))
+            self._span = Span(minutes, TIME_UP)
+        except BaseException as error:
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+            self._span = Span(minutes, why)
+            raise
         finally:
             self._enough.set()
             looking.join(timeout=60)
@@ -83,7 +90,7 @@ class Soak:
             for epoch in range(self._ranks.finished())
         ]
         rates = rates_of(self._ranks.came_at(), self._began, time.time())
-        tables = Tables(list(self._done), epochs, rates, list(self._memory))
+        tables = Tables([self._span], list(self._done), epochs, rates, list(self._memory))
         tables.write(self._folder)
         return tables
 

@@ -1,5 +1,6 @@
-"""What is kept of a soak? Four tables of values separated by commas, in one folder, that are whole at any time.
+"""What is kept of a soak? Five tables of values separated by commas, in one folder, that are whole at any time.
 
+- ``soak.csv``: for how long it was to run, and why it ended;
 - ``events.csv``: each event, when it began and when it was over;
 - ``epochs.csv``: each epoch, what was wrong by what the ranks got, and what the pods' receipt said;
 - ``throughput.csv``: samples a second of both ranks, for every five seconds;
@@ -17,10 +18,18 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from tests.cluster.ranks import Batch
 
-__all__ = ["Done", "Epoch", "InMemory", "Rate", "Tables", "rates_of"]
+__all__ = ["TIME_UP", "Done", "Epoch", "InMemory", "Rate", "Span", "Tables", "rates_of"]
 
 RATE_SECONDS = 5
+TIME_UP = "its time was up"
 Kept = TypeVar("Kept", bound=tuple[Any, ...])
+
+
+class Span(NamedTuple):
+    minutes: float
+    """That it was to run."""
+    ended: str
+    """Why; empty: it runs, or was killed."""
 
 
 class Done(NamedTuple):
@@ -60,6 +69,8 @@ class InMemory(NamedTuple):
 
 
 class Tables(NamedTuple):
+    span: list[Span]
+    """One; none: these tables are older than that."""
     done: list[Done]
     epochs: list[Epoch]
     rates: list[Rate]
@@ -79,11 +90,13 @@ class Tables(NamedTuple):
         return cls(*(_read(folder / f"{name}.csv", kind) for name, kind in zip(_NAMES, _KINDS, strict=True)))
 
 
-_NAMES = ("events", "epochs", "throughput", "memory")
-_KINDS: tuple[Any, ...] = (Done, Epoch, Rate, InMemory)
+_NAMES = ("soak", "events", "epochs", "throughput", "memory")
+_KINDS: tuple[Any, ...] = (Span, Done, Epoch, Rate, InMemory)
 
 
 def _read(path: Path, kind: type[Kept]) -> list[Kept]:
+    if kind is Span and not path.exists():
+        return []
     types = get_type_hints(kind).values()
     with path.open(newline="") as file:
         _, *rows = csv.reader(file)

@@ -1,7 +1,7 @@
 """What came of a soak? The tables of its folder, as a plot and in a few lines that judge.
 
-``python -m tests.cluster.soak_report FOLDER`` makes both again. Exit status 1 if anything was not exact, or if memory
-grew.
+``python -m tests.cluster.soak_report FOLDER`` makes both again. Exit status 1 if anything was not exact, memory
+grew, or the soak ended before its time.
 
 Memory is judged as in `tests.chaos.soak`: *flat* when the 95 % interval of the trend, over the last two thirds of the
 time, lies below a bound; it *grows* when the interval lies above; between the two nobody can tell. What is looked at is
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import matplotlib
 from tests.chaos.memory_trend import trend_of
-from tests.cluster.soak_files import InMemory, Tables
+from tests.cluster.soak_files import TIME_UP, InMemory, Span, Tables
 
 __all__ = ["is_denied", "plot", "report"]
 
@@ -29,12 +29,15 @@ _GROWTH = 0.05
 
 
 def report(tables: Tables) -> bool:
-    """Print what came of it; False if anything was not exact, or memory grew."""
-    done, epochs, rates, memory = tables
+    """Print what came of it; False if anything was not exact, memory grew, or it ended before its time."""
+    span, done, epochs, rates, memory = tables
     if not rates:
         print("the soak ended before anything was measured")
         return False
     minutes = (rates[-1].began + 5) / 60
+    cut_short = _cut_short(span, minutes)
+    if cut_short:
+        print(cut_short)
     print(f"{minutes:.0f} minutes, {len(done)} events, {len(epochs)} epochs")
     wrong = [f"epoch {epoch.epoch}: {epoch.wrong}" for epoch in epochs if epoch.wrong]
     denied = [f"epoch {epoch.epoch}: {epoch.receipt}" for epoch in epochs if is_denied(epoch.receipt)]
@@ -50,6 +53,8 @@ def report(tables: Tables) -> bool:
     if failed:
         print("events that failed:", *failed, sep="\n  ")
     flat = True
+    if not memory:
+        print("memory: nothing was measured")
     for pod in sorted({each.pod for each in memory}):
         of_pod = [each for each in memory if each.pod == pod]
         most, limit = max(max(each.now_bytes, each.peak_bytes) for each in of_pod), max(e.limit_bytes for e in of_pod)
@@ -76,7 +81,15 @@ def report(tables: Tables) -> bool:
     mean = sum(rate.samples_a_second for rate in rates) / len(rates)
     usual = sorted(rate.samples_a_second for rate in rates)[len(rates) // 2]
     print(f"samples a second: {mean:.0f} on average, {usual:.0f} in half of the time or more")
-    return not wrong and not denied and not failed and flat
+    return not wrong and not denied and not failed and flat and not cut_short
+
+
+def _cut_short(span: list[Span], minutes: float) -> str:
+    """Empty: it ran for all its time, or that was not kept."""
+    if not span or span[0].ended == TIME_UP:
+        return ""
+    why = " ".join(span[0].ended.split()) or "it still runs, or was killed"
+    return f"**NOT COMPLETE**, {minutes:.0f} of {span[0].minutes:.0f} minutes: {why}"
 
 
 def _highest(of_pod: list[InMemory], step_seconds: float) -> tuple[list[float], list[int]]:
@@ -103,7 +116,7 @@ def _yes(is_true: bool) -> str:
 
 def plot(tables: Tables, path: Path) -> None:
     """Throughput, and memory of pods and ranks, over time, with the events."""
-    done, _, rates, memory = tables
+    _, done, _, rates, memory = tables
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "refill"
     from matplotlib import pyplot

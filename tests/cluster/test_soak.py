@@ -11,15 +11,18 @@ from tests.cluster.events import Event
 from tests.cluster.ranks import Batch
 from tests.cluster.rows import Row
 from tests.cluster.soak import Soak
-from tests.cluster.soak_files import Done, Epoch, InMemory, Rate, Tables, rates_of
+from tests.cluster.soak_files import TIME_UP, Done, Epoch, InMemory, Rate, Span, Tables, rates_of
 from tests.cluster.soak_report import plot, report
 
 _NOT = "0 duplicates, 2 missing, 0 unknown"
 
 
-def _tables(*, wrong: str = "", receipt: str = "exact", exact: str = "yes", growth: float = 0.0) -> Tables:
+def _tables(
+    *, wrong: str = "", receipt: str = "exact", exact: str = "yes", growth: float = 0.0, ended: str = TIME_UP
+) -> Tables:
     """Of ten minutes; memory grows by so many bytes a second."""
     return Tables(
+        [Span(120.0, ended)],
         [Done(60.0, 91.5, "`kubectl delete pod`", exact, 18.25, "Unhealthy, with a comma")],
         [Epoch(0, "", "exact"), Epoch(1, wrong, receipt)],
         [Rate(5.0 * step, 640.0) for step in range(120)],
@@ -39,6 +42,14 @@ def test_what_is_kept_is_read_as_it_was(tmp_path: Path) -> None:
     assert "kubectl delete pod" in (tmp_path / "soak.svg").read_text()
 
 
+def test_tables_that_do_not_say_how_it_ended_are_read_too(tmp_path: Path) -> None:
+    """As they were kept at first."""
+    _tables().write(tmp_path)
+    (tmp_path / "soak.csv").unlink()
+    assert Tables.read(tmp_path) == _tables()._replace(span=[])
+    assert report(Tables.read(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("tables", "good", "says"),
     [
@@ -54,7 +65,10 @@ def test_what_is_kept_is_read_as_it_was(tmp_path: Path) -> None:
             "events that failed:\n  `kubectl delete pod`: **failed**",
         ),
         (_tables(growth=2e4), False, "memory flat: no (+72.0 to +72.0 MB an hour)"),
-        (Tables([], [], [], []), False, "ended before anything was measured"),
+        (_tables(ended="interrupted"), False, "**NOT COMPLETE**, 10 of 120 minutes: interrupted\n10 minutes, 1 events"),
+        (_tables(ended=""), False, "**NOT COMPLETE**, 10 of 120 minutes: it still runs, or was killed"),
+        (_tables()._replace(memory=[]), True, "memory: nothing was measured"),
+        (Tables([], [], [], [], []), False, "ended before anything was measured"),
     ],
 )
 def test_it_is_judged(tables: Tables, good: bool, says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,3 +112,25 @@ def test_what_a_cluster_can_not_do_is_drawn_again_when_something_else_was_done(t
     assert {"a", "b"} == set(told[:-2])
     assert set(told[-2:]) == {"a", "b"}
     assert {done.event for done in Tables.read(tmp_path).done} == {"b"}
+    assert Tables.read(tmp_path).span == [Span(1e9, "Failed: this cluster can do none of a, b")]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), None])
+def test_what_is_kept_says_whether_it_ran_for_all_its_time(error: BaseException | None, tmp_path: Path) -> None:
+    seen: list[Span] = []
+
+    def do(event: Event) -> Row:
+        seen.extend(Tables.read(tmp_path).span)
+        if error is not None:
+            raise error
+        return Row(event.says, "yes")
+
+    soak = Soak(_NoCluster(), _NoRanks(), do, tmp_path)  # type: ignore[arg-type]
+    events = [Event("a", "a", lambda cluster, options: None)]
+    if error is None:
+        soak.run(events, minutes=0.01, seed=3, pause_seconds=0)
+    else:
+        with pytest.raises(type(error)):
+            soak.run(events, minutes=0.01, seed=3, pause_seconds=0)
+    assert seen[0] == Span(0.01, ""), "a soak that is killed is not taken for a whole one"
+    assert Tables.read(tmp_path).span == [Span(0.01, TIME_UP if error is None else "interrupted")]
