@@ -33,6 +33,8 @@ from tests.cluster.rows import HEAD, Row
 from tests.cluster.soak import SOAKED, Soak
 from tests.cluster.soak_report import is_denied, report
 
+from refill_service.interrupts import interrupts_after
+
 _PODS = 3
 
 
@@ -96,9 +98,16 @@ def _chosen(given: argparse.Namespace, parser: argparse.ArgumentParser) -> list[
     only = known if given.only is None else [name.strip() for name in given.only.split(",")]
     if unknown := [name for name in only if name not in known]:
         parser.error(f"--only {', '.join(map(repr, unknown))}: no such event; --list names them")
-    if given.soak_minutes and not SOAKED & set(only):
-        parser.error(f"--only {given.only}: a soak does {', '.join(sorted(SOAKED))}")
+    if given.soak_minutes is not None:
+        only = [name for name in only if name in _soaked(given)]
+    if not only:
+        parser.error(f"--only {given.only}: a soak with these options does {', '.join(sorted(_soaked(given)))}")
     return [event for event in EVENTS if event.name in only]
+
+
+def _soaked(given: argparse.Namespace) -> set[str]:
+    without = {"dns": given.dns_off, "api": given.api_off, "rotate": given.rotate}
+    return SOAKED - {name for name, command in without.items() if not command}
 
 
 def _values(given: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, object]:
@@ -151,7 +160,8 @@ class _Trial:
             self._add(Row("", f"**failed**: {failure}"))
             self._failed += 1
         finally:
-            self._tried("`helm uninstall`", self._uninstall)
+            with interrupts_after():
+                self._tried("`helm uninstall`", self._uninstall)
         print()
         for pod, (peak, limit) in sorted(self._peaks.items()):
             print(f"{pod}: at most {peak / 1e6:.0f} MB of {limit / 1e6:.0f} MB, page cache and all")
@@ -219,18 +229,15 @@ class _Trial:
             quiet = time.time()
             ranks.until_finished(1)
             self._add(Row("nothing, for an epoch", self._exactness(ranks, 0, 0), 0.0, *self._stalls(ranks, quiet)))
-            if self._given.soak_minutes:
-                self._soak([event for event in events if event.name in self._soaked()], ranks)
+            if self._given.soak_minutes is not None:
+                self._soak(events, ranks)
             else:
                 for event in events:
                     self._event(event, ranks)
             self._note_memory()
         finally:
-            ranks.end()
-
-    def _soaked(self) -> set[str]:
-        without = {"dns": self._given.dns_off, "api": self._given.api_off, "rotate": self._given.rotate}
-        return SOAKED - {name for name, command in without.items() if not command}
+            with interrupts_after():
+                ranks.end()
 
     def _soak(self, events: list[Event], ranks: Ranks) -> None:
         def do(event: Event) -> Row:

@@ -11,6 +11,8 @@ from tests.cluster.faults import api_away, dns_away, evicted, out_of_memory, rot
 from tests.cluster.options import Options, run_command
 from tests.cluster.waits import replaced
 
+from refill_service.interrupts import interrupts_after
+
 __all__ = ["EVENTS", "Event"]
 
 
@@ -113,7 +115,8 @@ def drain(cluster: Cluster, options: Options) -> None:
             if pod["spec"]["nodeName"] == node:
                 cluster.until(replaced(cluster, name, pod["metadata"]["uid"]), f"{name} is replaced elsewhere")
     finally:
-        cluster.kubectl("uncordon", node)
+        with interrupts_after():
+            cluster.kubectl("uncordon", node)
 
 
 def node_lost(cluster: Cluster, options: Options) -> None:

@@ -12,6 +12,8 @@ from tests.cluster.memory import memory_of
 from tests.cluster.options import Options, run_command
 from tests.cluster.waits import replaced
 
+from refill_service.interrupts import interrupts_after
+
 __all__ = ["api_away", "dns_away", "evicted", "out_of_memory", "rotated", "volume_full", "volume_lost"]
 
 _POD = f"{RELEASE}-1"
@@ -172,8 +174,9 @@ def _away(commands: tuple[str, str], option: str) -> None:
     if not all(commands):
         raise Skipped(f"--{option}-off and --{option}-on were not given")
     off, on = commands
-    run_command(off)
     try:
+        run_command(off)
         time.sleep(_AWAY_SECONDS)
-    finally:
-        run_command(on)
+    finally:  # also when the first one fails half-way
+        with interrupts_after():
+            run_command(on)

@@ -33,7 +33,12 @@ def run_command(command: str, *more: str) -> None:
         try:
             arguments = [*shlex.split(command), *more]
             done = subprocess.run(
-                arguments, stdout=said, stderr=subprocess.STDOUT, timeout=_LONGEST_SECONDS, check=False
+                arguments,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                timeout=_LONGEST_SECONDS,
+                check=False,
+                start_new_session=True,  # Ctrl-C is for who runs this
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Failed(f"{command}: {error}") from None

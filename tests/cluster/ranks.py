@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from tests.cluster.cluster import RELEASE, Cluster, Failed
 
+from refill_service.interrupts import interrupts_after
+
 __all__ = ["RANKS", "Batch", "Ranks", "RanksEnded", "not_once", "rank_pod"]
 
 RANKS = 2
@@ -68,6 +70,15 @@ class Ranks:
         self._ending = False
         self._judging = threading.Lock()
         self._remove()
+        try:
+            self._start(service_url, dataset, batch_seconds, node, secret)
+        except BaseException:
+            with interrupts_after():
+                self.end()
+            raise
+
+    def _start(self, service_url: str, dataset: str, batch_seconds: float, node: str | None, secret: str) -> None:
+        cluster = self._cluster
         image, policy = cluster.image
         arguments = [service_url, dataset, self.job]
         cluster.apply(
@@ -102,6 +113,8 @@ class Ranks:
             self._logs[rank] = log
             assert log.stdout is not None
             for line in log.stdout:
+                if not line.endswith("\n"):
+                    break  # the connection was lost in the middle of it: it comes again
                 number, _, rest = line.rstrip("\n").partition(" ")
                 if not number.isdigit():
                     self.said.append(line.strip())

@@ -8,7 +8,7 @@ __all__ = ["HEAD", "Row"]
 
 HEAD = (
     "| event | every sample exactly once | until all pods are ready again | longest without a batch | "
-    "in all over 1 s | Kubernetes warned |\n| --- | --- | --- | --- | --- | --- |"
+    "in all over 1 s | Kubernetes and pods said |\n| --- | --- | --- | --- | --- | --- |"
 )
 
 

@@ -21,7 +21,8 @@ VALUES = "dataset: {url: s3://bucket/images}\n"
         (VALUES + "tls: {secret: keys}", [], "has tokens or TLS: --client-secret is needed"),
         (VALUES, ["--only", ""], "--only '': no such event; --list names them"),
         (VALUES, ["--only", "delete, forst"], "--only 'forst': no such event"),
-        (VALUES, ["--soak-minutes", "1", "--only", "node"], "--only node: a soak does again, all, api"),
+        (VALUES, ["--soak-minutes", "1", "--only", "node"], "--only node: a soak with these options does again, all"),
+        (VALUES, ["--soak-minutes", "1", "--only", "api,dns"], "--only api,dns: a soak with these options does again"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(
