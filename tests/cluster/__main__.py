@@ -26,9 +26,9 @@ from benchmarks.machine import machine
 from tests.cluster.cluster import CHART, RELEASE, Cluster, Failed, Skipped
 from tests.cluster.events import EVENTS, Event
 from tests.cluster.example import run_example
-from tests.cluster.memory import memory_of
+from tests.cluster.memory import Memory, MemoryWatch
 from tests.cluster.options import Options
-from tests.cluster.ranks import RANKS, Ranks, RanksEnded
+from tests.cluster.ranks import RANKS, Ranks, RanksEnded, rank_pod
 from tests.cluster.rows import HEAD, Row
 from tests.cluster.soak import SOAKED, Soak
 from tests.cluster.soak_report import is_denied, report
@@ -146,7 +146,8 @@ class _Trial:
     def __init__(self, cluster: Cluster, values: dict[str, object], given: argparse.Namespace) -> None:
         self._cluster, self._values, self._given = cluster, values, given
         self._failed = 0
-        self._peaks: dict[str, tuple[int, int]] = {}
+        self._logged: list[str] = []
+        self._peaks: dict[str, Memory] = {}
 
     def run(self, events: list[Event]) -> int:
         major, minor = self._cluster.version
@@ -163,8 +164,10 @@ class _Trial:
             with interrupts_after():
                 self._tried("`helm uninstall`", self._uninstall)
         print()
-        for pod, (peak, limit) in sorted(self._peaks.items()):
-            print(f"{pod}: at most {peak / 1e6:.0f} MB of {limit / 1e6:.0f} MB, page cache and all")
+        for pod, memory in sorted(self._peaks.items()):
+            print(f"{pod}: at most {memory}, page cache and all")
+        if self._logged:
+            print("\nWhat logs warned of last, in each event:", *self._logged, sep="\n")
         return 1 if self._failed else 0
 
     def _install(self) -> None:
@@ -224,43 +227,47 @@ class _Trial:
             node,
             self._given.client_secret,
         )
+        watch = MemoryWatch(self._cluster, [rank_pod(rank) for rank in range(RANKS)])
         try:
             ranks.until_they_run(0)
             quiet = time.time()
             ranks.until_finished(1)
-            self._add(Row("nothing, for an epoch", self._exactness(ranks, 0, 0), 0.0, *self._stalls(ranks, quiet)))
+            exact, stalls = self._exactness(ranks, 0, 0), self._stalls(ranks, quiet)
+            self._add(Row("nothing, for an epoch", exact, 0.0, *stalls, self._most_memory(watch, quiet)))
             if self._given.soak_minutes is not None:
-                self._soak(events, ranks)
+                self._soak(events, ranks, watch)
             else:
                 for event in events:
-                    self._event(event, ranks)
-            self._note_memory()
+                    self._event(event, ranks, watch)
         finally:
             with interrupts_after():
                 ranks.end()
+                watch.end()
+                self._peaks = watch.highest_since(0)
 
-    def _soak(self, events: list[Event], ranks: Ranks) -> None:
+    def _soak(self, events: list[Event], ranks: Ranks, watch: MemoryWatch) -> None:
         def do(event: Event) -> Row:
             try:
-                return self._event(event, ranks)
+                return self._event(event, ranks, watch)
             except RanksEnded:
                 raise
             except (Failed, helm_python.HelmError) as failure:
                 self._failed += 1
                 return self._add(Row(event.says, f"**failed**: {failure}"))
 
-        soak = Soak(self._cluster, ranks, do, self._given.out)
+        soak = Soak(ranks, watch, do, self._given.out)
         try:
             soak.run(events, self._given.soak_minutes, self._given.seed)
         finally:
             print()
             self._failed += not report(soak.keep())
 
-    def _event(self, event: Event, ranks: Ranks) -> Row:
+    def _event(self, event: Event, ranks: Ranks, watch: MemoryWatch) -> Row:
         given = self._given
         options = Options(given.cut_node, (given.dns_off, given.dns_on), (given.api_off, given.api_on), given.rotate)
-        self._note_memory()
-        first, since = ranks.finished(), time.time()
+        looked = time.time()
+        watch.look()
+        first, since, told = ranks.finished(), time.time(), len(ranks.said)
         try:
             seen = event.run(self._cluster, options)
         except Skipped as skipped:
@@ -270,8 +277,13 @@ class _Trial:
         ended = ranks.finished()
         ranks.until_finished(ended + 1)
         exact = self._exactness(ranks, first, ended)
+        watch.look()
         said = "; ".join(filter(None, [self._cluster.warnings(since), seen]))
-        return self._add(Row(event.says, exact, ready, *self._stalls(ranks, since), said))
+        if given.soak_minutes is None:
+            logged = [*self._cluster.logged(since), *(f"a rank: {line}" for line in ranks.said[told:][-1:])]
+            self._logged += [f"- {event.says}: {line}" for line in logged]
+        stalls, memory = self._stalls(ranks, since), self._most_memory(watch, looked)
+        return self._add(Row(event.says, exact, ready, *stalls, memory, said, event.to_do))
 
     def _exactness(self, ranks: Ranks, first: int, last: int) -> str:
         """Of these epochs, by what the ranks got, and by the pods' receipts. Those of epochs before the last may be
@@ -289,12 +301,10 @@ class _Trial:
         gaps = ranks.gaps(since)
         return gaps[0], sum(gap for gap in gaps if gap > 1) / RANKS
 
-    def _note_memory(self) -> None:
-        """Before pods go: what their cgroups counted goes with them."""
-        for pod in self._cluster.pods():
-            if found := memory_of(self._cluster, pod):
-                peak = max(found.peak_bytes, found.now_bytes, self._peaks.get(pod, (0, 0))[0])
-                self._peaks[pod] = peak, found.limit_bytes
+    def _most_memory(self, watch: MemoryWatch, since: float) -> str:
+        """Of the pods that were there, the one whose cgroup has counted most."""
+        found = watch.highest_since(since).values()
+        return str(max(found, key=lambda memory: memory.most_bytes)) if found else ""
 
     def _add(self, row: Row) -> Row:
         print(row, flush=True)

@@ -124,9 +124,13 @@ class Cluster:
         self.until(lambda: not self.pods(), "no pod of the release is left")
 
     def left_over(self) -> list[str]:
-        """Of the release's objects, without its volumes, which are to stay."""
-        kinds = "statefulset,service,pod,serviceaccount,configmap,poddisruptionbudget,networkpolicy"
-        return self.kubectl("get", kinds, "-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name").split()
+        """Of the release's objects and of Helm's own, without volumes, which are to stay."""
+        kinds = "statefulset,service,pod,serviceaccount,configmap,secret,poddisruptionbudget,networkpolicy"
+        found = self.kubectl("get", kinds, "-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name")
+        return [
+            *found.split(),
+            *self.kubectl("get", "secret", "-l", f"owner=helm,name={RELEASE}", "-o", "name").split(),
+        ]
 
     @property
     def image(self) -> tuple[str, str]:
@@ -176,6 +180,15 @@ class Cluster:
                 }
             )
         )
+
+    def logged(self, since: float) -> list[str]:
+        """The last warning or error in the log of each pod that is there, if one came since then."""
+        found = []
+        for pod in self.pods():
+            log = self.kubectl("logs", pod, f"--since={time.time() - since:.0f}s", check=False).splitlines()
+            if warned := [line for line in log if " WARNING " in line or " ERROR " in line]:
+                found.append(f"{pod}: {warned[-1].split(' ', 2)[-1]}")  # without date and time
+        return found
 
     def until(self, is_true: Callable[[], bool], what: str, seconds: float = 300) -> float:
         """Returns the seconds that it took. An API server that gives no answer is asked again."""

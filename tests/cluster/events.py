@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from tests.cluster.cluster import RELEASE, Cluster, Skipped
-from tests.cluster.faults import api_away, dns_away, evicted, out_of_memory, rotated, volume_full, volume_lost
+from tests.cluster.faults import (
+    api_away,
+    dns_away,
+    dns_away_from_a_new_pod,
+    evicted,
+    out_of_memory,
+    rotated,
+    volume_full,
+    volume_lost,
+)
 from tests.cluster.options import Options, run_command
-from tests.cluster.waits import replaced
+from tests.cluster.waits import replaced, steps_of
 
 from refill_service.interrupts import interrupts_after
 
@@ -24,17 +34,20 @@ class Event(NamedTuple):
     """Returns what is to be said of it beside Kubernetes' warnings."""
     needs: str = ""
     """Of the cluster, the values or the options; without it the event is skipped."""
+    to_do: str = "nothing"
+    """What a person does about it, and where the docs say so. ``run`` does the same."""
 
 
-def delete(cluster: Cluster, options: Options, *how: str) -> None:
+def delete(cluster: Cluster, options: Options, *how: str) -> str:
     name = f"{RELEASE}-1"
-    uid = cluster.uids()[name]
+    uid, since = cluster.uids()[name], time.time()
     cluster.kubectl("delete", "pod", name, "--wait=false", *how)
     cluster.until(replaced(cluster, name, uid), f"{name} is replaced")
+    return steps_of(cluster, name, since)
 
 
-def forced(cluster: Cluster, options: Options) -> None:
-    delete(cluster, options, "--force", "--grace-period=0")
+def forced(cluster: Cluster, options: Options) -> str:
+    return delete(cluster, options, "--force", "--grace-period=0")
 
 
 def all_deleted(cluster: Cluster, options: Options) -> None:
@@ -81,22 +94,24 @@ def _to(replicas: int, *, at_once: bool = False) -> Callable[[Cluster, Options],
     return scaled
 
 
-def kubectl_scale(cluster: Cluster, options: Options) -> None:
+def kubectl_scale(cluster: Cluster, options: Options) -> str:
     """What the docs say not to do: pods that the others know nothing of don't start, and nobody is hurt."""
     replicas = cluster.found("statefulset", RELEASE)["spec"]["replicas"]
     cluster.kubectl("scale", f"statefulset/{RELEASE}", f"--replicas={replicas + 1}")
     added = f"{RELEASE}-{replicas}"
 
-    def refuses() -> bool:
+    def refusals() -> list[str]:
         # A container that was started again has said nothing yet, and the one before it has.
-        logs = (cluster.kubectl("logs", added, "--tail=2", *which, check=False) for which in ([], ["--previous"]))
-        return any(f"ordinal is {replicas} but" in told for told in logs)
+        logs = [cluster.kubectl("logs", added, "--tail=2", *which, check=False) for which in ([], ["--previous"])]
+        return re.findall(rf"ordinal is {replicas} but.*", "\n".join(logs))
 
     try:
-        cluster.until(refuses, f"{added} says why it refuses to start", seconds=120)
+        cluster.until(lambda: bool(refusals()), f"{added} says why it refuses to start", seconds=120)
+        said = f"{added}: {(refusals() or ['it was started again just now'])[0]}"
     finally:
         cluster.kubectl("scale", f"statefulset/{RELEASE}", f"--replicas={replicas}")
     cluster.until(cluster.is_as_wanted, f"{added} is gone")
+    return said
 
 
 def drain(cluster: Cluster, options: Options) -> None:
@@ -105,6 +120,7 @@ def drain(cluster: Cluster, options: Options) -> None:
         raise Skipped("there is one node alone")
     before = cluster.pods()
     node = before[f"{RELEASE}-0"]["spec"]["nodeName"]
+    was_cordoned = node not in cluster.nodes()
     selector = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component=cache"
     try:
         cluster.kubectl(
@@ -115,8 +131,9 @@ def drain(cluster: Cluster, options: Options) -> None:
             if pod["spec"]["nodeName"] == node:
                 cluster.until(replaced(cluster, name, pod["metadata"]["uid"]), f"{name} is replaced elsewhere")
     finally:
-        with interrupts_after():
-            cluster.kubectl("uncordon", node)
+        if not was_cordoned:
+            with interrupts_after():
+                cluster.kubectl("uncordon", node)
 
 
 def node_lost(cluster: Cluster, options: Options) -> None:
@@ -138,23 +155,56 @@ def node_lost(cluster: Cluster, options: Options) -> None:
         cluster.until(replaced(cluster, name, uid), f"{name} is replaced")
 
 
+_LOST = "RUNBOOK.md#refillrequestswaitforpod"
+
 EVENTS = [
     Event("delete", "`kubectl delete pod`", delete),
     Event("forced", "`kubectl delete pod --force --grace-period=0`", forced),
     Event("rolling", "rolling update by a changed value", rolling),
     Event("rollback", "`helm rollback`", rolled_back),
-    Event("scale", "`kubectl scale` by one more, and back", kubectl_scale),
+    Event("scale", "`kubectl scale` by one more, and back", kubectl_scale, to_do="[scale by Helm](INSTALL.md#scaling)"),
     Event("grow", "`helm upgrade --set replicas=5`", _to(5)),
     Event("shrink", "`helm upgrade --set replicas=2`", _to(2)),
+    Event(
+        "grow-at-once",
+        "`helm upgrade --set replicas=5`, and `kubectl delete pod` of all at once",
+        _to(5, at_once=True),
+    ),
     Event("again", "`helm upgrade --set replicas=3`, and `kubectl delete pod` of all at once", _to(3, at_once=True)),
     Event("drain", "`kubectl drain` of a node", drain, "two nodes"),
     Event("all", "all pods deleted at once by force", all_deleted),
-    Event("memory", "a memory limit set too low, and what it was", out_of_memory),
+    Event(
+        "memory",
+        "a memory limit set too low, and what it was",
+        out_of_memory,
+        to_do=f"[set the chart's limit again]({_LOST})",
+    ),
     Event("evicted", "eviction: a temporary folder too large for its emptyDir", evicted),
-    Event("full", "the volume of a journal full, and its pod deleted", volume_full, "journals on small volumes"),
-    Event("lost", "the volume of a journal lost, and its pod deleted", volume_lost, "journals on volumes"),
-    Event("rotate", "tokens and certificates rotated", rotated, "TLS, --rotate"),
+    Event(
+        "full",
+        "the volume of a journal full, and its pod deleted",
+        volume_full,
+        "journals on small volumes",
+        "[make room](RUNBOOK.md#refilljournalerrors)",
+    ),
+    Event(
+        "lost",
+        "the volume of a journal lost, and its pod deleted",
+        volume_lost,
+        "journals on volumes",
+        f"[delete the claim, and then the pod]({_LOST})",
+    ),
+    Event(
+        "rotate", "tokens and certificates rotated", rotated, "TLS, --rotate", "[as said](INSTALL.md#tokens-and-tls)"
+    ),
     Event("dns", "no DNS for a minute", dns_away, "--dns-off, --dns-on"),
+    Event("dns-delete", "no DNS for a minute, and a pod deleted", dns_away_from_a_new_pod, "--dns-off, --dns-on"),
     Event("api", "no API server for a minute", api_away, "--api-off, --api-on"),
-    Event("node", "power cut of a node, its pods deleted by force", node_lost, "--cut-node"),
+    Event(
+        "node",
+        "power cut of a node, its pods deleted by force",
+        node_lost,
+        "--cut-node",
+        f"[delete its pods by force]({_LOST})",
+    ),
 ]

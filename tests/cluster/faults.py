@@ -6,6 +6,7 @@ Beside each stands what docs/RUNBOOK.md or docs/INSTALL.md tells a person to do,
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from tests.cluster.cluster import RELEASE, Cluster, Failed, Skipped
 from tests.cluster.memory import memory_of
@@ -14,7 +15,10 @@ from tests.cluster.waits import replaced
 
 from refill_service.interrupts import interrupts_after
 
-__all__ = ["api_away", "dns_away", "evicted", "out_of_memory", "rotated", "volume_full", "volume_lost"]
+__all__ = [
+    *("api_away", "dns_away", "dns_away_from_a_new_pod", "evicted"),
+    *("out_of_memory", "rotated", "volume_full", "volume_lost"),
+]
 
 _POD = f"{RELEASE}-1"
 _JOURNAL = "/var/lib/refill/journal"
@@ -65,7 +69,7 @@ def evicted(cluster: Cluster, options: Options) -> str:
     memory = memory_of(cluster, _POD)
     cluster.until(replaced(cluster, _POD, uid), f"{_POD} is evicted and replaced")
     cluster.until(cluster.is_as_wanted, "all pods are ready")
-    return f"its cgroup: {memory.peak_bytes / 1e6:.0f} MB of {memory.limit_bytes / 1e6:.0f} MB" if memory else ""
+    return f"its cgroup: {memory}" if memory else ""
 
 
 def volume_full(cluster: Cluster, options: Options) -> str:
@@ -163,19 +167,27 @@ def dns_away(cluster: Cluster, options: Options) -> None:
     _away(options.dns, "dns")
 
 
+def dns_away_from_a_new_pod(cluster: Cluster, options: Options) -> None:
+    """Nobody finds it before DNS is back; then it goes on by itself."""
+    uid = cluster.uids()[_POD]
+    _away(options.dns, "dns", lambda: cluster.kubectl("delete", "pod", _POD, "--wait=false"))
+    cluster.until(replaced(cluster, _POD, uid), f"{_POD} is replaced")
+
+
 def api_away(cluster: Cluster, options: Options) -> None:
     """Nothing that runs needs it. Nodes that it has not heard of may be NotReady for a moment afterwards."""
     _away(options.api, "api")
     cluster.until(cluster.is_as_wanted, "the API server is back, and all pods are ready")
 
 
-def _away(commands: tuple[str, str], option: str) -> None:
-    """For a minute."""
+def _away(commands: tuple[str, str], option: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """For a minute, at whose beginning something else is done."""
     if not all(commands):
         raise Skipped(f"--{option}-off and --{option}-on were not given")
     off, on = commands
     try:
         run_command(off)
+        meanwhile()
         time.sleep(_AWAY_SECONDS)
     finally:  # also when the first one fails half-way
         with interrupts_after():

@@ -1,22 +1,19 @@
 """Does a job stay exact, and its pods as they are, for hours of this? One event a minute, drawn at random.
 
-Meanwhile a thread looks at the memory of pods and ranks. All that is known is written after each event, and at the end,
-however that comes.
+All that is known is written after each event, and at the end, however that comes.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cluster.cluster import Cluster, Failed
+from tests.cluster.cluster import Failed
 from tests.cluster.events import Event
-from tests.cluster.memory import memory_of
-from tests.cluster.ranks import RANKS, Ranks, rank_pod
+from tests.cluster.memory import MemoryWatch
+from tests.cluster.ranks import Ranks
 from tests.cluster.rows import Row
 from tests.cluster.soak_files import TIME_UP, Done, Epoch, InMemory, Span, Tables, rates_of
 from tests.cluster.soak_report import plot
@@ -24,27 +21,25 @@ from tests.cluster.soak_report import plot
 __all__ = ["SOAKED", "Soak"]
 
 SOAKED = {
-    *("delete", "forced", "rolling", "rollback", "scale", "grow", "shrink", "again", "drain", "all"),
-    *("evicted", "full", "lost", "rotate", "dns", "api"),
+    *("delete", "forced", "rolling", "rollback", "scale", "grow", "shrink", "grow-at-once", "again", "drain"),
+    *("all", "evicted", "full", "lost", "rotate", "dns", "dns-delete", "api"),
 }
 """Events after which any other can come, in about a minute."""
-_MEMORY_SECONDS = 15
 
 
 class Soak:
     """One soak of a job that runs.
 
+    :param watch: looks at the memory of pods and ranks meanwhile.
     :param do: does an event, and says what came of it.
     :param folder: where its tables and the plot go.
     """
 
-    def __init__(self, cluster: Cluster, ranks: Ranks, do: Callable[[Event], Row], folder: Path) -> None:
-        self._cluster, self._ranks, self._do, self._folder = cluster, ranks, do, folder
+    def __init__(self, ranks: Ranks, watch: MemoryWatch, do: Callable[[Event], Row], folder: Path) -> None:
+        self._ranks, self._watch, self._do, self._folder = ranks, watch, do, folder
         self._began = time.time()
         self._span = Span(0.0, "")
         self._done: list[Done] = []
-        self._memory: list[InMemory] = []
-        self._enough = threading.Event()
 
     def run(self, events: list[Event], minutes: float, seed: int, pause_seconds: float = 60) -> None:
         """Until time is up. Raises :class:`RanksEnded` when nothing is left to look at."""
@@ -52,8 +47,6 @@ class Soak:
         self._began, self._span = time.time(), Span(minutes, "")
         self.keep()
         until = self._began + 60 * minutes
-        looking = threading.Thread(target=self._look, daemon=True)
-        looking.start()
         left = list(events)
         try:
             while (began := time.time()) < until:
@@ -78,8 +71,6 @@ class Soak:
             self._span = Span(minutes, why)
             raise
         finally:
-            self._enough.set()
-            looking.join(timeout=60)
             plot(self.keep(), self._folder / "soak.svg")
 
     def keep(self) -> Tables:
@@ -90,19 +81,11 @@ class Soak:
             for epoch in range(self._ranks.finished())
         ]
         rates = rates_of(self._ranks.came_at(), self._began, time.time())
-        tables = Tables([self._span], list(self._done), epochs, rates, list(self._memory))
+        memory = [
+            InMemory(looked.at - self._began, looked.pod, looked.life, *looked.memory)
+            for looked in list(self._watch.looked)
+            if looked.at >= self._began
+        ]
+        tables = Tables([self._span], list(self._done), epochs, rates, memory)
         tables.write(self._folder)
         return tables
-
-    def _look(self) -> None:
-        ranks = [rank_pod(rank) for rank in range(RANKS)]
-        for turn in itertools.count(1):
-            try:
-                lives = {name: pod["metadata"]["uid"] for name, pod in self._cluster.pods().items()}
-            except Failed:
-                lives = {}  # no API server just now
-            for pod, life in [*lives.items(), *((rank, rank) for rank in ranks if lives)]:
-                if found := memory_of(self._cluster, pod):
-                    self._memory.append(InMemory(time.time() - self._began, pod, life, *found))
-            if self._enough.wait(max(0.0, self._began + turn * _MEMORY_SECONDS - time.time())):
-                return

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from tests.cluster.cluster import Failed
 from tests.cluster.events import Event
+from tests.cluster.memory import Looked
 from tests.cluster.ranks import Batch
 from tests.cluster.rows import Row
 from tests.cluster.soak import Soak
@@ -93,9 +94,8 @@ class _NoRanks:
         return []
 
 
-class _NoCluster:
-    def pods(self) -> dict[str, Any]:
-        return {}
+class _NoWatch:
+    looked: ClassVar[list[Looked]] = []
 
 
 def test_what_a_cluster_can_not_do_is_drawn_again_when_something_else_was_done(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_what_a_cluster_can_not_do_is_drawn_again_when_something_else_was_done(t
         told.append(event.name)
         return Row(event.says, "skipped: it can't" if event.name == "a" or len(told) > 5 else "yes")
 
-    soak = Soak(_NoCluster(), _NoRanks(), do, tmp_path)  # type: ignore[arg-type]
+    soak = Soak(_NoRanks(), _NoWatch(), do, tmp_path)  # type: ignore[arg-type]
     with pytest.raises(Failed, match="can do none of a, b"):
         soak.run(events, minutes=1e9, seed=3, pause_seconds=0)
     assert {"a", "b"} == set(told[:-2])
@@ -125,7 +125,7 @@ def test_what_is_kept_says_whether_it_ran_for_all_its_time(error: BaseException 
             raise error
         return Row(event.says, "yes")
 
-    soak = Soak(_NoCluster(), _NoRanks(), do, tmp_path)  # type: ignore[arg-type]
+    soak = Soak(_NoRanks(), _NoWatch(), do, tmp_path)  # type: ignore[arg-type]
     events = [Event("a", "a", lambda cluster, options: None)]
     if error is None:
         soak.run(events, minutes=0.01, seed=3, pause_seconds=0)
