@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -17,13 +22,15 @@ from tests.helm.rendering import release
 from refill_service.demo.local_cluster import LocalCluster
 
 
-def check(url: str, num_pods: int, dataset: str, tokens: str = "", ca: str = "") -> subprocess.CompletedProcess[str]:
-    """The test pod's command, with these in place of its own arguments."""
+def check(
+    url: str, num_pods: int, dataset: str, tokens: str = "", ca: str = "", patience: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """The test pod's command, with these in place of its own arguments. Without ``patience`` it has a minute."""
     (container,) = release({"dataset": {"url": "s3://bucket/images"}}).the("Pod")["spec"]["containers"]
     assert container["command"] == ["python", "-c"]
     script, *arguments = container["args"]
     assert arguments == ["http://refill.ml.svc:8000", "3", "s3://bucket/images", "", ""]
-    command = [sys.executable, "-I", "-c", script, url, str(num_pods), dataset, tokens, ca]
+    command = [sys.executable, "-I", "-c", script, url, str(num_pods), dataset, tokens, ca, *patience]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -103,12 +110,56 @@ def test_an_authority_that_is_no_certificate_fails(test_pod: TestPod) -> None:
 
 
 def test_pods_of_another_number_fail(three_pods: LocalCluster) -> None:
-    assert_fails(check(three_pods.pod_urls[0], 5, ""), "a pod knows of 3 pods, and there are to be 5")
+    assert_fails(check(three_pods.pod_urls[0], 5, "", patience=("0",)), "a pod knows of 3 pods, and there are to be 5")
 
 
 @pytest.mark.parametrize("dataset", ["", "s3://bucket/images"])
 def test_a_service_that_does_not_answer_fails(dataset: str) -> None:
-    assert_fails(check(f"http://127.0.0.1:{free_port()}", 3, dataset), "Connection refused")
+    assert_fails(check(f"http://127.0.0.1:{free_port()}", 3, dataset, patience=("0",)), "Connection refused")
+
+
+@contextmanager
+def a_service_that_answers(*answers: tuple[int, object]) -> Iterator[tuple[str, list[str]]]:
+    """Its URL, and what it was asked. ``answers``: status and JSON of each, status 0: the connection is cut."""
+    coming, asked = list(answers), list[str]()
+
+    class Answering(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            status, said = coming.pop(0)
+            if status:
+                body = json.dumps(said).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        server.shutdown()
+
+
+def test_a_release_that_was_just_installed_is_waited_for() -> None:
+    starting, fewer, all_of_them = ({"status": "starting", "pods": 3}, {"pods": 2}, {"pods": 3})
+    with a_service_that_answers((0, None), (503, starting), (200, fewer), (200, all_of_them)) as (url, asked):
+        result = check(url, 3, "")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert asked == 4 * ["/readyz"]
+    waits = [line for line in result.stdout.splitlines() if line.startswith("waiting, for ")]
+    whys = ["Remote end closed connection", "HTTP Error 503", "a pod knows of 2 pods, and there are to be 3"]
+    assert len(waits) == len(whys)
+    assert all(why in line for why, line in zip(whys, waits, strict=True))
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 500])
+def test_what_is_refused_is_not_asked_again(status: int) -> None:
+    with a_service_that_answers((status, {"message": "no, because"})) as (url, asked):
+        assert_fails(check(url, 3, ""), "no, because")
+    assert asked == ["/readyz"]
 
 
 def assert_fails(result: subprocess.CompletedProcess[str], why: str) -> None:
@@ -116,3 +167,4 @@ def assert_fails(result: subprocess.CompletedProcess[str], why: str) -> None:
     assert result.stderr.startswith("wrong: ")
     assert result.stderr.count("\n") == 1
     assert why in result.stderr
+    assert "waiting" not in result.stdout
