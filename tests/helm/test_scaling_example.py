@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -36,16 +37,15 @@ def test_kubernetes_takes_it(version: str) -> None:
 
 @pytest.mark.parametrize(("waited", "wanted"), [(30, 1), (6, 0)], ids=["half of the time", "a tenth"])
 def test_the_query_says_whether_training_waits(waited: int, wanted: int, tmp_path: Path) -> None:
-    """``waited``: seconds of each minute, by the rank that waits most."""
+    """``waited``: seconds of each minute, by the rank that waits most. Those of another release wait longer."""
     (trigger,) = SPEC["triggers"]
     assert trigger["metadata"]["threshold"] == "1"
     shutil.copy(RULES, tmp_path)
-    series = 'refill_client_data_wait_seconds_total{job="ml/refill", training_job="run-1", rank="%d"}'
+    series = 'refill_client_data_wait_seconds_total{job="%s", training_job="run-1", rank="%d"}'
+    waits = {("ml/refill", 0): waited, ("ml/refill", 1): waited / 3, ("ml/other", 0): 50}
     case = {
         "interval": "1m",
-        "input_series": [
-            {"series": series % rank, "values": f"0+{most}x120"} for rank, most in enumerate((waited, waited / 3))
-        ],
+        "input_series": [{"series": series % rank, "values": f"0+{each}x120"} for rank, each in waits.items()],
         "promql_expr_test": [
             {
                 "expr": trigger["metadata"]["query"],
@@ -56,6 +56,15 @@ def test_the_query_says_whether_training_waits(waited: int, wanted: int, tmp_pat
     }
     (tmp_path / "case.yaml").write_text(yaml.safe_dump({"rule_files": [RULES.name], "tests": [case]}))
     succeeds(tool("promtool"), "test", "rules", str(tmp_path / "case.yaml"))
+
+
+def test_the_query_asks_for_the_release_that_is_scaled() -> None:
+    """By the label that the chart's ServiceMonitor gives it; a PodMonitor gets the same one from the operator."""
+    (trigger,) = SPEC["triggers"]
+    found = release({"serviceMonitor": {"enabled": True}}, namespace="ml")
+    (endpoint,) = found.the("ServiceMonitor")["spec"]["endpoints"]
+    labels = {each["targetLabel"]: each["replacement"] for each in endpoint["relabelings"]}
+    assert re.findall(r'\bjob="([^"]*)"', trigger["metadata"]["query"]) == [labels["job"]]
 
 
 @pytest.mark.parametrize(("pods", "upgraded"), [("3", True), ("6", False), ("9", False)])
