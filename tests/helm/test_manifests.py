@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 import ssl
 from collections import Counter
 from pathlib import Path
@@ -212,6 +213,17 @@ def test_kubernetes_waits_longer_for_a_pod_to_end_than_the_pod_takes() -> None:
     for grace_seconds in (25, 59.5, 300):
         spec = release({"settings": {"grace_seconds": grace_seconds}}).pod_template["spec"]
         assert spec["terminationGracePeriodSeconds"] >= grace_seconds + 15
+
+
+def test_the_docs_have_the_seconds_of_the_pods_beginning_and_end() -> None:
+    spec, docs = release().pod_template["spec"], CHART.parents[1] / "docs"
+    says = f"`terminationGracePeriodSeconds` to `grace_seconds` + 15, which is {spec['terminationGracePeriodSeconds']}."
+    assert says in (docs / "POD.md").read_text()
+    probe = spec["containers"][0]["readinessProbe"]
+    between, answers = probe["periodSeconds"], probe["successThreshold"]
+    says = rf"at least {(answers - 1) * between} s later, .*: `readinessProbe` wants three answers in turn, {between} s"
+    assert answers == 3
+    assert re.search(says, (docs / "INSTALL.md").read_text())
 
 
 LONG = "a-release-with-the-longest-name-that-helm-allows-xxx"  # and one letter more, below
