@@ -1,6 +1,8 @@
-"""What did the chart before this one fix for ever? chart_before.json has it, from the last release:
+"""What did the chart before this one fix for ever? chart_before.json has it:
 
     python -m tests.helm.chart_before     write it anew, when a version is released
+
+Nothing was released yet: what is there is from a chart of 0.1.0 while that was written.
 
 A StatefulSet that is there refuses every change but of a few fields, and so does ``helm upgrade`` then. It may give the
 new chart all values that the one before had.
