@@ -215,6 +215,12 @@ def test_kubernetes_waits_longer_for_a_pod_to_end_than_the_pod_takes() -> None:
         assert spec["terminationGracePeriodSeconds"] >= grace_seconds + 15
 
 
+def test_the_pod_of_helm_test_takes_nobodys_place() -> None:
+    found = release({"priorityClassName": "training"})
+    assert found.pod_template["spec"]["priorityClassName"] == "training"
+    assert "priorityClassName" not in found.the("Pod")["spec"]
+
+
 def test_the_docs_have_the_seconds_of_the_pods_beginning_and_end() -> None:
     spec, docs = release().pod_template["spec"], CHART.parents[1] / "docs"
     says = f"`terminationGracePeriodSeconds` to `grace_seconds` + 15, which is {spec['terminationGracePeriodSeconds']}."
