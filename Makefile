@@ -110,11 +110,11 @@ chart: $(READY) chart-files
 	mkdir -p dist
 	$(BIN)/python -c 'import helm_python; print(helm_python.package("helm/refill", destination="dist"))'
 
-# What pip installs. Built by the locked builder, the wheel from the source distribution.
+# What pip installs. Built by the locked builder, the wheel from the source distribution. The chart of `make chart` stays.
 dist: $(READY)
-	rm -rf dist
+	rm -f dist/refill_cache-*
 	$(BIN)/uv build --quiet --build-constraints docker/build.lock --require-hashes --out-dir dist .
-	$(BIN)/twine check --strict dist/*
+	$(BIN)/twine check --strict dist/refill_cache-*
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -19,6 +19,7 @@ import refill
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CHART = f"refill-{PROJECT['version']}.tgz"
 UV = Path(sysconfig.get_path("scripts")) / "uv"
 
 
@@ -31,8 +32,10 @@ def run(*command: object, check: bool = True) -> subprocess.CompletedProcess[str
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that `make dist` writes, written by its own commands."""
+    """The folder that `make dist` writes, written by its own commands; an old wheel and a chart were there before."""
     folder = tmp_path_factory.mktemp("dist")
+    for name in ("refill_cache-0.0.1-py3-none-any.whl", CHART):
+        (folder / name).touch()
     recipe = re.search(r"^dist: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe
     scripts = sysconfig.get_path("scripts")
@@ -58,6 +61,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_both_files_are_there_and_say_who_and_what(dist: Path, wheel: Path) -> None:
     sources = dist / f"refill_cache-{PROJECT['version']}.tar.gz"
     assert sorted(file for file in dist.iterdir() if file.suffix in (".whl", ".gz")) == [wheel, sources]
+    assert (dist / CHART).exists(), "made by `make chart`"
     with zipfile.ZipFile(wheel) as opened:
         says = BytesParser().parsebytes(opened.read(f"refill_cache-{PROJECT['version']}.dist-info/METADATA"))
     assert (says["Name"], says["Version"]) == ("refill-cache", refill.__version__)
