@@ -33,7 +33,7 @@ FOREIGN = {
     *("accelerator_config", "eval_dataset", "group_by_length", "ignore_data_skip", "pixel_values"),
     "train_sampling_strategy",
     "--build-arg",
-    *("NotReady", "NoExecute"),
+    *("NotReady", "NoExecute", "preemptionPolicy"),
     *("GetObject", "ListBucket", "PutObject", "DeleteObject", "AbortMultipartUpload", "AbortIncompleteMultipartUpload"),
 }
 """Names of other people that occur in no file here."""
