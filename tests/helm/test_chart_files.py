@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import tomllib
 from pathlib import Path
 
 import helm_python
@@ -58,6 +59,24 @@ store:
         ("Of pods", "store.url", "", "A URL."),
         ("Of pods", "store.key", "<k>", ""),
     ]
+
+
+def test_what_artifact_hub_is_told_is_true() -> None:
+    """A home, sources, maintainers and an icon are left out: the project has no public place yet."""
+    root = CHART.parents[1]
+    chart, project = (
+        yaml.safe_load((CHART / "Chart.yaml").read_text()),
+        tomllib.loads((root / "pyproject.toml").read_text()),
+    )
+    version, given = project["project"]["version"], chart["annotations"]
+    assert chart["version"] == chart["appVersion"] == version
+    assert all(isinstance(value, str) for value in given.values()), "Kubernetes' rule for annotations"
+    assert given.pop("artifacthub.io/category") == "ai-machine-learning"
+    assert given.pop("artifacthub.io/license") == project["project"]["license"]
+    assert given.pop("artifacthub.io/operator") == "false"
+    unreleased = f"## {version} (unreleased)" in (root / "CHANGELOG.md").read_text()
+    assert given.pop("artifacthub.io/prerelease") == str(unreleased).lower()
+    assert given == {}, "an annotation that nothing here looks at"
 
 
 def test_the_archive_is_the_chart(tmp_path: Path) -> None:
