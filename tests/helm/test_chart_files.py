@@ -70,7 +70,7 @@ def test_what_artifact_hub_is_told_is_true() -> None:
     )
     version, given = project["project"]["version"], chart["annotations"]
     assert chart["version"] == chart["appVersion"] == version
-    assert all(isinstance(value, str) for value in given.values()), "Kubernetes' rule for annotations"
+    assert all(isinstance(value, str) for value in given.values()), "Helm takes nothing else"
     assert given.pop("artifacthub.io/category") == "ai-machine-learning"
     assert given.pop("artifacthub.io/license") == project["project"]["license"]
     assert given.pop("artifacthub.io/operator") == "false"
