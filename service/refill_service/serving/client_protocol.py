@@ -115,10 +115,14 @@ class ClientServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if not isinstance(connection, _LimitedProtocol):
                 continue
-            if connection.is_slow(now):
+            try:
+                is_slow, is_over = connection.is_slow(now), connection.is_half_closed()
+            except Exception:  # of one client: the server would end by it, and the pod
+                log.exception("a client's connection is cut off, since nobody can tell how it is")
+                is_slow, is_over = False, True
+            if is_slow:
                 self._limits.counts.connections_cut += 1
-                connection.transport.abort()
-            elif connection.is_half_closed():
+            if is_slow or is_over:
                 connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
