@@ -45,7 +45,8 @@ class PodConnection:
     :param record: of what the rank has received; all processes of a rank share one. None: one of its own.
     :param credentials: None: those of the environment.
     :param allow_skipped: whether this rank may leave out positions below ones that it asks for.
-    :param connect_timeout_seconds: how long reaching a pod's machine may take; all of its addresses are tried.
+    :param connect_timeout_seconds: how long looking up a pod's name may take, and then reaching its machine, for which
+        all of its addresses are tried.
     :param goes_without_damaged: whether a batch comes without the samples that are damaged, which
         ``ReceivedBatch.damaged`` then names. Else that is an error.
     """

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from refill.credentials import Credentials
 from refill.errors import InvalidInput
+from refill.name_lookup import addresses_of
 
 __all__ = ["GONE_SECONDS", "PROBE_AFTER_SECONDS", "UNIX", "PodLink", "checked_url"]
 
@@ -42,7 +43,8 @@ class PodLink(http.client.HTTPConnection):
     """HTTP/1.1 to one pod. Connects with the first request, and anew after ``close``.
 
     :param url: as :func:`checked_url` has it.
-    :param connect_timeout_seconds: for reaching its machine. TLS, which takes the pod itself, has the request's time.
+    :param connect_timeout_seconds: for its name, and once more for its machine. TLS, which takes the pod itself, has
+        the request's time: after a restart a pod may have many handshakes to do, and would do them in vain.
     """
 
     def __init__(self, url: str, credentials: Credentials, connect_timeout_seconds: float) -> None:
@@ -101,8 +103,12 @@ def _set(sock: socket.socket, name: str, value: int) -> None:
 
 
 def _first_that_answers(host: str, port: int, seconds: float) -> socket.socket:
-    """Raises OSError that names each address that was tried, and what became of it."""
-    to_try = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    """Raises OSError that names each address that was tried, and what became of it; or the name, if it was not found.
+
+    :param seconds: for the name, and once more for its addresses: with one limit for both, a resolver that leaves but
+        little of it would let no pod be reached, however often that is tried.
+    """
+    to_try = list(addresses_of(host, port, seconds))
     failed: list[str] = []
     under_way: dict[socket.socket, str] = {}
     ends, next_at = time.monotonic() + seconds, 0.0

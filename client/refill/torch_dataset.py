@@ -73,7 +73,8 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     :param ca_file: file with the certificates to trust for an https service, PEM. None: REFILL_CA_FILE, else the
         system's.
     :param timeout_seconds: how long the client asks again while pods do not answer, or are not ready. Then it fails.
-    :param connect_timeout_seconds: how long connecting to a pod may take. Then its address is looked up again.
+    :param connect_timeout_seconds: how long looking up a pod's name may take, and then reaching its machine. After that
+        its address is looked up again.
     :param resume: the state of a checkpoint, when the number of ranks or pods has changed since it was saved. What is
         left of the epoch is dealt to the ranks that there are now. All ranks give a state of the same step; it may be
         any rank's. The loader or the sampler loads the state, too. Right with the same ranks and pods as well.

@@ -65,6 +65,9 @@ ROWS = {
         "`rank R gives up on ...: can't connect to ADDRESS: timed out after 2 s`": [
             "integration/test_lost_machines.py::test_a_network_that_is_cut_is_named_with_the_address"
         ],
+        "`rank R gives up on ...: the name NAME is still being looked up after 2 s: does DNS answer?`": [
+            "client/test_name_lookup.py::test_a_rank_says_which_name_it_waited_for"
+        ],
         "`StoreUnavailable: ... pod P waits for the store: nothing has come from ... for 10 s`": [
             "integration/test_last_error.py::test_a_store_that_hangs_is_blamed"
         ],
