@@ -34,6 +34,7 @@ FOREIGN = {
     "train_sampling_strategy",
     "--build-arg",
     *("NotReady", "NoExecute", "preemptionPolicy"),
+    *("ImagePullBackOff", "ErrImagePull", "CrashLoopBackOff"),
     *("GetObject", "ListBucket", "PutObject", "DeleteObject", "AbortMultipartUpload", "AbortIncompleteMultipartUpload"),
 }
 """Names of other people that occur in no file here."""
