@@ -19,16 +19,22 @@ _NOT = "0 duplicates, 2 missing, 0 unknown"
 
 
 def _tables(
-    *, wrong: str = "", receipt: str = "exact", exact: str = "yes", growth: float = 0.0, ended: str = TIME_UP
+    *,
+    wrong: str = "",
+    receipt: str = "exact",
+    exact: str = "yes",
+    growth: float = 0.0,
+    cache: float = 0.0,
+    ended: str = TIME_UP,
 ) -> Tables:
-    """Of ten minutes; memory grows by so many bytes a second."""
+    """Of ten minutes; memory grows by so many bytes a second, and page cache by so many beside it."""
     return Tables(
         [Span(120.0, ended)],
         [Done(60.0, 91.5, "`kubectl delete pod`", exact, 18.25, "Unhealthy, with a comma")],
         [Epoch(0, "", "exact"), Epoch(1, wrong, receipt)],
         [Rate(5.0 * step, 640.0) for step in range(120)],
         [
-            InMemory(at, pod, "a", int(1e8 + growth * at), int(1.5e8), int(3.5e8), int(9e7))
+            InMemory(at, pod, "a", int(1e8 + (growth + cache) * at), int(1.5e8), int(3.5e8), int(9e7 + growth * at))
             for at in map(float, range(0, 600, 5))
             for pod in ("pod-0", "rank-0")
         ],
@@ -56,7 +62,7 @@ def test_tables_that_do_not_say_how_it_ended_are_read_too(tmp_path: Path) -> Non
     [
         (_tables(), True, "receipts all exact: yes (2 exact, 0 not, 0 lost"),
         (_tables(), True, "longest without a batch: 18.2 s (`kubectl delete pod`)"),
-        (_tables(), True, "rank-0: 1 life, at most 150 MB of 350 MB; memory flat: yes"),
+        (_tables(), True, "rank-0: 1 life, at most 150 MB of 350 MB, page cache and all; without it, flat: yes"),
         (_tables(wrong="1 missing, 0 twice"), False, "by what the ranks got: NO\n  epoch 1: 1 missing, 0 twice"),
         (_tables(receipt=_NOT), False, "receipts all exact: NO (1 exact, 1 not, 0 lost"),
         (_tables(receipt="UnknownJob: nobody knows it"), True, "receipts all exact: yes (1 exact, 0 not, 1 lost"),
@@ -65,7 +71,8 @@ def test_tables_that_do_not_say_how_it_ended_are_read_too(tmp_path: Path) -> Non
             False,
             "events that failed:\n  `kubectl delete pod`: **failed**",
         ),
-        (_tables(growth=2e4), False, "memory flat: no (+72.0 to +72.0 MB an hour)"),
+        (_tables(growth=2e4), False, "flat: no (+72.0 to +72.0 MB an hour)"),
+        (_tables(cache=2e4), True, "flat: yes (-0.0 to +0.0 MB an hour)"),
         (_tables(ended="interrupted"), False, "**NOT COMPLETE**, 10 of 120 minutes: interrupted\n10 minutes, 1 events"),
         (_tables(ended=""), False, "**NOT COMPLETE**, 10 of 120 minutes: it still runs, or was killed"),
         (_tables()._replace(memory=[]), True, "memory: nothing was measured"),
