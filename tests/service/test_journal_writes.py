@@ -48,12 +48,48 @@ def test_an_earlier_run_of_the_pod_writes_nothing_more(tmp_path: Path) -> None:
     written = begun(journal, table)
     written.write(table.answer(0, 5))
     replace(tmp_path / "life", PodLife(2, "b").encode().encode())
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for write in (lambda: written.write(table.answer(0, 5)), lambda: written.begin([0])):
+    before = files_in(tmp_path)
+    writes = (
+        lambda: written.write(table.answer(0, 5)),
+        lambda: written.begin([0]),
+        lambda: written.forget(0),
+        lambda: written.keep(1, b"records"),
+        lambda: written.keep_receipt({"epoch": 0}),
+        lambda: written.hands_over_to(1),
+    )
+    for write in writes:
         with pytest.raises(PodReplaced, match="2-b has it"):
             write()
+    written.close()
+    assert files_in(tmp_path) == before
     journal.abandon()
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    for write in writes:  # by requests that were under way
+        with pytest.raises(PodReplaced, match="2-b has it"):
+            write()
+    assert files_in(tmp_path) == before
+
+
+def test_a_journal_that_was_abandoned_stays_as_it_is(tmp_path: Path) -> None:
+    """Also where the folder does not say whose it is: a full volume keeps the later run from writing that there."""
+    table, journal = Table(), Journal(tmp_path, 1)
+    written = begun(journal, table)
+    written.write(table.answer(0, 5))
+    journal.abandon()
+    before = files_in(tmp_path)
+    with pytest.raises(JournalUnwritable, match="is that of a later run of this pod: nothing is delivered here"):
+        written.write(table.answer(0, 5))
+    written.epoch_begins([0])
+    written.forget(0)
+    written.keep(1, b"records")
+    written.keep_receipt({"epoch": 0})
+    written.hands_over_to(1)
+    written.close()
+    assert files_in(tmp_path) == before
+    assert samples_in(journal) == list(range(5))
+
+
+def files_in(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_process_that_is_killed_loses_nothing_that_was_written(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from refill.errors import JournalUnwritable
+from refill.errors import JournalUnwritable, PodReplaced
 from refill.protocol.records import Record, encode_records
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.journal.inventory import Inventory
@@ -80,6 +80,7 @@ class JobJournal:
         self._sizes: dict[int, int] = {}
         self._compact_sizes: dict[int, int] = {}
         self._given_up = False
+        self._abandoned = False
 
     @property
     def used_bytes(self) -> int:
@@ -112,15 +113,21 @@ class JobJournal:
     def write(self, record: Record) -> None:
         """Returns when the record would survive the process, or the journal has been given up.
 
-        Raises :class:`JournalUnwritable` when it can't be written and can't be given up either: then nothing may be
-        delivered, since a journal that lacks it would be believed.
+        Raises :class:`JournalUnwritable` when it can't be written and can't be given up either, or was abandoned: then
+        nothing may be delivered, since a journal that lacks it would be believed.
         """
+        self._check_owner()
+        if self._abandoned:
+            raise JournalUnwritable(
+                f"the journal in {self._folder} is that of a later run of this pod: nothing is delivered here any more",
+                path=str(self._folder),
+                errno=errno.EPERM,
+            )
         if self._given_up:
             self._header_is_gone()
             return
         if record.columns and not len(record.columns[0]):
             return
-        self._check_owner()
         try:
             self._append(record.epoch, record.encode())
         except OSError as error:
@@ -135,11 +142,14 @@ class JobJournal:
 
     def epoch_begins(self, live: Iterable[int]) -> None:
         """Fact: a good time to begin a new journal, should this one have been given up."""
-        if self._given_up:
+        if self._given_up and not self._abandoned:
             self.begin(live)
 
     def forget(self, epoch: int) -> None:
         """Fact: nothing will be asked of this epoch again."""
+        self._check_owner()
+        if self._abandoned:
+            return
         if (file := self._files.pop(epoch, None)) is not None:
             os.close(file)
             self._sizes.pop(epoch)
@@ -150,6 +160,7 @@ class JobJournal:
 
     def keep(self, pod: int, records: bytes) -> None:
         """Keep the records that another pod handed over when it ended."""
+        self._check_owner()
         if not self._given_up:
             try:
                 self._replace(kept_file(pod), records, sync=True)
@@ -158,6 +169,7 @@ class JobJournal:
 
     def keep_receipt(self, receipt: dict[str, Any]) -> None:
         """The receipt of an ``epoch`` that has ended."""
+        self._check_owner()
         if not self._given_up:
             try:
                 line = (json.dumps(receipt) + "\n").encode()
@@ -184,21 +196,30 @@ class JobJournal:
     def hands_over_to(self, pod: int) -> None:
         """Fact: the records of what was delivered are about to be handed over to another pod. This pod's next run must
         ask for them before it delivers anything: else a later run would get them as if they were complete."""
+        self._check_owner()
         if not self._given_up:
             note = self._folder / HANDED_OVER
             before = note.read_text() if note.exists() else ""
             self._replace(HANDED_OVER, f"{before} {pod}".encode(), sync=True)
 
     def close(self) -> None:
-        """It is whole, whatever becomes of the machine."""
+        """It is whole, whatever becomes of the machine; but for one that a later run of the pod goes on with."""
         on_disk = self.sync()
         self._close_files()
         if on_disk and not self._given_up:
             try:
+                self._check_owner()
                 self._replace(CLEAN, b"", sync=True)
             except OSError as error:
                 self._failed(error)
+            except PodReplaced:
+                pass
         self._inventory.close()
+
+    def abandon(self) -> None:
+        """Fact: a later run of the pod goes on with what is there. Nothing of it is touched any more, nor removed."""
+        self._abandoned = True
+        self.give_up()
 
     def give_up(self) -> None:
         """Nothing is written any more."""

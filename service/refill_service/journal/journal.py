@@ -87,7 +87,7 @@ class Journal:
         if self._syncing is not None:
             self._syncing.cancel()
         for journal in self._open.values():
-            journal.give_up()
+            journal.abandon()
         self._open.clear()
 
     def find(self, job: str) -> KeptJob | None:
