@@ -35,6 +35,7 @@ FOREIGN = {
     "--build-arg",
     *("NotReady", "NoExecute", "preemptionPolicy"),
     *("ImagePullBackOff", "ErrImagePull", "CrashLoopBackOff"),
+    *("ContainerCreating", "CreateContainerConfigError", "FailedMount", "PersistentVolumeClaims"),
     *("GetObject", "ListBucket", "PutObject", "DeleteObject", "AbortMultipartUpload", "AbortIncompleteMultipartUpload"),
 }
 """Names of other people that occur in no file here."""
