@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from tests.end_to_end.doc_pages import ROOT, spans
@@ -37,6 +39,29 @@ def test_the_pod_is_told_the_memory_that_was_asked_for(memory: str | int) -> Non
 def test_the_pinned_tier_leaves_the_file_system_a_tenth_of_its_disk() -> None:
     environment = release({"pinnedDisk": {"enabled": True, "size": "100Gi"}}).environment
     assert int(environment["REFILL_PINNED_DIR_BYTES"]) == 90 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("values", "asked"),
+    [
+        ({}, None),
+        ({"pinnedDisk": {"enabled": True}}, "100Gi"),
+        ({"pinnedDisk": {"enabled": True, "size": 429496729600}}, "429496729600"),
+        ({"pinnedDisk": {"enabled": True, "persistent": True}}, None),
+        ({"pinnedDisk": {"enabled": True}, "resources": {"requests": {"ephemeral-storage": "9Gi"}}}, "9Gi"),
+        ({"resources": {"requests": {"ephemeral-storage": "9Gi"}}}, "9Gi"),
+        ({"pinnedDisk": {"enabled": True}, "resources": {"limits": {"ephemeral-storage": "9Gi"}}}, None),
+    ],
+)
+def test_a_pinned_tier_on_the_disk_of_the_node_asks_for_it(values: dict[str, Any], asked: str | None) -> None:
+    """Else a pod is put on a node without the room, where the kubelet then evicts others for it."""
+    found = release(values)
+    resources = found.container["resources"]
+    assert resources["requests"].get("ephemeral-storage") == asked
+    assert resources["requests"]["cpu"] == "1"
+    given = values.get("resources", {}).get("limits", {})
+    assert {key: value for key, value in resources["limits"].items() if key != "memory"} == given
+    kubernetes_validate.validate(found.the("StatefulSet"), "1.37", strict=True)
 
 
 @pytest.mark.parametrize("values", VALUES_FILES, ids=lambda path: path.name)

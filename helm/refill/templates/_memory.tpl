@@ -22,12 +22,18 @@
 {{- divf $limit 1048576 | ceil | int64 }}Mi
 {{- end }}
 
-{{/* (root, requests or limits): those that were given, and memory. */}}
+{{/* (root, requests or limits): those that were given, and memory. A pinned tier in an emptyDir asks for its disk, or the
+scheduler puts the pod where there is none. A limit that was given is the request, too, so none is made up beside it. */}}
 {{- define "refill.resources" -}}
 {{- $root := index . 0 -}}
+{{- $disk := $root.Values.pinnedDisk -}}
 {{- $given := index $root.Values.resources (index . 1) -}}
 {{- if hasKey $given "memory" -}}
 {{- fail (printf "resources.%s.memory: it follows from memory and extraMemory; set those" (index . 1)) -}}
 {{- end -}}
-{{ merge (dict "memory" (include "refill.memoryLimit" $root)) $given | toYaml }}
+{{- $made := dict "memory" (include "refill.memoryLimit" $root) -}}
+{{- if and (eq (index . 1) "requests") $disk.enabled (not $disk.persistent) (not (hasKey $root.Values.resources.limits "ephemeral-storage")) -}}
+{{- $made = merge $made (dict "ephemeral-storage" (get $given "ephemeral-storage" | default (include "refill.text" $disk.size))) -}}
+{{- end -}}
+{{ merge $made $given | toYaml }}
 {{- end }}
