@@ -78,5 +78,5 @@ def test_a_step_adds_a_pod_up_to_the_bound(pods: str, upgraded: bool, tmp_path: 
     said = subprocess.run(CONTAINER["command"], env=environment, capture_output=True, text=True, check=True).stdout
     assert said.startswith("upgrade refill oci://") is upgraded, said
     if upgraded:
-        assert " --reuse-values --set replicas=4 --wait " in said
+        assert " --reset-then-reuse-values --set replicas=4 --wait " in said
         assert release().the("StatefulSet")["metadata"]["name"] == "refill", "that of which kubectl is asked"
