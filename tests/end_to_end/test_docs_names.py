@@ -32,6 +32,7 @@ FOREIGN = {
     *("ddp_spawn", "notebook_launcher"),
     *("accelerator_config", "eval_dataset", "group_by_length", "ignore_data_skip", "pixel_values"),
     "train_sampling_strategy",
+    *("ContainerCreating", "WaitForFirstConsumer", "allowVolumeExpansion", "volumeBindingMode"),
     "--build-arg",
     *("NotReady", "NoExecute", "preemptionPolicy"),
     *("ImagePullBackOff", "ErrImagePull", "CrashLoopBackOff"),
@@ -196,7 +197,7 @@ def test_the_chart_takes_what_is_shown(page: Path) -> None:
 
 def _values_of(command: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    if "--reuse-values" in command:
+    if {"--reuse-values", "--reset-then-reuse-values", "my-values.yaml"} & set(command.split()):
         values["insecure"] = True
     words = shlex.split(re.sub(r"\$\([^)]*\)", "x", command))
     for option, word in itertools.pairwise(words):
