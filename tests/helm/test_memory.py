@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,16 @@ def test_a_pinned_tier_on_the_disk_of_the_node_asks_for_it(values: dict[str, Any
     given = values.get("resources", {}).get("limits", {})
     assert {key: value for key, value in resources["limits"].items() if key != "memory"} == given
     kubernetes_validate.validate(found.the("StatefulSet"), "1.37", strict=True)
+
+
+def test_the_docs_grow_the_volume_to_the_size_that_the_pod_is_then_told() -> None:
+    text = (ROOT / "docs" / "INSTALL.md").read_text()
+    ((claim, storage),) = re.findall(r'kubectl patch pvc (\S+) .*"storage":"(\w+)"', text)
+    (size,) = re.findall(r"--set pinnedDisk.size=(\w+)", text)
+    stateful = release({"pinnedDisk": {"enabled": True, "persistent": True, "size": size}}).the("StatefulSet")
+    (template,) = stateful["spec"]["volumeClaimTemplates"]
+    assert claim == f"{template['metadata']['name']}-{stateful['metadata']['name']}-0"
+    assert storage == template["spec"]["resources"]["requests"]["storage"]
 
 
 @pytest.mark.parametrize("values", VALUES_FILES, ids=lambda path: path.name)

@@ -130,6 +130,17 @@ def test_training_pods_are_told_to_have_what_the_pods_want_and_no_more(
         assert files == {variable["value"] for variable in yaml_lines(notes)["containers"][0]["env"]}
 
 
+def test_the_docs_make_the_secret_of_training_pods_as_the_notes_do() -> None:
+    values = {"access": {"clientTokens": "refill-tokens", "peerToken": "p"}, "tls": {"secret": "refill-tls"}}
+    notes = release(values).notes.replace("TEAM", "vision")
+    made = re.findall(
+        r"^ *(kubectl (?:get secret .* > .*|create secret generic refill-client .*))$", notes, re.MULTILINE
+    )
+    assert len(made) == 3
+    docs = (CHART.parents[1] / "docs" / "INSTALL.md").read_text()
+    assert "\n".join(["```console", *made, "```"]) in docs
+
+
 def test_the_receipt_command_shown_names_a_pod_that_exists() -> None:
     found = release({"fullnameOverride": "cache", "ports": {"clients": 9000}})
     assert "kubectl exec -n ml cache-0 -- refill receipt run-1 0 --url http://localhost:9000\n" in found.notes
