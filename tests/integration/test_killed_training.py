@@ -237,8 +237,10 @@ def test_a_killed_loader_worker(three_pods: LocalCluster, job: dict[str, Any]) -
     """torch ends the iteration. What the loop had not had comes in the next one, with what was on its way."""
     settings = {name: job[name] for name in ("dataset", "chunk_size", "memory_bytes")}
     dataset = refill.CacheDataset(three_pods.pod_urls[0], job=job["name"], **settings)
+    # Small batches, for which the workers' pipe has room: torch waits for ever for the rest of one that a killed worker
+    # had begun to write.
     batches: DataLoader[Any] = DataLoader(
-        dataset, batch_size=20, sampler=refill.EpochSampler(dataset), num_workers=2, collate_fn=list
+        dataset, batch_size=4, sampler=refill.EpochSampler(dataset), num_workers=2, collate_fn=list
     )
     training = refill.timed(batches, dataset)
     keys: list[str] = []
