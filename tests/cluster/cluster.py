@@ -182,11 +182,13 @@ class Cluster:
         )
 
     def logged(self, since: float) -> list[str]:
-        """The last warning or error in the log of each pod that is there, if one came since then."""
+        """The last warning or error in the log of each pod that is there, if one came since then. What a pod says of
+        its settings when it starts is left out."""
         found = []
         for pod in self.pods():
             log = self.kubectl("logs", pod, f"--since={time.time() - since:.0f}s", check=False).splitlines()
-            if warned := [line for line in log if " WARNING " in line or " ERROR " in line]:
+            warned = [line for line in log if " WARNING " in line or " ERROR " in line]
+            if warned := [line for line in warned if " open: " not in line]:
                 found.append(f"{pod}: {warned[-1].split(' ', 2)[-1]}")  # without date and time
         return found
 
