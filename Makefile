@@ -37,7 +37,7 @@ SOAK_FLAGS ?=
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-orders bench-quality bench-importance bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-all quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -166,6 +166,9 @@ bench-stalls: $(READY)
 
 bench-start: $(READY)
 	$(BIN)/python benchmarks/start_up.py
+
+bench-planned: $(READY)
+	$(BIN)/python benchmarks/planned_orders.py
 
 bench-quality: $(READY)
 	$(BIN)/python benchmarks/training_quality.py --plot docs/training_quality.svg

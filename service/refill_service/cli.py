@@ -30,11 +30,12 @@ _COMMANDS = {
     "simulate": "simulate",
     "analyze": "analyze",
     "cost": "cost",
+    "plan": "plan",
     "demo": "demo",
 }
 """The file of ``commands`` for each, in the order of ``refill --help``. A pod need not import what packs and draws."""
 
-_WITH_STORES = ("pack", "index", "inspect", "analyze")
+_WITH_STORES = ("pack", "index", "inspect", "analyze", "plan")
 
 _SERVICE = "pip install 'refill-cache[service]'"
 

@@ -1,0 +1,76 @@
+"""What a planned job's order follows from, and the name of that: plan_id.
+
+Two that have the same plan_id have the same sample at every position of every epoch. It is all that pods and ranks have
+to agree on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from refill.errors import InvalidInput
+
+__all__ = ["PLAN_VERSION", "PlanSettings"]
+
+PLAN_VERSION = 1
+"""Of the function. Whatever changes an order is a new version."""
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """Raises :class:`InvalidInput` with one line that names the setting."""
+
+    dataset: str
+    """The dataset's fingerprint."""
+    num_samples: int
+    chunk_size: int
+    """K, samples that are read together."""
+    num_shares: int
+    """V, parts of the dataset with a plan of their own, which are dealt to pods."""
+    memory_bytes: int
+    """M, what memory is planned for: of all pods together, for samples."""
+    run: int = 64
+    """s, about how many consecutive positions are of one share."""
+    seed: int = 0
+    selection: str = ""
+    """Digest of what the order is composed by: classes, weights, a part of the samples. Empty: every sample once."""
+    version: int = PLAN_VERSION
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value).__name__ != field.type:
+                raise InvalidInput(f"plan setting {field.name} must be {field.type}, got {value!r}")
+        for name, least, most in (
+            ("num_samples", 0, 2**40),
+            ("chunk_size", 1, 2**16),
+            ("num_shares", 1, 2**16),
+            ("memory_bytes", 0, 2**60),
+            ("run", 1, 2**20),
+            ("seed", -(2**63), 2**63 - 1),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise InvalidInput(f"plan setting {name} must be {least} to {most}, got {getattr(self, name)}")
+        if self.version != PLAN_VERSION:
+            raise InvalidInput(f"plan version {self.version} is not known here; version {PLAN_VERSION} is")
+
+    @property
+    def plan_id(self) -> str:
+        """32 hexadecimal digits."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, given: Any) -> PlanSettings:
+        """Of decoded JSON. All settings are needed: a default that changed would be another plan."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(given, dict) or set(given) != set(names):
+            raise InvalidInput(f"a plan has the settings {', '.join(names)}, got {str(given)[:200]}")
+        return cls(**given)

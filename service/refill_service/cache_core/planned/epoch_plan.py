@@ -1,0 +1,90 @@
+"""Which sample is at each position of an epoch? A function of the plan's settings and the dataset.
+
+A position is of a place in a share (``weaving.py``), and the share's order says which sample that is
+(``share_order.py``). A share is planned when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from refill.protocol.keyed_hash import key_of
+from refill.protocol.plan_settings import PlanSettings
+from refill_service.cache_core.planned.share_order import ShareOrder, order_share
+from refill_service.cache_core.planned.shares import Share, Shares
+from refill_service.cache_core.planned.weaving import Weaving
+from refill_service.cache_core.sample_mapping import Int64Array
+
+__all__ = ["EpochPlan"]
+
+
+class EpochPlan:
+    """One epoch of a plan.
+
+    :param shares: of the dataset, for the settings' chunk size and number of shares.
+    :param lengths_of: bytes of samples of the dataset, ``(n,) -> (n,)``.
+    :param total_bytes: of all samples of the dataset.
+    :param ramped: the epoch is the job's first, and memory fills up while it runs.
+    """
+
+    def __init__(
+        self,
+        settings: PlanSettings,
+        shares: Shares,
+        lengths_of: Callable[[Int64Array], Int64Array],
+        total_bytes: int,
+        epoch: int,
+        *,
+        ramped: bool,
+    ) -> None:
+        self.settings, self.shares = settings, shares
+        self._lengths_of = lengths_of
+        self._ramped = ramped
+        self._key = key_of("refill plan", settings.version, settings.seed, epoch, settings.selection)
+        self._num_stretches = settings.memory_bytes * shares.num_chunks // max(1, total_bytes * shares.num_shares)
+        self.weaving = Weaving(shares.sizes, settings.run, key_of("weaving", self._key))
+        self._orders: dict[int, tuple[Share, ShareOrder]] = {}
+
+    @property
+    def num_positions(self) -> int:
+        return self.weaving.num_positions
+
+    def of_share(self, number: int) -> tuple[Share, ShareOrder]:
+        """A share and its order, planned once. It takes some 0.3 s for a million samples."""
+        if number not in self._orders:
+            share = self.shares.share(number)
+            memory_bytes = self.settings.memory_bytes * len(share.samples) // max(1, self.num_positions)
+            lengths = self._lengths_of(share.samples)
+            order = order_share(
+                share.starts,
+                lengths,
+                memory_bytes,
+                self._num_stretches,
+                self._key,
+                number=number,
+                num_shares=self.shares.num_shares,
+                ramped=self._ramped,
+            )
+            self._orders[number] = share, order
+        return self._orders[number]
+
+    def samples(self, positions: Int64Array) -> Int64Array:
+        """The sample at each position ``0 <= position < num_positions``, ``(n,)``. Plans the shares that it takes."""
+        shares, places = self.weaving.places(positions)
+        found = np.empty(len(positions), dtype=np.int64)
+        for number in np.unique(shares).tolist():
+            share, order = self.of_share(number)
+            here = np.flatnonzero(shares == number)
+            found[here] = share.samples[order.samples[places[here]]]
+        return found
+
+    def whole(self) -> Int64Array:
+        """The sample at every position, ``(num_positions,)``. Plans all shares."""
+        found = np.empty(self.num_positions, dtype=np.int64)
+        for number in range(self.shares.num_shares):
+            share, order = self.of_share(number)
+            places = np.arange(len(share.samples), dtype=np.int64)
+            found[self.weaving.positions(number, places)] = share.samples[order.samples]
+        return found

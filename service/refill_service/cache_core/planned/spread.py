@@ -1,0 +1,122 @@
+"""How long does a sample stay in memory before it is delivered, and when, on that clock, is each chunk read?
+
+Of an infinite stream of chunks, each sample draws the time that it stays from a distribution with mean 1 (times are in
+units of memory: 1 is the time in which as much is delivered as memory holds), and whoever's time is over first is
+delivered. Then memory is just full. The distribution is half of each of two: even over [0, 2), which lets go of a chunk
+soonest, and exponential, which spreads it widest.
+
+The clock of those times, *virtual time*, does not run evenly in the samples delivered: at the beginning of an epoch all
+of memory has just been read, and few of the times are over. ``VirtualClock`` is its expected course, from the renewal
+equation: what is delivered up to a time is what was read before and whose time is over, and each delivery makes room
+for a read. Everything is in integers, 2**32 for 1, since processors differ in the last bit of a logarithm.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from refill.protocol.keyed_hash import UInt64Array
+from refill_service.cache_core.sample_mapping import Int64Array
+
+__all__ = ["ONE", "RAMP_PART", "RAMP_START", "VirtualClock", "stays"]
+
+ONE = 1 << 32
+"""Fixed point."""
+
+RAMP_START = 5
+RAMP_PART = 4
+"""In its first epoch a job begins with a fifth of memory, and adds a sample for every four delivered, until memory is
+full: a link that only just feeds the loop is not asked for all of memory at once."""
+
+_CELLS = 1 << 12
+_CELL_BITS = 20
+_STEPS = 64
+"""Of the clock's table, in each unit of time."""
+_SETTLED = 8
+"""Units of time after which the clock runs evenly, since the longest stay is over."""
+
+
+@cache
+def _quantiles() -> Int64Array:
+    """``(4097,)``: x + -ln(1 - x) / 2 for x = 0, 1/4096, ..., and for x = 1 its value half a cell before."""
+    unit = 1 << 64
+    logarithms = [0]  # -ln(1 - i/4096) is the sum of ln(j / (j - 1)) over j = 4096 - i + 1 .. 4096
+    for j in range(_CELLS, 1, -1):
+        logarithms.append(logarithms[-1] + _logarithm_of_step(j, unit))
+    logarithms.append(logarithms[-1] + _logarithm_of_step(2, unit))
+    found = [(i << 32) // _CELLS + (logarithm >> 33) for i, logarithm in enumerate(logarithms)]
+    return np.array(found, dtype=np.int64)
+
+
+def _logarithm_of_step(j: int, unit: int) -> int:
+    """ln(j / (j - 1)) = 2 artanh(1 / (2 j - 1)), as an integer of so many to 1."""
+    base = 2 * j - 1
+    power, total, k = unit // base, 0, 0
+    while power:
+        total += power // (2 * k + 1)
+        power //= base * base
+        k += 1
+    return 2 * total
+
+
+def stays(parts: UInt64Array) -> Int64Array:
+    """How long samples stay, ``(n,)``, for their places among all, ``0 <= part < 2**32``, the soonest first."""
+    table = _quantiles()
+    cells = (parts >> np.uint64(_CELL_BITS)).astype(np.int64)
+    within = (parts & np.uint64((1 << _CELL_BITS) - 1)).astype(np.int64)
+    low = table[cells]
+    found: Int64Array = low + ((table[cells + 1] - low) * within >> _CELL_BITS)
+    return found
+
+
+@cache
+def _over_in_steps() -> Int64Array:
+    """Of everything that is read at once, what part is delivered in each step after it: sums to 2**28."""
+    table = _quantiles()
+    ends = np.arange(1, int(table[-1]) * _STEPS // ONE + 2, dtype=np.int64) * (ONE // _STEPS)
+    cells = np.minimum(np.searchsorted(table, ends, side="right") - 1, _CELLS - 1)
+    low, high = table[cells], table[cells + 1]
+    over = (cells << 16) + np.minimum(((ends - low) << 16) // (high - low), 1 << 16)
+    return np.diff(np.concatenate([[0], over]))
+
+
+@cache
+def _delivered(ramped: bool) -> Int64Array:
+    """What is delivered up to the end of each step, in units of memory of 2**28."""
+    unit = 1 << 28
+    over, memory = _over_in_steps(), unit // RAMP_START if ramped else unit
+    read, delivered = [memory], [0]
+    settled = 0
+    while settled < _SETTLED * _STEPS:
+        recent = np.array(read[-len(over) :], dtype=np.int64)[::-1]
+        now = int((recent * over[: len(recent)]).sum()) >> 28
+        delivered.append(delivered[-1] + now)
+        wanted = min(unit, unit // RAMP_START + delivered[-1] // RAMP_PART) if ramped else unit
+        read.append(now + wanted - memory)
+        memory = wanted
+        settled += memory == unit
+    return np.array(delivered, dtype=np.int64)
+
+
+class VirtualClock:
+    """Virtual time for what has been delivered.
+
+    :param ramped: of a job's first epoch.
+    """
+
+    def __init__(self, *, ramped: bool) -> None:
+        self._delivered = _delivered(ramped)
+
+    def times(self, delivered: Int64Array) -> Int64Array:
+        """``(m,)``, times in 2**-32 of a unit, when so many units of memory, in 2**-28, have been delivered."""
+        table = self._delivered
+        step = ONE // _STEPS
+        cells = np.minimum(np.searchsorted(table, delivered, side="right") - 1, len(table) - 2)
+        low, high = table[cells], table[cells + 1]
+        inside = np.minimum(delivered, high) - low
+        found = cells * step + inside * step // np.maximum(1, high - low)
+        # Beyond the table time runs as deliveries do.
+        beyond: Int64Array = found + (np.maximum(delivered - table[-1], 0) << 4)
+        return beyond

@@ -1,0 +1,185 @@
+"""One share's order: a bijection that keeps the memory rule everywhere, whatever the sizes, and never changes."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refill_service.cache_core.planned.share_order import ShareOrder, order_share
+from refill_service.cache_core.planned.spread import ONE, RAMP_PART, RAMP_START, stays
+
+
+class Drawn(NamedTuple):
+    starts: np.ndarray
+    lengths: np.ndarray
+    memory_bytes: int
+    num_stretches: int
+    key: int
+    number: int
+    num_shares: int
+    ramped: bool
+
+    def order(self) -> ShareOrder:
+        return order_share(
+            self.starts,
+            self.lengths,
+            self.memory_bytes,
+            self.num_stretches,
+            self.key,
+            number=self.number,
+            num_shares=self.num_shares,
+            ramped=self.ramped,
+        )
+
+
+def lengths_of(kind: str, seed: int, n: int, chunk: np.ndarray) -> np.ndarray:
+    """Bytes of samples as datasets have them."""
+    draws = np.random.default_rng(seed)
+    if kind == "one":
+        return np.ones(n, dtype=np.int64)
+    if kind == "log-normal":
+        return draws.lognormal(11, 1, n).astype(np.int64)
+    if kind == "alike within chunks":
+        return draws.lognormal(11, 1, int(chunk.max(initial=0)) + 1).astype(np.int64)[chunk]
+    if kind == "few huge":
+        return np.where(draws.random(n) < 1 / 50, 10_000_000, 100_000)
+    return draws.integers(0, 3, n) * 1000  # some are empty
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> Drawn:
+    chunk_size = draw(st.integers(1, 80))
+    sizes = draw(st.lists(st.integers(1, chunk_size), max_size=60)) if draw(st.booleans()) else None
+    if sizes is None:
+        sizes = [chunk_size] * draw(st.integers(0, 60))
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    kind = draw(st.sampled_from(["one", "log-normal", "alike within chunks", "few huge", "some empty"]))
+    chunk = np.repeat(np.arange(len(sizes)), sizes)
+    lengths = lengths_of(kind, draw(st.integers(0, 99)), int(starts[-1]), chunk)
+    part = draw(st.sampled_from([0.0, 0.001, 0.03, 0.1, 0.25, 0.6, 1.0, 3.0]))
+    num_shares = draw(st.integers(1, 9))
+    return Drawn(
+        starts,
+        lengths,
+        int(lengths.sum() * part),
+        draw(st.integers(0, 70)),
+        draw(st.integers(0, 2**64 - 1)),
+        draw(st.integers(0, num_shares - 1)),
+        num_shares,
+        draw(st.booleans()),
+    )
+
+
+def read_by(delivered: int, drawn: Drawn, chunk_bytes: list[int]) -> int:
+    """How many chunks, in their order, may have been read when so many bytes have been delivered."""
+    memory, count, through = drawn.memory_bytes, 0, 0
+    if drawn.ramped:
+        memory = min(memory, memory // RAMP_START + delivered // RAMP_PART)
+    for each in chunk_bytes:
+        fits = through + each <= delivered + memory
+        alone = through <= delivered  # larger than memory: when nothing else is there
+        if not fits and not alone:
+            break
+        through += each
+        count += 1
+    return count
+
+
+@given(drawn())
+def test_every_sample_comes_once_and_none_before_memory_holds_its_chunk(share: Drawn) -> None:
+    """From the order alone: chunks are read whole, in the order of their first use at the latest, each once."""
+    order = share.order()
+    num_samples, num_chunks = len(share.lengths), len(share.starts) - 1
+    assert np.sort(order.samples).tolist() == list(range(num_samples)), "a sample is missing, or comes twice"
+    assert np.sort(order.reads).tolist() == list(range(num_chunks)), "a chunk is missing, or is read twice"
+    of_sample = np.repeat(np.arange(num_chunks), np.diff(share.starts))
+    turn = np.empty(num_chunks, dtype=np.int64)
+    turn[order.reads] = np.arange(num_chunks)
+    turns = turn[of_sample[order.samples]]
+    chunk_bytes = [int(share.lengths[of_sample == chunk].sum()) for chunk in order.reads.tolist()]
+    delivered, allowed = 0, 0
+    for place, sample in enumerate(order.samples.tolist()):
+        allowed = max(allowed, read_by(delivered, share, chunk_bytes))
+        assert turns[place] < allowed, f"sample {sample} comes at place {place} before memory has room for its chunk"
+        delivered += int(share.lengths[sample])
+
+
+@given(drawn())
+def test_reads_say_when_memory_has_room(share: Drawn) -> None:
+    """``read_at`` is the least that the rule allows; before the epoch but in a job's first."""
+    order = share.order()
+    through = 0
+    of_chunk = np.add.reduceat(share.lengths, share.starts[:-1]) if len(order.reads) else np.empty(0, dtype=np.int64)
+    for chunk, read_at in zip(order.reads.tolist(), order.read_at.tolist(), strict=True):
+        before, through = through, through + int(of_chunk[chunk])
+        assert read_at <= before
+        if not share.ramped:
+            assert read_at == min(before, through - share.memory_bytes)
+        else:
+            assert read_at >= 0
+
+
+@given(drawn())
+def test_the_same_arguments_give_the_same_order(share: Drawn) -> None:
+    first, again = share.order(), share.order()
+    for one, other in zip(first, again, strict=True):
+        assert one.tolist() == other.tolist()
+
+
+def test_another_key_gives_another_order() -> None:
+    starts, lengths = np.arange(0, 1001, 10), np.ones(1000, dtype=np.int64)
+    orders = {tuple(order_share(starts, lengths, 200, 20, key).samples.tolist()) for key in range(50)}
+    assert len(orders) == 50
+
+
+@pytest.mark.parametrize(
+    ("chunk_size", "kind", "ramped", "digest"),
+    [
+        (8, "one", False, "ce867908e7069bda"),
+        (16, "many", False, "c4ab16c936505f1f"),
+        (64, "few huge", True, "3beb0ec2c358bb53"),
+        (64, "one", True, "a029ee413d6aa64a"),
+    ],
+)
+def test_orders_never_change(chunk_size: int, kind: str, ramped: bool, digest: str) -> None:
+    """Pods of different versions and processors must agree: a change of this is a new version of the function.
+    Sizes are arithmetic, since numpy may change its draws."""
+    n = 10_000
+    starts = np.append(np.arange(0, n, chunk_size), n)
+    each = np.arange(n, dtype=np.int64)
+    lengths = {"one": each * 0 + 1, "many": 1000 + each * each % 7919, "few huge": 1 + (each % 997 == 0) * 99}[kind]
+    order = order_share(
+        starts, lengths, int(lengths.sum()) // 10, n // 10 // chunk_size, 7, number=2, num_shares=5, ramped=ramped
+    )
+    found = hashlib.blake2b(b"".join(column.astype("<i8").tobytes() for column in order), digest_size=8).hexdigest()
+    assert found == digest
+
+
+def test_stays_have_a_mean_of_one_and_end() -> None:
+    parts = (np.arange(1 << 16, dtype=np.uint64) << np.uint64(16)) + np.uint64(1 << 15)
+    found = stays(parts)
+    assert (np.diff(found) > 0).all()
+    x = (parts.astype(np.float64)) / 2**32
+    assert np.allclose((found / ONE)[x < 0.99], (x - np.log1p(-x) / 2)[x < 0.99], atol=1e-4)
+    assert abs(found.mean() / ONE - 1) < 1e-3
+    assert found[-1] < 5.5 * ONE
+
+
+def test_samples_of_a_chunk_leave_far_apart() -> None:
+    """And chunks of a sorted share are read so that each twentieth of it is as frequent as the others at any time."""
+    n, memory = 20_000, 2000
+    starts = np.arange(0, n + 1, 10)
+    order = order_share(starts, np.ones(n, dtype=np.int64), memory, memory // 10, 3)
+    place = np.empty(n, dtype=np.int64)
+    place[order.samples] = np.arange(n)
+    of_chunks = np.sort(place.reshape(-1, 10), axis=1)
+    assert np.median(of_chunks[:, -1] - of_chunks[:, 0]) > 1.5 * memory
+    for first in range(0, n, 2000):
+        counts = np.bincount(order.samples[first : first + 2000] * 20 // n, minlength=20)
+        assert counts.min() > 60, f"of the samples from place {first} on, {counts} come from each twentieth"
+        assert counts.max() < 145, f"of the samples from place {first} on, {counts} come from each twentieth"

@@ -1,0 +1,65 @@
+"""plan_id: the same for the same settings, another for any other; and a request holds the settings whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from refill.errors import InvalidInput
+from refill.protocol.plan_settings import PlanSettings
+
+SETTINGS = PlanSettings("00c0ffee00c0ffee", 1000, 16, 8, 123_456, 64, 7, "")
+
+
+def test_the_plan_id_never_changes() -> None:
+    """It is in states and receipts."""
+    assert SETTINGS.plan_id == "76cfe3aca8dab32269849057a1bd556f"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dataset", "00c0ffee00c0ffef"),
+        ("num_samples", 1001),
+        ("chunk_size", 8),
+        ("num_shares", 9),
+        ("memory_bytes", 123_457),
+        ("run", 32),
+        ("seed", -7),
+        ("selection", "1"),
+    ],
+)
+def test_any_other_setting_is_another_plan(name: str, value: object) -> None:
+    other = dataclasses.replace(SETTINGS, **{name: value})
+    assert other.plan_id != SETTINGS.plan_id
+
+
+def test_settings_go_through_json() -> None:
+    assert PlanSettings.from_dict(json.loads(json.dumps(SETTINGS.to_dict()))) == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"version": 2}, "plan version 2 is not known here; version 1 is"),
+        ({"chunk_size": 0}, "plan setting chunk_size must be 1 to 65536, got 0"),
+        ({"seed": True}, "plan setting seed must be int, got True"),
+        ({"num_samples": "7"}, "plan setting num_samples must be int, got '7'"),
+        ({"colour": 1}, "a plan has the settings dataset, num_samples"),
+    ],
+)
+def test_what_no_plan_has_is_named(given: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        PlanSettings.from_dict(SETTINGS.to_dict() | given)
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)
+
+
+def test_a_default_is_not_filled_in() -> None:
+    """One that changed would be another plan, silently."""
+    settings = SETTINGS.to_dict()
+    del settings["run"]
+    with pytest.raises(InvalidInput, match="a plan has the settings"):
+        PlanSettings.from_dict(settings)
