@@ -19,7 +19,7 @@ def setting_of(
     """What is not given follows from the seed: seeds go through the themes, and some have a second one."""
     chooser = random.Random(f"setting {seed}")
     drawn_policy, drawn_volumes = (
-        chooser.choice(("drain", "drain", "redox", "exact")),
+        chooser.choice(("drain", "planned", "redox", "exact")),
         chooser.choice(("kept", "kept", "none", "mixed")),
     )
     first, second, two = list(THEMES)[seed % len(THEMES)], chooser.choice(list(THEMES)), chooser.random() < 0.6

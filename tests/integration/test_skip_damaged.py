@@ -76,7 +76,7 @@ def receipt_of(dataset: CacheDataset, epoch: int = 0) -> dict[str, Any]:
     return httpx.get(f"{dataset.connection.home}/v1/jobs/{dataset.connection.spec.name}/epochs/{epoch}/receipt").json()
 
 
-@pytest.mark.parametrize("policy", ["drain", "redox", "exact"])
+@pytest.mark.parametrize("policy", ["drain", "redox", "exact", "planned"])
 def test_two_ranks_take_as_many_steps_and_the_rest_comes_once(
     dataset_of: Callable[..., CacheDataset],
     broken: tuple[str, set[int]],

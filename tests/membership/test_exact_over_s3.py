@@ -3,61 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from tests.conftest import S3Server
 from tests.membership.pods_in_process import PodsInProcess, Training
-from tests.s3_gate import Gate
+from tests.s3_counts import counting
 
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.planning.ordered_reads import OrderedRun, keyed_orders, simulate_orders
 
 NUM_SAMPLES, CHUNK_SIZE, NUM_PODS, NUM_EPOCHS, BATCH, SEED = 576, 8, 3, 2, 8, 5
-
-
-@dataclass
-class Served:
-    """Ranged GETs of blobs that the server answered."""
-
-    url: str = ""
-    sizes: list[int] = field(default_factory=list)
-
-
-@contextmanager
-def counting(upstream: str) -> Iterator[Served]:
-    """A relay on loopback, in threads of this process."""
-    served = Served()
-
-    class Counting(Gate):
-        disable_nagle_algorithm = True
-
-        def given(self, data: bytes) -> bytes:
-            if self.headers.get("range") and self.path.partition("?")[0].endswith(".tar"):
-                served.sizes.append(len(data))
-            return data
-
-    Counting.upstream, Counting.secrets, Counting.read_only = urlsplit(upstream).netloc, {}, set()
-    Counting.fail_first = Counting.cut_first = 0
-    Counting.stall, Counting.delay_seconds = False, 0.0
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Counting)
-    served.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield served
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
 
 
 def test_reads_of_three_pods_are_those_that_are_simulated(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import unicodedata
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from refill.errors import InvalidInput
@@ -54,7 +54,8 @@ class JobSpec:
     """Which chunks are read, one after another, into the same part of memory (an abstract chunk, Brand 3.2):
     neighbours (``consecutive``), or chunks far apart (``interleaved``)."""
     policy: str = "drain"
-    """How pods choose samples. ``drain``: reads every byte once an epoch. ``exact``: gives exactly the samples that are
+    """How pods choose samples. ``drain``: reads every byte once an epoch. ``planned``: the same, in an order that is
+    computed ahead from the seed. ``exact``: gives exactly the samples that are
     asked for, in that order, and reads more for it. ``redox``: the papers' protocol."""
     refill: str = "best"
     """Of ``redox`` only, which chunk is read next: the one that fills most slots, ties at random (``best``), or any
@@ -100,6 +101,11 @@ class JobSpec:
             if getattr(self, name) not in choices:
                 raise InvalidInput(f"job setting {name} must be {' or '.join(choices)}, got {getattr(self, name)!r}")
         self.settings_of_policy()
+        if self.policy == "planned" and self.order != "keyed":
+            raise InvalidInput(
+                "policy planned goes with order='keyed'; for an order of your own choose policy='exact', or 'drain' "
+                "where any of its samples may come next"
+            )
         if self.names_classes and (self.order != "explicit" or not self.shuffle):
             raise InvalidInput(
                 "setting within='class' of policy drain goes with order='explicit' and shuffle=True: classes are named "
@@ -146,8 +152,17 @@ class JobSpec:
             del found["policy_settings"]
         return found
 
+    def as_planned_in(self, known: dict[str, Any] | None) -> JobSpec:
+        """With the settings of its plan that pods have chosen, as these settings of the same job have them, where this
+        one leaves them open. Of a job whose order is not planned, or where nothing is known, the same."""
+        if known is None or self.policy != "planned" or known.get("policy") != self.policy:
+            return self
+        given = {name: value for name, value in self.policy_settings.items() if value}
+        return replace(self, policy_settings=known.get("policy_settings", {}) | given)
+
     def differences(self, other: JobSpec) -> list[str]:
         """The settings in which a client's differ from these, the job's. A text for each says whose value is which."""
+        other = other.as_planned_in(self.to_dict())
         return [
             f"{name}: yours is {getattr(other, name)!r}, the job's {getattr(self, name)!r}"
             for name in (setting.name for setting in dataclasses.fields(self))

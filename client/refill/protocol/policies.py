@@ -140,6 +140,33 @@ POLICIES: dict[str, PolicyTerms] = {
         ),
         _check_exact,
     ),
+    "planned": PolicyTerms(
+        "an order computed ahead: reads the dataset once",
+        (
+            PolicySetting(
+                "plan_bytes",
+                0,
+                "memory that the order is planned for, of samples on all pods together; 0: what the pods have for the "
+                "job when it is registered",
+                least=0,
+                most=2**60,
+            ),
+            PolicySetting(
+                "shares",
+                0,
+                "parts of the dataset that have plans of their own; 0: two for each pod, or eight if that is more",
+                least=0,
+                most=2**16,
+            ),
+            PolicySetting(
+                "run",
+                0,
+                "about how many positions in a row are of one share; 0: 64, or 32 with eight shares or fewer",
+                least=0,
+                most=2**20,
+            ),
+        ),
+    ),
 }
 
 

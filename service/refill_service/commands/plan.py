@@ -42,6 +42,9 @@ def add_commands(commands: Any) -> None:
         metavar="M",
         help="memory that is planned for, in samples of mean size, of all pods together (default: a tenth of them)",
     )
+    parser.add_argument(
+        "--memory-bytes", type=int, metavar="M", help="in place of --memory-samples: the same in bytes, as jobs have it"
+    )
     parser.add_argument("--shares", type=int, default=1, metavar="V", help="parts with plans of their own (default: 1)")
     parser.add_argument(
         "--run",
@@ -126,6 +129,10 @@ def _planned(args: argparse.Namespace) -> tuple[EpochPlan, Int64Array, Int64Arra
     num_samples = len(lengths)
     memory_samples = num_samples // 10 if args.memory_samples is None else args.memory_samples
     memory_bytes = memory_samples * int(lengths.sum()) // num_samples
+    if args.memory_bytes is not None:
+        if args.memory_samples is not None:
+            raise InvalidInput("give --memory-samples or --memory-bytes, one of them")
+        memory_bytes = args.memory_bytes
     settings = PlanSettings(name, num_samples, args.chunk_size, args.shares, memory_bytes, run=args.run, seed=args.seed)
     # A chunk is of one blob: larger than that, it is all of it.
     layout = ChunkLayout(first_sample, min(args.chunk_size, int(np.diff(first_sample).max())))

@@ -69,7 +69,7 @@ class LocalCluster:
             "REFILL_HOST": "127.0.0.1",
             "REFILL_DATASET_URLS": "s3://,file:///",
             "REFILL_DRAIN_SECONDS": "0",  # nobody else sends requests here
-            **{f"REFILL_{name.upper()}": str(value) for name, value in settings.items()},
+            **_variables(settings),
         }
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -113,11 +113,13 @@ class LocalCluster:
         self.processes[pod].send_signal(signal.SIGKILL)
         self.processes[pod].wait()
 
-    def restart(self, pod: int, *, wait: bool = True) -> None:
+    def restart(self, pod: int, *, wait: bool = True, settings: dict[str, str | int | float] | None = None) -> None:
         """Start a pod again under the same addresses.
 
         :param wait: until it takes requests.
+        :param settings: that it, and all pods started later, have now.
         """
+        self._environment |= _variables(settings or {})
         with interrupts_after():
             self.processes[pod] = self._start(pod)
         if wait:
@@ -260,3 +262,7 @@ class PortClaims:
     def give_back(self) -> None:
         while self._claims:
             self._claims.pop().close()
+
+
+def _variables(settings: dict[str, str | int | float]) -> dict[str, str]:
+    return {f"REFILL_{name.upper()}": str(value) for name, value in settings.items()}

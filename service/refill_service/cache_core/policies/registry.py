@@ -6,12 +6,12 @@ clients check a job's settings with) and its tests; ``tests/cache_core/test_poli
 
 from __future__ import annotations
 
-from refill_service.cache_core.policies import drain, fetching_exact, redox
+from refill_service.cache_core.policies import drain, fetching_exact, planned, redox
 from refill_service.cache_core.policies.interface import EpochBegan, Policy, PolicyKind
 
 __all__ = ["KINDS", "kind_of", "new_policy", "policy_that_runs"]
 
-KINDS: dict[str, PolicyKind] = {kind.name: kind for kind in (redox.KIND, drain.KIND, fetching_exact.KIND)}
+KINDS: dict[str, PolicyKind] = {kind.name: kind for kind in (redox.KIND, drain.KIND, fetching_exact.KIND, planned.KIND)}
 
 
 def kind_of(name: str) -> PolicyKind:

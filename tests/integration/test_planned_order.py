@@ -1,0 +1,126 @@
+"""Policy ``planned`` in real pods: what comes is the order that ``refill plan`` says, whatever happens to pods, and for
+any number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.integration.job_ranks import BATCH, Packed, Ranks, cluster_of, receipt, settings_of
+from tests.pod_fixtures import NUM_SAMPLES
+
+from refill.errors import InvalidInput, JobConflict
+from refill.pod_connection import PodConnection
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_settings import PlanSettings
+from refill_service import cli
+from refill_service.demo.local_cluster import LocalCluster
+
+SEED = 11
+
+
+def trained(cluster: LocalCluster, dataset: str, world_size: int, killed: int | None = None, **settings: Any) -> Ranks:
+    """Two epochs; one pod is killed within each and comes back. Receipts are exact."""
+    job = settings_of(dataset, policy="planned", seed=SEED, world_size=world_size, **settings)
+    ranks = Ranks(cluster, job)
+    for epoch in range(2):
+        half = ranks.length // 2 // BATCH * BATCH
+        ranks.ask(epoch, 0, half)
+        if killed is not None:
+            cluster.kill(killed)
+            cluster.restart(killed)
+        ranks.ask(epoch, half, ranks.length)
+        ranks.check(epoch)
+        assert receipt(cluster, job, epoch)["exact"]
+    httpx.delete(f"{cluster.pod_urls[0]}/v1/jobs/{job['name']}").raise_for_status()
+    return ranks
+
+
+def in_order(ranks: Ranks, epoch: int) -> list[int]:
+    """What ranks in step got, one after another, without what fills the last step up."""
+    num_ranks = len(ranks.ranks)
+    found = [ranks.samples[epoch, place % num_ranks, place // num_ranks] for place in range(NUM_SAMPLES)]
+    assert sorted(found) == list(range(NUM_SAMPLES))
+    return found
+
+
+def of_command(dataset: str, settings: PlanSettings, epoch: int, folder: Path) -> list[int]:
+    """What ``refill plan`` writes for the same settings."""
+    path = folder / f"order {epoch}"
+    arguments = ["plan", "--dataset", dataset, "--chunk-size", str(settings.chunk_size), "--seed", str(settings.seed)]
+    arguments += ["--memory-bytes", str(settings.memory_bytes), "--shares", str(settings.num_shares)]
+    arguments += ["--run", str(settings.run), "--epoch", str(epoch), "--dump", str(path)]
+    assert cli.main([*arguments, *(["--first"] if epoch == 0 else [])]) == 0
+    return [int(line) for line in path.read_text().splitlines()]
+
+
+def plan_of(ranks: Ranks) -> PlanSettings:
+    info = ranks.ranks[0].info()
+    given = JobSpec.from_dict(info["spec"]).settings_of_policy()
+    found = PlanSettings(
+        info["fingerprint"],
+        NUM_SAMPLES,
+        info["chunk_size"],
+        given["shares"],
+        given["plan_bytes"],
+        given["run"],
+        SEED,
+    )
+    assert found.plan_id == info["plan_id"]
+    return found
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_what_comes_is_the_order_that_the_command_says(packed: Packed, tmp_path: Path, journal: bool) -> None:
+    with cluster_of(tmp_path, 3, journal=journal) as cluster:
+        whole = trained(cluster, packed[0], 2)
+        settings = plan_of(whole)
+        broken = trained(cluster, packed[0], 2, killed=1)
+    for epoch in range(2):
+        assert in_order(whole, epoch) == of_command(packed[0], settings, epoch, tmp_path)
+    assert whole.samples == broken.samples, "a pod that was killed changed what came"
+
+
+def test_global_steps_are_the_same_for_any_number_of_ranks(three_pods: LocalCluster, packed: Packed) -> None:
+    """The same global batch on 1, 2, 4 and 8 ranks: elastic determinism."""
+    of_one = trained(three_pods, packed[0], 1)
+    for num_ranks in (2, 4, 8):
+        ranks = trained(three_pods, packed[0], num_ranks)
+        for epoch in range(2):
+            assert in_order(ranks, epoch) == in_order(of_one, epoch), f"{num_ranks} ranks, epoch {epoch}"
+
+
+def test_all_pods_may_come_back_with_other_memory(packed: Packed, tmp_path: Path) -> None:
+    """They would plan otherwise, but clients know what the job's plan is."""
+    with cluster_of(tmp_path, 2, journal=False) as cluster:
+        job = settings_of(packed[0], policy="planned", seed=SEED, world_size=2, memory_bytes=0)
+        ranks = Ranks(cluster, job)
+        plan_id = ranks.ranks[0].info()["plan_id"]
+        ranks.ask(0, 0, 100)
+        for pod in range(2):
+            cluster.kill(pod)
+        for pod in range(2):
+            cluster.restart(pod, wait=pod == 1, settings={"memory_bytes": "9MiB"})
+        ranks.ask(0, 0, ranks.length)  # what had come comes again, the same
+        ranks.check(0)
+        assert receipt(cluster, job, 0)["exact"]
+        others = PodConnection(cluster.pod_urls[1], JobSpec.from_dict(job), 0, None, 30).info()
+        assert others["plan_id"] == plan_id
+        new = JobSpec.from_dict(job | {"name": "another"})
+        assert PodConnection(cluster.pod_urls[0], new, 0, None, 30).info()["plan_id"] != plan_id
+
+
+def test_what_contradicts_a_plan_is_refused(three_pods: LocalCluster, packed: Packed) -> None:
+    job = settings_of(packed[0], policy="planned")
+    first = PodConnection(three_pods.pod_urls[0], JobSpec.from_dict(job), 0, None, 30)
+    chosen = first.info()["spec"]["policy_settings"]
+    other = JobSpec.from_dict(job | {"policy_settings": {"plan_bytes": chosen["plan_bytes"] + 1}})
+    with pytest.raises(JobConflict, match="policy_settings: yours is"):
+        PodConnection(three_pods.pod_urls[0], other, 0, None, 30).info()
+    same = JobSpec.from_dict(job | {"policy_settings": {"plan_bytes": chosen["plan_bytes"]}})
+    assert PodConnection(three_pods.pod_urls[0], same, 0, None, 30).info()["plan_id"] == first.info()["plan_id"]
+    first.end_job()
+    with pytest.raises(InvalidInput, match="policy planned goes with order='keyed'"):
+        JobSpec.from_dict(job | {"order": "explicit"})
