@@ -9,7 +9,8 @@ what to do. What a program needs is in attributes.
     |   |-- MemoryTooSmall         400  the budget does not hold one chunk
     |   |-- RequestTooSlow         408  the request's body did not come in time
     |   |-- RequestTooLarge        413  the request's body is longer than anything sensible
-    |   `-- HeadersTooLarge        431  the request's address and headers are
+    |   |-- HeadersTooLarge        431  the request's address and headers are
+    |   `-- PodClockAhead          409  a pod says that it was started minutes from now: the clocks of machines differ
     |-- AccessError
     |   |-- NotAuthenticated       401  no token, or none that the pod knows
     |   `-- NotAllowed             403  a job of another team or token, or a dataset that jobs may not name
@@ -69,6 +70,7 @@ __all__ = [
     "NotAllowed",
     "NotAuthenticated",
     "PodBusy",
+    "PodClockAhead",
     "PodRecovering",
     "PodReplaced",
     "PodStopping",
@@ -128,6 +130,12 @@ class RequestTooLarge(InvalidInput):
 
 class HeadersTooLarge(InvalidInput):
     status = 431
+
+
+class PodClockAhead(InvalidInput):
+    """Between pods. Clients are told to come again (:class:`PodUnreachable`): clocks can be set."""
+
+    status = 409
 
 
 class AccessError(RefillError):

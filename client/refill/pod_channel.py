@@ -172,8 +172,9 @@ class PodChannel:
                 link.send_request(method, path, body, headers, wait.seconds)
                 _await_answer(link, pod, wait)
                 response = link.getresponse()
-                self._check_life(response.getheader(LIFE_HEADER), pod, link.opened_at)
-                if response.status == NotAuthenticated.status and self._credentials.were_refused():
+                if response.status != NotAuthenticated.status:  # who does not take the token may be no pod of these
+                    self._check_life(response.getheader(LIFE_HEADER), pod, link.opened_at)
+                elif self._credentials.were_refused():
                     response.read()
                     continue
                 return response

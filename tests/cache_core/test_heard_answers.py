@@ -23,7 +23,9 @@ def test_old_epochs_are_forgotten() -> None:
     assert sorted(heard.of(0)) == [7, 8, 9]
 
 
-@pytest.mark.parametrize("text", ["", "1", "a.1", "1.-1", "1.1.1", "²\N{FULL STOP}1"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "a.1", "1.-1", "1.1.1", "9" * 5000 + ".1", "1." + "9" * 19, "²\N{FULL STOP}1"]
+)
 def test_anything_else_tells_nothing(text: str) -> None:
     heard = HeardAnswers()
     heard.count_came(0, text)

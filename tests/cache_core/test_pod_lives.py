@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from refill.errors import InvalidInput
+from refill.errors import InvalidInput, PodClockAhead
 from refill.protocol.pod_life import PodLife, pod_life_of
-from refill_service.cache_core.pod_lives import LEASE_SECONDS, Announced, PodLives
+from refill_service.cache_core.pod_lives import LEASE_SECONDS, MOST_AHEAD_SECONDS, Announced, PodLives
 
 FIRST, SECOND, THIRD = PodLife(100, "a"), PodLife(200, "b"), PodLife(300, "c")
 
@@ -143,6 +143,41 @@ def test_headers() -> None:
     assert pod_life_of(f"12 {SECOND.encode()}") == (12, SECOND)
     answer = Announced({0: FIRST, 1: SECOND}, 0.5, FIRST)
     assert Announced.from_dict(answer.to_dict()) == answer
+
+
+@pytest.mark.parametrize("ordinal", [0, 1, 7], ids=["its own", "another's", "one that there is none of"])
+def test_a_life_that_begins_minutes_from_now_is_refused(ordinal: int) -> None:
+    one, now = pod(0, FIRST), 10**18
+    last = now + MOST_AHEAD_SECONDS * 10**9
+    one.check_begun(ordinal, PodLife(last, "b"), now)
+    with pytest.raises(PodClockAhead, match=f"pod {ordinal} .* 15 minutes from now .* 5 at most: set the clocks"):
+        one.check_begun(ordinal, PodLife(last + 600 * 10**9, "b"), now)
+
+
+def test_what_was_known_before_the_clock_was_set_back_is_known_still() -> None:
+    one, hour = PodLives(0, 3, PodLife(10**18, "a"), 0.0), 3600 * 10**9
+    known = PodLife(10**18 - 1, "b")
+    assert one.came_from(1, known, 1.0)
+    one.check_begun(1, known, 10**18 - hour)
+    one.check_begun(0, one.own, 10**18 - hour)
+    with pytest.raises(PodClockAhead):
+        one.check_begun(1, PodLife(10**18 + 1, "c"), 10**18 - hour)
+
+
+@given(st.lists(st.integers(0, 10**19 - 1), max_size=20), st.integers(0, 2**63 - 1))
+@example([10**19 - 1], 2**63 - 1)
+def test_whatever_others_know_the_next_number_is_one_that_others_take(said: list[int], clock: int) -> None:
+    """Up to the last nanosecond that a clock can tell."""
+    new = pod(1, PodLife(clock, "ff"))
+    for number in said:
+        earlier = PodLife(number, "ee")
+        try:
+            new.check_begun(1, earlier, clock)
+        except PodClockAhead:
+            continue
+        new.announcement_answered({0: Announced({1: earlier}, 0.0)}, 1.0, clock)
+    assert PodLife.decode(new.own.encode()) == new.own
+    assert new.own.number <= clock + MOST_AHEAD_SECONDS * 10**9 + 1 or new.own.number == clock
 
 
 STEPS = st.lists(

@@ -271,7 +271,7 @@ class CalledPeers(Peers):
         self.has_answered(pod, answered.get(LIFE_HEADER), status, asked_at)
         if status >= 400:
             error = error_from_wire(json.loads(body), status=status, source=self.name(pod))
-            self.was_refused(error)
+            self.was_refused(error, status)
             raise error
         return answered, body
 

@@ -6,11 +6,13 @@ far. A journal that was put back as a whole agrees with itself; it knows of fewe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 __all__ = ["HeardAnswers", "encode_count", "what_is_missing"]
 
 _KEPT_EPOCHS = 3
+_COUNT = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
 
 
 def encode_count(epoch: int, count: int) -> str:
@@ -25,9 +27,9 @@ class HeardAnswers:
 
     def count_came(self, pod: int, text: str) -> None:
         """Fact: a pod has said what :func:`encode_count` makes. Anything else is ignored."""
-        epoch, _, count = text.partition(".")
-        if not (epoch.isascii() and epoch.isdecimal() and count.isascii() and count.isdecimal()):
+        if (said := _COUNT.fullmatch(text)) is None:
             return
+        epoch, count = said.groups()
         of_pod = self._heard.setdefault(pod, {})
         of_pod[int(epoch)] = max(int(count), of_pod.get(int(epoch), 0))
         while len(of_pod) > _KEPT_EPOCHS:

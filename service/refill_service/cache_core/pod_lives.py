@@ -11,7 +11,9 @@ request, so what the earlier one answers must reach nobody any more.
 - A pod that reaches no other one, or is alone, asks by its own name who it is: that leads to its successor.
 
 The number of a life is the time of its start, or more than all that are known if a clock was wrong: if a life is known
-that begins only later. One that began meanwhile is the successor, also where it was heard of first.
+that begins only later. One that began meanwhile is the successor, also where it was heard of first. Nobody believes a
+life that would begin more than ``MOST_AHEAD_SECONDS`` from now: clocks of machines differ by less, and whoever could
+name any number would end a pod for good.
 """
 
 from __future__ import annotations
@@ -20,11 +22,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from refill.errors import PodClockAhead
 from refill.protocol.pod_life import PodLife
 
-__all__ = ["LEASE_SECONDS", "Announced", "PodLives"]
+__all__ = ["LEASE_SECONDS", "MOST_AHEAD_SECONDS", "Announced", "PodLives", "is_ahead"]
 
 LEASE_SECONDS = 1.0
+MOST_AHEAD_SECONDS = 300
+_NS = 10**9
+
+
+def is_ahead(life: PodLife, number_now: int) -> bool:
+    """Whether a life begins so much later than now that it can't be the number of any.
+
+    :param number_now: that a life would have which began now.
+    """
+    return life.number > number_now + MOST_AHEAD_SECONDS * _NS
 
 
 @dataclass(frozen=True)
@@ -85,6 +98,21 @@ class PodLives:
     def counts_as(self, life: PodLife) -> None:
         """Fact: this pod's own life has this number, as an earlier one had one that was higher than its clock's."""
         self.own = max(self.own, life)
+
+    def check_begun(self, pod: int, life: PodLife, number_now: int) -> None:
+        """Before a life is told of by any fact below: raises :class:`PodClockAhead` for one that is ahead of the clock.
+
+        What is known already stays so, should this pod's clock have been set back.
+        """
+        known = self.own if pod == self.ordinal else self._newest.get(pod)
+        if not is_ahead(life, number_now) or (known is not None and life <= known):
+            return
+        minutes = (life.number - number_now) // (60 * _NS)
+        raise PodClockAhead(
+            f"pod {self.ordinal} is told of a process of pod {pod} that was started {minutes:,} minutes from now by "
+            f"its clock, and believes {MOST_AHEAD_SECONDS // 60} at most: set the clocks of their machines (NTP)",
+            pod=pod,
+        )
 
     # The other pods
 

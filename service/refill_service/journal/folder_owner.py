@@ -7,6 +7,7 @@ at this file first.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,11 +15,15 @@ from pathlib import Path
 
 from refill.errors import InvalidInput
 from refill.protocol.pod_life import PodLife
+from refill_service.cache_core.pod_lives import is_ahead
 from refill_service.journal.job_files import replace
 
 __all__ = ["FolderOwner"]
 
+log = logging.getLogger(__name__)
+
 _LIFE = "life"
+_MOST_BYTES = 256
 
 
 class FolderOwner:
@@ -28,7 +33,7 @@ class FolderOwner:
 
     def __init__(self, life: PodLife, is_another: Callable[[PodLife], None]) -> None:
         self.found: PodLife | None = None
-        """The run that had the folder before."""
+        """The run that had the folder before; with number 0 where the one that is written there can't be right."""
         self.life = life
         """Later than that one, should a clock have gone back."""
         self._is_another = is_another
@@ -39,7 +44,16 @@ class FolderOwner:
         """Take the folder over."""
         self._path = folder / _LIFE
         self.found = self._read()
-        if self.found is not None and self.found.number >= self.life.number:
+        if self.found is None and self._path.exists():
+            log.warning("%s can't be read, and is written anew: it names no process of this pod", self._path)
+        if self.found is not None and is_ahead(self.found, self.life.number):
+            log.warning(
+                "%s says that this pod was started last at a time that has not come yet, which is not believed. If the "
+                "clock of this machine is behind, set it, and start the pod again",
+                self._path,
+            )
+            self.found = PodLife(0, self.found.name)
+        elif self.found is not None and self.found.number >= self.life.number:
             self.life = PodLife(self.found.number + 1, self.life.name)
         with suppress(OSError):  # what is written there fails as well, and the pod goes on without
             replace(self._path, self.life.encode().encode(), sync=True)
@@ -66,6 +80,7 @@ class FolderOwner:
     def _read(self) -> PodLife | None:
         assert self._path is not None
         try:
-            return PodLife.decode(self._path.read_text().strip())
+            with self._path.open("rb") as file:
+                return PodLife.decode(file.read(_MOST_BYTES).decode("latin-1").strip())
         except (OSError, InvalidInput):
             return None

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from refill.errors import PodRecovering, PodReplaced, PodUnreachable, RefillError
+from refill.errors import InvalidInput, PodClockAhead, PodRecovering, PodReplaced, PodUnreachable, RefillError
 from refill.protocol.pod_life import PodLife
-from refill_service.cache_core.pod_lives import LEASE_SECONDS, Announced, PodLives
+from refill_service.cache_core.pod_lives import LEASE_SECONDS, Announced, PodLives, is_ahead
 from refill_service.peers.job_peers import PATIENCE_SECONDS
 from refill_service.peers.lease_clock import lease_time
 from refill_service.peers.peers import Peers
@@ -141,11 +141,16 @@ class Fence:
 
     def announced(self, pod: int, life: PodLife) -> Announced:
         """Fact: another pod was started. Returns the answer to it."""
+        self.check_begun(pod, life)
         answer = self.lives.announced(pod, life, lease_time())
         self.leave_earlier_runs()
         if self.lives.newest(pod) == life:
             self.on_started(pod, life.name)
         return answer
+
+    def check_begun(self, pod: int, life: PodLife) -> None:
+        """See :meth:`PodLives.check_begun`."""
+        self._peers.check_begun(pod, life)
 
     def leave_earlier_runs(self) -> None:
         self._peers.leave_earlier_runs()
@@ -202,7 +207,32 @@ class Fence:
             answer: dict[str, Any] = await self._peers.call(pod, "PUT", self._path())
         except RefillError:
             return None  # it is down, or is one of another number of pods
-        return Announced.from_dict(answer)
+        try:
+            announced = Announced.from_dict(answer)
+        except (InvalidInput, ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+            self._peers.say_now_and_then(
+                f"{self._peers.name(pod)} answers with something else than a pod would: {str(answer)[:100]!r}; "
+                "is its URL right?"
+            )
+            return None
+        return self._believed(announced)
+
+    def _believed(self, answer: Announced) -> Announced | None:
+        """Without what is ahead of this pod's clock. None: that is a process of this pod itself, which the other one
+        takes for its successor. So it is asked again, until clocks agree or it has forgotten that process."""
+        lives = dict[int, PodLife]()
+        for pod, life in answer.lives.items():
+            try:
+                self.check_begun(pod, life)
+            except PodClockAhead:
+                if pod == self.lives.ordinal:
+                    return None
+            else:
+                lives[pod] = life
+        earlier = answer.earlier
+        if earlier is not None and is_ahead(earlier, time.time_ns()):
+            earlier = None
+        return Announced(lives, min(max(0.0, answer.wait_seconds), LEASE_SECONDS), earlier)
 
     def _path(self) -> str:
         return f"/peer/v1/lives/{self.lives.ordinal}?life={self.lives.own.encode()}"

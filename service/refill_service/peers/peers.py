@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +24,15 @@ from pyreqwest.request import RequestBuilder
 from pyreqwest.response import ResponseBodyReader
 
 from refill.credentials import ShownToken
-from refill.errors import NotAuthenticated, PodReplaced, PodUnreachable, RefillError, error_from_wire
+from refill.errors import (
+    InvalidInput,
+    NotAuthenticated,
+    PodClockAhead,
+    PodReplaced,
+    PodUnreachable,
+    RefillError,
+    error_from_wire,
+)
 from refill.pod_link import GONE_SECONDS, PROBE_AFTER_SECONDS
 from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
@@ -46,6 +55,8 @@ __all__ = [
     "life_header",
 ]
 
+log = logging.getLogger(__name__)
+
 PODS_HEADER = "refill-pods"
 """How many pods there are, by the settings of the one that asks. While they are replaced by more or by fewer, an old
 and a new one do not agree on who owns what, and must not talk."""
@@ -58,6 +69,7 @@ CONNECTION_WINDOW_BYTES = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
 _PIECE_NUMBERS = 1 << 17
 _LOOK_SECONDS = 5.0
+_SAY_EVERY_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -181,6 +193,7 @@ class Peers:
         """Requests to each pod, which can be broken off."""
         self._made_of: object = None
         self._looked = 0.0
+        self._say_again = 0.0
 
     def name(self, pod: int) -> str:
         return f"pod {pod} ({self.urls[pod]})"
@@ -217,7 +230,7 @@ class Peers:
             return bytes(await response.bytes())
 
     async def who_is(self, pod: int) -> PodLife | None:
-        """Which process of a pod its name leads to now, asked over a new connection; None for an earlier version."""
+        """Which process of a pod its name leads to now, asked over a new connection; None where none says so."""
         async with self._translated(pod):
             try:
                 client = self._new_client()
@@ -228,10 +241,10 @@ class Peers:
                 for name, value in self._headers(pod).items():
                     request = request.header(name, value)
                 response = await request.build().send()
-                found = pod_life_of(response.headers.get(LIFE_HEADER))
+                found = self._life_in(pod, response.headers.get(LIFE_HEADER), response.status)
             finally:
                 await client.close()
-            return None if found is None else found[1]
+            return found
 
     async def call_all(self, pods: list[int], method: str, path: str, body: Body) -> list[Any]:
         """The same small request to several pods at once; the first error is raised when all have answered."""
@@ -280,12 +293,14 @@ class Peers:
     def has_answered(self, pod: int, life: str | None, status: int, asked_at: float) -> None:
         """Fact: an answer begins to come. Raises :class:`PodReplaced` when it is of an earlier process of the pod.
 
-        :param life: as its header has it; None: of an earlier version.
+        :param life: as its header has it; None: it came from no route of a pod.
         """
         if self.lives is None:
             return
-        found = pod_life_of(life)
-        is_newest = found is None or found[0] != pod or self.lives.came_from(pod, found[1], lease_time())
+        found = self._life_in(pod, life, status)
+        if found is None:
+            return
+        is_newest = self.lives.came_from(pod, found, lease_time())
         self.leave_earlier_runs()
         if not is_newest:
             self._client = None  # the connection leads there still; its name may not
@@ -294,6 +309,40 @@ class Peers:
             )
         if status != PodReplaced.status:  # perhaps it has refused this one
             self.lives.confirmed(asked_at)
+
+    def _life_in(self, pod: int, header: str | None, status: int) -> PodLife | None:
+        """Which process of a pod has answered. None: nobody says so that is to be believed. Whoever does not take this
+        pod's token is none of these pods: another service may have got the address of one."""
+        if status == NotAuthenticated.status:
+            return None
+        try:
+            found = pod_life_of(header)
+        except InvalidInput as error:
+            raise PodUnreachable(f"{self.name(pod)} answers with what no pod would: {error}", pod=pod) from error
+        if found is None or found[0] != pod:
+            return None
+        try:
+            self.check_begun(pod, found[1])
+        except PodClockAhead as error:
+            raise PodUnreachable(error.message, pod=pod) from error
+        return found[1]
+
+    def check_begun(self, pod: int, life: PodLife) -> None:
+        """See :meth:`PodLives.check_begun`."""
+        if self.lives is None:
+            return
+        try:
+            self.lives.check_begun(pod, life, time.time_ns())
+        except PodClockAhead as error:
+            self.say_now_and_then(error.message)
+            raise
+
+    def say_now_and_then(self, what: str) -> None:
+        """Whoever can have this said may have it said with each request."""
+        now = time.monotonic()
+        if now >= self._say_again:
+            self._say_again = now + _SAY_EVERY_SECONDS
+            log.warning("%s", what)
 
     def leave_earlier_runs(self) -> None:
         """Wait for nothing more of pods that have a successor, as may be known since a moment: they may stand still."""
@@ -356,21 +405,30 @@ class Peers:
         except ValueError:
             answer = text
         error: RefillError = error_from_wire(answer, status=status, source=source)
-        self.was_refused(error)
-        if isinstance(error, NotAuthenticated):
+        if status == NotAuthenticated.status:  # whatever it names itself: it is of none of these pods
             # A Secret that was replaced reaches one pod before another. Whoever asked this pod comes again.
             if self._token is not None:
                 self._token.was_refused()
             raise PodUnreachable(f"{source} does not take this pod's token: {error.message}")
+        self.was_refused(error, status)
+        if isinstance(error, PodClockAhead):
+            said = f"{source} does not believe this pod: {error.message}"
+            self.say_now_and_then(said)
+            raise PodUnreachable(said)
         raise error
 
-    def was_refused(self, error: RefillError) -> None:
+    def was_refused(self, error: RefillError, status: int) -> None:
         """Fact: a pod has answered with this."""
         newest = error.details.get("newest")
         if self.lives is None or not isinstance(error, PodReplaced) or not isinstance(newest, str):
             return
-        if error.details.get("pod") == self.lives.ordinal:
-            self.lives.named(PodLife.decode(newest))
+        if status == PodReplaced.status and error.details.get("pod") == self.lives.ordinal:
+            try:
+                life = PodLife.decode(newest)
+                self.check_begun(self.lives.ordinal, life)
+            except InvalidInput:
+                return  # who answers so is not believed
+            self.lives.named(life)
             if self.lives.replaced_by is not None:
                 self.on_replaced()
 

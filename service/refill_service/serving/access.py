@@ -23,7 +23,6 @@ from refill_service.serving.tokens import Tokens
 
 __all__ = ["CONNECTION", "Access", "holder_of"]
 
-"""For the kubelet, which has no token. They say nothing but whether the pod works."""
 _JOBS = "/v1/jobs/"
 
 CONNECTION = "refill.connection"
@@ -35,7 +34,8 @@ class Access:
 
     :param tokens: None: anybody may ask.
     :param quotas: of those who hold a token; None: there are none.
-    :param of_pods: other pods ask here, and not clients.
+    :param of_pods: other pods ask here, and not clients: nothing is answered without a token. To clients, probes are,
+        for the kubelet, which has none. They say nothing but whether the pod works.
     :param job_holder: who holds a job of this pod; None when it has none of that name.
     """
 
@@ -67,7 +67,7 @@ class Access:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        if is_health(scope["path"]):
+        if not self._of_pods and is_health(scope["path"]) and scope["method"] in ("GET", "HEAD"):
             return
         if self._tokens is None:
             _check_connection(scope, "")

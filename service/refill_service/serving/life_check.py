@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from refill.errors import PodReplaced, PodUnreachable, RefillError
+from refill.errors import InvalidInput, PodReplaced, PodUnreachable, RefillError
 from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill_service.peers.fence import Fence
 from refill_service.peers.lease_clock import lease_time
@@ -25,7 +25,8 @@ _COME_AGAIN = PodUnreachable.status
 class LifeCheck:
     """ASGI middleware. Every answer says which run of the pod it is of.
 
-    :param of_pods: whether it is pods that ask. What others say of lives is not listened to.
+    :param of_pods: whether it is pods that ask, whose token was checked before. What others say of lives is not
+        listened to.
     """
 
     def __init__(self, app: ASGIApp, fence: Fence, *, of_pods: bool) -> None:
@@ -38,7 +39,7 @@ class LifeCheck:
             await self._app(scope, receive, send)
             return
 
-        confirms = not self._of_pods and scope["method"] != "GET"
+        confirms = not self._of_pods and scope["method"] not in ("GET", "HEAD")
         was_refused = False
 
         async def with_life(message: Message) -> None:
@@ -73,15 +74,14 @@ class LifeCheck:
         await self._app(scope, receive, answer)
 
     def _check_asker(self, scope: Scope) -> None:
-        found = {
-            name: value.decode("latin-1")
-            for name, value in scope["headers"]
-            if name in (LIFE_HEADER.encode(), ASKED_LIFE_HEADER.encode())
-        }
         lives = self._fence.lives
-        if (asked := found.get(ASKED_LIFE_HEADER.encode())) is not None:
-            lives.named(PodLife.decode(asked))
-        asker = pod_life_of(found.get(LIFE_HEADER.encode()))
+        asker = pod_life_of(_only(scope, LIFE_HEADER))
+        if asker is not None:
+            self._fence.check_begun(*asker)
+        if (text := _only(scope, ASKED_LIFE_HEADER)) is not None:
+            asked = PodLife.decode(text)
+            self._fence.check_begun(lives.ordinal, asked)
+            lives.named(asked)
         if asker is None or scope["path"].startswith(ANNOUNCEMENTS):
             return
         pod, life = asker
@@ -90,3 +90,11 @@ class LifeCheck:
         if not is_newest:
             newest = lives.newest(pod) or life
             raise PodReplaced(f"pod {pod} asks as a run of it that has a successor", pod=pod, newest=newest.encode())
+
+
+def _only(scope: Scope, header: str) -> str | None:
+    """Its value; None where it is missing. Raises :class:`InvalidInput` where it comes twice."""
+    found = [value for name, value in scope["headers"] if name == header.encode()]
+    if len(found) > 1:
+        raise InvalidInput(f"header {header} comes {len(found)} times, and once is right")
+    return found[0].decode("latin-1") if found else None

@@ -96,7 +96,7 @@ class RequestGuard:
         if scope["type"] != "http":
             return
         started = time.monotonic()
-        is_probe = looks_after_the_pod(scope["path"])
+        is_probe = self._asker == "client" and looks_after_the_pod(scope["path"])  # other pods make none
         request_id = take_request_id(scope["headers"])
         continue_trace(scope["headers"])
         answer = Answer(send, request_id, None if is_probe else self._counts, self._timeout_seconds)
