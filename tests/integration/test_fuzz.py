@@ -134,7 +134,7 @@ def request(way: str, draw: random.Random) -> bytes:
     """Something that is no HTTP request, or not quite."""
     body = BatchRequest(0, 0, np.arange(draw.randint(1, 50))).encode()
     paths = ("/v1/jobs/before/batch", "/v1/jobs/before/samples", "/v1/jobs/before", "/v1/jobs", "/", "*", "//", "/%00")
-    head = f"POST {draw.choice(paths)} HTTP/1.1\r\nHost: pod\r\nContent-Length: "
+    head = f"POST {draw.choice(paths)} HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
     right = head.encode() + b"%d\r\n\r\n" % len(body) + body
     if way == "random bytes":
         return draw.randbytes(draw.randint(1, 3000))
@@ -144,7 +144,7 @@ def request(way: str, draw: random.Random) -> bytes:
         wrong = draw.choice([b"-1", b"x", b"1e3", b"+5", b"99999999999999999999", b"5 5", b"", b"%d" % (len(body) - 3)])
         return head.encode() + wrong + b"\r\n\r\n" + body
     if way == "pipelined garbage":
-        return b"GET /v1/jobs HTTP/1.1\r\nHost: pod\r\n\r\n" * draw.randint(1, 200) + draw.randbytes(500)
+        return b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n" * draw.randint(1, 200) + draw.randbytes(500)
     if way == "two lengths":
         both = b"%d\r\nTransfer-Encoding: chunked\r\nContent-Length: 7\r\n\r\n" % len(body)
         return head.encode() + both + body
@@ -203,7 +203,7 @@ def test_what_is_no_http_is_answered_in_one_line_and_counted(unchanged: str, pod
 
 def test_garbage_behind_a_request_does_not_spoil_its_answer(unchanged: str, pod: LocalCluster) -> None:
     body = np.arange(100).tobytes()
-    head = b"POST /v1/jobs/before/samples HTTP/1.1\r\nHost: pod\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/jobs/before/samples HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
     with socket.create_connection(("127.0.0.1", pod._ports[0][0]), 10) as connection:
         connection.sendall(head + body + b"\x00garbage\r\n\r\n")
         answer = connection.makefile("rb").read()

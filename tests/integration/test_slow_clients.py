@@ -73,7 +73,7 @@ def ask(pod: LocalCluster, job: dict[str, Any], positions: range) -> socket.sock
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", pod._ports[0][0]))
-    head = f"POST /v1/jobs/{job['name']}/batch HTTP/1.1\r\nHost: pod\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/jobs/{job['name']}/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
 
@@ -156,10 +156,10 @@ SILENT: dict[str, bytes] = {
     "nothing": b"",
     "empty lines": b"\r\n\r\n",
     "half a line": b"POST /v1/jo",
-    "half the headers": b"GET /v1/jobs HTTP/1.1\r\nHost: pod\r\nX-A: ",
-    "half a body": b"PUT /v1/jobs/x HTTP/1.1\r\nHost: pod\r\nContent-Length: 1000\r\n\r\n{",
-    "half a chunk": b"PUT /v1/jobs/x HTTP/1.1\r\nHost: pod\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nabc",
-    "an answered request and half another one": b"GET /healthz HTTP/1.1\r\nHost: pod\r\n\r\nGET /heal",
+    "half the headers": b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\nX-A: ",
+    "half a body": b"PUT /v1/jobs/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{",
+    "half a chunk": b"PUT /v1/jobs/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nabc",
+    "an answered request and half another one": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal",
 }
 
 
@@ -173,7 +173,7 @@ def test_who_stops_in_the_middle_of_a_request_is_cut_off(pod: LocalCluster, said
 
 def test_a_body_that_comes_byte_by_byte_is_cut_off(pod: LocalCluster) -> None:
     with connect(pod) as connection:
-        connection.sendall(b"PUT /v1/jobs/x HTTP/1.1\r\nHost: pod\r\nContent-Length: 1000\r\n\r\n")
+        connection.sendall(b"PUT /v1/jobs/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
         sent = 0
         with contextlib.suppress(ConnectionError):
             while sent < 1000:

@@ -107,9 +107,9 @@ def test_idle_connections_with_tls_do_not_hold_up_the_end(packed: Packed, tmp_pa
         contextlib.ExitStack() as stack,
     ):
         idle, slow = (stack.enter_context(connected(cluster, trusted)) for _ in range(2))
-        idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert idle.recv(1000).startswith(b"HTTP/1.1 200")
-        slow.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        slow.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = slow.recv(10)
         cluster.processes[0].terminate()
         assert cluster.processes[0].wait(60) == 0
@@ -130,7 +130,7 @@ def test_what_takes_longer_than_the_grace_is_broken_off(packed: Packed, tmp_path
         rank.batch(0, np.arange(10))
         with ThreadPoolExecutor(1) as pool, socket.create_connection(("127.0.0.1", cluster._ports[0][0])) as half:
             waits = pool.submit(rank.batch, 1, np.arange(10))
-            half.sendall(b"POST /v1/jobs/x/report HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            half.sendall(b"POST /v1/jobs/x/report HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             until(lambda: metric(cluster.pod_urls[0], "refill_requests_under_way") == 2, "two requests under way")
             cluster.processes[0].terminate()
             assert cluster.processes[0].wait(10) == 0

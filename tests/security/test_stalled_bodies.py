@@ -48,7 +48,7 @@ def rank(pod: LocalCluster, team: str, tmp_path: Path, settings: dict[str, Any])
 
 def begin(pod: LocalCluster, method: str, path: str, announced: int, sent: bytes, team: str = "") -> socket.socket:
     """A request of which this much is sent."""
-    head = f"{method} {path} HTTP/1.1\r\nHost: pod\r\nContent-Length: {announced}\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {announced}\r\n"
     head += f"Authorization: Bearer {TOKENS[team]}\r\n" if team else ""
     connection = socket.create_connection(("127.0.0.1", pod._ports[0][0]), 20)
     connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode())

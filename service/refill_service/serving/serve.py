@@ -24,6 +24,7 @@ from refill_service.serving.access import Access
 from refill_service.serving.app import client_app, metrics_app, peer_app
 from refill_service.serving.client_protocol import ClientLimits, ClientServer
 from refill_service.serving.ending import Ending, ends_by_signal
+from refill_service.serving.known_names import KnownNames
 from refill_service.serving.peer_server import PeerServer
 from refill_service.serving.request_guard import RequestGuard
 from refill_service.serving.tokens import Tokens
@@ -79,8 +80,9 @@ async def _serve(settings: Settings) -> None:
     )
     node = CacheNode(settings, teams=lambda: client_tokens.holders if client_tokens else ())
     limits = ClientLimits(settings.client_timeout_seconds, settings.max_connections, node.requests, node.quotas)
+    of_clients = Access(client_app(node), client_tokens, node.table.holder, node.quotas)
     for_clients = RequestGuard(
-        Access(client_app(node), client_tokens, node.table.holder, node.quotas),
+        of_clients if client_tokens else KnownNames(of_clients, settings),
         "client",
         node.bodies,
         node.requests,
@@ -105,7 +107,8 @@ async def _serve(settings: Settings) -> None:
     others = [peers.serve()] if settings.serves_peers else []
     metrics = None
     if settings.metrics_port:
-        for_metrics = RequestGuard(metrics_app(node), "client", node.bodies, node.requests, settings.max_connections)
+        of_metrics = KnownNames(metrics_app(node), settings)
+        for_metrics = RequestGuard(of_metrics, "client", node.bodies, node.requests, settings.max_connections)
         options = {"app": for_metrics, "host": settings.host, "port": settings.metrics_port, **_CLIENT_OPTIONS}
         metrics = ClientServer(limits, **options)
         others.append(metrics.serve())
