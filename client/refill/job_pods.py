@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from refill.answer_checks import checked_job, checked_pods, read_as_of_a_pod
 from refill.delivery_record import DeliveryRecord
 from refill.errors import (
     JobLost,
@@ -151,7 +152,8 @@ class JobPods:
         self._looks += 1
         try:
             answer = self._once(None, self.calls("GET", f"ranks/{self.rank}"), Wait(_PROBE_SECONDS), register=True)
-            self._unknown(answer.get("unknown_before") or {})
+            with read_as_of_a_pod(self.home):
+                self._unknown({str(rank): int(epoch) for rank, epoch in (answer.get("unknown_before") or {}).items()})
         except PodUnreachable:
             self._follow()
             raise
@@ -255,12 +257,14 @@ class JobPods:
             params["incarnation"] = incarnation_of(line_of(known), max(moves_of(known), self.record.moves()))
             if "num_pods" in self._info:  # older pods do not say it
                 params["pods"] = self._info["num_pods"]
-        return self._channel.call("PUT", url, self.job_path(), wait, sent=spec.to_dict(), params=params)
+        answer = self._channel.call("PUT", url, self.job_path(), wait, sent=spec.to_dict(), params=params)
+        return checked_job(answer, url)
 
     def _registered(self, info: dict[str, Any]) -> None:
-        self._info = info
+        self._info = checked_job(info, self.service_url)
         self._home = self._home or self._find_home(info["pods"])
-        self._warn_of_memory(info)
+        with read_as_of_a_pod(self.service_url):
+            self._warn_of_memory(info)
         self._watch_home()
 
     def _warn_of_memory(self, info: dict[str, Any]) -> None:
@@ -303,7 +307,7 @@ class JobPods:
     def _begin_again(self, url: str, wait: Wait) -> None:
         """The run had ended, and this object begins a new one: it goes on by that one's name."""
         before = self.info() if self._info is None else self._info
-        again = self._channel.call("PUT", url, self.job_path(), wait, sent=self.spec.to_dict())
+        again = checked_job(self._channel.call("PUT", url, self.job_path(), wait, sent=self.spec.to_dict()), url)
         if self._began_again or line_of(again["incarnation"]) == line_of(before["incarnation"]):
             return  # by another thread; or not all pods know it yet
         if line_of(again["incarnation"]) != next_run(line_of(before["incarnation"])):
@@ -327,7 +331,8 @@ class JobPods:
         if info is None or self._home == self.service_url:
             return
         try:
-            pods = self._channel.call("GET", self.service_url, "/v1/pods", Wait(_PROBE_SECONDS))["pods"]
+            answer = self._channel.call("GET", self.service_url, "/v1/pods", Wait(_PROBE_SECONDS))
+            pods = checked_pods(answer, self.service_url)
             if pods != info["pods"]:
                 self._register_again(self.service_url, Wait(_REQUEST_SECONDS))
         except RefillError as error:

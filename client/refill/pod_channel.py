@@ -19,8 +19,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlencode
 
+from refill.answer_checks import decoded, not_of_a_pod, read_as_of_a_pod
 from refill.credentials import Credentials
-from refill.errors import NotAuthenticated, PodReplaced, PodUnreachable, RefillError, error_from_wire
+from refill.errors import InvalidInput, NotAuthenticated, PodReplaced, PodUnreachable, RefillError, error_from_wire
 from refill.pod_link import GONE_SECONDS, UNIX, PodLink
 from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 
 _MOST_LINKS = 4
 """Of a thread: to its home, to the service, and to those that were its home before."""
+_MOST_JSON_BYTES = 64 << 20
+"""A dataset's metadata has 4 MiB at most."""
+_MOST_ERROR_BYTES = 1 << 20
 _NAME_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 _LEASES_END_SECONDS = 5.0
@@ -100,7 +104,7 @@ class PodChannel:
         body = json.dumps(sent).encode() if sent is not None else content
         response = self._send(method, pod, path, body, headers, wait)
         try:
-            text = response.read()
+            text = self._text_of(response, pod)
         except BaseException as error:
             self.hang_up(pod)
             if isinstance(error, (OSError, http.client.HTTPException)):
@@ -109,11 +113,11 @@ class PodChannel:
         if response.status >= 300:
             _raise_answer(response.status, text, pod + path)
         try:
-            answer = json.loads(text) if text else {}
+            answer = decoded(text) if text else {}
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise RefillError(f"{pod}{path} answered with something else than a pod would: {text[:100]!r}")
+            raise not_of_a_pod(pod + path, repr(text[:100]))
         return answer
 
     def fetch(self, pod: str, path: str, body: bytes, expected: Expected, wait: Wait) -> ReceivedBatch:
@@ -128,11 +132,14 @@ class PodChannel:
                 headers[MEMORY_HEADER] = segment.name
             response = self._send("POST", pod, path, body, headers, wait)
             if response.status != 200:
-                _raise_answer(response.status, response.read(), pod)
+                _raise_answer(response.status, self._text_of(response, pod), pod)
+            self._links()[pod].takes(response.length or 0)
             written = response.getheader(FRAME_BYTES_HEADER)
             if segments is not None and segment is not None and written is not None:
                 response.read()  # nothing
-                return decode_frame(segments.frame_in(segment, int(written)), expected, pod)
+                with read_as_of_a_pod(pod):
+                    num_bytes = int(written)
+                return decode_frame(segments.frame_in(segment, num_bytes), expected, pod)
             received = read_frame(response, expected, pod)
         except BaseException as error:
             if segments is not None and segment is not None:
@@ -175,7 +182,7 @@ class PodChannel:
                 if response.status != NotAuthenticated.status:  # who does not take the token may be no pod of these
                     self._check_life(response.getheader(LIFE_HEADER), pod, link.opened_at)
                 elif self._credentials.were_refused():
-                    response.read()
+                    self._text_of(response, pod)
                     continue
                 return response
             except BaseException as error:
@@ -186,13 +193,26 @@ class PodChannel:
                     raise _unreachable(pod, error) from error
                 raise
 
+    def _text_of(self, response: http.client.HTTPResponse, pod: str) -> bytes:
+        """The body of an answer in JSON."""
+        most_bytes = _MOST_JSON_BYTES if response.status < 300 else _MOST_ERROR_BYTES
+        if (response.length or 0) > most_bytes:
+            self.hang_up(pod)
+            raise not_of_a_pod(pod, f"{response.length:,} bytes with status {response.status}")
+        self._links()[pod].takes(most_bytes)
+        return response.read()
+
     def _check_life(self, header: str | None, pod: str, opened_at: float) -> None:
         """Raises :class:`PodReplaced` when an earlier process of a pod has answered: connections lead there still.
 
         A run with a lower number is a later one all the same when a connection was opened to it long after anything was
         heard of the other: a clock was set back. An earlier one could answer nothing by then.
         """
-        if (found := pod_life_of(header)) is None:
+        try:
+            found = pod_life_of(header)
+        except InvalidInput as error:
+            raise not_of_a_pod(pod, error.message) from error
+        if found is None:
             return
         ordinal, life = found
         known = self._runs.get(ordinal) or _Runs(life)
@@ -262,7 +282,7 @@ def _await_answer(link: PodLink, pod: str, wait: Wait) -> None:
 
 def _raise_answer(status: int, body: bytes, source: str) -> NoReturn:
     try:
-        answer = json.loads(body)
+        answer = decoded(body)
     except ValueError:
         answer = body.decode("utf-8", "replace")
     raise error_from_wire(answer, status=status, source=source)

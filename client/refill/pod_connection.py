@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refill.answer_checks import read_as_of_a_pod
 from refill.credentials import Credentials
 from refill.delivery_record import DeliveryRecord
 from refill.errors import InvalidInput, RefillError, RequestTooLarge, UnknownJob
@@ -221,13 +222,15 @@ class PodConnection:
         return self._of_index("lengths", num_samples, "<i8")
 
     def _of_index(self, what: str, num_samples: int, dtype: str) -> Int64Array:
-        found = np.empty(num_samples, dtype=np.int64)
+        with read_as_of_a_pod(self.home):
+            found = np.empty(num_samples, dtype=np.int64)
         for first in range(0, num_samples, MAX_LABELS):
             end = min(first + MAX_LABELS, num_samples)
             body = np.array([first, end], dtype="<i8").tobytes()
             expected = Expected(sample_ids=np.array([first], dtype=np.int64))
             part = self._fetched(what, body, expected)
-            found[first:end] = np.frombuffer(part.payloads[0], dtype=dtype)
+            with read_as_of_a_pod(self.home):
+                found[first:end] = np.frombuffer(part.payloads[0], dtype=dtype, count=end - first)
         return found
 
     def post_trace(self, epoch: int, sample_ids: Int64Array) -> None:
@@ -250,22 +253,26 @@ class PodConnection:
             ids, of_ids = sample_ids[start : start + MAX_SCORES], scores[start : start + MAX_SCORES]
             body = ids.astype("<i8").tobytes() + of_ids.astype("<f4").tobytes()
             answer = self._pods.retried(None, self._pods.calls("PUT", f"ranks/{self.rank}/scores", content=body))
-            books |= answer["books"]
-        return {int(pod): (str(name), int(first), int(end)) for pod, (name, first, end) in books.items()}
+            with read_as_of_a_pod(self.home):
+                books |= answer["books"]
+        with read_as_of_a_pod(self.home):
+            return {int(pod): (str(name), int(first), int(end)) for pod, (name, first, end) in books.items()}
 
     def drawn_from(self, epoch: int, num_samples: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """``(scores, cached)``, each ``(num_samples,)``: what all ranks draw an epoch from, as soon as all have come to
         draw it. The score of a sample that no rank has trained with is NaN."""
-        scores, cached = np.empty(num_samples, dtype=np.float32), np.empty(num_samples, dtype=bool)
+        with read_as_of_a_pod(self.home):
+            scores, cached = np.empty(num_samples, dtype=np.float32), np.empty(num_samples, dtype=bool)
         for first in range(0, num_samples, MAX_LABELS):
             end = min(first + MAX_LABELS, num_samples)
             body = np.array([first, end], dtype="<i8").tobytes()
             expected = Expected(sample_ids=np.array([first], dtype=np.int64))
             payload = self._fetched(f"epochs/{epoch}/ranks/{self.rank}/scores", body, expected).payloads[0]
             count = end - first
-            scores[first:end] = np.frombuffer(payload, dtype="<f4", count=count)
-            bits = np.frombuffer(payload, dtype=np.uint8, offset=4 * count)
-            cached[first:end] = np.unpackbits(bits, count=count)
+            with read_as_of_a_pod(self.home):
+                scores[first:end] = np.frombuffer(payload, dtype="<f4", count=count)
+                bits = np.frombuffer(payload, dtype=np.uint8, offset=4 * count)
+                cached[first:end] = np.unpackbits(bits, count=count)
         return scores, cached
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:
@@ -291,7 +298,7 @@ class PodConnection:
         path = self._pods.job_path(f"epochs/{epoch}/ranks/{self.rank}")
         params = {"start": start, "end": end, "incarnation": self._pods.incarnation}
         answer = self._pods.retried(None, lambda pod, wait: self._channel.call("GET", pod, path, wait, params=params))
-        return answer["skipped"] is not None
+        return answer.get("skipped") is not None
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """Counts of an epoch, of each pod and in sum: of this run of the job, also when it has ended. Who has not asked

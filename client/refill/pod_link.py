@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import http.client
+import io
 import os
 import selectors
 import socket
@@ -35,6 +36,10 @@ _NEXT_ADDRESS_SECONDS = 0.25
 """As in RFC 8305 (Happy Eyeballs)."""
 _LONGEST_UNIX_PATH_BYTES = 100
 """Linux takes 107, of which ``.memory`` needs 7."""
+_HEAD_BYTES = 256 << 10
+"""Of an answer: status and headers, and those of answers before it that only say that it will come (1xx)."""
+_LEAST_BYTES_PER_SECOND = 256 << 10
+"""Of an answer, over all, beside the time that the pod may be silent for. Pods want the same of clients."""
 _SMALL_BODY_BYTES = 64 << 10
 """Finds room at the pod's machine, even if the pod itself does not read."""
 
@@ -83,6 +88,51 @@ class PodLink(http.client.HTTPConnection):
             # A pod that reads a large body slowly keeps what is sent waiting, and is not gone for that.
             _set(self.sock, "TCP_USER_TIMEOUT", 1000 * GONE_SECONDS if len(body) <= _SMALL_BODY_BYTES else 0)
         self.request(method, path, body, headers)
+
+    def response_class(  # type: ignore[override]  # http.client calls it, and takes what it returns
+        self, sock: socket.socket, *rest: Any, **more: Any
+    ) -> http.client.HTTPResponse:
+        self._coming = _ComingAnswer(sock, self.timeout or 0)
+        return http.client.HTTPResponse(self._coming, *rest, **more)  # type: ignore[arg-type]
+
+    def takes(self, more_bytes: int) -> None:
+        """Fact: the answer whose head has come may have so long a body."""
+        self._coming.may_have(more_bytes)
+
+
+class _ComingAnswer(io.RawIOBase):
+    """One answer's bytes, in its time and no more than it may have, whatever they are.
+
+    :param seconds: for all of it, with a second more for each ``_LEAST_BYTES_PER_SECOND``. It is silent no longer.
+    """
+
+    def __init__(self, sock: socket.socket, seconds: float) -> None:
+        self._bytes: Any = sock.makefile("rb", buffering=0)  # the connection may be closed before it is read
+        self._ends = time.monotonic() + seconds
+        self._left_bytes = _HEAD_BYTES
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def may_have(self, more_bytes: int) -> None:
+        self._left_bytes += more_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self._left_bytes <= 0:
+            raise http.client.HTTPException("its answer is longer than what was asked for can be")
+        count: int | None = self._bytes.readinto(memoryview(buffer)[: self._left_bytes])
+        self._left_bytes -= count or 0
+        self._ends += (count or 0) / _LEAST_BYTES_PER_SECOND
+        if time.monotonic() > self._ends:
+            raise TimeoutError
+        return count
+
+    def close(self) -> None:
+        self._bytes.close()
+        super().close()
 
 
 _WATCHED = (

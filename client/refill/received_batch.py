@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import http.client
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
+from refill.answer_checks import decoded, not_of_a_pod
 from refill.errors import InvalidInput, RefillError, SampleDamaged, error_from_wire
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
 
 __all__ = ["Expected", "ReceivedBatch", "decode_frame", "read_frame"]
+
+_MOST_ERROR_BYTES = 1 << 20
 
 
 class ReceivedBatch:
@@ -37,6 +39,12 @@ class Expected:
         self.positions = positions
         self.sample_ids = sample_ids
 
+    @property
+    def count(self) -> int:
+        asked = self.sample_ids if self.positions is None else self.positions
+        assert asked is not None
+        return len(asked)
+
 
 def read_frame(response: http.client.HTTPResponse, expected: Expected, source: str) -> ReceivedBatch:
     """Reads the answer's body into one buffer.
@@ -44,11 +52,15 @@ def read_frame(response: http.client.HTTPResponse, expected: Expected, source: s
     :param source: the pod, for errors. Raises :class:`RefillError` for what no pod would send.
     """
     length = response.length or 0
-    frame = np.empty(length, dtype=np.uint8).data
-    head = frame[:FRAME_HEADER_BYTES]
+    head = memoryview(bytearray(FRAME_HEADER_BYTES))
     _read_into(response, head)
     with _translated(source):
-        _checked_header(head, length)  # before the rest is waited for
+        _checked_header(head, length, expected)  # before the rest has memory, and is waited for
+    try:
+        frame = np.empty(length, dtype=np.uint8).data
+    except MemoryError as error:
+        raise RefillError(f"{source} answers with {length:,} bytes, and this process has no memory for them") from error
+    frame[:FRAME_HEADER_BYTES] = head
     _read_into(response, frame[FRAME_HEADER_BYTES:])
     return decode_frame(frame, expected, source)
 
@@ -56,7 +68,7 @@ def read_frame(response: http.client.HTTPResponse, expected: Expected, source: s
 def decode_frame(frame: memoryview, expected: Expected, source: str) -> ReceivedBatch:
     """Payloads are views into ``frame``."""
     with _translated(source):
-        header = _checked_header(frame[:FRAME_HEADER_BYTES], len(frame))
+        header = _checked_header(frame[:FRAME_HEADER_BYTES], len(frame), expected)
         found_positions, found_ids, lengths = decode_frame_arrays(header, frame[FRAME_HEADER_BYTES:])
         for asked, found in ((expected.positions, found_positions), (expected.sample_ids, found_ids)):
             if asked is not None and not np.array_equal(asked, found):
@@ -74,17 +86,21 @@ def decode_frame(frame: memoryview, expected: Expected, source: str) -> Received
 
 
 def _error_in(text: memoryview, source: str) -> RefillError:
+    if len(text) > _MOST_ERROR_BYTES:
+        raise not_of_a_pod(source, f"an error of {len(text):,} bytes in place of a sample")
     try:
-        answer = json.loads(bytes(text))
+        answer = decoded(bytes(text))
     except ValueError:
         answer = bytes(text)
     return error_from_wire(answer, status=SampleDamaged.status, source=source)
 
 
-def _checked_header(head: memoryview, length: int) -> FrameHeader:
+def _checked_header(head: memoryview, length: int, expected: Expected) -> FrameHeader:
     header = FrameHeader.decode(head)
     if header.total_bytes != length:
         raise InvalidInput(f"frame says that it has {header.total_bytes} bytes, but {length} come")
+    if header.count != expected.count:
+        raise InvalidInput(f"frame answers {header.count} requests, and {expected.count} were made")
     return header
 
 
