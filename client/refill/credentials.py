@@ -12,6 +12,7 @@ from pathlib import Path
 
 from refill.environment import check_spelling
 from refill.errors import InvalidInput
+from refill.token_hosts import TOKEN_HOSTS_VARIABLE, listed_hosts, may_be_shown, searched_domains
 
 __all__ = ["CA_FILE_VARIABLE", "TOKEN_FILE_VARIABLE", "TOKEN_VARIABLE", "VARIABLES", "Credentials", "ShownToken"]
 
@@ -20,7 +21,7 @@ TOKEN_FILE_VARIABLE = "REFILL_TOKEN_FILE"
 CA_FILE_VARIABLE = "REFILL_CA_FILE"
 URL_VARIABLE = "REFILL_URL"
 """Where commands find the service."""
-VARIABLES = (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, CA_FILE_VARIABLE, URL_VARIABLE)
+VARIABLES = (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, CA_FILE_VARIABLE, URL_VARIABLE, TOKEN_HOSTS_VARIABLE)
 """All that a client reads. Pods have others, which may be set beside it on one machine."""
 
 _LOOK_SECONDS = 2.0
@@ -107,6 +108,13 @@ class Credentials:
         """To be sent with every request."""
         token = self._token.text() if self._token is not None else _token_of_environment()
         return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def may_be_shown(self, url: str, service_url: str) -> bool:
+        """Whether they may be sent to a pod that a pod of the service has named (:mod:`refill.token_hosts`)."""
+        if not self.headers():
+            return True
+        listed = listed_hosts(os.environ.get(TOKEN_HOSTS_VARIABLE, ""))
+        return may_be_shown(url, service_url, listed, searched_domains())
 
     def were_refused(self) -> bool:
         """Fact: a pod does not take the token. Returns whether there is a newer one, shown from now on."""

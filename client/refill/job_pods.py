@@ -35,6 +35,7 @@ from refill.protocol.incarnation import incarnation_of, line_of, moves_of, next_
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.run_start import RunStart
+from refill.token_hosts import TOKEN_HOSTS_VARIABLE
 
 __all__ = ["Attempt", "JobPods"]
 
@@ -359,6 +360,15 @@ class JobPods:
         home = checked_url(pods[self.rank % len(pods)])
         if home == self.service_url:
             return home
+        if not self._channel.may_ask(home, self.service_url):
+            log.warning(
+                "home pod %s is of another domain than %s, which is asked in its place: the token is not sent there "
+                "unless %s lists that host or its domain",
+                home,
+                self.service_url,
+                TOKEN_HOSTS_VARIABLE,
+            )
+            return self.service_url
         for probe in range(_PROBES):
             try:
                 self._channel.call("GET", home, "/healthz", Wait(_PROBE_SECONDS))

@@ -83,6 +83,10 @@ class PodChannel:
         self.__dict__.update(state)
         self._forget()
 
+    def may_ask(self, pod: str, service_url: str) -> bool:
+        """Whether a pod that the service has named may be sent the token, if there is one."""
+        return self._credentials.may_be_shown(pod, service_url)
+
     def call(
         self,
         method: str,

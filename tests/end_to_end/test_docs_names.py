@@ -62,7 +62,7 @@ def _words() -> set[str]:
 def test_variables_exist(page: Path) -> None:
     known = {f"REFILL_{name.upper()}" for name in Settings.model_fields}
     known |= {f"REFILL_STORE_{field.name.upper()}" for field in dataclasses.fields(StoreSettings)}
-    known |= {"REFILL_TOKEN", "REFILL_TOKEN_FILE", "REFILL_CA_FILE", "REFILL_URL"}
+    known |= {"REFILL_TOKEN", "REFILL_TOKEN_FILE", "REFILL_TOKEN_HOSTS", "REFILL_CA_FILE", "REFILL_URL"}
     assert set(re.findall(r"\bREFILL_\w*[A-Z](?![\w<*])", page.read_text())) <= known
 
 

@@ -10,6 +10,7 @@ import httpx
 
 from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE, Credentials
 from refill.errors import InvalidInput, PodUnreachable, error_from_wire
+from refill.token_hosts import TOKEN_HOSTS_VARIABLE
 
 __all__ = ["add_service_arguments", "ask", "client_of"]
 
@@ -38,6 +39,11 @@ def client_of(args: argparse.Namespace, timeout_seconds: float) -> httpx.Client:
     credentials = Credentials(args.token_file, args.ca_file)
 
     def show_token(request: httpx.Request) -> None:
+        if not credentials.may_be_shown(str(request.url), args.url):
+            raise InvalidInput(
+                f"{args.url} names a pod at {request.url.host}, which is of another domain: the token is not sent "
+                f"there unless {TOKEN_HOSTS_VARIABLE} lists that host or its domain"
+            )
         request.headers.update(credentials.headers())
 
     return httpx.Client(
