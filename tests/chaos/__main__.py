@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="run this many seeds, however long it takes")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--seed", type=int, help="run this seed alone")
-    parser.add_argument("--policy", choices=["drain", "exact", "redox"], help="default: by the seed")
+    parser.add_argument("--policy", choices=["drain", "exact", "planned", "redox"], help="default: by the seed")
     parser.add_argument("--volumes", choices=["kept", "none", "mixed"], help="of killed pods; default: by the seed")
     parser.add_argument("--themes", type=_themes, help="such as observers,memory; none; default: by the seed")
     parser.add_argument("--kinds", action="store_true", help="say what can go wrong, and run nothing")

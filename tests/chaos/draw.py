@@ -38,7 +38,7 @@ def setting_of(
         workers=chooser.choice((1, 2)),
         epochs=chooser.choice((3, 3, 5)),
         chunk_size=chooser.choice((8, 16)),
-        order="keyed" if "resumes" in themes else order,
+        order="keyed" if "resumes" in themes or (policy or drawn_policy) == "planned" else order,
         pinned_fraction=chooser.choice((0.0, 0.0, 0.1)),
         unix_socket=chooser.random() < 0.25 and "zombies" not in themes,  # it is the machine's, which is another one
     )

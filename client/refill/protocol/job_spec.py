@@ -157,8 +157,9 @@ class JobSpec:
         one leaves them open. Of a job whose order is not planned, or where nothing is known, the same."""
         if known is None or self.policy != "planned" or known.get("policy") != self.policy:
             return self
+        chosen = known.get("policy_settings")
         given = {name: value for name, value in self.policy_settings.items() if value}
-        return replace(self, policy_settings=known.get("policy_settings", {}) | given)
+        return replace(self, policy_settings=chosen | given) if isinstance(chosen, dict) else self
 
     def differences(self, other: JobSpec) -> list[str]:
         """The settings in which a client's differ from these, the job's. A text for each says whose value is which."""
