@@ -11,10 +11,12 @@ import torch
 import torch.utils.data
 
 from refill.epoch_place import EpochPlace, Iteration
-from refill.errors import InvalidInput
+from refill.errors import InvalidInput, SamplesSkipped
+from refill.loader_turns import deals_in_order, is_iterated_by_loader
 from refill.protocol.wire_format import Int64Array
 from refill.torch_dataset import CacheDataset
 from refill.trainer_division import Division, division_of_dataset, is_a_loaders_count
+from refill.worker_parts import Part, PartOfWorker, Unasked, WorkerParts
 
 __all__ = ["CacheIterableDataset"]
 
@@ -27,6 +29,11 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
     The workers take turns: each asks for a stretch of ``batch_size`` positions. Call ``set_epoch`` before each epoch,
     because workers can't know by themselves that another one begins.
 
+    All workers have to iterate it. A wrapper that lets only some of them do so, such as a generator of Hugging Face's
+    ``datasets``, would lose the parts of the others: that is an error (:class:`refill.errors.SamplesSkipped`), in that
+    epoch or at the start of the next one, and where none follows a warning when the process ends. Give such a loader
+    ``num_workers=1``. ``allow_skipped=True`` allows it.
+
     With ``on_damaged="skip"`` another sample of the same stretch takes the place of a damaged one, and so comes twice.
     A rank that yielded fewer samples than the others would end before them.
     """
@@ -37,6 +44,8 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         self.batch_size = batch_size
         self.dataset = CacheDataset(service_url, **arguments)
         self.dataset.configure(order="keyed")
+        self._parts = WorkerParts(self.dataset.job)
+        self._deals_in_order: bool | None = None
         self._place = EpochPlace()
         self._iteration: Iteration | None = None
         self._division: Division | None = None
@@ -115,8 +124,11 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         epoch, start = self._shared_place.tolist()
-        dealt = _DealtSamples(self.dataset, epoch, start, self.batch_size)
         division = division_of_dataset(self) or self._division
+        in_order = deals_in_order()
+        in_order = self._deals_in_order if in_order is None else in_order
+        wrapped_in_order = None if division is not None or is_iterated_by_loader() else in_order is not False
+        dealt = _DealtSamples(self.dataset, epoch, start, self.batch_size, self._parts, wrapped_in_order)
         if division is None:
             return dealt
         division.check(self.dataset.connection.spec.world_size)
@@ -124,7 +136,11 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is spawned can't see who has started it.
-        return self.__dict__ | {"_division": division_of_dataset(self) or self._division}
+        in_order = deals_in_order()
+        return self.__dict__ | {
+            "_division": division_of_dataset(self) or self._division,
+            "_deals_in_order": self._deals_in_order if in_order is None else in_order,
+        }
 
     def _for_all_ranks(self, epoch: int, start: int, division: Division) -> Iterator[Any]:
         """What this worker is dealt of all ranks' samples: a trainer sends them on from here."""
@@ -159,25 +175,72 @@ def _in_places(samples: Iterator[Any], division: Division) -> Iterator[Any]:
 class _DealtSamples(Iterator[Any]):
     """What one worker is dealt of an iteration. torchdata's StatefulDataLoader keeps the state of each worker."""
 
-    def __init__(self, dataset: CacheDataset, epoch: int, start: int, batch_size: int) -> None:
+    def __init__(
+        self,
+        dataset: CacheDataset,
+        epoch: int,
+        start: int,
+        batch_size: int,
+        parts: WorkerParts,
+        wrapped_in_order: bool | None,
+    ) -> None:
+        """:param wrapped_in_order: something else than the loader iterates this, and the loader deals batches in order;
+        None: nothing else does, so that each worker iterates its part."""
         worker = torch.utils.data.get_worker_info()
         self._dataset = dataset
         self._number, self._workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         self._epoch = epoch
         self._start = start
         self._batch_size = batch_size
+        self._parts = parts
+        self._wrapped_in_order = wrapped_in_order
+        self._part: PartOfWorker | None = None
+        self._begun = False
         self._yielded = 0
         self._fetched: Iterator[Any] = iter(())
 
     def __next__(self) -> Any:
+        if not self._begun:
+            self._begin()
+        if self._part is not None:
+            self._part.goes_on()
         for sample in self._fetched:
             self._yielded += 1
             return sample
         positions = self._next_positions()
+        if self._part is not None:
+            self._check(self._part.asks(self._yielded // self._batch_size, ended=not len(positions)))
         if not len(positions):
             raise StopIteration
         self._fetched = iter(self._dataset.samples_of(self._epoch, positions, as_many=True))
         return next(self)
+
+    def _begin(self) -> None:
+        if not self._dataset.allow_skipped:
+            self._check(self._parts.left())
+            if self._wrapped_in_order is not None:
+                length = self._dataset.positions_in(self._epoch)
+                dealt = (self._dataset.rank, self._epoch, self._start, self._batch_size, length)
+                self._part = self._parts.part(Part(self._number, self._workers, *dealt), self._wrapped_in_order)
+        self._begun = True
+
+    def _check(self, left: list[Unasked]) -> None:
+        """Raises :class:`SamplesSkipped` when pods, too, have never been asked for it."""
+        for unasked in left:
+            epoch, start, end = unasked.part.epoch, unasked.start, unasked.end
+            if self._dataset.left_out(epoch, start, end):
+                self._parts.forget(unasked)
+                raise SamplesSkipped(
+                    f"rank {unasked.part.rank} of job {self._dataset.job} asks for a part of its positions only: "
+                    f"{unasked}; its samples would be lost. A wrapper runs the dataset in some workers only, as a "
+                    "generator of Hugging Face datasets with one shard: give the DataLoader num_workers=1, or the "
+                    "CacheIterableDataset itself (docs/TRAINERS.md). allow_skipped=True, given to the dataset, allows "
+                    "it",
+                    epoch=epoch,
+                    rank=unasked.part.rank,
+                    start=start,
+                    end=end,
+                )
 
     def _next_positions(self) -> Int64Array:
         """What is left of the run that comes after those yielded; empty at the end."""

@@ -244,6 +244,11 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         return self._guard.begins(start, composed)
 
     @property
+    def job(self) -> str:
+        """The name of the training run."""
+        return str(self._settings["name"])
+
+    @property
     def rank(self) -> int:
         """The number of this training process."""
         return self._new_connection().rank if self._connection is None else self._connection.rank
@@ -457,12 +462,10 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     def _check_skipped(self, epoch: int, hole: Hole) -> None:
         """Whether pods, too, have never been asked for what is missing here: a loop may go on where another one ended,
         by skipping batches that were trained with."""
-        for wait_seconds in _ASK_AGAIN_AFTER_SECONDS:
-            if not self.connection.skipped(epoch, hole.start, hole.end):
-                return
-            time.sleep(wait_seconds)  # a request of another thread may be on its way
+        if not self.left_out(epoch, hole.start, hole.end):
+            return
         raise SamplesSkipped(
-            f"rank {self.rank} of job {self._settings['name']} asks for a part of its positions only: in epoch {epoch} "
+            f"rank {self.rank} of job {self.job} asks for a part of its positions only: in epoch {epoch} "
             f"it left out {hole.start} to {hole.end - 1} ({hole.pattern}), whose samples would be lost. Something "
             "divides them a second time, or skips batches. Lightning and Accelerate: give the trainer "
             "DataLoader(dataset, batch_size, sampler=EpochSampler(dataset)) as it is; others: switch off what wraps or "
@@ -472,6 +475,15 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             start=hole.start,
             end=hole.end,
         )
+
+    def left_out(self, epoch: int, start: int, end: int) -> bool:
+        """Whether pods know that this rank has asked for none or a part of these positions so far, in any process.
+        Called by what reads this dataset."""
+        for wait_seconds in _ASK_AGAIN_AFTER_SECONDS:
+            if not self.connection.skipped(epoch, start, end):
+                return False
+            time.sleep(wait_seconds)  # a request of another thread may be on its way
+        return True
 
     def _exactly(self, indices: Sequence[Any]) -> list[Any]:
         ids = np.array([operator.index(index) for index in indices], dtype=np.int64)

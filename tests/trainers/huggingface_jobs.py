@@ -52,7 +52,25 @@ def as_tensors(sample):
     return {"sample_id": sample["__id__"], "size": torch.tensor([float(len(sample["bin"]))])}
 
 
-def run(job, dies_at=0, iterable=False, own_sampler=False, epochs=3, **settings):
+def in_generator(dataset):
+    """As a user of Hugging Face's datasets wraps everything."""
+    import datasets
+
+    return datasets.IterableDataset.from_generator(lambda: iter(dataset)).with_format("torch")
+
+
+class SetsEpoch(transformers.TrainerCallback):
+    """Trainer reaches the dataset that it was given, not what is in it."""
+
+    def __init__(self, dataset):
+        self.dataset, self.epochs = dataset, 0
+
+    def on_epoch_begin(self, arguments, state, control, **more):
+        self.dataset.set_epoch(self.epochs)
+        self.epochs += 1
+
+
+def run(job, dies_at=0, iterable=False, generator=False, own_sampler=False, epochs=3, **settings):
     output = str(Path(folder) / job)
     os.makedirs(output, exist_ok=True)
     arguments = transformers.TrainingArguments(
@@ -66,12 +84,17 @@ def run(job, dies_at=0, iterable=False, own_sampler=False, epochs=3, **settings)
         **settings,
     )
     of_job = {"dataset": dataset_url, "job": job, "memory_bytes": 1 << 20, "transform": as_tensors}
-    if iterable:
+    if iterable or generator:
         trainer_class, dataset = transformers.Trainer, refill.CacheIterableDataset(url, batch_size=16, **of_job)
     else:
         trainer_class, dataset = CacheTrainer, refill.CacheDataset(url, **of_job)
     model = Model(job, dies_at)
-    trainer = (transformers.Trainer if own_sampler else trainer_class)(model, arguments, train_dataset=dataset)
+    callbacks = [SetsEpoch(dataset)] if generator else []
+    if generator:
+        dataset = in_generator(dataset)
+        arguments.max_steps = -(-400 // 16) * epochs  # it has no length
+    trainer_class = transformers.Trainer if own_sampler else trainer_class
+    trainer = trainer_class(model, arguments, train_dataset=dataset, callbacks=callbacks)
     model.trainer.append(trainer)
     with contextlib.suppress(Dies):
         trainer.train(resume_from_checkpoint=transformers.trainer_utils.get_last_checkpoint(output))

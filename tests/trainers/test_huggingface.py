@@ -84,3 +84,20 @@ def test_the_example_learns_and_goes_on_where_it_was_stopped(place: Place, tmp_p
     digits.launch(*arguments, processes=1, cwd=tmp_path).checked()
     assert (tmp_path / "output" / "checkpoint-94").exists(), "two epochs of 47 steps"
     assert all(place.receipt(job, epoch)["exact"] for epoch in range(2))
+
+
+@pytest.mark.timeout(400)
+def test_a_generator_that_one_of_several_workers_runs_is_an_error(place: Place, tmp_path: Path) -> None:
+    """What ``datasets`` makes of a generator has one shard. With one worker that one has everything."""
+    pytest.importorskip("datasets")
+    (tmp_path / "resumed").touch()
+    arguments = (SCRIPTS / "huggingface_jobs.py", tmp_path)
+    exact = {"job": place.new_job(), "generator": True, "epochs": 2, "dataloader_num_workers": 1}
+    trained = place.launch(*arguments, json.dumps([exact]), processes=1).checked()
+    for epoch in range(2):
+        ids = ids_of(line for line in trained.lines if line["step"] // (NUM_SAMPLES // 16) == epoch)
+        check_exact(place, exact["job"], epoch, ids)
+    lossy = exact | {"job": place.new_job(), "epochs": 1, "dataloader_num_workers": 2}
+    failed = place.launch(*arguments, json.dumps([lossy]), processes=1)
+    assert failed.returncode == 1
+    assert f"SamplesSkipped: rank 0 of job {lossy['job']}" in failed.output

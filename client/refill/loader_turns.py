@@ -1,0 +1,81 @@
+"""To which workers does the loader still deal batches? Seen by one of them, from the numbers of its own batches.
+
+torch's loaders, and torchdata's, deal batches to their workers in turn, and pass over those that have come to their
+end. No loader tells its workers; but their loop has the number of the batch, and it is found among the callers.
+Without ``in_order`` a loader deals to whoever is free, and nothing follows from the numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+import torch.utils.data
+
+__all__ = ["LoaderTurns", "deals_in_order", "is_iterated_by_loader"]
+
+_LOOP = "_worker_loop"
+_NUMBER = "idx"
+_MOST_CALLERS = 100
+"""Frames between a dataset in somebody's generators and the loader that started the worker; there are some thirty."""
+
+_loop: FrameType | None = None
+"""Of this process. Kept here: an iterator that kept it would be kept by it."""
+
+
+def is_iterated_by_loader() -> bool:
+    """Whether it is a loader itself that calls ``__iter__`` of a dataset, and no wrapper: then each worker does."""
+    fetcher = sys._getframe(2).f_locals.get("self")
+    return any(each.__name__ == "_BaseDatasetFetcher" for each in type(fetcher).__mro__)
+
+
+def deals_in_order() -> bool | None:
+    """Of the loader that starts workers now, or has forked this one; None: there is none to be seen."""
+    for frame in _callers():
+        loader = frame.f_locals.get("loader")
+        if isinstance(loader, torch.utils.data.DataLoader):
+            return bool(getattr(loader, "in_order", True))  # older ones know nothing else
+    return None
+
+
+class LoaderTurns:
+    """Of one iteration, in one worker."""
+
+    def __init__(self) -> None:
+        global _loop
+        _loop = next((frame for frame in _callers() if frame.f_code.co_name == _LOOP), None)
+        self._last: int | None = None
+        self._least: int | None = None
+
+    def look(self) -> None:
+        """To be called for each sample, so that no batch is missed."""
+        number = None if _loop is None else _loop.f_locals.get(_NUMBER)
+        if isinstance(number, int):
+            self.deals(number)
+
+    def deals(self, number: int) -> None:
+        """Fact: the worker is at work on this batch."""
+        if number == self._last:
+            return
+        if self._last is not None:
+            step = number - self._last
+            if step < 0:  # the loader begins anew
+                self._least = None
+            elif self._least is None or step < self._least:
+                self._least = step
+        self._last = number
+
+    def ended(self, workers: int) -> int:
+        """How many of the workers have come to their end, at least: between two batches of one, each other that goes on
+        is dealt one."""
+        return 0 if self._least is None else max(0, workers - self._least)
+
+
+def _callers() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_MOST_CALLERS):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back

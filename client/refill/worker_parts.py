@@ -1,0 +1,207 @@
+"""Does every loader worker ask for its part of the iterable form? A wrapper may run it in some of them only.
+
+Positions are dealt to as many workers as torch says there are. Somebody else's generator around the dataset may leave
+workers out (``datasets`` runs one for each shard), or end early in some. Then their parts are a hole, that others read
+on behind. It is seen where the loader shows that a worker has ended (:mod:`refill.loader_turns`); and when a worker
+begins again that had come to the end of its own part, while another had not asked for anything. What a loop leaves that
+stops early is none: some workers are ahead of others then, by what the loader has under way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from multiprocessing.util import Finalize
+from typing import NamedTuple
+
+import torch
+import torch.utils.data
+
+from refill.loader_turns import LoaderTurns
+
+__all__ = ["Part", "PartOfWorker", "Unasked", "WorkerParts"]
+
+log = logging.getLogger(__name__)
+
+_WORKERS = 256
+_LOADER, _EPOCH, _EPOCH_BEFORE, _RANK, _WORKER, _OF, _START, _SIZE, _LENGTH, _TURNS, _ENDED = range(11)
+_LAST = -1
+"""The row of what began last."""
+_UNDER_WAY = 8
+"""A worker that has asked for more stretches than this, and for its last one, before another asks for its first: no
+loop that stops early leaves that, unless its loader's batches are larger than the stretches, or more in number than
+usual, and all that there is."""
+_FAR_AHEAD = 512
+"""Stretches by which no worker is ahead of another; as the pods' measure."""
+
+
+class Part(NamedTuple):
+    """What is dealt to one worker: of the positions ``start`` to ``length``, each stretch of ``size`` at its turn."""
+
+    worker: int
+    workers: int
+    rank: int
+    epoch: int
+    start: int
+    size: int
+    length: int
+
+    def turn(self, worker: int, turn: int) -> tuple[int, int]:
+        """The positions ``(start, end)``, end exclusive, of a worker's turn; empty after its last."""
+        start = self.start + (worker + turn * self.workers) * self.size
+        return start, max(start, min(start + self.size, self.length))
+
+
+class Unasked(NamedTuple):
+    """Positions ``start`` to ``end``, exclusive: those that a worker should have asked for next."""
+
+    part: Part
+    worker: int
+    start: int
+    end: int
+    never: bool
+    """Whether it has asked for nothing at all."""
+
+    def __str__(self) -> str:
+        never = "never asked" if self.never else "ceased to ask"
+        return (
+            f"in epoch {self.part.epoch} worker {self.worker} of {self.part.workers} loader workers {never} for its "
+            f"positions, {self.start} to {self.end - 1} and so on, while worker {self.part.worker} read on"
+        )
+
+
+class WorkerParts:
+    """Of one dataset object. Picklable: loader workers share its memory, in which each one writes a row of its own."""
+
+    def __init__(self, job: str) -> None:
+        # What each worker asked for in the iteration that it began last: of which loader and epoch it was, the epoch of
+        # the one before, its part, how many turns it has asked for, and whether it came to the end of them.
+        self._rows = torch.zeros((_WORKERS + 1, 11), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        # An object that is made in a worker is that worker's own: of the others it knows nothing.
+        self._is_shared = torch.utils.data.get_worker_info() is None
+        if self._is_shared:
+            Finalize(self, _say_what_was_left, args=(self._rows, job, os.getpid()), exitpriority=-100)
+
+    def left(self) -> list[Unasked]:
+        """Fact: an iteration begins here. What an earlier one of this worker left out, as far as can be told; in a
+        process that is no worker, the last one of all workers."""
+        worker = torch.utils.data.get_worker_info()
+        rows = self._rows.tolist()
+        if worker is None:
+            return _left_of_last(rows)
+        return _left_of(rows, worker.id) if worker.id < _WORKERS else []
+
+    def forget(self, unasked: Unasked) -> None:
+        """Fact: it was said."""
+        self._rows[unasked.part.worker, _TURNS] = 0
+
+    def part(self, part: Part, in_order: bool) -> PartOfWorker | None:
+        """Fact: this worker begins its part. None: it has nobody beside it."""
+        if not 1 < part.workers <= _WORKERS:
+            return None
+        return PartOfWorker(part, self._rows, is_shared=self._is_shared, in_order=in_order)
+
+
+class PartOfWorker:
+    """One iteration of this worker."""
+
+    def __init__(self, part: Part, rows: torch.Tensor, *, is_shared: bool, in_order: bool) -> None:
+        worker = torch.utils.data.get_worker_info()
+        loader = 0 if worker is None else worker.seed - worker.id
+        row = rows[part.worker]
+        before = int(row[_EPOCH])
+        # From 1 on, so that rows which nobody has written are of none.
+        began = [loader, part.epoch + 1, before, part.rank, part.worker, part.workers, part.start, part.size]
+        row[:] = torch.tensor([*began, part.length, 0, 0])
+        rows[_LAST, _LOADER] = loader
+        self._part = part
+        self._rows = rows
+        self._row = row
+        self._is_shared = is_shared
+        self._turns = LoaderTurns() if in_order else None
+        self._known_to_have_ended = 0
+        self._turns_then: list[int] = []
+        """Of all workers, when that many had ended: those that have asked since are not among them."""
+        self._judged = 0
+        """When so many had ended, holes were found."""
+
+    def goes_on(self) -> None:
+        """Fact: one more sample is wanted."""
+        if self._turns is not None:
+            self._turns.look()
+
+    def asks(self, turn: int, *, ended: bool) -> list[Unasked]:
+        """Fact: this worker is about to ask for a turn of its part, or has come to the end there. Returns what others
+        have left out by now; at least one of them will never ask for it."""
+        if ended:
+            self._row[_ENDED] = 1
+        else:
+            self._row[_TURNS] = turn + 1
+        ended_elsewhere = 0 if self._turns is None else self._turns.ended(self._part.workers)
+        if ended_elsewhere == 0 or ended_elsewhere == self._judged:
+            return []
+        turns = self._turns_of_all()
+        if ended_elsewhere != self._known_to_have_ended:
+            self._known_to_have_ended, self._turns_then = ended_elsewhere, turns
+        others = [worker for worker in range(self._part.workers) if worker != self._part.worker]
+        may_have_ended = [worker for worker in others if turns[worker] == self._turns_then[worker]]
+        found = [left for worker in may_have_ended if (left := self._left_out(worker, turns[worker], turn)) is not None]
+        # So many at most have ended as they should. All but one, where nothing is known of them.
+        rightly = len(may_have_ended) - len(found) if self._is_shared else len(others) - 1
+        if not found or ended_elsewhere <= rightly:
+            return []
+        self._judged = ended_elsewhere
+        return found
+
+    def _turns_of_all(self) -> list[int]:
+        rows = self._rows.tolist()
+        here = rows[self._part.worker][: _EPOCH + 1]
+        return [row[_TURNS] if row[: _EPOCH + 1] == here else 0 for row in rows[: self._part.workers]]
+
+    def _left_out(self, worker: int, asked: int, turn: int) -> Unasked | None:
+        """Whether a worker that has asked for so many turns has left out two or more, when this one comes to ``turn``:
+        by one, workers may differ that all end after as many samples."""
+        start, end = self._part.turn(worker, asked)
+        return Unasked(self._part, worker, start, end, never=not asked) if start < end and asked + 1 < turn else None
+
+
+def _left_of_last(rows: list[list[int]]) -> list[Unasked]:
+    """Of the iteration that began last."""
+    loader = rows[_LAST][_LOADER]
+    return [left for worker in range(_WORKERS) if rows[worker][_LOADER] == loader for left in _left_of(rows, worker)]
+
+
+def _left_of(rows: list[list[int]], worker: int) -> list[Unasked]:
+    """What others have not asked for in the iteration that this worker began last, and that is over."""
+    mine = rows[worker]
+    if not mine[_TURNS]:
+        return []
+    epoch = mine[_EPOCH]
+    part = Part(worker, mine[_OF], mine[_RANK], epoch - 1, *mine[_START : _LENGTH + 1])
+    last, _ = part.turn(worker, mine[_TURNS] - 1)
+    found = []
+    for other in range(part.workers):
+        row = rows[other]
+        if other == worker or row[_EPOCH_BEFORE] == epoch:
+            continue  # it has begun again since, and what it asked for then is not known any more
+        if row[_EPOCH] == epoch and row[_LOADER] != mine[_LOADER]:
+            continue
+        asked = row[_TURNS] + row[_ENDED] if row[_EPOCH] == epoch else 0
+        start, end = part.turn(other, asked)
+        ahead = mine[_TURNS] + mine[_ENDED] - asked
+        if start < min(end, last) and ahead > (_UNDER_WAY if mine[_ENDED] and not asked else _FAR_AHEAD):
+            found.append(Unasked(part, other, start, end, never=not asked))
+    return found
+
+
+def _say_what_was_left(rows: torch.Tensor, job: str, process: int) -> None:
+    """At exit, when no request comes any more that could fail."""
+    if os.getpid() == process:
+        for left in _left_of_last(rows.tolist())[:1]:
+            log.warning(
+                "rank %d of job %s lost samples: %s; a wrapper runs the dataset in some workers only: give the "
+                "DataLoader num_workers=1, or the CacheIterableDataset itself (docs/TRAINERS.md)",
+                left.part.rank,
+                job,
+                left,
+            )

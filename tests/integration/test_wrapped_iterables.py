@@ -1,0 +1,276 @@
+"""Nothing is lost silently where a wrapper runs the iterable form in some loader workers only, on real pods."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from tests.pod_fixtures import NUM_SAMPLES
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import refill
+from refill.errors import SamplesSkipped
+from refill_service.demo.local_cluster import LocalCluster
+
+STRETCH = 16
+NEVER_ASKED = (
+    r"rank 0 of job .* in epoch 0 worker 1 of \d loader workers never asked for its positions, 16 to 31 .*TRAINERS"
+)
+
+DatasetOf = Callable[..., refill.CacheIterableDataset]
+
+
+@pytest.fixture
+def dataset_of(three_pods: LocalCluster, job: dict[str, Any]) -> DatasetOf:
+    def make(**more: Any) -> refill.CacheIterableDataset:
+        arguments = {"job": job["name"], "rank": 0, "world_size": 1, "batch_size": STRETCH}
+        arguments |= {name: job[name] for name in job if name != "name"}
+        return refill.CacheIterableDataset(three_pods.pod_urls[0], **(arguments | more))
+
+    return make
+
+
+class Wrapped(IterableDataset[Any]):
+    """As people wrap datasets: a generator. It ends in each worker after as many samples as ``most`` says."""
+
+    def __init__(self, inner: Any, most: Callable[[int], int | None] = lambda worker: None) -> None:
+        self.inner = inner
+        self.most = most
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        most = self.most(0 if worker is None else worker.id)
+        if most != 0:
+            inner = self.inner() if callable(self.inner) else self.inner
+            yield from (sample["__id__"] for sample in islice(inner, most))
+
+
+def in_first_only(worker: int) -> int | None:
+    """What ``datasets.IterableDataset.from_generator`` does, which has one shard."""
+    return None if worker == 0 else 0
+
+
+def closed(batches: Any) -> None:
+    batches._shutdown_workers()  # else whenever the error and its frames are collected, at 5 s a worker
+
+
+@pytest.mark.parametrize(
+    ("workers", "batch", "persistent"),
+    [(2, 8, False), (2, 16, True), (4, 16, False), (4, 40, True), (3, None, False)],
+)
+@pytest.mark.parametrize("loader_class", [DataLoader, StatefulDataLoader])
+def test_workers_that_never_ask_are_an_error_in_the_first_epoch(
+    dataset_of: DatasetOf, loader_class: Any, workers: int, batch: int | None, persistent: bool
+) -> None:
+    wrapped = Wrapped(dataset_of(), in_first_only)
+    loader = loader_class(wrapped, batch, num_workers=workers, persistent_workers=persistent)
+    batches = iter(loader)
+    with pytest.raises(SamplesSkipped, match=NEVER_ASKED):
+        list(batches)
+    closed(batches)
+
+
+def test_so_are_those_of_a_loader_that_is_spawned(dataset_of: DatasetOf) -> None:
+    loader = DataLoader(Wrapped(dataset_of(), in_first_only), 16, num_workers=2, multiprocessing_context="spawn")
+    batches = iter(loader)
+    with pytest.raises(SamplesSkipped, match=NEVER_ASKED):
+        list(batches)
+    closed(batches)
+
+
+def test_so_are_those_of_a_dataset_that_is_made_in_the_wrapper(dataset_of: DatasetOf) -> None:
+    batches = iter(DataLoader(Wrapped(dataset_of, in_first_only), 16, num_workers=2))
+    with pytest.raises(SamplesSkipped, match=NEVER_ASKED):
+        list(batches)
+    closed(batches)
+
+
+def test_a_worker_that_ceases_to_ask_is_an_error_in_the_first_epoch(dataset_of: DatasetOf) -> None:
+    wrapped = Wrapped(dataset_of(), lambda worker: 40 if worker == 1 else None)
+    batches = iter(DataLoader(wrapped, 16, num_workers=3))
+    with pytest.raises(
+        SamplesSkipped, match="worker 1 of 3 loader workers ceased to ask for its positions, 160 to 175"
+    ):
+        list(batches)
+    closed(batches)
+
+
+@pytest.mark.parametrize("sets_epoch", [False, True])
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_next_epoch_tells_where_the_loader_shows_nothing(
+    dataset_of: DatasetOf, workers: int, sets_epoch: bool
+) -> None:
+    dataset = dataset_of()
+    loader = DataLoader(Wrapped(dataset, in_first_only), 16, num_workers=workers, in_order=False)
+    assert sum(map(len, loader)) < NUM_SAMPLES
+    if sets_epoch:
+        dataset.set_epoch(1)
+    batches = iter(loader)
+    with pytest.raises(SamplesSkipped, match=NEVER_ASKED):
+        next(batches)
+    closed(batches)
+
+
+def test_the_next_epoch_tells_whichever_process_asks(dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    list(DataLoader(Wrapped(dataset, in_first_only), 16, num_workers=2, in_order=False))
+    dataset.set_epoch(1)
+    with pytest.raises(SamplesSkipped, match=NEVER_ASKED):
+        next(iter(DataLoader(Wrapped(dataset), 16)))
+    assert len(list(DataLoader(Wrapped(dataset), None))) == NUM_SAMPLES, "what was said holds nobody up for good"
+
+
+ONE_EPOCH = """
+import sys
+from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import IterableDataset
+import refill
+class Wrapped(IterableDataset):
+    def __iter__(self):
+        if get_worker_info().id == 0 or sys.argv[4] == "all":
+            yield from dataset
+dataset = refill.CacheIterableDataset(sys.argv[1], dataset=sys.argv[2], job=sys.argv[3], batch_size=16)
+loader = DataLoader(Wrapped(), 16, collate_fn=list, num_workers=2, in_order=False)
+print(sum(map(len, loader)))
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(("who", "asked"), [("first", 504), ("all", 1000)])
+def test_the_end_of_the_process_tells_where_no_epoch_follows(
+    three_pods: LocalCluster, job: dict[str, Any], who: str, asked: int
+) -> None:
+    arguments = [three_pods.pod_urls[0], job["dataset"], job["name"], who]
+    ended = subprocess.run([sys.executable, "-c", ONE_EPOCH, *arguments], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stdout == f"{asked}\n"
+    said = [line for line in ended.stderr.splitlines() if "lost samples" in line]
+    if who == "all":
+        assert said == []
+    else:
+        assert len(said) == 1
+        assert f"rank 0 of job {job['name']} lost samples: in epoch 0 worker 1 of 2 loader workers never" in said[0]
+
+
+def test_it_can_be_allowed(dataset_of: DatasetOf, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = dataset_of(allow_skipped=True)
+    loader = DataLoader(Wrapped(dataset, in_first_only), 16, num_workers=2)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        assert sum(map(len, loader)) == 504
+    del loader, dataset  # as at exit
+    assert "lost samples" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 16, "num_workers": 2},
+        {"batch_size": 50, "num_workers": 3, "persistent_workers": True},
+        {"batch_size": 7, "num_workers": 4, "in_order": False},
+        {"batch_size": 16, "num_workers": 2, "prefetch_factor": 9},
+    ],
+    ids=str,
+)
+def test_a_wrapper_that_every_worker_runs_has_everything(
+    dataset_of: DatasetOf, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    """Also around loops that stop early, anywhere."""
+    dataset = dataset_of()
+    loader = DataLoader(Wrapped(dataset), **options)
+    for epoch, batches in enumerate([None, 1, 3, 9, None, 1, None]):
+        dataset.set_epoch(epoch)
+        ids = torch.cat(list(islice(loader, batches))).tolist()
+        assert len(ids) == len(set(ids)) == (NUM_SAMPLES if batches is None else batches * options["batch_size"])
+    del loader, dataset
+    assert "lost samples" not in caplog.text
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_loop_that_stops_before_a_slow_worker_asks_at_all_leaves_no_hole(
+    dataset_of: DatasetOf, caplog: pytest.LogCaptureFixture, in_order: bool
+) -> None:
+    may_ask = multiprocessing.get_context("fork").Event()
+
+    def waits(worker: int) -> None:
+        if worker == 1:
+            may_ask.wait()
+
+    dataset = dataset_of()
+    batches = iter(DataLoader(Wrapped(dataset, waits), 16, num_workers=2, in_order=in_order, prefetch_factor=4))  # type: ignore[arg-type]
+    for _ in range(1 if in_order else 7):
+        next(batches)
+    may_ask.set()
+    closed(batches)
+    dataset.set_epoch(1)
+    ids = torch.cat(list(DataLoader(Wrapped(dataset), 16, num_workers=2))).tolist()
+    assert sorted(ids) == list(range(NUM_SAMPLES))
+    del dataset
+    assert "lost samples" not in caplog.text
+
+
+@pytest.mark.parametrize("each", [1, 16, 100, 105])
+def test_workers_that_all_end_after_as_many_samples_stop_early(dataset_of: DatasetOf, each: int) -> None:
+    dataset = dataset_of()
+    loader = DataLoader(Wrapped(dataset, lambda worker: each + (worker == 0)), 8, num_workers=3)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        assert sum(map(len, loader)) == 3 * each + 1
+
+
+def test_workers_without_a_part_have_nothing_to_ask(dataset_of: DatasetOf) -> None:
+    dataset = dataset_of(batch_size=600)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        assert sum(map(len, DataLoader(Wrapped(dataset), 8, num_workers=4))) == NUM_SAMPLES
+
+
+def test_the_rest_of_an_epoch_goes_on_from_a_state(dataset_of: DatasetOf) -> None:
+    before = dataset_of()
+    had = torch.cat(list(islice(DataLoader(Wrapped(before), 16, num_workers=2), 11))).tolist()
+    after = dataset_of()
+    after.load_state_dict(before.state_after(len(had)))
+    loader = DataLoader(Wrapped(after), 16, num_workers=3)
+    rest = torch.cat(list(loader)).tolist()
+    assert sorted(had + rest) == list(range(NUM_SAMPLES))
+    after.set_epoch(1)
+    assert sum(map(len, loader)) == NUM_SAMPLES
+
+
+def test_a_sampler_in_a_generator_has_everything_in_one_worker(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+    """Nobody deals its positions to workers, so the one that runs has all of them."""
+    arguments = {"job": job["name"]} | {name: job[name] for name in job if name != "name"}
+    dataset = refill.CacheDataset(three_pods.pod_urls[0], **arguments)
+
+    def samples() -> Iterator[Any]:
+        for start in range(0, NUM_SAMPLES, 50):
+            yield from dataset.__getitems__(positions[start : start + 50])
+
+    positions = list(refill.EpochSampler(dataset))
+    ids = torch.cat(list(DataLoader(Wrapped(samples, in_first_only), 16, num_workers=2))).tolist()
+    assert sorted(ids) == list(range(NUM_SAMPLES))
+
+
+def test_a_generator_of_hugging_face_datasets_is_an_error(dataset_of: DatasetOf) -> None:
+    """Under its own name: it wraps a generator in whatever it has."""
+    datasets = pytest.importorskip("datasets")
+    dataset = dataset_of()
+
+    def generate() -> Iterator[dict[str, int]]:
+        for sample in dataset:
+            yield {"id": int(sample["__id__"])}
+
+    wrapped = datasets.IterableDataset.from_generator(generate).with_format("torch")
+    batches = iter(DataLoader(wrapped, 16, num_workers=2))
+    with pytest.raises(SamplesSkipped, match=NEVER_ASKED):
+        list(batches)
+    closed(batches)
+    ids = torch.cat([batch["id"] for batch in DataLoader(wrapped, 16, num_workers=1)]).tolist()
+    assert sorted(ids) == list(range(NUM_SAMPLES)), "as the error says"
