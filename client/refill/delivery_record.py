@@ -20,8 +20,10 @@ import tempfile
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -47,20 +49,37 @@ _NOTHING_LOST = "nothing-lost"
 """A file in the first rank's folder, until anything of any rank is lost: what is not there then was never made."""
 
 
+@dataclass
+class _OpenFiles:
+    """What a process has open of a folder. Its own object, since it outlives the record that it is closed for."""
+
+    process: int
+    lock: int | None = None
+    """The file that is locked. It holds what all processes must agree on, and is not missed unseen as others are."""
+    alive: int | None = None
+    """A file that stays locked as long as a process lives that has it open."""
+    written: tuple[int, int] | None = None
+    """``(epoch, descriptor)`` that was written last."""
+
+    def close(self) -> None:
+        """What is open is of no use any more. In a forked process it is that of the one that forked it."""
+        if self.process == os.getpid():
+            for file in (self.lock, self.alive, None if self.written is None else self.written[1]):
+                if file is not None:
+                    os.close(file)
+            self.lock, self.alive, self.written = None, None, None
+
+
 class DeliveryRecord:
     """Picklable; copies share the folder.
 
     ``made_in`` is the training process: the one in which the first of the copies was made.
     """
 
-    _lock: int | None
-    """The file that is locked. It holds what all processes must agree on, and is not missed unseen as others are."""
-    _file: tuple[int, int] | None
-    """``(epoch, descriptor)`` that was written last."""
+    _files: _OpenFiles
+    """Those of this process."""
     _moves_seen: int
     """The moves of the job, as they were read last: they outlive a folder that is removed."""
-    _alive: int | None
-    """A file that stays locked as long as a process lives that has it open."""
 
     def __init__(self) -> None:
         self.made_in = os.getpid()
@@ -76,10 +95,6 @@ class DeliveryRecord:
             self._not_complete(error)
         # Last at exit: loader workers end first, and would else take the removal for somebody else's.
         Finalize(self, _remove, args=(self._folder, os.getpid()), exitpriority=-100)
-
-    def __del__(self) -> None:
-        if self.__dict__.get("_process") == os.getpid():  # else its files are those of the process that forked this one
-            self._close()
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("made_in", "_folder", "_first_folder", "_fails")
@@ -100,7 +115,7 @@ class DeliveryRecord:
         """How often this was reported to a pod. An answer to what was asked before a report must not count after it."""
         self._own_process()
         try:
-            return 0 if self._lock is None else _number(self._lock, _NUM_REPORTS)
+            return 0 if self._files.lock is None else _number(self._files.lock, _NUM_REPORTS)
         except OSError:
             return 0
 
@@ -222,11 +237,11 @@ class DeliveryRecord:
         self._own_process()
         with self._threads:
             while True:
-                lock = self._lock = self._open() if self._lock is None else self._lock
+                lock = self._files.lock = self._open() if self._files.lock is None else self._files.lock
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not _was_removed(lock):
                     break
-                self._close()
+                self._files.close()
             try:
                 yield lock
             except OSError as error:
@@ -248,8 +263,8 @@ class DeliveryRecord:
             self._make(whole=never_made)
             if never_made:
                 self._marks_made.touch()
-        if self._alive is None:
-            self._alive = _locked_shared(self._folder)
+        if self._files.alive is None:
+            self._files.alive = _locked_shared(self._folder)
         return os.open(self._folder / "lock", os.O_RDWR | os.O_CLOEXEC)
 
     def _make(self, *, whole: bool) -> None:
@@ -267,32 +282,27 @@ class DeliveryRecord:
         alive = _locked_shared(new)
         try:
             new.rename(self._folder)
-            self._alive = alive
+            self._files.alive = alive
         except OSError:
             os.close(alive)
             shutil.rmtree(new, ignore_errors=True)
 
-    def _close(self) -> None:
-        """What is open is of no use any more."""
-        for file in (self._lock, self._alive, None if self._file is None else self._file[1]):
-            if file is not None:
-                os.close(file)
-        self._lock, self._alive, self._file = None, None, None
-
     def _append(self, lock: int, epoch: int, data: bytes, oldest: int) -> None:
-        if self._file is not None and (self._file[0] != epoch or _was_removed(self._file[1])):
-            os.close(self._file[1])
-            self._file = None
-        if self._file is None:
+        files = self._files
+        if files.written is not None and (files.written[0] != epoch or _was_removed(files.written[1])):
+            os.close(files.written[1])
+            files.written = None
+        if files.written is None:
             there_were = _epochs(lock)
             if epoch in there_were:
                 self._must_exist(epoch)
-            self._file = (epoch, os.open(self._path(epoch), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
+            file = os.open(self._path(epoch), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+            files.written = (epoch, file)
             # Between the two that a process makes and drops: one that is killed here leaves no file that seems to lack.
             epochs = sorted(each for each in there_were | {epoch} if each >= oldest)
             _write(lock, _NUM_EPOCHS, len(epochs), *epochs)
             self._drop_before(oldest)
-        if os.write(self._file[1], data) < len(data):
+        if os.write(files.written[1], data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _drop_before(self, epoch: int) -> None:
@@ -341,16 +351,15 @@ class DeliveryRecord:
 
     def _own_process(self) -> None:
         """Open files anew after a fork: a lock on a file that was opened before it would belong to both processes."""
-        if self._process != os.getpid():
+        if self._files.process != os.getpid():
             self._forget_process()
 
     def _forget_process(self) -> None:
-        self._process = os.getpid()
         self._threads = threading.Lock()
-        self._lock = None
-        self._file = None
-        self._alive = None
         self._moves_seen = 0
+        self._files = _OpenFiles(os.getpid())
+        # At exit they are closed anyway, and there may be no modules any more to do it with.
+        weakref.finalize(self, self._files.close).atexit = False
 
 
 def _locked_shared(folder: Path) -> int:

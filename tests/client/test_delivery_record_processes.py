@@ -87,6 +87,33 @@ def test_a_training_process_that_ends_takes_it_away_after_its_workers(tmp_path: 
     assert list(tmp_path.glob("refill-*")) == []
 
 
+def test_a_process_that_imports_dill_ends_without_a_word(tmp_path: Path) -> None:
+    """dill keeps what ``__main__`` holds until no module is left, and with it the datasets there."""
+    pytest.importorskip("dill")
+    line = "import dill, refill; dataset = refill.CacheDataset('http://127.0.0.1:9', dataset='file:///data', job='job')"
+    ended = subprocess.run(
+        [sys.executable, "-c", line],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert list(tmp_path.glob("refill-*")) == []
+
+
+def test_a_record_that_is_gone_has_nothing_open() -> None:
+    def opened() -> set[str]:
+        return {os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
+
+    record = DeliveryRecord()
+    record.add(received(0, 0), record.num_reports())
+    folder = str(record._folder)
+    assert len([name for name in opened() if name.startswith(folder)]) == 3
+    del record
+    assert not [name for name in opened() if name.startswith(folder)]
+
+
 def add_as_an_orphan(record: DeliveryRecord, folder: Path, answers: Connection) -> None:
     while os.getppid() == record.made_in:
         time.sleep(0.01)
