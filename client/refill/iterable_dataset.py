@@ -12,6 +12,7 @@ import torch.utils.data
 
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput, SamplesSkipped
+from refill.loader_batch import check_one_shape
 from refill.loader_turns import deals_in_order, is_iterated_by_loader
 from refill.protocol.wire_format import Int64Array
 from refill.torch_dataset import CacheDataset
@@ -127,8 +128,10 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         division = division_of_dataset(self) or self._division
         in_order = deals_in_order()
         in_order = self._deals_in_order if in_order is None else in_order
-        wrapped_in_order = None if division is not None or is_iterated_by_loader() else in_order is not False
+        is_direct = is_iterated_by_loader()
+        wrapped_in_order = None if division is not None or is_direct else in_order is not False
         dealt = _DealtSamples(self.dataset, epoch, start, self.batch_size, self._parts, wrapped_in_order)
+        dealt.is_direct = is_direct
         if division is None:
             return dealt
         division.check(self.dataset.connection.spec.world_size)
@@ -194,6 +197,8 @@ class _DealtSamples(Iterator[Any]):
         self._batch_size = batch_size
         self._parts = parts
         self._wrapped_in_order = wrapped_in_order
+        self.is_direct = False
+        """Whether a loader makes its batches of what comes from here, and of nothing else."""
         self._part: PartOfWorker | None = None
         self._begun = False
         self._yielded = 0
@@ -212,7 +217,10 @@ class _DealtSamples(Iterator[Any]):
             self._check(self._part.asks(self._yielded // self._batch_size, ended=not len(positions)))
         if not len(positions):
             raise StopIteration
-        self._fetched = iter(self._dataset.samples_of(self._epoch, positions, as_many=True))
+        samples = self._dataset.samples_of(self._epoch, positions, as_many=True)
+        if self.is_direct:
+            check_one_shape(samples, self._yielded)
+        self._fetched = iter(samples)
         return next(self)
 
     def _begin(self) -> None:

@@ -27,6 +27,7 @@ from refill.epoch_sampler import Position
 from refill.errors import InvalidInput, RefillError, SampleDamaged, SamplesSkipped
 from refill.fetched_counts import FetchedCounts
 from refill.hole_guard import Hole, HoleGuard
+from refill.loader_batch import check_one_shape
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
@@ -163,16 +164,22 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         """One batch, by one request: what DataLoader calls.
 
         :param indices: positions of one epoch, as :class:`EpochSampler` and :class:`TraceSampler` yield them.
+
+        Raises :class:`InvalidInput` when the samples are of several shapes, and the DataLoader has no ``collate_fn``
+        of yours that takes them.
         """
         if not len(indices):
             return []
         if isinstance(indices[0], Position):
-            return self._positions(indices)
-        self._warn_once(
-            "a batch of plain integers reads each sample on its own from the store: give the DataLoader "
-            "sampler=refill.EpochSampler(dataset), or refill.TraceSampler(dataset, your_sampler)"
-        )
-        return self._exactly(indices)
+            samples = self._positions(indices)
+        else:
+            self._warn_once(
+                "a batch of plain integers reads each sample on its own from the store: give the DataLoader "
+                "sampler=refill.EpochSampler(dataset), or refill.TraceSampler(dataset, your_sampler)"
+            )
+            samples = self._exactly(indices)
+        check_one_shape(samples)
+        return samples
 
     def __getitem__(self, index: Position | int | Sequence[Position | int]) -> Any:
         """One sample: of a position, or exactly the one with this id. A list as :meth:`__getitems__`."""

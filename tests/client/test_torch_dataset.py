@@ -10,7 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from tests.client.fake_pod import FakePod, serving, tar_range
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 
 import refill
-from refill import CacheDataset, EpochSampler, Position
+from refill import CacheDataset, CacheIterableDataset, EpochSampler, Position
 from refill.errors import DatasetNotFound, InvalidInput, SampleDamaged
 from refill.protocol.records import Kind, RecordReader
 
@@ -145,6 +145,63 @@ def test_members_that_torch_does_not_put_into_one_batch_are_named_before_its_key
         with pytest.warns(UserWarning, match=says) as warned, pytest.raises(KeyError):
             list(DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset)))
         assert sum("different members" in str(each.message) for each in warned) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("form", [CacheDataset, CacheIterableDataset])
+def test_photos_of_several_sizes_are_an_error_that_names_two(photos: FakePod, form: Any, workers: int) -> None:
+    """torch's own says "Trying to resize storage that is not resizable", and in one process which tensors differ."""
+    dataset = form(photos.url, dataset="file:///data", job="job", shuffle=False, decode=True)
+    says = (
+        r"jpg of sample 0 \('0'\) is \(6, 8, 3\), and jpg of sample 3 \('3'\) is \(8, 6, 3\)\. .*transform=function.*"
+        "collate_fn"
+    )
+    batches = iter(torchs_own(dataset, batch_size=4, num_workers=workers))
+    with pytest.raises(InvalidInput, match=says):
+        next(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("form", [CacheDataset, CacheIterableDataset])
+def test_photos_of_several_sizes_are_for_a_transform_or_a_collate_fn(photos: FakePod, form: Any, workers: int) -> None:
+    def loaded(transform: Any = None, **more: Any) -> list[Any]:
+        dataset = form(photos.url, dataset="file:///data", job="job", shuffle=False, decode=True, transform=transform)
+        return list(torchs_own(dataset, **({"batch_size": 8, "num_workers": workers} | more)))
+
+    def alike(sample: dict[str, Any]) -> Any:
+        return np.array(Image.fromarray(sample["jpg"]).resize((5, 5)))
+
+    assert [batch.shape for batch in loaded(alike)] == [(8, 5, 5, 3)]
+    assert {sample["jpg"].shape for batch in loaded(collate_fn=list) for sample in batch} == {(6, 8, 3), (8, 6, 3)}
+    assert len(loaded(batch_size=1)) == 8
+
+
+def test_shapes_are_told_of_whatever_a_transform_makes(photos: FakePod) -> None:
+    def pair(sample: dict[str, Any]) -> Any:
+        return torch.from_numpy(sample["jpg"]), sample["__id__"]
+
+    dataset = CacheDataset(photos.url, dataset="file:///data", job="job", shuffle=False, decode=True, transform=pair)
+    with pytest.raises(InvalidInput, match=r"item 0 is \(6, 8, 3\), and item 0 is \(8, 6, 3\)"):
+        list(DataLoader(Subset(dataset, range(8)), batch_size=8))
+
+
+def torchs_own(dataset: Any, **settings: Any) -> DataLoader[Any]:
+    """A loader of either form, with torch's own way to make a batch."""
+    sampler = None if isinstance(dataset, CacheIterableDataset) else EpochSampler(dataset)
+    return DataLoader(dataset, sampler=sampler, **settings)
+
+
+@pytest.fixture
+def photos() -> Iterator[FakePod]:
+    """Each fourth one stands upright."""
+
+    def photo(number: int) -> bytes:
+        buffer = io.BytesIO()
+        Image.new("RGB", (6, 8) if number % 4 == 3 else (8, 6)).save(buffer, "jpeg")
+        return buffer.getvalue()
+
+    with serving(FakePod([tar_range([(f"{number}.jpg", photo(number))]) for number in range(8)])) as pod:
+        yield pod
 
 
 def test_batches_of_plain_integers_are_warned_of_once(pod: FakePod, dataset_of: DatasetOf) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from tests.end_to_end.doc_pages import PAGES, blocks
 from tests.pod_fixtures import NUM_SAMPLES
 
 import refill
+from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 
 BLOCKS = [
@@ -23,17 +26,35 @@ BLOCKS = [
 ]
 
 
+NUM_PHOTOS = 40
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A dataset of photos as a folder of them is: JPEG files of several sizes, one of them grey, in two classes."""
+    source, store = tmp_path_factory.mktemp("photos"), tmp_path_factory.mktemp("store")
+    for number in range(NUM_PHOTOS):
+        of_class = source / ("dog" if number % 2 else "cat")
+        of_class.mkdir(exist_ok=True)
+        size = (40 + 7 * (number % 5), 30 + 11 * (number % 3))
+        Image.new("L" if number == 7 else "RGB", size).save(of_class / f"{number:04}.jpg")
+    asyncio.run(pack(str(source), store.as_uri()))
+    return store.as_uri()
+
+
 @pytest.mark.parametrize("text", BLOCKS)
 def test_they_run(
     three_pods: LocalCluster,
     job: dict[str, Any],
     packed: tuple[str, dict[str, bytes]],
+    photos: str,
     text: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = three_pods.pod_urls[0]
-    dataset = f'"{url}", dataset="{packed[0]}", job="{job["name"]}"'
+    store, count = (photos, NUM_PHOTOS) if '["jpg"]' in text else (packed[0], NUM_SAMPLES)
+    dataset = f'"{url}", dataset="{store}", job="{job["name"]}"'
     for shown, here in (
         (r'"http://refill:8000", dataset="s3://bucket/images", job="run-1"', dataset),
         (r"(Cache\w+)\(\.\.\.", rf"\1({dataset}"),
@@ -55,10 +76,10 @@ def test_they_run(
     if "import refill" not in text:  # lines to go on with after some that have them
         names |= {"refill": refill, "torch": torch, "os": os}
     exec(compile(text, "the docs", "exec"), names)
-    assert len(names["dataset"]) == NUM_SAMPLES
+    assert len(names["dataset"]) == count
     if "in loader" in text or "in refill.timed" in text:
         counts = names["dataset"].epoch_counts(0)["total"]
         if "ImportanceSampler" in text:
-            assert counts["takes"] + counts["repeats"] == NUM_SAMPLES, "the loop had every position once"
+            assert counts["takes"] + counts["repeats"] == count, "the loop had every position once"
         else:
-            assert counts["takes"] == NUM_SAMPLES, "the loop had every sample once"
+            assert counts["takes"] == count, "the loop had every sample once"

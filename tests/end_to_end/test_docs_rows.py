@@ -88,6 +88,9 @@ ROWS = {
         "`... asks for epoch ... while job ... is in epoch ...`": [
             "membership/test_said_errors.py::test_a_number_of_steps_is_no_epoch"
         ],
+        "`a batch can't be made of samples of several shapes`, or PyTorch's `Trying to resize storage that is not resizable`": [  # noqa: E501
+            "client/test_torch_dataset.py::test_photos_of_several_sizes_are_an_error_that_names_two"
+        ],
         "`SampleDamaged`": ["integration/test_faults.py::test_flipped_bytes_are_named_and_the_rest_comes"],
         "`EpochNotReady: ... waits for rank R`": [
             "integration/test_last_error.py::test_a_rank_that_never_shows_up_is_named"

@@ -56,7 +56,7 @@ def run(epochs: int, as_json: bool) -> int:
 
 
 def _demo(folder: Path, epochs: int, console: Console) -> list[dict[str, Any]]:
-    train, test = write_digits(folder / "digits")
+    train, test = write_digits(folder / "digits", several_sizes=True)
     dataset = (folder / "store" / "digits").as_uri()
     packed = asyncio.run(pack(str(train), dataset, blob_bytes=128 * 1024, classes="yes"))
     console.print(

@@ -22,8 +22,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import refill
+from refill_service.demo.digits import SIZE
 
 BATCH = 32
+
+
+def alike(sample: dict[str, Any]) -> dict[str, Any]:
+    """Pictures have sizes of their own, and those of a batch must be alike."""
+    return sample | {"png": np.array(Image.fromarray(sample["png"]).resize((SIZE, SIZE)))}
 
 
 class DigitFiles(Dataset[dict[str, Any]]):
@@ -38,7 +44,7 @@ class DigitFiles(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         path = self.paths[index]
         with Image.open(path) as image:
-            return {"__id__": index, "png": np.array(image), "cls": int(path.parent.name)}
+            return alike({"__id__": index, "png": np.array(image), "cls": int(path.parent.name)})
 
 
 class SmallNet(nn.Module):
@@ -98,7 +104,9 @@ def _loader(args: argparse.Namespace) -> tuple[DataLoader[Any], Any, Any]:
     sampler: Any
     dataset: Any
     if args.service:
-        dataset = refill.CacheDataset(args.service, dataset=args.dataset, job=args.job, decode=True, chunk_size=16)
+        dataset = refill.CacheDataset(
+            args.service, dataset=args.dataset, job=args.job, decode=True, transform=alike, chunk_size=16
+        )
         sampler = refill.EpochSampler(dataset)
     else:
         dataset = DigitFiles(args.train)

@@ -1,0 +1,84 @@
+"""Does torch put the samples of a batch together by itself? Then they have to be of one shape.
+
+Its own error names neither sample nor remedy (``Trying to resize storage that is not resizable``). But a loader with a
+``collate_fn`` of its own may deal with any samples, and no loader says which it has: so it is found among the callers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch.utils.data
+
+from refill.errors import InvalidInput
+
+__all__ = ["check_one_shape"]
+
+_MOST_CALLERS = 12
+"""Frames between a dataset and the loader's fetcher, which may have a Subset or a concatenation between them."""
+
+
+def check_one_shape(samples: Sequence[Any], yielded: int | None = None) -> None:
+    """Raises :class:`InvalidInput`, naming two shapes, when the loader that asks can't put these samples together.
+
+    :param yielded: of the iterable form, how many samples the loader has had: these may be of several batches.
+    """
+    if not samples or (shapes := _shapes(samples[0])) == {}:
+        return
+    if all(_shapes(sample) == shapes for sample in samples):
+        return
+    size = _stacked_by_torch()
+    if size is None:
+        return
+    ends = [len(samples)] if yielded is None else range(size - yielded % size, len(samples) + size, size)
+    start = 0
+    for end in ends:
+        _check_batch(samples[start:end])
+        start = end
+
+
+def _check_batch(samples: Sequence[Any]) -> None:
+    for other in samples[1:]:
+        first, here = _shapes(samples[0]), _shapes(other)
+        for name in first.keys() & here.keys():
+            if first[name] != here[name]:
+                raise InvalidInput(
+                    f"a batch can't be made of samples of several shapes: {name or 'one'}{_of(samples[0])} is "
+                    f"{first[name]}, and {name or 'another'}{_of(other)} is {here[name]}. Have them made alike by "
+                    "transform=function of CacheDataset, as in step 3 of README, where photos are resized; or give the "
+                    "DataLoader a collate_fn that takes all shapes"
+                )
+
+
+def _shapes(sample: Any) -> dict[str, tuple[int, ...]]:
+    """Of the arrays and tensors in a sample."""
+    if isinstance(sample, dict):
+        items = [(str(name), value) for name, value in sample.items()]
+    elif isinstance(sample, (tuple, list)):
+        items = [(f"item {place}", value) for place, value in enumerate(sample)]
+    else:
+        items = [("", sample)]
+    return {name: tuple(value.shape) for name, value in items if hasattr(value, "shape")}
+
+
+def _of(sample: Any) -> str:
+    """Which one it is, where it says so."""
+    if not isinstance(sample, dict) or "__id__" not in sample:
+        return ""
+    return f" of sample {sample['__id__']}" + (f" ({sample['__key__']!r})" if "__key__" in sample else "")
+
+
+def _stacked_by_torch() -> int | None:
+    """How many samples the loader that asks puts together, by torch's own function; None: another does it."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_MOST_CALLERS):
+        if frame is None:
+            return None
+        fetcher, batch = (frame.f_locals.get(name) for name in ("self", "possibly_batched_index"))
+        if batch is not None and getattr(fetcher, "collate_fn", None) is torch.utils.data.default_collate:
+            return len(batch)
+        frame = frame.f_back
+    return None
