@@ -13,7 +13,7 @@ import torch.utils.data
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput, SamplesSkipped
 from refill.loader_batch import check_one_shape
-from refill.loader_turns import deals_in_order, is_iterated_by_loader
+from refill.loader_turns import Dealing, dealing, is_iterated_by_loader
 from refill.protocol.wire_format import Int64Array
 from refill.torch_dataset import CacheDataset
 from refill.trainer_division import Division, division_of_dataset, is_a_loaders_count
@@ -46,7 +46,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         self.dataset = CacheDataset(service_url, **arguments)
         self.dataset.configure(order="keyed")
         self._parts = WorkerParts(self.dataset.job)
-        self._deals_in_order: bool | None = None
+        self._dealing: Dealing | None = None
         self._place = EpochPlace()
         self._iteration: Iteration | None = None
         self._division: Division | None = None
@@ -126,11 +126,9 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         epoch, start = self._shared_place.tolist()
         division = division_of_dataset(self) or self._division
-        in_order = deals_in_order()
-        in_order = self._deals_in_order if in_order is None else in_order
         is_direct = is_iterated_by_loader()
-        wrapped_in_order = None if division is not None or is_direct else in_order is not False
-        dealt = _DealtSamples(self.dataset, epoch, start, self.batch_size, self._parts, wrapped_in_order)
+        wrapped = None if division is not None or is_direct else dealing() or self._dealing or Dealing()
+        dealt = _DealtSamples(self.dataset, epoch, start, self.batch_size, self._parts, wrapped)
         dealt.is_direct = is_direct
         if division is None:
             return dealt
@@ -139,10 +137,9 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is spawned can't see who has started it.
-        in_order = deals_in_order()
         return self.__dict__ | {
             "_division": division_of_dataset(self) or self._division,
-            "_deals_in_order": self._deals_in_order if in_order is None else in_order,
+            "_dealing": dealing() or self._dealing,
         }
 
     def _for_all_ranks(self, epoch: int, start: int, division: Division) -> Iterator[Any]:
@@ -185,10 +182,10 @@ class _DealtSamples(Iterator[Any]):
         start: int,
         batch_size: int,
         parts: WorkerParts,
-        wrapped_in_order: bool | None,
+        wrapped: Dealing | None,
     ) -> None:
-        """:param wrapped_in_order: something else than the loader iterates this, and the loader deals batches in order;
-        None: nothing else does, so that each worker iterates its part."""
+        """:param wrapped: how batches are dealt that something else makes of this; None: a loader makes them itself, so
+        that each worker iterates its part."""
         worker = torch.utils.data.get_worker_info()
         self._dataset = dataset
         self._number, self._workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
@@ -196,7 +193,7 @@ class _DealtSamples(Iterator[Any]):
         self._start = start
         self._batch_size = batch_size
         self._parts = parts
-        self._wrapped_in_order = wrapped_in_order
+        self._wrapped = wrapped
         self.is_direct = False
         """Whether a loader makes its batches of what comes from here, and of nothing else."""
         self._part: PartOfWorker | None = None
@@ -226,10 +223,10 @@ class _DealtSamples(Iterator[Any]):
     def _begin(self) -> None:
         if not self._dataset.allow_skipped:
             self._check(self._parts.left())
-            if self._wrapped_in_order is not None:
+            if self._wrapped is not None:
                 length = self._dataset.positions_in(self._epoch)
                 dealt = (self._dataset.rank, self._epoch, self._start, self._batch_size, length)
-                self._part = self._parts.part(Part(self._number, self._workers, *dealt), self._wrapped_in_order)
+                self._part = self._parts.part(Part(self._number, self._workers, *dealt), self._wrapped)
         self._begun = True
 
     def _check(self, left: list[Unasked]) -> None:

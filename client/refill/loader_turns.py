@@ -10,10 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import NamedTuple
 
 import torch.utils.data
 
-__all__ = ["LoaderTurns", "deals_in_order", "is_iterated_by_loader"]
+__all__ = ["Dealing", "LoaderTurns", "dealing", "is_iterated_by_loader"]
 
 _LOOP = "_worker_loop"
 _NUMBER = "idx"
@@ -30,12 +31,21 @@ def is_iterated_by_loader() -> bool:
     return any(each.__name__ == "_BaseDatasetFetcher" for each in type(fetcher).__mro__)
 
 
-def deals_in_order() -> bool | None:
+class Dealing(NamedTuple):
+    """How a loader deals batches to its workers."""
+
+    in_order: bool = True
+    under_way: int = 0
+    """With ``in_order``, no worker is asked for more samples than these before another is done with its first batch."""
+
+
+def dealing() -> Dealing | None:
     """Of the loader that starts workers now, or has forked this one; None: there is none to be seen."""
     for frame in _callers():
         loader = frame.f_locals.get("loader")
         if isinstance(loader, torch.utils.data.DataLoader):
-            return bool(getattr(loader, "in_order", True))  # older ones know nothing else
+            in_order = bool(getattr(loader, "in_order", True))  # older ones know nothing else
+            return Dealing(in_order, ((loader.prefetch_factor or 0) + 1) * (loader.batch_size or 1))
     return None
 
 

@@ -17,20 +17,18 @@ from typing import NamedTuple
 import torch
 import torch.utils.data
 
-from refill.loader_turns import LoaderTurns
+from refill.loader_turns import Dealing, LoaderTurns
 
 __all__ = ["Part", "PartOfWorker", "Unasked", "WorkerParts"]
 
 log = logging.getLogger(__name__)
 
 _WORKERS = 256
-_LOADER, _EPOCH, _EPOCH_BEFORE, _RANK, _WORKER, _OF, _START, _SIZE, _LENGTH, _TURNS, _ENDED = range(11)
+_LOADER, _EPOCH, _EPOCH_BEFORE, _RANK, _WORKER, _OF, _START, _SIZE, _LENGTH, _UNDER_WAY, _TURNS, _ENDED = range(12)
 _LAST = -1
 """The row of what began last."""
-_UNDER_WAY = 8
-"""A worker that has asked for more stretches than this, and for its last one, before another asks for its first: no
-loop that stops early leaves that, unless its loader's batches are larger than the stretches, or more in number than
-usual, and all that there is."""
+_FEW = 8
+"""As many stretches may be all that a worker has, and be read before another one is there to ask for its first."""
 _FAR_AHEAD = 512
 """Stretches by which no worker is ahead of another; as the pods' measure."""
 
@@ -75,8 +73,9 @@ class WorkerParts:
 
     def __init__(self, job: str) -> None:
         # What each worker asked for in the iteration that it began last: of which loader and epoch it was, the epoch of
-        # the one before, its part, how many turns it has asked for, and whether it came to the end of them.
-        self._rows = torch.zeros((_WORKERS + 1, 11), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        # the one before, its part, by how many turns it may be ahead of others when a loop stops, how many it has asked
+        # for, and whether it came to the end of them.
+        self._rows = torch.zeros((_WORKERS + 1, 12), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         # An object that is made in a worker is that worker's own: of the others it knows nothing.
         self._is_shared = torch.utils.data.get_worker_info() is None
         if self._is_shared:
@@ -95,30 +94,31 @@ class WorkerParts:
         """Fact: it was said."""
         self._rows[unasked.part.worker, _TURNS] = 0
 
-    def part(self, part: Part, in_order: bool) -> PartOfWorker | None:
+    def part(self, part: Part, dealing: Dealing) -> PartOfWorker | None:
         """Fact: this worker begins its part. None: it has nobody beside it."""
         if not 1 < part.workers <= _WORKERS:
             return None
-        return PartOfWorker(part, self._rows, is_shared=self._is_shared, in_order=in_order)
+        return PartOfWorker(part, self._rows, is_shared=self._is_shared, dealing=dealing)
 
 
 class PartOfWorker:
     """One iteration of this worker."""
 
-    def __init__(self, part: Part, rows: torch.Tensor, *, is_shared: bool, in_order: bool) -> None:
+    def __init__(self, part: Part, rows: torch.Tensor, *, is_shared: bool, dealing: Dealing) -> None:
         worker = torch.utils.data.get_worker_info()
         loader = 0 if worker is None else worker.seed - worker.id
         row = rows[part.worker]
         before = int(row[_EPOCH])
         # From 1 on, so that rows which nobody has written are of none.
         began = [loader, part.epoch + 1, before, part.rank, part.worker, part.workers, part.start, part.size]
-        row[:] = torch.tensor([*began, part.length, 0, 0])
+        under_way = max(_FEW, -(-dealing.under_way // part.size))
+        row[:] = torch.tensor([*began, part.length, under_way, 0, 0])
         rows[_LAST, _LOADER] = loader
         self._part = part
         self._rows = rows
         self._row = row
         self._is_shared = is_shared
-        self._turns = LoaderTurns() if in_order else None
+        self._turns = LoaderTurns() if dealing.in_order else None
         self._known_to_have_ended = 0
         self._turns_then: list[int] = []
         """Of all workers, when that many had ended: those that have asked since are not among them."""
@@ -189,7 +189,7 @@ def _left_of(rows: list[list[int]], worker: int) -> list[Unasked]:
         asked = row[_TURNS] + row[_ENDED] if row[_EPOCH] == epoch else 0
         start, end = part.turn(other, asked)
         ahead = mine[_TURNS] + mine[_ENDED] - asked
-        if start < min(end, last) and ahead > (_UNDER_WAY if mine[_ENDED] and not asked else _FAR_AHEAD):
+        if start < min(end, last) and ahead > (mine[_UNDER_WAY] if mine[_ENDED] and not asked else _FAR_AHEAD):
             found.append(Unasked(part, other, start, end, never=not asked))
     return found
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill.loader_turns import LoaderTurns
+from refill.loader_turns import Dealing, LoaderTurns
 from refill.worker_parts import Part, PartOfWorker, Unasked, WorkerParts
 
 
@@ -29,6 +29,7 @@ class Worker:
     part: Part
     parts: WorkerParts
     most: float
+    dealing: Dealing
     yielded: int = 0
     ended: bool = False
     queue: deque[int] = field(default_factory=deque)
@@ -50,7 +51,7 @@ class Worker:
         if self.guard is None:
             with as_worker(self.part.worker, self.part.workers):
                 assert self.parts.left() == []
-                self.guard = self.parts.part(self.part, in_order=True)
+                self.guard = self.parts.part(self.part, self.dealing)
             assert self.guard is not None
         assert self.guard._turns is not None
         self.guard._turns.deals(number)
@@ -76,7 +77,8 @@ class Loader:
     ) -> list[Worker]:
         """An iteration that is left after so many batches; ``draw`` says which worker goes on."""
         part = [Part(worker, self.workers, 0, 0, 0, self.stretch, self.length) for worker in range(self.workers)]
-        workers = [Worker(each, parts, most(each.worker)) for each in part]
+        dealing = Dealing(True, (self.prefetch + 1) * self.batch_size)
+        workers = [Worker(each, parts, most(each.worker), dealing) for each in part]
         active, cycle = set(range(self.workers)), 0
         dealt: dict[int, int] = {}
         came: set[int] = set()
@@ -117,7 +119,7 @@ class Loader:
 LOADERS = st.builds(
     Loader,
     workers=st.integers(2, 5),
-    batch_size=st.integers(1, 12),
+    batch_size=st.integers(1, 40),
     prefetch=st.integers(1, 5),
     stretch=st.integers(1, 8),
     length=st.integers(1, 300),
@@ -143,10 +145,9 @@ def test_nothing_shows_where_every_worker_goes_as_far(
     longer = data.draw(st.integers(0, loader.workers))
     workers = loader.iterated(parts, lambda worker: each + (worker < longer), drawn(data), batches)
     assert [worker.found for worker in workers] == [[]] * loader.workers
-    if (loader.prefetch + 1) * math.ceil(loader.batch_size / loader.stretch) < 8:
-        for worker in [None, *range(loader.workers)]:
-            with as_worker(worker, loader.workers, loader=8):
-                assert parts.left() == []
+    for worker in [None, *range(loader.workers)]:
+        with as_worker(worker, loader.workers, loader=8):
+            assert parts.left() == []
 
 
 @given(loader=LOADERS, data=st.data())
@@ -169,7 +170,7 @@ def test_it_shows_before_the_end_when_a_worker_never_asks(loader: Loader, data: 
 def iterated_by_first(parts: WorkerParts, turns: int, *, ended: bool = True, loader: int = 7, workers: int = 2) -> None:
     """Worker 0 alone asks for so many turns."""
     with as_worker(0, workers, loader):
-        part = parts.part(Part(0, workers, 0, 3, 0, 10, 10 * workers * turns), in_order=False)
+        part = parts.part(Part(0, workers, 0, 3, 0, 10, 10 * workers * turns), Dealing(in_order=False))
     assert part is not None
     for turn in range(turns):
         assert part.asks(turn, ended=False) == []
@@ -217,13 +218,13 @@ def test_nothing_is_said_of_workers_of_a_loader_before() -> None:
     """It had more of them: their rows stay."""
     parts = WorkerParts("job")
     with as_worker(3, 4, loader=7):
-        part = parts.part(Part(3, 4, 0, 0, 0, 10, 1000), in_order=False)
+        part = parts.part(Part(3, 4, 0, 0, 0, 10, 1000), Dealing(in_order=False))
     assert part is not None
     for turn in range(25):
         part.asks(turn, ended=False)
     part.asks(25, ended=True)
     with as_worker(0, 2, loader=8):
-        parts.part(Part(0, 2, 0, 1, 0, 10, 1000), in_order=False)
+        parts.part(Part(0, 2, 0, 1, 0, 10, 1000), Dealing(in_order=False))
     with as_worker(None):
         assert parts.left() == []
 
