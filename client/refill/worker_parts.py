@@ -2,17 +2,20 @@
 
 Positions are dealt to as many workers as torch says there are. Somebody else's generator around the dataset may leave
 workers out (``datasets`` runs one for each shard), or end early in some. Then their parts are a hole, that others read
-on behind. It is seen where the loader shows that a worker has ended (:mod:`refill.loader_turns`); and when a worker
-begins again that had come to the end of its own part, while another had not asked for anything. What a loop leaves that
-stops early is none: some workers are ahead of others then, by what the loader has under way.
+on behind. It is seen where the loader shows that a worker has ended (:mod:`refill.loader_turns`); where a worker's
+process ends before the loader does; and when a worker begins again that had come to the end of its own part, while
+another had not asked for anything. What a loop leaves that stops early is none: some workers are ahead of others then,
+by what the loader has under way.
 """
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
-from multiprocessing.util import Finalize
-from typing import NamedTuple
+from multiprocessing.synchronize import Event
+from multiprocessing.util import Finalize, register_after_fork
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.data
@@ -25,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _WORKERS = 256
 _LOADER, _EPOCH, _EPOCH_BEFORE, _RANK, _WORKER, _OF, _START, _SIZE, _LENGTH, _UNDER_WAY, _TURNS, _ENDED = range(12)
+_HAS_LEFT, _LEFT_LOADER = range(2)
 _LAST = -1
 """The row of what began last."""
 _FEW = 8
@@ -76,19 +80,26 @@ class WorkerParts:
         # the one before, its part, by how many turns it may be ahead of others when a loop stops, how many it has asked
         # for, and whether it came to the end of them.
         self._rows = torch.zeros((_WORKERS + 1, 12), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        # Whether each worker's process has ended before its loader did, and which loader that was.
+        self._left = torch.zeros((_WORKERS, 2), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        register_after_fork(self, _watch_end)
         # An object that is made in a worker is that worker's own: of the others it knows nothing.
         self._is_shared = torch.utils.data.get_worker_info() is None
         if self._is_shared:
-            Finalize(self, _say_what_was_left, args=(self._rows, job, os.getpid()), exitpriority=-100)
+            Finalize(self, _say_what_was_left, args=(self._rows, self._left, job, os.getpid()), exitpriority=-100)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        register_after_fork(self, _watch_end)  # a process that is spawned looks for it after this
 
     def left(self) -> list[Unasked]:
         """Fact: an iteration begins here. What an earlier one of this worker left out, as far as can be told; in a
         process that is no worker, the last one of all workers."""
         worker = torch.utils.data.get_worker_info()
-        rows = self._rows.tolist()
+        rows, left = self._rows.tolist(), self._left.tolist()
         if worker is None:
-            return _left_of_last(rows)
-        return _left_of(rows, worker.id) if worker.id < _WORKERS else []
+            return _left_of_last(rows, left)
+        return _left_of(rows, left, worker.id) if worker.id < _WORKERS else []
 
     def forget(self, unasked: Unasked) -> None:
         """Fact: it was said."""
@@ -165,13 +176,32 @@ class PartOfWorker:
         return Unasked(self._part, worker, start, end, never=not asked) if start < end and asked + 1 < turn else None
 
 
-def _left_of_last(rows: list[list[int]]) -> list[Unasked]:
+def _watch_end(parts: WorkerParts) -> None:
+    """Fact: this process was started with them. It may be a loader's worker."""
+    Finalize(parts, _ends, args=(parts._left,), exitpriority=100)
+
+
+def _ends(left: torch.Tensor) -> None:
+    """At the end of a process. A worker ends with its loader; one that ends before has nothing more to yield."""
+    worker = torch.utils.data.get_worker_info()
+    if worker is None or worker.id >= _WORKERS:
+        return
+    given = getattr(multiprocessing.current_process(), "_args", ())
+    loader_is_done = next((each for each in given if isinstance(each, Event)), None)
+    if loader_is_done is not None and not loader_is_done.is_set():
+        left[worker.id, _LEFT_LOADER] = worker.seed - worker.id
+        left[worker.id, _HAS_LEFT] = 1
+
+
+def _left_of_last(rows: list[list[int]], left: list[list[int]]) -> list[Unasked]:
     """Of the iteration that began last."""
     loader = rows[_LAST][_LOADER]
-    return [left for worker in range(_WORKERS) if rows[worker][_LOADER] == loader for left in _left_of(rows, worker)]
+    return [
+        found for worker in range(_WORKERS) if rows[worker][_LOADER] == loader for found in _left_of(rows, left, worker)
+    ]
 
 
-def _left_of(rows: list[list[int]], worker: int) -> list[Unasked]:
+def _left_of(rows: list[list[int]], left: list[list[int]], worker: int) -> list[Unasked]:
     """What others have not asked for in the iteration that this worker began last, and that is over."""
     mine = rows[worker]
     if not mine[_TURNS]:
@@ -189,15 +219,19 @@ def _left_of(rows: list[list[int]], worker: int) -> list[Unasked]:
         asked = row[_TURNS] + row[_ENDED] if row[_EPOCH] == epoch else 0
         start, end = part.turn(other, asked)
         ahead = mine[_TURNS] + mine[_ENDED] - asked
-        if start < min(end, last) and ahead > (mine[_UNDER_WAY] if mine[_ENDED] and not asked else _FAR_AHEAD):
+        if left[other] == [1, mine[_LOADER]]:
+            most = 1
+        else:
+            most = mine[_UNDER_WAY] if mine[_ENDED] and not asked else _FAR_AHEAD
+        if start < min(end, last) and ahead > most:
             found.append(Unasked(part, other, start, end, never=not asked))
     return found
 
 
-def _say_what_was_left(rows: torch.Tensor, job: str, process: int) -> None:
+def _say_what_was_left(rows: torch.Tensor, ended: torch.Tensor, job: str, process: int) -> None:
     """At exit, when no request comes any more that could fail."""
     if os.getpid() == process:
-        for left in _left_of_last(rows.tolist())[:1]:
+        for left in _left_of_last(rows.tolist(), ended.tolist())[:1]:
             log.warning(
                 "rank %d of job %s lost samples: %s; a wrapper runs the dataset in some workers only: give the "
                 "DataLoader num_workers=1, or the CacheIterableDataset itself (docs/TRAINERS.md)",

@@ -4,6 +4,7 @@ that deals batches in order, to workers of any speed, and is left anywhere."""
 from __future__ import annotations
 
 import math
+import multiprocessing
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refill.loader_turns import Dealing, LoaderTurns
-from refill.worker_parts import Part, PartOfWorker, Unasked, WorkerParts
+from refill.worker_parts import Part, PartOfWorker, Unasked, WorkerParts, _ends
 
 
 def as_worker(worker: int | None, workers: int = 0, loader: int = 7) -> mock._patch[mock.Mock]:
@@ -212,6 +213,24 @@ def test_it_is_said_in_one_line_when_the_dataset_is_gone(caplog: pytest.LogCaptu
         "rank 0 of job job lost samples: in epoch 3 worker 1 of 3 loader workers never asked for its positions, 10 to "
     )
     assert "\n" not in record.getMessage()
+
+
+@pytest.mark.parametrize(("loader_is_done", "loader", "shows"), [(False, 7, True), (True, 7, False), (False, 6, False)])
+def test_a_worker_whose_process_ends_before_its_loader_has_nothing_more_to_yield(
+    monkeypatch: pytest.MonkeyPatch, loader_is_done: bool, loader: int, shows: bool
+) -> None:
+    """One that ends with its loader may have been stopped."""
+    parts = WorkerParts("job")
+    iterated_by_first(parts, 2)
+    done = multiprocessing.get_context("fork").Event()
+    if loader_is_done:
+        done.set()
+    monkeypatch.setattr(multiprocessing.current_process(), "_args", ("dataset", done), raising=False)
+    with as_worker(1, 2, loader=loader):
+        _ends(parts._left)
+    with as_worker(0, 2, loader=8):
+        assert [left.worker for left in parts.left()] == ([1] if shows else [])
+    parts._rows.zero_()
 
 
 def test_nothing_is_said_of_workers_of_a_loader_before() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.pod_fixtures import NUM_SAMPLES
+from tests.waiting import until
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -114,6 +117,41 @@ def test_the_next_epoch_tells_where_the_loader_shows_nothing(
         dataset.set_epoch(1)
     batches = iter(loader)
     with pytest.raises(SamplesSkipped, match=NEVER_ASKED):
+        next(batches)
+    closed(batches)
+
+
+class EndsLast(Wrapped):
+    """Only worker 0 has samples, and it ends when the process of the other has."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.other = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        assert worker is not None
+        if worker.id:
+            self.other[0] = os.getpid()
+        else:
+            yield from super().__iter__()
+            until(lambda: self.other[0] and is_zombie(int(self.other[0])), "the end of the other worker")
+
+
+def is_zombie(process: int) -> bool:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_the_next_epoch_tells_however_little_a_worker_has_once_its_process_has_ended(
+    dataset_of: DatasetOf, in_order: bool
+) -> None:
+    """Two stretches of it are all, less than what the loader has under way: nothing else would show."""
+    dataset = dataset_of(batch_size=250)
+    assert sum(map(len, DataLoader(EndsLast(dataset), 250, num_workers=2, in_order=in_order))) == 500
+    dataset.set_epoch(1)
+    batches = iter(DataLoader(Wrapped(dataset), 16, num_workers=2))
+    with pytest.raises(SamplesSkipped, match="worker 1 of 2 loader workers never asked for its positions, 250 to 499"):
         next(batches)
     closed(batches)
 
