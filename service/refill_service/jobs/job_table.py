@@ -16,6 +16,7 @@ import numpy as np
 from refill.errors import JobError, JobLost, JobMoved, MemoryTooSmall, PodStopping, RefillError, UnknownJob
 from refill.protocol.incarnation import is_later, same_line
 from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import Begin, is_another
 from refill_service.cache_core.job_memory import JobMemory, least_memory, most_memory
@@ -237,6 +238,20 @@ class JobTable:
         plan = JobPlan(spec, f"{dataset.index.fingerprint:016x}", layout, records.length.astype(narrow))
         await asyncio.to_thread(plan.traces, 0)
         return plan
+
+    async def traces_of_journal(self, kept: KeptJob, epoch: int) -> Traces:
+        """What ranks asked for in an epoch of a planned job that is not in the table. Reads its dataset's index. Raises
+        :class:`JobLost` when the dataset was made anew since."""
+        spec = JobSpec.from_dict(kept.header["spec"])
+        dataset = await self.opening.take(spec.dataset)
+        try:
+            chunk_size = spec.chunk_size or dataset.chunk_size_of(spec.policy)
+            plan = await self._plan_of(spec, dataset, ChunkLayout(dataset.blobs.first_sample, chunk_size))
+        finally:
+            await dataset.close()
+        if plan.settings.dataset != kept.header["fingerprint"]:
+            raise JobLost(f"dataset {spec.dataset} was made anew since job {spec.name} ran", job=spec.name)
+        return await asyncio.to_thread(plan.traces, epoch, kept.resumed)
 
     def put(self, at_pod: JobAtPod) -> None:
         self.jobs[at_pod.job.spec.name] = at_pod

@@ -24,6 +24,8 @@ from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import KnownJob
+from refill_service.cache_core.planned.job_plan import is_planned
+from refill_service.cache_core.planned.planned_traces import PlannedTraces
 from refill_service.cache_core.rank_places import NOT_BEGUN
 from refill_service.cache_core.resumed_epoch import (
     NOT_KNOWN_HERE,
@@ -209,7 +211,7 @@ class Resuming:
         query = f"?incarnation={checkpoint.incarnation}&epoch={checkpoint.epoch}&position={checkpoint.position}"
         others = self._settings.other_pods
         asked = (self._peers.get_bytes(pod, f"{what}{query}&resumed={incarnation}") for pod in others)
-        here = self.consumed(spec.name, checkpoint, incarnation)
+        here = await self.consumed(spec.name, checkpoint, incarnation)
         answers = [here, *(np.frombuffer(answer, dtype="<i8") for answer in await asyncio.gather(*asked))]
         if (found := consumed_in_all(answers)) is None:
             raise JobLost(
@@ -225,7 +227,7 @@ class Resuming:
             )
         return done, max(0, expected - len(done))
 
-    def consumed(self, name: str, checkpoint: Checkpoint, resumed: str) -> Int64Array:
+    async def consumed(self, name: str, checkpoint: Checkpoint, resumed: str) -> Int64Array:
         """What this pod knows of the samples that were consumed, as of :func:`consumed_at_pod`."""
         at_pod = self._table.jobs.get(name)
         if at_pod is not None and same_line(at_pod.job.incarnation, resumed) and at_pod.job.resumed is not None:
@@ -239,7 +241,7 @@ class Resuming:
                 raise at_pod.job.recovering()
             job.check_traces(checkpoint.epoch)
             traces = job.known_traces(checkpoint.epoch)
-            answered = at_pod.owner.answered(checkpoint.epoch)
+            answered = _planned(traces, checkpoint) or at_pod.owner.answered(checkpoint.epoch)
             if traces is None or answered is None:
                 raise self._too_old(name, checkpoint)
             return consumed_at_pod(
@@ -254,23 +256,29 @@ class Resuming:
         kept = self._table.journal.find(name)
         if kept is None or line_of(kept.header["incarnation"]) != checkpoint.incarnation:
             return NOT_KNOWN_HERE
-        return self._consumed_of_journal(name, kept, checkpoint)
+        return await self._consumed_of_journal(name, kept, checkpoint)
 
-    def _consumed_of_journal(self, name: str, kept: KeptJob, checkpoint: Checkpoint) -> Int64Array:
+    async def _consumed_of_journal(self, name: str, kept: KeptJob, checkpoint: Checkpoint) -> Int64Array:
         """As :meth:`consumed`, of a job that ran on another number of pods: only its journal is here."""
         spec = JobSpec.from_dict(kept.header["spec"])
         of_epoch = [record for record in kept.records if record.epoch == checkpoint.epoch]
-        # A journal that is whole and ends before the epoch says that this pod was asked for nothing of it.
-        if not of_epoch and not (kept.whole and all(record.epoch < checkpoint.epoch for record in kept.records)):
+        # A journal that is whole and ends before the epoch says that this pod was asked for nothing of it. Of a plan
+        # nobody needs to know what was asked for.
+        ends_before = kept.whole and all(record.epoch < checkpoint.epoch for record in kept.records)
+        if not is_planned(spec) and not of_epoch and not ends_before:
             raise self._too_old(name, checkpoint)
         num_samples = kept.header["num_samples"]
         dealt_anew = {each.rank: each.columns[0] for each in of_epoch if each.kind is Kind.TRACE}
         traces: Traces
         if len(dealt_anew) == spec.world_size:  # when the job moved
             traces = ExplicitTraces(num_samples, dealt_anew)
+        elif is_planned(spec):
+            traces = await self._table.traces_of_journal(kept, checkpoint.epoch)
         else:
             traces = keyed_traces(spec, checkpoint.epoch, num_samples, kept.resumed)
+        planned = _planned(traces, checkpoint)
         answered = [(each.columns[0], each.columns[1]) for each in of_epoch if each.kind is Kind.ANSWERED]
+        answered = answered if planned is None else [planned]
         moves = moves_of(kept.header["incarnation"])
         return consumed_at_pod(
             checkpoint.epoch, checkpoint.position, answered, traces, spec.world_size, kept.resumed, moves
@@ -282,3 +290,11 @@ class Resuming:
             "they delivered in the running epoch and the one before; resume from a later checkpoint, or from the start "
             "of an epoch, under another job name"
         )
+
+
+def _planned(traces: Traces | None, checkpoint: Checkpoint) -> tuple[Int64Array, Int64Array] | None:
+    """What was answered before a checkpoint of an epoch whose order is planned: that follows from the plan."""
+    if not isinstance(traces, PlannedTraces):
+        return None
+    samples = traces.before(checkpoint.position)
+    return samples, samples

@@ -356,7 +356,7 @@ async def consumed(
 ) -> Response:
     """For pod 0, which resumes a job: int64, see :meth:`Resuming.consumed`."""
     node = node_of(request.scope)
-    found = node.resuming.consumed(job, Checkpoint(incarnation, epoch, position), resumed)
+    found = await node.resuming.consumed(job, Checkpoint(incarnation, epoch, position), resumed)
     return Response(found.astype("<i8").tobytes(), media_type="application/octet-stream")
 
 

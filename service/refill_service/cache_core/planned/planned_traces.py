@@ -31,6 +31,10 @@ class PlannedTraces:
         self._place = np.full(num_samples, -1, dtype=np.int64)
         self._place[order] = np.arange(len(order), dtype=np.int64)
 
+    def before(self, position: int) -> Int64Array:
+        """The samples that ranks have had when each of them has come to this position."""
+        return self._order[: position * self.num_ranks]
+
     def length(self, rank: int) -> int:
         return self._dealing.per_rank
 
