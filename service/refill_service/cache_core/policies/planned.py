@@ -5,12 +5,15 @@ left to do is to read chunks in the order of their first use, as far ahead as me
 it is asked for. Nothing is chosen, so nothing has to be remembered to answer the same again.
 
 Where memory is smaller, or ranks are further apart, a sample is asked for whose chunk has no room yet. Then what will
-be asked for last gives way, and is read again; a sample that has to be read alone is.
+be asked for last gives way, and is read again when its turn comes anew: what gave way last would give way again if it
+were read as soon as there is room. A sample that has to be read alone is.
 
 Any order that is known can be carried out so. One that was not planned reads chunks again and again.
 """
 
 from __future__ import annotations
+
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +36,8 @@ from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["KIND", "PlannedPolicy"]
 
-_NEVER = np.iinfo(np.int64).max
+_BLOCK = 1 << 12
+"""Samples that are looked at together for those that give way."""
 
 
 class PlannedPolicy(Policy):
@@ -50,20 +54,29 @@ class PlannedPolicy(Policy):
             left, members = samples, None
         else:
             left, members = samples[self._left], began.traces.members(share.first_sample, share.end_sample)
-        self._time = np.full(share.num_samples, _NEVER, dtype=np.int64)
-        """When each sample is asked for, if ranks are in step."""
         known = samples if members is None else samples[members]
         ranks, positions = began.traces.position_of(known + share.first_sample)
-        self._time[known] = positions * began.traces.num_ranks + ranks
+        self._asked_for = known[np.argsort(positions * began.traces.num_ranks + ranks)].astype(self._assigned.dtype)
+        """Samples in the order in which they are asked for, if ranks are in step."""
+        self._place = np.full(share.num_samples, len(known), dtype=self._assigned.dtype)
+        """Of each sample in that order."""
+        self._place[self._asked_for] = np.arange(len(known), dtype=self._assigned.dtype)
+        self._here_below = 0
+        """No sample at this place or behind it is in memory."""
         self._chunk = np.repeat(np.arange(share.num_chunks, dtype=np.int64), np.diff(self._starts))
-        first_use = np.full(share.num_chunks, _NEVER, dtype=np.int64)
-        np.minimum.at(first_use, self._chunk[left], self._time[left])
-        self._in_order = np.argsort(first_use, kind="stable")[: np.count_nonzero(first_use < _NEVER)]
+        self._first_use = np.full(share.num_chunks, len(known), dtype=np.int64)
+        """The place of the first sample of each chunk that was left when the epoch began."""
+        np.minimum.at(self._first_use, self._chunk[left], self._place[left])
+        self._in_order = np.argsort(self._first_use, kind="stable")
+        self._in_order = self._in_order[: np.count_nonzero(self._first_use < len(known))]
         """Chunks in the order of their first use."""
         self._turn = np.empty(share.num_chunks, dtype=np.int64)
         self._turn[self._in_order] = np.arange(len(self._in_order), dtype=np.int64)
         self._next = 0
         """All chunks whose turn was before have been ordered."""
+        self._again: list[tuple[int, int]] = []
+        """``(place of the first sample that is to be read, chunk)``, a heap, of chunks that were read before, or a
+        sample of them. It is out of date where that sample has been read."""
         self._here = np.zeros(share.num_samples, dtype=bool)
         """Samples in memory that no request was promised."""
         self._coming = np.zeros(share.num_samples, dtype=bool)
@@ -77,7 +90,7 @@ class PlannedPolicy(Policy):
 
     @property
     def nothing_left_to_read(self) -> bool:
-        return self._next == len(self._in_order)
+        return self._next == len(self._in_order) and not self._again
 
     def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
         here = self._here[asked]
@@ -107,7 +120,7 @@ class PlannedPolicy(Policy):
         wanted_bytes = int(self._lengths[rest].sum())
         given_up = NO_SAMPLES
         if len(rest) and self.held_bytes and self.held_bytes + wanted_bytes > self._capacity_bytes:
-            given_up = self._give_up(wanted_bytes, int(self._time[rest].max()))
+            given_up = self._give_up(wanted_bytes, int(self._place[rest].max()))
         if self.held_bytes and self.held_bytes + wanted_bytes > self._capacity_bytes:
             rest = NO_SAMPLES
         wanted = np.union1d(asked, rest)
@@ -115,35 +128,57 @@ class PlannedPolicy(Policy):
         for samples in spans:
             self._order(chunk, samples, reads)
         self.held_bytes += int(self._lengths[rest].sum())
+        self._to_be_read(chunk)
         return given_up
 
-    def _give_up(self, wanted_bytes: int, time: int) -> Int64Array:
-        """Samples in memory that are asked for after ``time``, those last asked for first, as many as make room for so
+    def _give_up(self, wanted_bytes: int, place: int) -> Int64Array:
+        """Samples in memory that are asked for behind a place, those last asked for first, as many as make room for so
         much; they are read again. None if they do not."""
-        here = np.flatnonzero(self._here)
-        later = here[self._time[here] > time]
-        later = later[np.argsort(-self._time[later], kind="stable")]
-        freed = np.cumsum(self._lengths[later])
-        count = int(np.searchsorted(freed, self.held_bytes + wanted_bytes - self._capacity_bytes)) + 1
-        if count > len(later):
+        to_free = self.held_bytes + wanted_bytes - self._capacity_bytes
+        parts, freed_bytes, end = [NO_SAMPLES], 0, self._here_below
+        while freed_bytes < to_free and end > place + 1:
+            start = max(place + 1, end - _BLOCK)
+            last_first = self._asked_for[start:end][::-1]
+            parts.append(last_first[self._here[last_first]])
+            freed_bytes += int(self._lengths[parts[-1]].sum())
+            end = start
+        if freed_bytes < to_free:
             return NO_SAMPLES
-        given_up = later[:count]
+        given_up = np.concatenate(parts).astype(np.int64)
+        freed = np.cumsum(self._lengths[given_up])
+        count = int(np.searchsorted(freed, to_free)) + 1
+        given_up = given_up[:count]
         self.held_bytes -= int(freed[count - 1])
         self._here[given_up] = False
-        self._next = min(self._next, int(self._turn[self._chunk[given_up]].min()))
+        self._here_below = int(self._place[given_up[-1]])
+        for chunk in np.unique(self._chunk[given_up]).tolist():
+            self._to_be_read(chunk)
         return given_up
 
+    def _to_be_read(self, chunk: int) -> None:
+        """What is left of a chunk is to be read when it is next used."""
+        rest = self._unread(chunk)
+        if len(rest):
+            heappush(self._again, (int(self._place[rest].min()), chunk))
+
     def _read_ahead(self, reads: list[Read]) -> list[Read]:
-        while self._next < len(self._in_order):
-            chunk = int(self._in_order[self._next])
+        while self._again or self._next < len(self._in_order):
+            chunk = int(self._in_order[self._next]) if self._next < len(self._in_order) else -1
+            again = bool(self._again) and (chunk < 0 or self._again[0][0] < self._first_use[chunk])
+            if again:
+                chunk = self._again[0][1]
             rest = self._unread(chunk)
-            if len(rest):
+            # Where a sample was read alone since, the chunk has a later place in the heap, too.
+            if len(rest) and not (again and int(self._place[rest].min()) != self._again[0][0]):
                 wanted_bytes = int(self._lengths[rest].sum())
-                if self.held_bytes and self.held_bytes + wanted_bytes > self._capacity_bytes:
+                if self.held_bytes + wanted_bytes > self._capacity_bytes:
                     break
                 self._order(chunk, rest, reads)
                 self.held_bytes += wanted_bytes
-            self._next += 1
+            if again:
+                heappop(self._again)
+            else:
+                self._next += 1
         return reads
 
     def _unread(self, chunk: int) -> Int64Array:
@@ -176,6 +211,8 @@ class PlannedPolicy(Policy):
         self._coming[read.samples] = False
         fresh = kept[self._to_come[kept]]
         self._here[fresh] = True
+        if len(fresh):
+            self._here_below = max(self._here_below, int(self._place[fresh].max()) + 1)
         # What did not come with it is read alone by who asks for it, and gets the reason.
         lost = np.setdiff1d(read.samples, kept, assume_unique=True)
         self._lost(lost[self._to_come[lost]])
