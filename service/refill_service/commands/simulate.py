@@ -11,7 +11,7 @@ from typing import Any
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import POLICIES
-from refill_service.commands import simulate_classes, simulate_orders
+from refill_service.commands import simulate_classes, simulate_orders, simulate_planned
 from refill_service.planning.simulation import (
     LOOP_BATCH,
     PAPER_SEED,
@@ -34,8 +34,8 @@ def add_commands(commands: Any) -> None:
         "simulate",
         help="simulate an epoch, and print its misses and reads",
         description="Simulate one epoch with the code that decides in pods, without a store or a network, one rank "
-        "for each pod, and print what it would cost; of policy exact, or with --epochs, --memory-samples or --clock, "
-        "several epochs, whose memory outlives them. "
+        "for each pod, and print what it would cost; of policies exact and planned, or with --epochs, --memory-samples "
+        "or --clock, several epochs, whose memory outlives them. "
         "docs/GLOSSARY.md explains the words.",
         epilog="examples: refill simulate --samples 131072 --chunk-size 64 --group-size 10 --pods 3; "
         "refill simulate --policy exact --samples 131072 --memory-samples 13107 --pods 1 --epochs 3",
@@ -124,6 +124,7 @@ def add_commands(commands: Any) -> None:
     )
     simulate_orders.add_options(parser)
     simulate_classes.add_options(parser)
+    simulate_planned.add_options(parser)
     parser.set_defaults(func=_run)
 
 
@@ -132,6 +133,9 @@ def _run(args: argparse.Namespace) -> int:
         raise InvalidInput(f"--batch must be at least 1, got {args.batch}")
     if args.part != 1 and not (args.paper and 1 <= args.part <= _MOST_PARTS):
         raise InvalidInput(f"--part goes with --paper, and must be from 1 to {_MOST_PARTS}, got {args.part}")
+    if args.policy == "planned":
+        return simulate_planned.run_planned(args)
+    simulate_planned.refuse_options(args)
     if args.classes is not None or args.class_order is not None:
         return simulate_classes.run_classes(args)
     if not args.paper and (args.policy == "exact" or simulate_orders.are_epochs_asked_for(args)):

@@ -48,8 +48,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--memory-samples",
         type=int,
         metavar="C",
-        help="how many samples each pod has memory for (default: of policy exact a tenth of the dataset over all pods, "
-        "of others as --group-size says)",
+        help="how many samples each pod has memory for (default: of policies exact and planned a tenth of the dataset "
+        "over all pods, of others as --group-size says)",
     )
     group.add_argument(
         "--epochs",

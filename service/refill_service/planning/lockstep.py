@@ -107,6 +107,11 @@ class LocalOwner:
         """Of the epoch that ranks are in."""
         return self.epoch.policy.counts
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of samples in memory that nobody has asked for, of all epochs, of policies that count them."""
+        return sum(epoch.policy.held_bytes for epoch in self._machine.epochs if not epoch.is_over)
+
     def requested(self, rank: int, asked: Int64Array) -> Int64Array:
         """The samples that answer these requests."""
         answers, orders = self._machine.requested(self.epoch, rank, asked)
@@ -200,10 +205,13 @@ def ask_batch(
     repeats: NDArray[np.bool_],
 ) -> tuple[int, Int64Array, Int64Array]:
     """``(rank, positions, samples)`` of one batch, without repeats. Owners may answer with samples that have yet to
-    arrive."""
+    arrive.
+
+    :param home: of the rank, pod ``rank % pods``.
+    """
     batch = home.begin(epoch, rank, positions, asked, repeats)
     if len(batch.own):
-        samples = owners[rank].requested(rank, asked if len(asked) == 1 else asked[batch.own])
+        samples = owners[rank % len(owners)].requested(rank, asked if len(asked) == 1 else asked[batch.own])
         batch.put(batch.own, samples, samples.tolist())
     owners_left = len(batch.of_owners)
     for pod, places in batch.of_owners.items():
