@@ -169,6 +169,7 @@ bench-start: $(READY)
 
 bench-planned: $(READY)
 	$(BIN)/python benchmarks/planned_orders.py
+	$(BIN)/python benchmarks/planned_reads.py
 
 bench-quality: $(READY)
 	$(BIN)/python benchmarks/training_quality.py --plot docs/training_quality.svg

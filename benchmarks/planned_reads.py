@@ -1,0 +1,68 @@
+"""What do planned epochs read where requests come out of order, ranks are out of step, or memory is short?
+The tables of docs/PLANNED.md; each figure is the mean of several epochs after the first.
+
+    make bench-planned
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+from machine import machine
+
+from refill_service.planning.planned_reads import PlannedRun, simulate_planned
+
+CHUNK_SIZES = (16, 64)
+WORKERS = (0, 2, 4, 8, 12, 25, 51, 82)
+OUT_OF_STEP = (0.1, 0.2, 0.5, 0.7, 1.0)
+MEMORY_OVER_PLANNED = (1.25, 1.0, 0.9, 0.67)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--samples", type=int, default=131_072)
+    parser.add_argument("--memory", type=float, default=0.1, help="part of the samples that memory holds")
+    parser.add_argument("--epochs", type=int, default=4)
+    args = parser.parse_args()
+    print(f"{machine()}; {args.samples:,} samples, mean of {args.epochs} epochs after the first")
+    base = PlannedRun(args.samples, int(args.memory * args.samples), num_shares=8, run=32)
+    two = replace(base, num_ranks=2, batch_size=128)
+    tables = {
+        "W": [(str(workers), replace(base, num_workers=workers)) for workers in WORKERS],
+        "out of step": [(f"{behind:g}", replace(two, out_of_step=behind)) for behind in OUT_OF_STEP],
+        "memory over planned": [
+            (f"{part:g}", replace(base, plan_samples=int(base.memory_samples / part))) for part in MEMORY_OVER_PLANNED
+        ],
+    }
+    with ProcessPoolExecutor() as pool:
+        for title, rows in tables.items():
+            heads = "".join(f" | K={chunk_size}: GETs for 64 | bytes | misses" for chunk_size in CHUNK_SIZES)
+            ratio = " | W x B x R / M" if title == "W" else ""
+            print(f"\n| {title}{ratio}{heads} |")
+            print("| --- " * (1 + bool(ratio) + 3 * len(CHUNK_SIZES)) + "|")
+            runs = [replace(run, chunk_size=chunk_size) for _, run in rows for chunk_size in CHUNK_SIZES]
+            found = pool.map(_row, runs, [args.epochs] * len(runs))
+            for name, run in rows:
+                cells = [next(found) for _ in CHUNK_SIZES]
+                under_way = run.num_workers * run.batch_size * run.num_ranks / (0.8 * run.memory_samples)
+                more = [f"{under_way:.2f}"] if ratio else []
+                print(f"| {' | '.join([name, *more, *cells])} |", flush=True)
+
+
+def _row(run: PlannedRun, num_epochs: int) -> str:
+    _, epochs = simulate_planned(run, num_epochs + 1)
+    _, *later = epochs
+    if any(each.delivered != run.num_samples for each in later):
+        raise RuntimeError("an epoch did not deliver all samples")
+    figures: Sequence[float] = np.mean(
+        [[each.gets_for_64, each.bytes_read, 100 * each.misses / run.num_samples] for each in later], axis=0
+    ).tolist()
+    return f"{figures[0]:.2f} | {figures[1]:.3f}x | {figures[2]:.1f} %"
+
+
+if __name__ == "__main__":
+    main()
