@@ -211,12 +211,31 @@ class TestRecommendation:
     def test_no_drain(self) -> None:
         assert recommend(self.rows((8, 0.3, 1.0), policy="redox"))[0] is None
 
+    def test_another_policy(self) -> None:
+        rows = self.rows((16, 0.31, 0.5), (8, 0.32, 0.6), policy="planned") + self.rows((64, 0.33, 1.0))
+        chunk_size, reason = recommend(rows, "planned")
+        assert chunk_size == 16
+        assert reason.startswith("planned with K=16: the fewest GETs with co-batch <= 1.5")
+        assert recommend(rows)[0] == 64
+        assert recommend(rows, "exact") == (None, "no row of policy exact to recommend")
+
 
 def test_an_order_that_is_kept_is_shown_with_memory_full() -> None:
     row = analyze(uniform(4096), "exact", 8)
     assert row.read_amplification == pytest.approx(2.35, rel=0.05)
     assert row.randomization_level == 1
     assert row.held_peak_bytes == pytest.approx(409_600, rel=0.01)
+
+
+@pytest.mark.parametrize("num_pods", [1, 3])
+def test_a_planned_order_is_shown_as_its_second_epoch_is(num_pods: int) -> None:
+    analysis = uniform(16_384, num_pods=num_pods)
+    row = analyze(analysis, "planned", 8)
+    assert (row.gets, row.read_amplification) == (2048, 1.0)
+    assert row.co_batch < 1.0, "neighbours are kept apart"
+    assert row.distance == pytest.approx(0.32, abs=0.03)
+    assert 0.95 * analysis.memory_bytes < row.held_mean_bytes <= row.held_peak_bytes <= analysis.memory_bytes
+    assert row.randomization_level == pytest.approx(randomization_level(16_384, 0.08), abs=1e-4), "what is planned for"
 
 
 def test_what_a_run_costs_at_each_provider() -> None:
@@ -237,18 +256,20 @@ class TestCommand:
 
     def test_a_dataset(self, packed: tuple[str, dict[str, bytes]], tmp_path: Path) -> None:
         plot = tmp_path / "frontier.svg"
-        arguments = ("--memory", "1MB", "--pods", "2", "--chunk-sizes", "4,8,500", "--redox-chunk-sizes", "16")
+        sizes = ("--chunk-sizes", "4,8,500", "--redox-chunk-sizes", "16", "--planned-chunk-sizes", "8")
+        arguments = ("--memory", "1MB", "--pods", "2", *sizes)
         answer = json.loads(self.refill(packed[0], *arguments, "--json", "--plot", str(plot)))
         assert answer["num_samples"] == answer["simulated_samples"] == 1000
         assert [(row["policy"], row["chunk_size"]) for row in answer["rows"]] == [
             ("redox", 16),
             ("drain", 4),
             ("drain", 8),
+            ("planned", 8),
             ("none", 1),
         ]
         assert len(answer["left_out"]) == 1
         assert "drain K=500: chunk size 500 is larger than every blob" in answer["left_out"][0]
-        assert answer["rows"][1]["bytes_read"] == answer["dataset_bytes"]
+        assert answer["rows"][1]["bytes_read"] == answer["rows"][3]["bytes_read"] == answer["dataset_bytes"]
         assert answer["recommended_chunk_size"] in (4, 8)
         # Of the settings' defaults: a quarter of a pod's memory is for what is sent ahead, in flight or just sent; of
         # the rest each sample takes 250 bytes beside its own.

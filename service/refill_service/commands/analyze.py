@@ -162,7 +162,8 @@ def _run(args: argparse.Namespace) -> int:
         _check_plot(Path(args.plot))
     analysis, pod_memory_bytes = _analysis(args)
     rows, left_out = _simulated(analysis, _wanted(args))
-    chunk_size, reason = recommend(rows)
+    policy = JobSpec.policy
+    chunk_size, reason = recommend(rows, policy)
     rows.append(sample_by_sample(analysis))
     if args.json:
         shape = analysis.shape
@@ -193,7 +194,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.plot:
         from refill_service.planning.analysis_plot import draw_frontier
 
-        draw_frontier(Path(args.plot), analysis, rows, chunk_size)
+        draw_frontier(Path(args.plot), analysis, rows, (policy, chunk_size))
     return 0
 
 

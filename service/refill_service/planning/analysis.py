@@ -1,6 +1,6 @@
 """What would an epoch cost under each policy and chunk size, and how well would it shuffle?
 
-``analyze`` runs one epoch of the protocol core with no I/O (``lockstep.py``) and derives a :class:`Row`. Counts
+``analyze`` runs an epoch of the protocol core with no I/O (``lockstep.py``) and derives a :class:`Row`. Counts
 and shuffle measures are of that epoch; times are a floor that the store sets, see :func:`read_seconds`.
 """
 
@@ -27,6 +27,7 @@ from refill_service.cache_core.sample_mapping import (
 )
 from refill_service.planning.class_reads import class_traces
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
+from refill_service.planning.planned_reads import made_up_plan
 from refill_service.planning.provider_prices import PROVIDERS
 from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
 
@@ -203,21 +204,24 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     # What is simulated has the same part of memory, of remote memory, of the window and of a batch as the whole.
     scale = shape.total_bytes / simulated_bytes
     layout = ChunkLayout(shape.first_sample, chunk_size)
-    # The first epoch of a policy that keeps order finds nothing in memory; its second is what all later ones are like.
-    shown = 1 if kind_of(policy).keeps_order else 0
+    # The first epoch of a policy that keeps order finds nothing in memory, and in that of a plan memory fills up: the
+    # second is what all later ones are like.
+    keeps_order, is_planned = kind_of(policy).keeps_order, policy == "planned"
+    shown = 1 if keeps_order or is_planned else 0
     # A place counts the requests of all ranks, so that a step is a run of places.
     rank_batch = max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_pods)
     classes = analysis.classes_within(policy)
+    pod_bytes = int(analysis.memory_bytes / scale) // num_pods
+    plan = made_up_plan(layout, lengths, pod_bytes, num_pods, num_pods, analysis.seed) if is_planned else None
     orders: list[Traces] = [
-        KeyedTraces(shape.simulated, num_pods, seed=analysis.seed, epoch=epoch)
+        plan.traces(epoch)
+        if plan is not None
+        else KeyedTraces(shape.simulated, num_pods, seed=analysis.seed, epoch=epoch)
         if classes is None
         else class_traces(classes, analysis.class_order, num_pods, rank_batch, analysis.seed)
         for epoch in range(2 * shown + 1)
     ]
-    owners = [
-        _owner(policy, layout, orders, pod, analysis, int(analysis.memory_bytes / scale) // num_pods)
-        for pod in range(num_pods)
-    ]
+    owners = [_owner(policy, layout, orders, pod, analysis, pod_bytes) for pod in range(num_pods)]
     bounds = layout.owner_bounds(num_pods)
     homes: list[HomeMachine[int]] = [
         HomeMachine(pod, bounds, int(analysis.remote_bytes / scale)) for pod in range(num_pods)
@@ -228,15 +232,26 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
             pass
     place_of = np.empty(shape.simulated, dtype=np.int64)
     delivered_bytes = 0
-    held = [sum(owner.counts.bytes_filled for owner in owners)]
+    held: list[float] = []
+
+    def look() -> None:
+        """What is in memory, of a plan with what is there of the next epoch; both with what was sent ahead."""
+        if is_planned:
+            found = sum(owner.held_bytes for owner in owners) + sum(home.remote_memory.used for home in homes)
+        else:
+            found = sum(owner.counts.bytes_filled for owner in owners) - delivered_bytes
+        held.append(found)
+
+    look()
     for rank, positions, samples in epoch_in_lockstep(owners, homes, orders[shown], rank_batch, shown):
         place_of[samples] = positions * num_pods + rank
         delivered_bytes += int(lengths[samples].sum())
-        held.append(sum(owner.counts.bytes_filled for owner in owners) - delivered_bytes)
+        look()
 
     place_of[np.argsort(place_of, kind="stable")] = np.arange(shape.simulated)  # without the places of repeats
     # What keeps order gives copies: its samples stay in memory, and that is full.
-    held_peak, held_mean = (max(held), sum(held) / len(held)) if not shown else (analysis.memory_bytes / scale,) * 2
+    if keeps_order:
+        held = [analysis.memory_bytes / scale]
     gets = sum(owner.counts.refills for owner in owners) * shape.num_samples / shape.simulated
     bytes_read = sum(owner.counts.bytes_read for owner in owners) * scale
     distance, co_batch = spread(place_of, shape.first_sample, analysis.simulated_batch)
@@ -249,12 +264,17 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
         chunk_size=chunk_size,
         gets=gets,
         bytes_read=bytes_read,
-        held_peak_bytes=held_peak * scale,
-        held_mean_bytes=held_mean * scale,
+        held_peak_bytes=max(held) * scale,
+        held_mean_bytes=sum(held) / len(held) * scale,
         distance=distance,
         co_batch=co_batch,
         # An order that is kept is as random as its sampler's, whatever memory there is.
-        randomization_level=1.0 if shown else randomization_level(shape.num_samples, analysis.memory_fraction),
+        randomization_level=1.0
+        if keeps_order
+        else randomization_level(
+            shape.num_samples,
+            analysis.memory_fraction if plan is None else min(1.0, plan.settings.memory_bytes / simulated_bytes),
+        ),
         first_batch_seconds=read_seconds(
             kind_of(policy).first_batch_gets(asked_first, chunk_size, abstract_chunks), chunk_bytes, analysis.store
         ),
@@ -351,20 +371,20 @@ def read_seconds(gets: float, chunk_bytes: float, store: StoreTerms) -> float:
     return max(rounds * (store.latency_seconds + transfer), store.latency_seconds + gets * transfer)
 
 
-def recommend(rows: Sequence[Row]) -> tuple[int | None, str]:
-    """``(K, the reason in one line)``: of ``drain``, the one with the fewest GETs that shuffles well; None without
-    such rows. Within classes, these need not be the largest chunks."""
-    drain = sorted((row for row in rows if row.policy == "drain"), key=lambda row: row.chunk_size)
-    if not drain:
-        return None, "no row of policy drain to recommend"
-    good = [row for row in drain if row.co_batch <= MOST_CO_BATCH and row.distance >= LEAST_DISTANCE]
-    chosen = min(reversed(good), key=lambda row: row.gets) if good else drain[0]
+def recommend(rows: Sequence[Row], policy: str = JobSpec.policy) -> tuple[int | None, str]:
+    """``(K, the reason in one line)``: of a policy, the one with the fewest GETs that shuffles well; None without such
+    rows. Within classes, these need not be the largest chunks."""
+    of_policy = sorted((row for row in rows if row.policy == policy), key=lambda row: row.chunk_size)
+    if not of_policy:
+        return None, f"no row of policy {policy} to recommend"
+    good = [row for row in of_policy if row.co_batch <= MOST_CO_BATCH and row.distance >= LEAST_DISTANCE]
+    chosen = min(reversed(good), key=lambda row: row.gets) if good else of_policy[0]
     figures = f"co-batch {chosen.co_batch:.2f}, distance {chosen.distance:.3f}"
     bounds = f"co-batch <= {MOST_CO_BATCH} and distance >= {LEAST_DISTANCE}"
+    name = f"{policy} with K={chosen.chunk_size}"
     if good:
-        return chosen.chunk_size, f"drain with K={chosen.chunk_size}: the fewest GETs with {bounds} ({figures})"
+        return chosen.chunk_size, f"{name}: the fewest GETs with {bounds} ({figures})"
     return (
         chosen.chunk_size,
-        f"drain with K={chosen.chunk_size}, the smallest, but no K has {bounds} ({figures}): give more memory or"
-        " try smaller chunks",
+        f"{name}, the smallest, but no K has {bounds} ({figures}): give more memory or try smaller chunks",
     )

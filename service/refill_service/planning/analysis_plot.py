@@ -12,11 +12,12 @@ from refill_service.planning.analysis import MOST_CO_BATCH, Analysis, Row
 
 __all__ = ["draw_frontier", "require_matplotlib"]
 
-_COLOURS = {"drain": "#1f77b4", "redox": "#d62728", "none": "#555555"}
+_COLOURS = {"drain": "#1f77b4", "planned": "#ff7f0e", "redox": "#d62728", "none": "#555555"}
 _OTHER_COLOUR = "#9467bd"
 # Each policy's labels on a side of their own, so that points that lie close together stay readable.
 _LABELS_AT = {
     "drain": ((-7, -7), "right", "top"),
+    "planned": ((0, 7), "center", "bottom"),
     "redox": ((7, 7), "left", "bottom"),
     "none": ((-7, 7), "right", "bottom"),
 }
@@ -30,8 +31,11 @@ def require_matplotlib() -> None:
         raise InvalidInput("matplotlib is not installed; --plot needs: pip install 'refill-cache[plot]'") from error
 
 
-def draw_frontier(path: Path, analysis: Analysis, rows: Sequence[Row], recommended: int | None) -> None:
-    """Write a .png or .svg, by the name."""
+def draw_frontier(path: Path, analysis: Analysis, rows: Sequence[Row], recommended: tuple[str, int | None]) -> None:
+    """Write a .png or .svg, by the name.
+
+    :param recommended: the policy, and its K if there is one.
+    """
     require_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
@@ -60,7 +64,7 @@ def draw_frontier(path: Path, analysis: Analysis, rows: Sequence[Row], recommend
                 ha=horizontal,
                 va=vertical,
                 color=_COLOURS.get(policy, _OTHER_COLOUR),
-                fontweight="bold" if (policy, row.chunk_size) == ("drain", recommended) else "normal",
+                fontweight="bold" if (policy, row.chunk_size) == recommended else "normal",
             )
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -74,7 +78,8 @@ def draw_frontier(path: Path, analysis: Analysis, rows: Sequence[Row], recommend
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.set_minor_formatter(NullFormatter())
-    axes.set_yticks([tick for tick in (0.5, 1, 1.5, 2, 3, 5, 10, 20, 50) if least / 1.25 <= tick <= most * 1.4])
+    ticks = (0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 50)
+    axes.set_yticks([tick for tick in ticks if least / 1.25 <= tick <= most * 1.4])
     axes.grid(True, which="major", alpha=0.25)
     axes.set_xlabel("GETs a sample (fewer: cheaper)")
     axes.set_ylabel("co-batch ratio of chunk-mates (1: uniform shuffle)")

@@ -252,7 +252,7 @@ def _redirected(policy: str, chunk_size: int) -> Callable[[ComparedRun], tuple[R
         shape = DatasetShape.uniform(simulated, 1000, simulated)
         row = analyze(Analysis(shape, int(shape.total_bytes * run.memory_fraction), seed=run.seed), policy, chunk_size)
         reads = Reads(row.gets / simulated, row.read_amplification)
-        return reads, reads  # the order of an epoch says nothing of the next
+        return reads, reads  # whatever the order, a job's first epoch reads what the others read
 
     return simulate
 
@@ -269,6 +269,7 @@ WAYS = {
             for name, keeps_order, simulate, chunk_sizes in (
                 ("exact", True, partial(_exact, "rolling"), (8, 64)),
                 ("drain", False, partial(_redirected, "drain"), (8, 16)),
+                ("planned", False, partial(_redirected, "planned"), (16,)),
                 ("redox", False, partial(_redirected, "redox"), (64,)),
             )
             for chunk_size in chunk_sizes
