@@ -38,6 +38,8 @@ POLICIES = (
     Shown("redox, K=64", "--policy redox --chunk-size 64", "#d62728", "s-"),
     Shown("drain, K=8", "--policy drain --chunk-size 8", "#1f77b4", "s-"),
     Shown("drain, K=16", "--policy drain --chunk-size 16", "#17becf", "s-"),
+    Shown("planned, K=16", "--policy planned --chunk-size 16", "#ff7f0e", "^:"),
+    Shown("planned, K=32", "--policy planned --chunk-size 32", "#e377c2", "^-"),
 )
 
 
@@ -98,7 +100,7 @@ def draw(path: Path, found: dict[tuple[Shown, float], tuple[float, float]], samp
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
     figure.suptitle(
-        f"An epoch after the first; refill simulate, one pod, {samples:,} samples (drain, redox: {8 * samples:,})",
+        f"An epoch after the first; refill simulate, one pod, {samples:,} samples (not exact: {8 * samples:,})",
         fontsize=11,
     )
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
