@@ -240,5 +240,5 @@ KIND = PolicyKind(
     PlannedPolicy,
     default_chunk_size=default_chunk_size,
     first_batch_gets=_first_batch_gets,
-    analysed_chunk_sizes=(),
+    analysed_chunk_sizes=(8, 16, 32, 64),
 )
