@@ -325,7 +325,7 @@ def _simulated(analysis: Analysis, wanted: list[tuple[str, int]]) -> tuple[list[
             pool.shutdown(cancel_futures=True)
             raise
     if not rows:
-        raise min(failures, key=lambda failure: failure[0])[2]
+        raise min(failures, key=lambda failure: (failure[1] != JobSpec.policy, failure[0]))[2]
     return rows, [f"{policy} K={chunk_size}: {error}" for chunk_size, policy, error in failures]
 
 
