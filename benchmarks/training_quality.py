@@ -1,16 +1,19 @@
-"""Does a model learn as well from the cache's order as from exact shuffling? Real images, many seeds, with intervals.
+"""Does a model learn as well from the cache's order as from exact shuffling? Many seeds, with intervals.
 
     make bench-quality
 
-Each dataset is stored sorted by class: the hard case, since all samples of a chunk then share a label. One row shows
-what storing it shuffled once changes. A small convolutional network with batch normalisation is trained for a few
-epochs at a constant learning rate, so that its accuracy at the end shows the order of the last batches too. Of one
-seed, all orders start from the same weights and the same split into train and test. Printed for each order: mean test
-accuracy after the last epoch, and the mean difference to exact shuffling of the same seed, both with 95 % intervals
-(Student's t over the seeds).
+Three datasets. One is made up (``made_up_training.py``), large enough that memory holds as many chunks as in practice:
+on it ``planned`` and ``drain`` are compared, for each chunk size and part in memory, stored sorted by class and stored
+mixed. Sorted is the hard case, since all samples of a chunk then share a label. The other two are real images, with a
+small convolutional network; they are so small that memory holds only a few chunks, which is harder still.
 
-The orders come from the protocol core, asked in batches as a pod asks it, with memory for a tenth of the dataset.
-Stored order is the control: it shows that the measurement sees a bad order. Takes about 5 minutes on 2 cores.
+All networks have batch normalisation and are trained for a few epochs at a constant learning rate, so that accuracy
+after an epoch's last step shows the order of the last batches, too. Of one seed, all orders start from the same weights
+and the same split into train and test. Intervals are 95 % (Student's t over the seeds), and those of differences are of
+orders of the same seed. Stored order and, of the large dataset, chunks that are shuffled whole are the controls: they
+show that the measurement sees a bad order.
+
+Takes some 12 minutes on 2 cores that are free; a slower machine is done after 20, perhaps with fewer seeds.
 """
 
 from __future__ import annotations
@@ -19,87 +22,137 @@ import argparse
 import functools
 import math
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
+import made_up_training
 import numpy as np
 import torch
+from delivered_orders import Order, delivered
 from machine import machine
 from scipy import stats
 from torch import nn
 
-from refill.protocol.policies import terms_of
-from refill_service.cache_core.epoch_order import KeyedTraces
-from refill_service.cache_core.policies.interface import EpochBegan, Orders, Policy
-from refill_service.cache_core.policies.registry import new_policy
-from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
-
-MEMORY_PART = 0.1
-BATCH = 32
+EXACT, STORED = Order("exact"), Order("stored")
+MEMORY_PARTS = (0.05, 0.10, 0.25)
+CHUNK_SIZES = (8, 16, 32, 64)
+USUAL = Order("drain", 8)
+"""What planned orders replace."""
+COMPARED = [Order(policy, chunk_size) for policy in ("drain", "planned") for chunk_size in CHUNK_SIZES]
+SHARES = 8
+"""Of the planned orders that are of several shares."""
 LEARNING_RATE = 2e-3
-LATEST_START_SECONDS = 360
-"""No seed starts after this, so that the benchmark ends on a slow machine too."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """How an epoch's samples are ordered; ``exact`` and ``stored`` have no chunks."""
-
-    policy: str
-    chunk_size: int = 0
-    groups: str = "consecutive"
-    by_class: bool = True
-    """Whether the dataset is stored sorted by class, or shuffled once."""
-
-    def __str__(self) -> str:
-        name = f"{self.policy} K={self.chunk_size} {self.groups}" if self.chunk_size else self.policy
-        return name if self.by_class else f"{name}, stored shuffled"
-
-
-EXACT = Order("exact")
-ORDERS = (
-    EXACT,
-    Order("redox", 64),
-    *(Order("drain", chunk_size, groups) for groups in ("consecutive", "interleaved") for chunk_size in (8, 16, 64)),
-    Order("drain", 64, by_class=False),
-    Order("stored"),
-)
 
 
 @dataclass(frozen=True)
 class Setting:
     dataset: str
-    num_epochs: int
+    num_samples: int
     num_test: int
+    num_epochs: int
+    batch: int
+    orders: tuple[Order, ...]
+    seconds: float
+    """No seed starts after so many, times ``--patience``, so that the benchmark ends on a slow machine too."""
+
+    def column(self, order: Order) -> int:
+        return self.orders.index(order)
 
 
-SETTINGS = (Setting("digits", 5, 297), Setting("mnist", 3, 1000))
+MADE_UP = Setting(
+    "made up",
+    65_536,
+    made_up_training.NUM_TEST,
+    2,
+    128,
+    (
+        EXACT,
+        STORED,
+        Order("blocks", 64),
+        *(
+            replace(order, memory=part, by_class=sort)
+            for order in COMPARED
+            for part in MEMORY_PARTS
+            for sort in (True, False)
+        ),
+        *(Order("planned", chunk_size, num_shares=SHARES) for chunk_size in CHUNK_SIZES),
+    ),
+    600,
+)
+NUM_CLASSES = 50
+"""Of the dataset that is made up."""
+EXACT_ORDERS = 4
+"""With it accuracy under exact shuffling is the mean of so many orders: all others are compared with it."""
+
+FEW = (
+    EXACT,
+    Order("redox", 64),
+    *(Order("drain", chunk_size) for chunk_size in (8, 16, 64)),
+    *(Order("planned", chunk_size) for chunk_size in (8, 16, 64)),
+    Order("planned", 64, by_class=False),
+    STORED,
+)
+IMAGES = (Setting("digits", 1_500, 297, 5, 32, FEW, 150), Setting("mnist", 4_000, 1_000, 3, 32, FEW, 300))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--patience", type=float, default=1.0, help="so many times as long until no seed starts")
+    parser.add_argument("--images", action="store_true", help="measure the two datasets of images alone")
     parser.add_argument("--plot", type=Path, help="write the intervals as a plot here (.svg or .png)")
     args = parser.parse_args()
-    print(f"{machine()}; memory {MEMORY_PART:.0%} of the dataset, batch {BATCH}", flush=True)
+    print(machine(), flush=True)
     started = time.monotonic()
-    results: dict[str, np.ndarray] = {}
     # Spawned, one thread each: torch's threads do not survive a fork, and small batches gain nothing from more.
-    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for setting in SETTINGS:
-            deadline = started + LATEST_START_SECONDS
-            rows = list(pool.map(_accuracies, [setting] * args.seeds, range(args.seeds), [deadline] * args.seeds))
-            results[setting.dataset] = np.array([row for row in rows if row is not None])
-            _print_table(setting, results[setting.dataset])
-    print(f"{time.monotonic() - started:.0f} s")
-    if args.plot:
-        _plot(results, args.plot)
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_began) as pool:
+
+        def measured(setting: Setting, of_seed: Callable[[Setting, int, float], np.ndarray | None]) -> np.ndarray:
+            deadline = time.monotonic() + setting.seconds * args.patience
+            rows = pool.map(of_seed, [setting] * args.seeds, range(args.seeds), [deadline] * args.seeds)
+            found = np.array([row for row in rows if row is not None])
+            if len(found) < 2:
+                raise SystemExit(f"{setting.dataset}: time was up after {len(found)} seeds; try a larger --patience")
+            print(
+                f"\n{setting.dataset}: {setting.num_samples:,} samples, {setting.num_test:,} to test, batches of "
+                f"{setting.batch}, {setting.num_epochs} epochs, {len(found)} seeds"
+            )
+            return found
+
+        if not args.images:
+            made_up = measured(MADE_UP, _made_up)
+            _print_list(
+                MADE_UP,
+                made_up[..., -1],
+                [order for order in MADE_UP.orders if order.policy not in ("drain", "planned")],
+            )
+            _print_grids(made_up)
+            if args.plot:
+                _plot(made_up[..., -1], args.plot)
+        for setting in IMAGES:
+            _print_list(setting, measured(setting, _images), list(setting.orders))
+    print(f"\n{time.monotonic() - started:.0f} s")
 
 
-def _accuracies(setting: Setting, seed: int, deadline: float) -> list[float] | None:
-    """Accuracy in percent under each of ``ORDERS``; None when time is up."""
+def _began() -> None:
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+
+
+def _made_up(setting: Setting, seed: int, deadline: float) -> np.ndarray | None:
+    """Accuracy in percent ``(orders, epochs)``; None when time is up."""
+    if time.monotonic() > deadline:
+        return None
+    return made_up_training.accuracies(
+        list(setting.orders), EXACT_ORDERS, setting.num_samples, NUM_CLASSES, setting.batch, setting.num_epochs, seed
+    )
+
+
+def _images(setting: Setting, seed: int, deadline: float) -> np.ndarray | None:
+    """Accuracy in percent ``(orders,)`` after the last epoch; None when time is up."""
     if time.monotonic() > deadline:
         return None
     images, labels = _load(setting.dataset)
@@ -107,13 +160,13 @@ def _accuracies(setting: Setting, seed: int, deadline: float) -> list[float] | N
     test, train = shuffled[: setting.num_test], shuffled[setting.num_test :]
     by_class = train[np.argsort(labels[train], kind="stable")]
     accuracies = []
-    for order in ORDERS:
+    for order in setting.orders:
         stored = by_class if order.by_class else train
-        model = _trained(images[stored], labels[stored], order, setting.num_epochs, seed)
+        model = _trained(images[stored], labels[stored], order, setting, seed)
         with torch.no_grad():
             right = model(images[test]).argmax(1) == labels[test]
         accuracies.append(100 * float(right.float().mean()))
-    return accuracies
+    return np.array(accuracies)
 
 
 @functools.cache
@@ -132,7 +185,7 @@ def _load(dataset: str) -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.tensor(labels)
 
 
-def _trained(images: torch.Tensor, labels: torch.Tensor, order: Order, num_epochs: int, seed: int) -> nn.Module:
+def _trained(images: torch.Tensor, labels: torch.Tensor, order: Order, setting: Setting, seed: int) -> nn.Module:
     """A network trained on images that are stored in this order and delivered in that of ``order``."""
     torch.manual_seed(seed)
     side = images.shape[-1]
@@ -149,8 +202,8 @@ def _trained(images: torch.Tensor, labels: torch.Tensor, order: Order, num_epoch
         nn.Linear(16 * (side // 4) ** 2, 10),
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-    for epoch in range(num_epochs):
-        for batch in torch.from_numpy(delivered(order, len(labels), seed, epoch)).split(BATCH):
+    for epoch in range(setting.num_epochs):
+        for batch in torch.from_numpy(delivered(order, len(labels), setting.batch, seed, epoch)).split(setting.batch):
             loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
             optimizer.zero_grad()
             loss.backward()
@@ -158,50 +211,65 @@ def _trained(images: torch.Tensor, labels: torch.Tensor, order: Order, num_epoch
     return model.eval()
 
 
-def delivered(order: Order, num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    """The samples in the order in which a rank gets them."""
-    if order.policy == "stored":
-        return np.arange(num_samples)
-    traces = KeyedTraces(num_samples, seed=seed, epoch=epoch)
-    asked = traces.asked(0, np.arange(num_samples))[0]
-    if order.policy == "exact":
-        return asked
-    memory = int(num_samples * MEMORY_PART)
-    share = ChunkLayout(np.array([0, num_samples]), order.chunk_size).share(0, 1)
-    num_abstract_chunks = abstract_chunks_for_budget(share.num_chunks, order.chunk_size, memory)
-    began = EpochBegan(
-        AbstractMapping(share, num_abstract_chunks, order.groups),
-        traces,
-        np.ones(num_samples, dtype=np.int64),
-        key=f"{seed} {epoch} 0",
-        settings=terms_of(order.policy).settings_with(order.policy, {}),
-    )
-    core = new_policy(order.policy, began)
-    _all_arrive(core, core.memory_changed(memory))
-    answers = []
-    for first in range(0, num_samples, BATCH):
-        taken = core.requested(0, asked[first : first + BATCH])
-        answers.append(taken.samples)
-        _all_arrive(core, taken.orders)
-    return np.concatenate(answers)
-
-
-def _all_arrive(core: Policy, orders: Orders) -> None:
-    for read in orders.reads:
-        _all_arrive(core, core.arrived(read))
-
-
-def _print_table(setting: Setting, accuracies: np.ndarray) -> None:
+def _print_list(setting: Setting, accuracies: np.ndarray, orders: list[Order]) -> None:
     """:param accuracies: ``(seeds, orders)``, percent."""
-    print(f"\n{setting.dataset}: {setting.num_epochs} epochs, {len(accuracies)} seeds, {setting.num_test} test images")
-    print(f"{'order':42} {'accuracy %':>18}   {'minus exact':>18}")
-    for column, order in enumerate(ORDERS):
-        mean, half = interval(accuracies[:, column])
-        line = f"{order!s:42} {mean:9.2f} +- {half:5.2f}"
+    print(f"{'order':34} {'accuracy %':>16}   {'minus exact':>16}")
+    for order in orders:
+        of_order = accuracies[:, setting.column(order)]
+        mean, half = interval(of_order)
+        line = f"{order!s:34} {mean:7.2f} +- {half:5.2f}"
         if order != EXACT:
-            mean, half = interval(accuracies[:, column] - accuracies[:, ORDERS.index(EXACT)])
-            line += f"   {mean:+9.2f} +- {half:5.2f}   {_verdict(mean, half)}"
+            mean, half = interval(of_order - accuracies[:, setting.column(EXACT)])
+            line += f"   {mean:+7.2f} +- {half:5.2f}   {verdict(mean, half) or 'no difference seen'}"
         print(line, flush=True)
+
+
+def _print_grids(found: np.ndarray) -> None:
+    """:param found: ``(seeds, orders, epochs)``, percent, of ``MADE_UP``."""
+    planned, last = [order for order in COMPARED if order.policy == "planned"], found[..., -1]
+    print("\nDifferences in points; where neither WORSE nor better is said, the interval has 0 in it.")
+    for by_class, stored in ((True, "stored sorted by class"), (False, "stored mixed")):
+        _print_grid(f"{stored}: minus exact shuffling", last, COMPARED, lambda _: EXACT, by_class)
+        _print_grid(
+            f"{stored}: planned minus drain of the same K and memory",
+            last, planned, lambda order: replace(order, policy="drain"), by_class,
+        )  # fmt: skip
+        _print_grid(
+            f"{stored}: planned minus drain K=8 of the same memory",
+            last, planned, lambda order: replace(order, policy="drain", chunk_size=USUAL.chunk_size), by_class,
+        )  # fmt: skip
+    _print_grid(
+        "after the first epoch, stored sorted: minus exact shuffling", found[..., 0], COMPARED, lambda _: EXACT, True
+    )
+    print(f"\nstored sorted, memory 10%, {SHARES} shares")
+    print(f"{'':16}{'minus exact':26}{'minus one share':26}")
+    for order in planned:
+        of_order = last[:, MADE_UP.column(replace(order, num_shares=SHARES))]
+        cells = [_cell(of_order - last[:, MADE_UP.column(other)]) for other in (EXACT, order)]
+        print(f"{order!s:16}" + "".join(f"{cell:26}" for cell in cells).rstrip(), flush=True)
+
+
+def _print_grid(
+    title: str, accuracies: np.ndarray, orders: list[Order], minus: Callable[[Order], Order], by_class: bool
+) -> None:
+    """A row for each order, a column for each part in memory.
+
+    :param minus: the order that each is compared with.
+    """
+    print(f"\n{title}")
+    print(f"{'':16}" + "".join(f"{f'memory {part:.0%}':26}" for part in MEMORY_PARTS).rstrip())
+    for order in orders:
+        line = f"{order!s:16}"
+        for part in MEMORY_PARTS:
+            this = replace(order, memory=part, by_class=by_class)
+            other = minus(this)
+            line += f"{_cell(accuracies[:, MADE_UP.column(this)] - accuracies[:, MADE_UP.column(other)]):26}"
+        print(line.rstrip(), flush=True)
+
+
+def _cell(differences: np.ndarray) -> str:
+    mean, half = interval(differences)
+    return f"{mean:+6.2f} +- {half:4.2f} {verdict(mean, half)}"
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
@@ -210,31 +278,38 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(half)
 
 
-def _verdict(mean: float, half: float) -> str:
+def verdict(mean: float, half: float) -> str:
+    """Empty: no difference is seen."""
     if abs(mean) <= half:
-        return "no difference seen"
+        return ""
     return "better" if mean > 0 else "WORSE"
 
 
-def _plot(results: dict[str, np.ndarray], path: Path) -> None:
-    """Differences to exact shuffling; stored order is off the scale and left to the table."""
+def _plot(accuracies: np.ndarray, path: Path) -> None:
+    """Differences to exact shuffling on the dataset that is made up."""
     import matplotlib
 
     matplotlib.use("agg")
     matplotlib.rcParams["svg.hashsalt"] = "refill"
     from matplotlib import pyplot
 
-    shown = [column for column, order in enumerate(ORDERS) if order.chunk_size]
-    figure, axes = pyplot.subplots(1, len(results), figsize=(10, 3.4), sharey=True, layout="constrained")
-    for axis, (dataset, accuracies) in zip(axes, results.items(), strict=True):
-        for column in shown:
-            mean, half = interval(accuracies[:, column] - accuracies[:, ORDERS.index(EXACT)])
-            axis.errorbar(mean, str(ORDERS[column]), xerr=half, fmt="o", capsize=4, color="tab:blue")
-        axis.axvline(0, color="grey", linewidth=1, linestyle="--")
-        axis.set_title(f"{dataset}, {len(accuracies)} seeds")
-        axis.grid(axis="x", alpha=0.3)
-    axes[0].invert_yaxis()
-    figure.supxlabel("test accuracy minus exact shuffling, in points, with 95 % intervals", fontsize="medium")
+    exact = accuracies[:, MADE_UP.column(EXACT)]
+    places = np.arange(len(CHUNK_SIZES))
+    figure, panels = pyplot.subplots(2, 3, figsize=(10, 5.6), sharex=True, sharey="row", layout="constrained")
+    for row, (by_class, stored) in zip(panels, ((True, "sorted by class"), (False, "mixed")), strict=True):
+        for axis, part in zip(row, MEMORY_PARTS, strict=True):
+            for policy, colour, aside in (("drain", "tab:orange", -0.1), ("planned", "tab:blue", 0.1)):
+                orders = [Order(policy, chunk_size, part, by_class) for chunk_size in CHUNK_SIZES]
+                found = [interval(accuracies[:, MADE_UP.column(order)] - exact) for order in orders]
+                means, halves = zip(*found, strict=True)
+                axis.errorbar(places + aside, means, yerr=halves, fmt="o", capsize=4, color=colour, label=policy)
+            axis.axhline(0, color="grey", linewidth=1, linestyle="--")
+            axis.set_title(f"stored {stored}, memory {part:.0%}", fontsize="medium")
+            axis.set_xticks(places, [f"K={chunk_size}" for chunk_size in CHUNK_SIZES])
+            axis.grid(axis="y", alpha=0.3)
+    panels[0, 0].legend()
+    figure.supylabel("test accuracy minus exact shuffling, points", fontsize="medium")
+    figure.suptitle(f"{MADE_UP.num_samples:,} samples, {len(accuracies)} seeds, 95 % intervals", fontsize="medium")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
