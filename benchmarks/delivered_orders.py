@@ -60,7 +60,7 @@ def _planned(order: Order, num_samples: int, seed: int, epoch: int) -> np.ndarra
     settings = PlanSettings("one blob", num_samples, order.chunk_size, order.num_shares, memory, run, seed)
     shares = Shares(ChunkLayout(np.array([0, num_samples]), order.chunk_size), order.num_shares)
     lengths = np.ones(num_samples, dtype=np.int64)
-    return EpochPlan(settings, shares, lengths.__getitem__, num_samples, epoch, ramped=epoch == 0).whole()
+    return EpochPlan(settings, shares, lengths.__getitem__, epoch, ramped=epoch == 0).whole()
 
 
 def _decided(order: Order, traces: KeyedTraces, asked: np.ndarray, batch: int, key: str) -> np.ndarray:

@@ -55,7 +55,7 @@ def _row(args: argparse.Namespace, row: tuple[float, int]) -> str:
     for each in range(args.epochs):
         seed, epoch = (each, 0) if args.first else (0, each + 1)
         settings = PlanSettings("one blob", n, chunk_size, args.shares, int(n * memory_part), args.run, seed)
-        plan = EpochPlan(settings, shares, np.ones(n, dtype=np.int64).__getitem__, n, epoch, ramped=args.first)
+        plan = EpochPlan(settings, shares, np.ones(n, dtype=np.int64).__getitem__, epoch, ramped=args.first)
         order = plan.whole()
         measured = spread_of(order, first_sample, chunk_size, args.batch, args.batch)
         mates = measured["cobatch_rank_mates"]

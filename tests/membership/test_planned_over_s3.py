@@ -42,7 +42,7 @@ def test_each_chunk_is_read_once_an_epoch(
                 job=f"job-{uuid.uuid4().hex[:8]}",
                 policy="planned",
                 chunk_size=CHUNK_SIZE,
-                memory_bytes=1_100_000,
+                memory_bytes=1_500_000,
                 num_epochs=NUM_EPOCHS,
             )
             sampler = refill.EpochSampler(dataset)

@@ -154,7 +154,7 @@ POLICIES: dict[str, PolicyTerms] = {
             PolicySetting(
                 "shares",
                 0,
-                "parts of the dataset that have plans of their own; 0: two for each pod, or eight if that is more",
+                "parts of the dataset that have plans of their own, best a power of two; 0: two for each pod at least",
                 least=0,
                 most=2**16,
             ),

@@ -137,7 +137,7 @@ def _planned(args: argparse.Namespace) -> tuple[EpochPlan, Int64Array, Int64Arra
     # A chunk is of one blob: larger than that, it is all of it.
     layout = ChunkLayout(first_sample, min(args.chunk_size, int(np.diff(first_sample).max())))
     shares = Shares(layout, args.shares)
-    plan = EpochPlan(settings, shares, lengths.__getitem__, int(lengths.sum()), args.epoch, ramped=args.first)
+    plan = EpochPlan(settings, shares, lengths.__getitem__, args.epoch, ramped=args.first)
     return plan, first_sample, lengths
 
 

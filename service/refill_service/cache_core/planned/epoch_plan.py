@@ -25,7 +25,6 @@ class EpochPlan:
 
     :param shares: of the dataset, for the settings' chunk size and number of shares.
     :param lengths_of: bytes of samples of the dataset, ``(n,) -> (n,)``.
-    :param total_bytes: of all samples of the dataset.
     :param ramped: the epoch is the job's first, and memory fills up while it runs.
     """
 
@@ -34,7 +33,6 @@ class EpochPlan:
         settings: PlanSettings,
         shares: Shares,
         lengths_of: Callable[[Int64Array], Int64Array],
-        total_bytes: int,
         epoch: int,
         *,
         ramped: bool,
@@ -43,7 +41,6 @@ class EpochPlan:
         self._lengths_of = lengths_of
         self._ramped = ramped
         self._key = key_of("refill plan", settings.version, settings.seed, epoch, settings.selection)
-        self._num_stretches = settings.memory_bytes * shares.num_chunks // max(1, total_bytes * shares.num_shares)
         self.weaving = Weaving(shares.sizes, settings.run, key_of("weaving", self._key))
         self._orders: dict[int, tuple[Share, ShareOrder]] = {}
 
@@ -61,7 +58,6 @@ class EpochPlan:
                 share.starts,
                 lengths,
                 memory_bytes,
-                self._num_stretches,
                 self._key,
                 number=number,
                 num_shares=self.shares.num_shares,

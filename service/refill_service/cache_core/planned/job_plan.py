@@ -44,7 +44,8 @@ def with_plan(spec: JobSpec, pod_bytes: int, num_pods: int, chunk_bytes: float) 
     given = spec.settings_of_policy()
     plan_bytes = given["plan_bytes"] or max(1, int(_PLANNED_PART * pod_bytes * num_pods))
     most_shares = max(1, int(plan_bytes / max(1.0, chunk_bytes)) // _CHUNKS_OF_SHARE)
-    shares = given["shares"] or min(max(_LEAST_SHARES, 2 * num_pods), most_shares)
+    wanted = 1 << (max(_LEAST_SHARES, 2 * num_pods) - 1).bit_length()
+    shares = given["shares"] or min(wanted, 1 << most_shares.bit_length() - 1)  # orders of 2**n shares are most even
     run = given["run"] or (_RUN_OF_FEW if shares <= _FEW_SHARES else _RUN)
     return replace(spec, policy_settings={"plan_bytes": plan_bytes, "shares": shares, "run": run})
 
@@ -63,7 +64,6 @@ class JobPlan:
         given = spec.settings_of_policy()
         self._spec = spec
         self._lengths = lengths
-        self._total_bytes = int(lengths.sum())
         self.settings = PlanSettings(
             fingerprint,
             layout.num_samples,
@@ -90,7 +90,7 @@ class JobPlan:
             return self._traces[name]
 
     def _planned(self, epoch: int, done: Int64Array | None) -> PlannedTraces:
-        plan = EpochPlan(self.settings, self._shares, self._lengths_of, self._total_bytes, epoch, ramped=epoch == 0)
+        plan = EpochPlan(self.settings, self._shares, self._lengths_of, epoch, ramped=epoch == 0)
         order = plan.whole()
         if done is not None:
             left = np.ones(len(order), dtype=bool)

@@ -5,11 +5,10 @@ Three things are asked of it (the memory rule, spread, the same everywhere):
 - Chunks are read whole, in an order q = 0, 1, ...; chunk q when all chunks up to it, less what memory holds, have been
   delivered. No sample comes before its chunk is read. So memory for M bytes does, and each byte is read once. While the
   last M bytes of an epoch are delivered, the first M of the next one take their place.
-- Chunks are read by *stretches*: the share is divided into as many stretches as memory holds chunks, and at any time
-  one chunk of each is read, in an order of its own. So memory looks like the whole share, though it be stored sorted,
-  and neighbours are read at different times. The same stretch of the other shares is the same part of the dataset: they
-  go through it in the same order, but each begins elsewhere and at another time, so that neighbours that are of
-  different shares are read at different times, too, and all shares together are even.
+- Chunks are read in an order of nested halves: of any run of reads half are of the first half of the share and half of
+  the second, and so on within each. So memory looks like the whole share at any time, though it be stored sorted, and
+  neighbours are read far apart. Shares that lie beside each other differ in which half comes first, so that this holds
+  for neighbours of two shares, and for all shares together, too.
 - The samples of a chunk leave at times that are drawn from equal parts of the distribution of stays (``spread.py``),
   all at about the same place of their part, so that they leave far apart. The order is that of those times. The few
   that come before their chunk wait until it is read.
@@ -22,17 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refill.protocol.keyed_hash import key_of, numbers, numbers_at
-from refill_service.cache_core.planned.spread import ONE, RAMP_PART, RAMP_START, VirtualClock, stays
+from refill.protocol.keyed_hash import key_of, numbers
+from refill_service.cache_core.planned.spread import RAMP_PART, RAMP_START, VirtualClock, stays
 from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["ShareOrder", "order_share"]
 
 _HALF = np.uint64(32)
 _LAST = np.uint64(2**64 - 1)
-_GOLDEN = 0x9E3779B9
-"""Of 2**32, the golden section: multiples of it are even on the circle, however many there are, and no two that follow
-each other are near."""
 _COMMON = np.uint64(3)
 """Parts of four that samples of a chunk have in common in where they are in their part of the stays."""
 
@@ -53,7 +49,6 @@ def order_share(
     starts: Int64Array,
     lengths: Int64Array,
     memory_bytes: int,
-    num_stretches: int,
     key: int,
     *,
     number: int = 0,
@@ -67,7 +62,6 @@ def order_share(
     :param starts: ``(chunks + 1,)`` first local sample of each chunk, then their number.
     :param lengths: ``(n,)`` bytes of each sample.
     :param memory_bytes: that the share is planned for.
-    :param num_stretches: how many chunks that is, of mean size. The same for all shares.
     :param key: of the epoch, ``key_of``.
     :param number: of the share, ``0 <= number < num_shares``.
     :param ramped: a job's first epoch, which begins with little memory.
@@ -78,7 +72,7 @@ def order_share(
     ends = np.concatenate([[0], np.cumsum(lengths)])[starts]
     chunk_bytes = np.diff(ends)
     mean_bytes = max(1, int(ends[-1]) // num_chunks)
-    reads = _chunks_in_order(num_chunks, min(num_chunks, max(1, num_stretches)), key, number, num_shares)
+    reads = _chunks_in_order(num_chunks, key, number, num_shares)
     read_at = _read_at(chunk_bytes[reads], memory_bytes, ramped=ramped)
     # Chunks are read whole: on average half of one's memory is still empty.
     held_bytes = max(1, memory_bytes - mean_bytes // 2, mean_bytes // 2)
@@ -93,21 +87,22 @@ def order_share(
     return ShareOrder(_after_their_reads(samples, lengths[samples], read_at_of[samples]), reads, read_at)
 
 
-def _chunks_in_order(num_chunks: int, num_stretches: int, key: int, number: int, num_shares: int) -> Int64Array:
-    """Stretch by stretch, each goes through its chunks at random, at an even pace."""
-    stretches = np.arange(num_stretches + 1, dtype=np.int64) * num_chunks // num_stretches
-    sizes = np.diff(stretches)
-    stretch = np.repeat(np.arange(num_stretches, dtype=np.int64), sizes)
-    sizes, first = sizes[stretch], stretches[stretch]
-    # The order of a stretch is the same for all shares, which begin at other chunks of it.
-    place = np.arange(num_chunks, dtype=np.int64) - first
-    name = stretch.astype(np.uint64) << _HALF
-    turn_of = np.empty(num_chunks, dtype=np.int64)
-    turn_of[np.lexsort((numbers_at(key_of("chunks", key), name + place.astype(np.uint64)), stretch))] = place
-    turn = turn_of[first + (place - (number * _GOLDEN % ONE * sizes >> 32)) % sizes]
-    within = (numbers_at(key_of("rounds", key), name + turn.astype(np.uint64)) >> _HALF).astype(np.int64)
-    within = (within + number * ONE // num_shares) % ONE
-    return np.argsort((turn * ONE + within) // sizes, kind="stable")
+def _chunks_in_order(num_chunks: int, key: int, number: int, num_shares: int) -> Int64Array:
+    """The base-2 radical inverse of each chunk's place, scrambled digit by digit (Owen, "Randomly permuted (t,m,s)-nets
+    and (t,s)-sequences", 1995): whether the first or the last half of each half of a half ... comes first is drawn."""
+    places = np.arange(num_chunks, dtype=np.int64)
+    # Of 2**32. No two are in the same of as many parts as the levels below tell apart.
+    at = ((2 * places + 1) << 31) // num_chunks
+    apart = max(1, (num_shares - 1).bit_length())
+    turns = np.zeros(num_chunks, dtype=np.int64)
+    num_levels = (num_chunks - 1).bit_length()
+    for level in range(num_levels):
+        drawn = numbers(key_of("half", level, key), 1 << level).astype(np.int64)[at >> (32 - level)]
+        # Shares draw the same, and each goes the other way round at levels of its own, so that all together are even,
+        # too; at the last level, which is half an epoch, it is every second share.
+        other_way = number >> (num_levels - 1 - level) % apart
+        turns |= ((at >> (31 - level)) ^ drawn ^ other_way) % 2 << level
+    return np.argsort(turns, kind="stable")
 
 
 def _read_at(chunk_bytes: Int64Array, memory_bytes: int, *, ramped: bool) -> Int64Array:

@@ -2,8 +2,9 @@
 
 Of an infinite stream of chunks, each sample draws the time that it stays from a distribution with mean 1 (times are in
 units of memory: 1 is the time in which as much is delivered as memory holds), and whoever's time is over first is
-delivered. Then memory is just full. The distribution is half of each of two: even over [0, 2), which lets go of a chunk
-soonest, and exponential, which spreads it widest.
+delivered. Then memory is just full. The distribution is mixed of two: three quarters of a time are exponential, which
+spreads a chunk widest and leaves at the end of an epoch what looks like all of memory; a quarter is even over [0, 2),
+which lets go of a chunk sooner, so that its samples meet less.
 
 The clock of those times, *virtual time*, does not run evenly in the samples delivered: at the beginning of an epoch all
 of memory has just been read, and few of the times are over. ``VirtualClock`` is its expected course, from the renewal
@@ -40,13 +41,13 @@ _SETTLED = 8
 
 @cache
 def _quantiles() -> Int64Array:
-    """``(4097,)``: x + -ln(1 - x) / 2 for x = 0, 1/4096, ..., and for x = 1 its value half a cell before."""
+    """``(4097,)``: x / 2 - 3/4 ln(1 - x) for x = 0, 1/4096, ..., and for x = 1 its value half a cell before."""
     unit = 1 << 64
     logarithms = [0]  # -ln(1 - i/4096) is the sum of ln(j / (j - 1)) over j = 4096 - i + 1 .. 4096
     for j in range(_CELLS, 1, -1):
         logarithms.append(logarithms[-1] + _logarithm_of_step(j, unit))
     logarithms.append(logarithms[-1] + _logarithm_of_step(2, unit))
-    found = [(i << 32) // _CELLS + (logarithm >> 33) for i, logarithm in enumerate(logarithms)]
+    found = [(i << 31) // _CELLS + (3 * logarithm >> 34) for i, logarithm in enumerate(logarithms)]
     return np.array(found, dtype=np.int64)
 
 
