@@ -269,7 +269,9 @@ class TestCommand:
         ]
         assert len(answer["left_out"]) == 1
         assert "drain K=500: chunk size 500 is larger than every blob" in answer["left_out"][0]
-        assert answer["rows"][1]["bytes_read"] == answer["rows"][3]["bytes_read"] == answer["dataset_bytes"]
+        assert answer["rows"][1]["bytes_read"] == answer["dataset_bytes"]
+        # Memory of a pod holds so few chunks that one or two find no room when they are asked for.
+        assert answer["dataset_bytes"] <= answer["rows"][3]["bytes_read"] < 1.01 * answer["dataset_bytes"]
         assert answer["recommended_chunk_size"] in (4, 8)
         # Of the settings' defaults: a quarter of a pod's memory is for what is sent ahead, in flight or just sent; of
         # the rest each sample takes 250 bytes beside its own.

@@ -88,21 +88,22 @@ def order_share(
 
 
 def _chunks_in_order(num_chunks: int, key: int, number: int, num_shares: int) -> Int64Array:
-    """The base-2 radical inverse of each chunk's place, scrambled digit by digit (Owen, "Randomly permuted (t,m,s)-nets
-    and (t,s)-sequences", 1995): whether the first or the last half of each half of a half ... comes first is drawn."""
-    places = np.arange(num_chunks, dtype=np.int64)
-    # Of 2**32. No two are in the same of as many parts as the levels below tell apart.
-    at = ((2 * places + 1) << 31) // num_chunks
-    apart = max(1, (num_shares - 1).bit_length())
-    turns = np.zeros(num_chunks, dtype=np.int64)
+    """The van der Corput sequence, scrambled digit by digit (Owen, "Randomly permuted (t,m,s)-nets and
+    (t,s)-sequences", 1995): whether the first or the last half of each half of a half ... comes first is drawn.
+
+    A power of two of places is put in order; chunks are at the places that come first, in the order of the dataset.
+    """
     num_levels = (num_chunks - 1).bit_length()
+    places = np.arange(1 << num_levels, dtype=np.int64)
+    turns = np.zeros(len(places), dtype=np.int64)
+    apart = max(1, (num_shares - 1).bit_length())
     for level in range(num_levels):
-        drawn = numbers(key_of("half", level, key), 1 << level).astype(np.int64)[at >> (32 - level)]
+        drawn = numbers(key_of("half", level, key), 1 << level).astype(np.int64)[places >> (num_levels - level)]
         # Shares draw the same, and each goes the other way round at levels of its own, so that all together are even,
         # too; at the last level, which is half an epoch, it is every second share.
         other_way = number >> (num_levels - 1 - level) % apart
-        turns |= ((at >> (31 - level)) ^ drawn ^ other_way) % 2 << level
-    return np.argsort(turns, kind="stable")
+        turns |= ((places >> (num_levels - 1 - level)) ^ drawn ^ other_way) % 2 << level
+    return np.argsort(turns[turns < num_chunks], kind="stable")
 
 
 def _read_at(chunk_bytes: Int64Array, memory_bytes: int, *, ramped: bool) -> Int64Array:
