@@ -13,7 +13,7 @@ import torch.utils.data
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput, SamplesSkipped
 from refill.loader_batch import check_one_shape
-from refill.loader_turns import Dealing, dealing, is_iterated_by_loader
+from refill.loader_turns import LoaderDeals, is_iterated_by_loader, loader_deals
 from refill.protocol.wire_format import Int64Array
 from refill.torch_dataset import CacheDataset
 from refill.trainer_division import Division, division_of_dataset, is_a_loaders_count
@@ -46,7 +46,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         self.dataset = CacheDataset(service_url, **arguments)
         self.dataset.configure(order="keyed")
         self._parts = WorkerParts(self.dataset.job)
-        self._dealing: Dealing | None = None
+        self._dealing: LoaderDeals | None = None
         self._place = EpochPlace()
         self._iteration: Iteration | None = None
         self._division: Division | None = None
@@ -127,7 +127,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         epoch, start = self._shared_place.tolist()
         division = division_of_dataset(self) or self._division
         is_direct = is_iterated_by_loader()
-        wrapped = None if division is not None or is_direct else dealing() or self._dealing or Dealing()
+        wrapped = None if division is not None or is_direct else loader_deals() or self._dealing or LoaderDeals()
         dealt = _DealtSamples(self.dataset, epoch, start, self.batch_size, self._parts, wrapped)
         dealt.is_direct = is_direct
         if division is None:
@@ -139,7 +139,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         # A worker that is spawned can't see who has started it.
         return self.__dict__ | {
             "_division": division_of_dataset(self) or self._division,
-            "_dealing": dealing() or self._dealing,
+            "_dealing": loader_deals() or self._dealing,
         }
 
     def _for_all_ranks(self, epoch: int, start: int, division: Division) -> Iterator[Any]:
@@ -182,7 +182,7 @@ class _DealtSamples(Iterator[Any]):
         start: int,
         batch_size: int,
         parts: WorkerParts,
-        wrapped: Dealing | None,
+        wrapped: LoaderDeals | None,
     ) -> None:
         """:param wrapped: how batches are dealt that something else makes of this; None: a loader makes them itself, so
         that each worker iterates its part."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch.utils.data
 
-__all__ = ["Dealing", "LoaderTurns", "dealing", "is_iterated_by_loader"]
+__all__ = ["LoaderDeals", "LoaderTurns", "is_iterated_by_loader", "loader_deals"]
 
 _LOOP = "_worker_loop"
 _NUMBER = "idx"
@@ -31,7 +31,7 @@ def is_iterated_by_loader() -> bool:
     return any(each.__name__ == "_BaseDatasetFetcher" for each in type(fetcher).__mro__)
 
 
-class Dealing(NamedTuple):
+class LoaderDeals(NamedTuple):
     """How a loader deals batches to its workers."""
 
     in_order: bool = True
@@ -39,13 +39,13 @@ class Dealing(NamedTuple):
     """With ``in_order``, no worker is asked for more samples than these before another is done with its first batch."""
 
 
-def dealing() -> Dealing | None:
+def loader_deals() -> LoaderDeals | None:
     """Of the loader that starts workers now, or has forked this one; None: there is none to be seen."""
     for frame in _callers():
         loader = frame.f_locals.get("loader")
         if isinstance(loader, torch.utils.data.DataLoader):
             in_order = bool(getattr(loader, "in_order", True))  # older ones know nothing else
-            return Dealing(in_order, ((loader.prefetch_factor or 0) + 1) * (loader.batch_size or 1))
+            return LoaderDeals(in_order, ((loader.prefetch_factor or 0) + 1) * (loader.batch_size or 1))
     return None
 
 

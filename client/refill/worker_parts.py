@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils.data
 
-from refill.loader_turns import Dealing, LoaderTurns
+from refill.loader_turns import LoaderDeals, LoaderTurns
 
 __all__ = ["Part", "PartOfWorker", "Unasked", "WorkerParts"]
 
@@ -105,7 +105,7 @@ class WorkerParts:
         """Fact: it was said."""
         self._rows[unasked.part.worker, _TURNS] = 0
 
-    def part(self, part: Part, dealing: Dealing) -> PartOfWorker | None:
+    def part(self, part: Part, dealing: LoaderDeals) -> PartOfWorker | None:
         """Fact: this worker begins its part. None: it has nobody beside it."""
         if not 1 < part.workers <= _WORKERS:
             return None
@@ -115,7 +115,7 @@ class WorkerParts:
 class PartOfWorker:
     """One iteration of this worker."""
 
-    def __init__(self, part: Part, rows: torch.Tensor, *, is_shared: bool, dealing: Dealing) -> None:
+    def __init__(self, part: Part, rows: torch.Tensor, *, is_shared: bool, dealing: LoaderDeals) -> None:
         worker = torch.utils.data.get_worker_info()
         loader = 0 if worker is None else worker.seed - worker.id
         row = rows[part.worker]

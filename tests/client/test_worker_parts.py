@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill.loader_turns import Dealing, LoaderTurns
+from refill.loader_turns import LoaderDeals, LoaderTurns
 from refill.worker_parts import Part, PartOfWorker, Unasked, WorkerParts, _ends
 
 
@@ -30,7 +30,7 @@ class Worker:
     part: Part
     parts: WorkerParts
     most: float
-    dealing: Dealing
+    dealing: LoaderDeals
     yielded: int = 0
     ended: bool = False
     queue: deque[int] = field(default_factory=deque)
@@ -78,7 +78,7 @@ class Loader:
     ) -> list[Worker]:
         """An iteration that is left after so many batches; ``draw`` says which worker goes on."""
         part = [Part(worker, self.workers, 0, 0, 0, self.stretch, self.length) for worker in range(self.workers)]
-        dealing = Dealing(True, (self.prefetch + 1) * self.batch_size)
+        dealing = LoaderDeals(True, (self.prefetch + 1) * self.batch_size)
         workers = [Worker(each, parts, most(each.worker), dealing) for each in part]
         active, cycle = set(range(self.workers)), 0
         dealt: dict[int, int] = {}
@@ -171,7 +171,7 @@ def test_it_shows_before_the_end_when_a_worker_never_asks(loader: Loader, data: 
 def iterated_by_first(parts: WorkerParts, turns: int, *, ended: bool = True, loader: int = 7, workers: int = 2) -> None:
     """Worker 0 alone asks for so many turns."""
     with as_worker(0, workers, loader):
-        part = parts.part(Part(0, workers, 0, 3, 0, 10, 10 * workers * turns), Dealing(in_order=False))
+        part = parts.part(Part(0, workers, 0, 3, 0, 10, 10 * workers * turns), LoaderDeals(in_order=False))
     assert part is not None
     for turn in range(turns):
         assert part.asks(turn, ended=False) == []
@@ -237,13 +237,13 @@ def test_nothing_is_said_of_workers_of_a_loader_before() -> None:
     """It had more of them: their rows stay."""
     parts = WorkerParts("job")
     with as_worker(3, 4, loader=7):
-        part = parts.part(Part(3, 4, 0, 0, 0, 10, 1000), Dealing(in_order=False))
+        part = parts.part(Part(3, 4, 0, 0, 0, 10, 1000), LoaderDeals(in_order=False))
     assert part is not None
     for turn in range(25):
         part.asks(turn, ended=False)
     part.asks(25, ended=True)
     with as_worker(0, 2, loader=8):
-        parts.part(Part(0, 2, 0, 1, 0, 10, 1000), Dealing(in_order=False))
+        parts.part(Part(0, 2, 0, 1, 0, 10, 1000), LoaderDeals(in_order=False))
     with as_worker(None):
         assert parts.left() == []
 

@@ -8,7 +8,6 @@ job is one integer, the first position that no step has taken: what is left is d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +85,3 @@ class Dealing:
         return np.where(in_last, np.minimum(last_ranks, self.num_ranks - 1), ranks), np.where(
             dropped, np.maximum(found, self.per_rank), found
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"start": self.start, "num_ranks": self.num_ranks, "batch": self.batch, "drop_last": self.drop_last}

@@ -66,11 +66,3 @@ class PlanSettings:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, given: Any) -> PlanSettings:
-        """Of decoded JSON. All settings are needed: a default that changed would be another plan."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        if not isinstance(given, dict) or set(given) != set(names):
-            raise InvalidInput(f"a plan has the settings {', '.join(names)}, got {str(given)[:200]}")
-        return cls(**given)

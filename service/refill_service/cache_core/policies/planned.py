@@ -108,9 +108,9 @@ class PlannedPolicy(Policy):
         self._here[asked] = self._to_come[asked] = False
 
     def _count_misses(self, samples: Int64Array) -> None:
-        for sample in samples.tolist():
-            first, end = self._starts[self._chunk[sample] : self._chunk[sample] + 2].tolist()
-            self.counts.misses += not self._at_hand(first, end)
+        for chunk, count in zip(*np.unique(self._chunk[samples], return_counts=True), strict=True):
+            first, end = self._starts[chunk : chunk + 2].tolist()
+            self.counts.misses += 0 if self._at_hand(first, end) else int(count)
 
     def _read_now(self, chunk: int, asked: Int64Array, reads: list[Read]) -> Int64Array:
         """Read what is asked for of a chunk that has not been read, or was given up: with all that is left of it if
