@@ -1,0 +1,408 @@
+"""What of a share is in memory, what is read next, and what gives way? An order that is known ahead is carried out.
+
+Samples are asked for by their place in the share's order of an epoch. Chunks are read in the order of their first use,
+as far ahead as memory goes, over the end of an epoch, too; each sample stays until it is asked for. So each chunk is
+read once where memory holds what the order was planned for.
+
+Nothing here has to be remembered for an answer to be right: which sample is at a place is a function. A pod that
+begins in the midst of an epoch takes what lies well before the first place that it is asked for as gone; who asks for
+it all the same, or asks again, has that sample read alone. Should more and more do so, a run has gone back: then the
+share begins anew there.
+
+Where memory is smaller than planned, or ranks are further apart, a sample is asked for whose chunk has no room yet.
+Then what will be asked for last gives way, and is read again when its turn comes anew: what gave way last would give
+way again if it were read as soon as there is room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refill_service.cache_core.sample_mapping import Int64Array
+
+__all__ = ["Asked", "ChunkRead", "PlacedOrder", "ShareMemory"]
+
+IndexArray = NDArray[np.signedinteger[Any]]
+
+_BLOCK = 1 << 12
+"""Places that are looked at together for samples that give way."""
+_BACK_PART = 8
+"""A share begins so many parts of its memory before the first place that it is asked for: loader workers are not in
+order."""
+_KEPT_ORDERS = 3
+_MOST_STRAY = 512
+"""Samples that are asked for again before a share begins anew where they are asked for; of a small share, 1/8."""
+
+NO_SAMPLES: Int64Array = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ChunkRead:
+    """An order: read these samples of one chunk. The very same object comes back with what became of it."""
+
+    epoch: int
+    chunk: int
+    samples: Int64Array
+    """``(n,)`` local ones, ascending: the span from the first to the last is read, and these are kept."""
+
+
+class Asked(NamedTuple):
+    """What requests for places come to. ``dropped`` first: it makes room for ``reads``."""
+
+    samples: Int64Array
+    """``(n,)`` local samples, in the order of the places."""
+    reads: list[ChunkRead]
+    dropped: list[tuple[int, Int64Array]]
+    """``(epoch, samples)`` whose bytes are to be forgotten."""
+
+
+class PlacedOrder:
+    """The order of one epoch, and what follows from it. It takes a while to make, for a large share.
+
+    :param order: ``(n,)`` the local sample at each place.
+    :param chunk_of: ``(n,)`` the chunk of each sample.
+    """
+
+    def __init__(self, order: Int64Array, chunk_of: IndexArray, num_chunks: int, first_place: int = 0) -> None:
+        """:param first_place: what comes before it is not asked for."""
+        num_samples = len(order)
+        self.order = order.astype(chunk_of.dtype, copy=False)
+        self.place = np.empty_like(self.order)
+        """``(n,)`` of each sample."""
+        self.place[self.order] = np.arange(num_samples, dtype=self.order.dtype)
+        self.first_use = np.full(num_chunks, num_samples, dtype=np.int64)
+        """``(chunks,)`` the place of the first sample of each that is asked for; n: none is."""
+        chunks = chunk_of[self.order[first_place:]]
+        np.minimum.at(self.first_use, chunks, np.arange(first_place, num_samples, dtype=np.int64))
+        num_used = int(np.count_nonzero(self.first_use < num_samples))
+        self.in_order = np.argsort(self.first_use, kind="stable")[:num_used]
+        """Chunks in the order of their first use."""
+
+
+class _Epoch:
+    """One epoch of the share, from a place on."""
+
+    def __init__(self, number: int, placed: PlacedOrder, first_place: int) -> None:
+        num_samples = len(placed.order)
+        self.number, self.placed = number, placed
+        self.order, self.place = placed.order, placed.place
+        self.first_use, self.in_order = placed.first_use, placed.in_order
+        self.to_come = np.ones(num_samples, dtype=bool)
+        """Samples that nobody has asked for."""
+        self.to_come[self.order[:first_place]] = False
+        self.num_to_come = num_samples - first_place
+        self.here = np.zeros(num_samples, dtype=bool)
+        """Of them, those in memory."""
+        self.coming = np.zeros(num_samples, dtype=bool)
+        """Samples on their way, asked for or not."""
+        self.next = 0
+        """All chunks whose turn was before have been ordered."""
+        self.again: list[tuple[int, int]] = []
+        """``(place of the first sample that is to be read, chunk)``, a heap, of chunks that were read before, or a
+        sample of them. It is out of date where that sample has been read."""
+        self.here_below = 0
+        """No sample at this place or behind it is in memory."""
+        self.front = 0
+        """Behind the last place that was asked for; 0: none was."""
+        self.swept = 0
+        """What lay before this place and was never asked for has been dropped."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether all of it has been read, or is on its way."""
+        return self.next == len(self.in_order) and not self.again
+
+    def are_gone(self, samples: Int64Array) -> None:
+        """Fact: nobody will ask for these, which were to come."""
+        self.to_come[samples] = False
+        self.num_to_come -= len(samples)
+
+
+class ShareMemory:
+    """One share of a planned job at one pod.
+
+    :param starts: ``(chunks + 1,)`` first local sample of each chunk, then their number.
+    :param lengths: ``(n,)`` bytes of each sample.
+    :param planned_bytes: memory that the share's order is planned for.
+    """
+
+    def __init__(self, starts: Int64Array, lengths: Int64Array, planned_bytes: int) -> None:
+        self._starts = starts
+        self._lengths = lengths
+        self.capacity_bytes = 0
+        self.held_bytes = 0
+        """Of samples that are in memory or on their way, and that nobody has asked for."""
+        num_samples, num_chunks = len(lengths), len(starts) - 1
+        narrow = np.int32 if num_samples < 2**31 else np.int64
+        self._chunk_of: IndexArray = np.repeat(np.arange(num_chunks, dtype=narrow), np.diff(starts))
+        mean_bytes = max(1, int(lengths.sum()) // max(1, num_samples))
+        self._planned_places = max(1, min(num_samples, planned_bytes // mean_bytes))
+        self._most_stray = max(1, min(_MOST_STRAY, num_samples // 8))
+        self._stray = 0
+        """Samples asked for again, less those asked for the first time since."""
+        self._orders: dict[int, PlacedOrder] = {}
+        self._epochs: list[_Epoch] = []
+        """Those under way, ascending, without a gap."""
+
+    # The orders of epochs. Planning takes a while, so it is done elsewhere.
+
+    def knows(self, epoch: int) -> bool:
+        return epoch in self._orders or self._open_epoch(epoch) is not None
+
+    def placed(self, order: Int64Array) -> PlacedOrder:
+        """The order of an epoch, ``(n,)`` local samples, for :meth:`planned`. Any thread may call it."""
+        return PlacedOrder(order, self._chunk_of, len(self._starts) - 1)
+
+    def planned(self, epoch: int, placed: PlacedOrder) -> list[ChunkRead]:
+        """Fact: this is the order of an epoch. Returns what it is time to read of it."""
+        self._orders[epoch] = placed
+        for old in list(self._orders)[:-_KEPT_ORDERS]:
+            del self._orders[old]
+        return self._read_ahead()
+
+    def next_wanted(self) -> int | None:
+        """The epoch whose order reading ahead will need next; None: it has all that it needs for now."""
+        if not self._epochs or not self._epochs[-1].front:
+            return None
+        last = self._epochs[-1]
+        half_read = 2 * last.next >= len(last.in_order)
+        return last.number + 1 if half_read and last.number + 1 not in self._orders else None
+
+    # Facts, and what is to be done then.
+
+    def memory_is(self, capacity_bytes: int) -> list[ChunkRead]:
+        """Fact: samples may take so much memory. What is in memory stays, should it be less."""
+        self.capacity_bytes = capacity_bytes
+        return self._read_ahead()
+
+    def asked(self, epoch: int, places: Int64Array) -> Asked:
+        """Fact: somebody asks for ``(n,)`` places of an epoch whose order is known, all different."""
+        if not self._epochs:
+            self._begin(epoch, int(places.min()))
+        elif epoch == self._epochs[-1].number + 1:
+            self._open(epoch)
+        at = self._open_epoch(epoch)
+        samples = self._placed(epoch).order[places].astype(np.int64)
+        num_new = 0 if at is None else int(np.count_nonzero(at.to_come[samples]))
+        self._stray = max(0, self._stray + len(samples) - 2 * num_new)
+        dropped: list[tuple[int, Int64Array]] = []
+        if self._stray > self._most_stray:
+            placed = self._placed(epoch)
+            dropped += self.forget()
+            self._orders[epoch] = placed
+            at = self._begin(epoch, int(places.min()))
+        if at is None:
+            return Asked(samples, [], [])
+        reads = self._ask(at, samples, dropped)
+        at.front = max(at.front, int(places.max()) + 1)
+        dropped += self._drop_stale()
+        return Asked(samples, reads + self._read_ahead(), dropped)
+
+    def _ask(self, at: _Epoch, samples: Int64Array, dropped: list[tuple[int, Int64Array]]) -> list[ChunkRead]:
+        """What is asked for, and neither in memory nor on its way, is read now."""
+        new = samples[at.to_come[samples]]
+        held = at.here[new] | at.coming[new]
+        self.held_bytes -= int(self._lengths[new[held]].sum())
+        at.are_gone(new)
+        at.here[new] = False
+        reads: list[ChunkRead] = []
+        missing = new[~held]
+        chunks = self._chunk_of[missing]
+        for chunk in dict.fromkeys(chunks.tolist()):
+            self._read_now(at, chunk, np.sort(missing[chunks == chunk]), reads, dropped)
+        return reads
+
+    def arrived(self, read: ChunkRead, damaged: Int64Array = NO_SAMPLES) -> NDArray[np.bool_]:
+        """Fact: the bytes of a read are here. Returns which of its samples stay in memory, ``(n,)``.
+
+        :param damaged: of its samples those whose bytes are not right: who asks for one has it read alone.
+        """
+        stay = np.zeros(len(read.samples), dtype=bool)
+        at = self._under_way(read)
+        if at is None:
+            return stay
+        at.coming[read.samples] = False
+        intact = np.ones(len(read.samples), dtype=bool)
+        intact[np.searchsorted(read.samples, damaged)] = not len(damaged)
+        stay = at.to_come[read.samples] & intact
+        kept = read.samples[stay]
+        at.here[kept] = True
+        if len(kept):
+            at.here_below = max(at.here_below, int(at.place[kept].max()) + 1)
+        self._lost(at, read.samples[~intact])
+        return stay
+
+    def failed(self, read: ChunkRead) -> None:
+        """Fact: the bytes of a read will not come. What nobody has asked for yet is read when it is."""
+        at = self._under_way(read)
+        if at is not None:
+            at.coming[read.samples] = False
+            self._lost(at, read.samples)
+            self._to_be_read(at, read.chunk)
+
+    def forget(self) -> list[tuple[int, Int64Array]]:
+        """Fact: nobody asks here any more, or not for what follows. Returns what is in memory."""
+        dropped = [(each.number, np.flatnonzero(each.here)) for each in self._epochs]
+        self._epochs = []
+        self.held_bytes = self._stray = 0
+        return dropped
+
+    # How it comes to that.
+
+    def _begin(self, epoch: int, place: int) -> _Epoch:
+        self._stray = 0
+        first_place = max(0, place - self._planned_places // _BACK_PART)
+        placed = self._orders[epoch]
+        if first_place:
+            placed = PlacedOrder(placed.order, self._chunk_of, len(self._starts) - 1, first_place)
+        self._epochs = [_Epoch(epoch, placed, first_place)]
+        return self._epochs[0]
+
+    def _open(self, epoch: int) -> None:
+        self._epochs.append(_Epoch(epoch, self._orders[epoch], 0))
+
+    def _placed(self, epoch: int) -> PlacedOrder:
+        at = self._open_epoch(epoch)
+        return self._orders[epoch] if at is None else at.placed
+
+    def _open_epoch(self, number: int) -> _Epoch | None:
+        return next((each for each in self._epochs if each.number == number), None)
+
+    def _under_way(self, read: ChunkRead) -> _Epoch | None:
+        """Its epoch; None: that was forgotten, and perhaps begun anew since."""
+        at = self._open_epoch(read.epoch)
+        return at if at is not None and bool(at.coming[read.samples].all()) else None
+
+    def _lost(self, at: _Epoch, samples: Int64Array) -> None:
+        self.held_bytes -= int(self._lengths[samples[at.to_come[samples]]].sum())
+
+    def _read_now(
+        self,
+        at: _Epoch,
+        chunk: int,
+        asked: Int64Array,
+        reads: list[ChunkRead],
+        dropped: list[tuple[int, Int64Array]],
+    ) -> None:
+        """Read what is asked for of a chunk that has not been read, or was given up: with all that is left of it if
+        that finds room, or what is asked for later makes some."""
+        rest = self._unread(at, chunk)
+        wanted_bytes = int(self._lengths[rest].sum())
+        if len(rest) and self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes:
+            dropped += self._give_up(at, wanted_bytes, int(at.place[rest].max()))
+        if self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes:
+            rest = NO_SAMPLES
+        spans = [np.union1d(asked, rest)] if len(rest) else np.split(asked, len(asked))
+        reads += [self._order(at, chunk, samples) for samples in spans]
+        self.held_bytes += int(self._lengths[rest].sum())
+        self._to_be_read(at, chunk)
+
+    def _give_up(self, at: _Epoch, wanted_bytes: int, place: int) -> list[tuple[int, Int64Array]]:
+        """Samples in memory that are asked for after a place of an epoch, those last asked for first, as many as make
+        room for so much; they are read again. None if they do not."""
+        to_free = self.held_bytes + wanted_bytes - self.capacity_bytes
+        found: list[tuple[_Epoch, Int64Array]] = []
+        for epoch in reversed(self._epochs):
+            if epoch.number < at.number or to_free <= 0:
+                break
+            last, end = place + 1 if epoch is at else 0, epoch.here_below
+            while to_free > 0 and end > last:
+                start = max(last, end - _BLOCK)
+                last_first = epoch.order[start:end][::-1]
+                here = last_first[epoch.here[last_first]].astype(np.int64)
+                freed = np.cumsum(self._lengths[here])
+                count = min(len(here), int(np.searchsorted(freed, to_free)) + 1)
+                if count:
+                    found.append((epoch, here[:count]))
+                    to_free -= int(freed[count - 1])
+                end = start
+        if to_free > 0:
+            return []
+        for epoch, samples in found:
+            self._drop(epoch, samples)
+            epoch.here_below = int(epoch.place[samples[-1]])
+            for chunk in np.unique(self._chunk_of[samples]).tolist():
+                self._to_be_read(epoch, chunk)
+        return [(epoch.number, samples) for epoch, samples in found]
+
+    def _drop_stale(self) -> list[tuple[int, Int64Array]]:
+        """What lies so far behind that nobody is likely to ask for it any more: positions that a loop leaves out, and
+        the last of an epoch that ranks do not divide. A rank may be behind others by the memory that is planned for."""
+        dropped: list[tuple[int, Int64Array]] = []
+        newest = next(each for each in reversed(self._epochs) if each.front)
+        past = newest.front - self._planned_places
+        while (first := self._epochs[0]) is not newest and (past > 0 or not first.num_to_come):
+            self._sweep(first, len(self._lengths), dropped)
+            self._epochs.pop(0)
+        if past > newest.swept + _BLOCK:
+            self._sweep(newest, past, dropped)
+        return dropped
+
+    def _sweep(self, at: _Epoch, end: int, dropped: list[tuple[int, Int64Array]]) -> None:
+        """Nobody will ask for what lies before this place."""
+        behind = at.order[at.swept : end].astype(np.int64)
+        at.swept = end
+        left = behind[at.to_come[behind]]
+        here = left[at.here[left]]
+        self._drop(at, here)
+        self._lost(at, left[at.coming[left]])
+        at.are_gone(left)
+        if len(here):
+            dropped.append((at.number, here))
+
+    def _drop(self, at: _Epoch, samples: Int64Array) -> None:
+        self.held_bytes -= int(self._lengths[samples].sum())
+        at.here[samples] = False
+
+    def _to_be_read(self, at: _Epoch, chunk: int) -> None:
+        """What is left of a chunk is to be read when it is next used."""
+        rest = self._unread(at, chunk)
+        if len(rest):
+            heappush(at.again, (int(at.place[rest].min()), chunk))
+
+    def _read_ahead(self) -> list[ChunkRead]:
+        reads: list[ChunkRead] = []
+        for at in self._epochs:
+            if not self._read_ahead_in(at, reads):
+                return reads
+        # The first chunks of the next epoch take the place of the last ones of this.
+        if self._epochs and self._epochs[-1].front and self._epochs[-1].number + 1 in self._orders:
+            self._open(self._epochs[-1].number + 1)
+            self._read_ahead_in(self._epochs[-1], reads)
+        return reads
+
+    def _read_ahead_in(self, at: _Epoch, reads: list[ChunkRead]) -> bool:
+        """Returns whether all of the epoch is ordered."""
+        while not at.is_ordered:
+            chunk = int(at.in_order[at.next]) if at.next < len(at.in_order) else -1
+            again = bool(at.again) and (chunk < 0 or at.again[0][0] < at.first_use[chunk])
+            if again:
+                chunk = at.again[0][1]
+            rest = self._unread(at, chunk)
+            # Where a sample was read alone since, the chunk has a later place in the heap, too.
+            if len(rest) and not (again and int(at.place[rest].min()) != at.again[0][0]):
+                wanted_bytes = int(self._lengths[rest].sum())
+                if self.held_bytes + wanted_bytes > self.capacity_bytes:
+                    return False
+                reads.append(self._order(at, chunk, rest))
+                self.held_bytes += wanted_bytes
+            if again:
+                heappop(at.again)
+            else:
+                at.next += 1
+        return True
+
+    def _unread(self, at: _Epoch, chunk: int) -> Int64Array:
+        """Samples of a chunk that nobody has asked for, and that are neither in memory nor on their way."""
+        span = slice(int(self._starts[chunk]), int(self._starts[chunk + 1]))
+        there: NDArray[np.intp] = np.flatnonzero(at.to_come[span] & ~at.here[span] & ~at.coming[span])
+        return there + span.start
+
+    def _order(self, at: _Epoch, chunk: int, samples: Int64Array) -> ChunkRead:
+        at.coming[samples] = True
+        return ChunkRead(at.number, chunk, samples)
