@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
@@ -81,8 +82,11 @@ def write_files(folder: Path, count: int, least: int = 100, most: int = 4000, se
 
 def rank_of(
     cluster: LocalCluster, settings: dict[str, Any], rank: int = 0, timeout_seconds: float = 30
-) -> PodConnection:
-    return PodConnection(cluster.pod_urls[0], JobSpec.from_dict(settings), rank, None, timeout_seconds)
+) -> Any:
+    """A rank's connection to the pods, of the kind that its job has."""
+    spec = JobSpec.from_dict(settings)
+    kind = PlannedConnection if spec.is_planned else PodConnection
+    return kind(cluster.pod_urls[0], spec, rank, None, timeout_seconds)
 
 
 def whole_epoch(rank: PodConnection, epoch: int, batch: int = 32) -> list[ReceivedBatch]:

@@ -26,7 +26,7 @@ from refill.errors import (
     RunEnded,
     UnknownJob,
 )
-from refill.home_watch import watch_home
+from refill.home_watch import EVERY_SECONDS, watch_home
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
 from refill.patience import Patience
 from refill.pod_channel import PodChannel, Wait
@@ -63,6 +63,8 @@ _ANSWERED_BY_ITSELF = (UnknownJob, JobMoved, RecordsWanted, RunEnded)
 
 class JobPods:
     """The pods, as one rank of a job sees them. Parameters as those of ``PodConnection``. Picklable."""
+
+    look_every_seconds = EVERY_SECONDS
 
     def __init__(
         self,

@@ -113,6 +113,11 @@ class JobSpec:
             )
 
     @property
+    def is_planned(self) -> bool:
+        """Whether its order is computed ahead. Without shuffling, policy ``planned`` reads on in the dataset's own."""
+        return self.policy == "planned" and self.shuffle
+
+    @property
     def names_classes(self) -> bool:
         """Whether positions of a trace may name classes, within which requests are redirected."""
         return self.settings_of_policy().get("within") == "class"

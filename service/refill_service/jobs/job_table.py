@@ -7,9 +7,10 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -59,6 +60,25 @@ _GIVE_SECONDS = 2.0
 """How long the end of a job waits for another pod to take a copy of its receipts."""
 
 
+class TakesMemory(Protocol):
+    """A job at a pod, as far as memory is shared by it and others."""
+
+    @property
+    def spec(self) -> JobSpec: ...
+    @property
+    def claim(self) -> Claim | None: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def taken_bytes(self) -> int: ...
+    @property
+    def idle_seconds(self) -> float: ...
+    @property
+    def sleeps(self) -> bool: ...
+    def memory_is(self, memory_bytes: int) -> None: ...
+    def let_go(self) -> None: ...
+
+
 class JobTable:
     """The jobs of one pod.
 
@@ -83,6 +103,9 @@ class JobTable:
         self.opening = opening
         self.kept_parts = kept_parts
         self.jobs: dict[str, JobAtPod] = {}
+        self.planned: Mapping[str, TakesMemory] = {}
+        """Jobs whose order is planned, which share the pod's memory with these."""
+        self.end_planned: Callable[[str], Awaitable[None]] = _no_such_job
         self._gives_way: JobAtPod | None = None
         """It ends as soon as the next run of its name is made, which counts its memory as free."""
         self.takes_jobs = True
@@ -91,8 +114,8 @@ class JobTable:
         """Of requests of all jobs, for other ranks."""
         self._quotas = quotas
         self._peers = peers
-        self._gate = gate
-        self._pinned = pinned
+        self.gate = gate
+        self.pinned = pinned
         self._keep_what_was_ending()
 
     def find(self, name: str, incarnation: str | None = None, *, looked_at: bool = False) -> JobAtPod:
@@ -125,8 +148,9 @@ class JobTable:
 
     def holder(self, name: str) -> str | None:
         """Whose token a job was registered with; None when this pod has no such job, not even of before a restart."""
-        if (at_pod := self.jobs.get(name)) is not None:
-            return at_pod.job.spec.holder
+        for of_kind in (self.jobs, self.planned):
+            if name in of_kind:
+                return of_kind[name].spec.holder
         return self.journal.holder_of(name)
 
     def stopping(self) -> PodStopping:
@@ -136,6 +160,10 @@ class JobTable:
         """Raises :class:`PodStopping` when the pod ends."""
         if not self.takes_jobs:
             raise self.stopping()
+
+    def check_num_jobs(self, team: str) -> None:
+        """Raises :class:`NotAllowed` when a team may have no more."""
+        self._quotas.check_jobs(team, sum(at_pod.spec.holder == team for at_pod in self._staying))
 
     async def make(
         self,
@@ -154,17 +182,16 @@ class JobTable:
         settings = self.settings
         self.check_taking_jobs()
         if kept is None:
-            team = spec.holder
-            self._quotas.check_jobs(team, sum(at_pod.job.spec.holder == team for at_pod in self._staying))
+            self.check_num_jobs(spec.holder)
         # Opening goes on, for when the client comes again.
         async with within(settings.wait_seconds, f"pod {settings.ordinal} waits to open {spec.dataset}"):
             dataset = await self.opening.take(spec.dataset)
         try:
-            parts = self._parts_of(dataset)
+            parts = self.parts_of(dataset)
             chunk_size = spec.chunk_size or dataset.chunk_size_of(spec.policy)
-            claim = self._claim_of(spec, dataset, chunk_size, parts)
+            claim = self.claim_of(spec, dataset, chunk_size, parts)
             kept_bytes = 0 if kept is None else kept.header["memory_bytes"]
-            memory_bytes = self._memory_for(spec, kept_bytes, claim, ran_before=begin.ran_before)
+            memory_bytes = self.memory_for(spec, kept_bytes, claim, ran_before=begin.ran_before)
             # Before anything is made in its size; shares are about equal.
             dataset.check_room(-(-dataset.num_samples // settings.num_pods))
             layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
@@ -200,13 +227,13 @@ class JobTable:
                 journal_is_whole=kept is not None and kept.whole,
                 plan=plan,
             )
-            pinned = self._pinned.lease(str(parse_url(spec.dataset)), records)
+            pinned = self.pinned.lease(str(parse_url(spec.dataset)), records)
         except BaseException:
             await dataset.close()
             raise
         owner = Owner(
             job,
-            self._gate,
+            self.gate,
             pinned,
             memory.recent_bytes,
             settings.wait_seconds,
@@ -260,31 +287,35 @@ class JobTable:
     def share_memory(self) -> None:
         """Fact: a job has come, has gone, sleeps or has woken, or some time has passed. Each that runs gets its share
         of what those that sleep leave; one that is to have less gives it back as its samples are asked for."""
-        for at_pod in self.jobs.values():
-            if at_pod.claim is not None and at_pod.sleeps and at_pod.taken_bytes < at_pod.job.memory_bytes:
+        for at_pod in self._all:
+            if at_pod.claim is not None and at_pod.sleeps and at_pod.taken_bytes < at_pod.memory_bytes:
                 at_pod.memory_is(at_pod.taken_bytes)
         awake = self._awake()
-        shares = dict(zip([at_pod.job.spec.name for at_pod in awake], self._shares(awake), strict=True))
-        more = {at_pod.job.spec.name: shares[at_pod.job.spec.name] - at_pod.job.memory_bytes for at_pod in awake}
-        for at_pod in sorted(awake, key=lambda at_pod: more[at_pod.job.spec.name]):  # who gives back first
-            wanted = more[at_pod.job.spec.name]
+        shares = dict(zip([at_pod.spec.name for at_pod in awake], self._shares(awake), strict=True))
+        more = {at_pod.spec.name: shares[at_pod.spec.name] - at_pod.memory_bytes for at_pod in awake}
+        for at_pod in sorted(awake, key=lambda at_pod: more[at_pod.spec.name]):  # who gives back first
+            wanted = more[at_pod.spec.name]
             if wanted > 0:
                 wanted = min(wanted, self._make_room(wanted + _STEP_BYTES) // _STEP_BYTES * _STEP_BYTES)
             if wanted:
-                at_pod.memory_is(at_pod.job.memory_bytes + wanted)
+                at_pod.memory_is(at_pod.memory_bytes + wanted)
 
     @property
-    def _staying(self) -> list[JobAtPod]:
-        """Those whose memory is taken."""
-        return [at_pod for at_pod in self.jobs.values() if at_pod is not self._gives_way]
+    def _all(self) -> list[TakesMemory]:
+        return [*self.jobs.values(), *self.planned.values()]
 
-    def _awake(self) -> list[JobAtPod]:
+    @property
+    def _staying(self) -> list[TakesMemory]:
+        """Those whose memory is taken."""
+        return [at_pod for at_pod in self._all if at_pod is not self._gives_way]
+
+    def _awake(self) -> list[TakesMemory]:
         """Those that run, and whose memory may change."""
         return [at_pod for at_pod in self._staying if at_pod.claim is not None and not at_pod.sleeps]
 
-    def _shares(self, running: list[JobAtPod], coming: Claim | None = None) -> list[int]:
+    def _shares(self, running: list[TakesMemory], coming: Claim | None = None) -> list[int]:
         """Of those whose memory may change, and last of one that comes."""
-        kept = sum(at_pod.job.memory_bytes for at_pod in self._staying if at_pod.claim is None)
+        kept = sum(at_pod.memory_bytes for at_pod in self._staying if at_pod.claim is None)
         claims = [at_pod.claim for at_pod in running if at_pod.claim is not None]
         left = max(0, self._for_jobs_bytes - kept)
         if coming is not None:  # it takes from nobody what that one needs to shuffle well
@@ -295,7 +326,7 @@ class JobTable:
 
     @property
     def _for_jobs_bytes(self) -> int:
-        return self.settings.memory_bytes - self._pinned.memory_bytes
+        return self.settings.memory_bytes - self.pinned.memory_bytes
 
     def _make_room(self, wanted_bytes: int) -> int:
         """How much is free, once jobs that sleep have let go of what they hold, as far as that is needed."""
@@ -311,7 +342,7 @@ class JobTable:
     def _free_bytes(self) -> int:
         return self._for_jobs_bytes - sum(at_pod.taken_bytes for at_pod in self._staying)
 
-    def _parts_of(self, dataset: Dataset) -> JobMemory:
+    def parts_of(self, dataset: Dataset) -> JobMemory:
         settings = self.settings
         return JobMemory(
             0,
@@ -321,7 +352,7 @@ class JobTable:
             dataset.index.sample_bytes / max(1, dataset.num_samples),
         )
 
-    def _claim_of(self, spec: JobSpec, dataset: Dataset, chunk_size: int, parts: JobMemory) -> Claim:
+    def claim_of(self, spec: JobSpec, dataset: Dataset, chunk_size: int, parts: JobMemory) -> Claim:
         """What a job that names no memory can use here, and what it needs to shuffle well."""
         most_bytes = most_memory(dataset.index.sample_bytes / self.settings.num_pods, parts)
         most_bytes = min(most_bytes, int(self._for_jobs_bytes * self.settings.job_memory_fraction))
@@ -360,6 +391,9 @@ class JobTable:
         """
         if holder is not None and (held_by := self.holder(name)) is not None:
             check_holder(name, held_by, holder)
+        if name in self.planned:
+            await self.end_planned(name)
+            return True
         ended = self.jobs.pop(name, None) or self.journal.find(name)
         if ended is None:
             return False
@@ -438,12 +472,12 @@ class JobTable:
         await at_pod.home.close(why)
         await at_pod.owner.close(why)
         await at_pod.job.dataset.close()
-        self._pinned.release(at_pod.pinned)
+        self.pinned.release(at_pod.pinned)
 
     def was_ended(self, name: str) -> JobLost:
         return JobLost(f"job {name} was ended while it was asked for samples", job=name)
 
-    def _memory_for(self, spec: JobSpec, kept_bytes: int, claim: Claim, *, ran_before: bool) -> int:
+    def memory_for(self, spec: JobSpec, kept_bytes: int, claim: Claim, *, ran_before: bool) -> int:
         """
         :param kept_bytes: what the job has had before a restart, whatever its team has now; 0: it is a new one.
         :param claim: of a job that names no memory, so that others find room.
@@ -451,7 +485,7 @@ class JobTable:
         """
         used: Counter[str] = Counter()
         for at_pod in self._staying:
-            used[at_pod.job.spec.holder] += at_pod.taken_bytes
+            used[at_pod.spec.holder] += at_pod.taken_bytes
         wanted = spec.memory_bytes or kept_bytes
         if not spec.memory_bytes and (not kept_bytes or _is_flexible(spec)):
             wanted = self._shares(self._awake(), claim)[-1]
@@ -477,7 +511,7 @@ class JobTable:
             raise MemoryTooSmall(
                 f"memory too small: job {spec.name} wants {wanted or claim.least_bytes:,} bytes and pod "
                 f"{self.settings.ordinal} has {may_have:,} of {self.settings.memory_bytes:,} free (pinned: "
-                f"{self._pinned.memory_bytes:,}; taken: {self._taken(spec.holder)}"
+                f"{self.pinned.memory_bytes:,}; taken: {self._taken(spec.holder)}"
                 f"{f'; kept for others: {free - may_have:,}' * (free > may_have)}){to_do}",
                 pod=self.settings.ordinal,
             )
@@ -485,14 +519,19 @@ class JobTable:
 
     def _taken(self, team: str) -> str:
         """By whom memory is taken; of other teams in sum, since nobody is told which jobs they run."""
-        mine = self.of_team(team)
+        of_team = ("", team)
+        mine = {at_pod.spec.name: at_pod for at_pod in self._all if at_pod.spec.holder in of_team}
         largest = sorted(mine.items(), key=lambda each: -each[1].taken_bytes)
         taken = [f"{name} {at_pod.taken_bytes:,}{' idle' * at_pod.sleeps}" for name, at_pod in largest[:_NAMED_JOBS]]
         if more := sum(at_pod.taken_bytes for _, at_pod in largest[_NAMED_JOBS:]):
             taken.append(f"{len(largest) - _NAMED_JOBS} more jobs {more:,}")
-        if others := sum(at_pod.taken_bytes for name, at_pod in self.jobs.items() if name not in mine):
+        if others := sum(at_pod.taken_bytes for at_pod in self._all if at_pod.spec.name not in mine):
             taken.append(f"other teams {others:,}")
         return ", ".join(taken) or "none"
+
+
+async def _no_such_job(name: str) -> None:
+    raise UnknownJob(f"there is no planned job {name}", job=name)
 
 
 def _incarnation_of(job: JobAtPod | KeptJob) -> str:

@@ -17,7 +17,7 @@ from refill_service.cache_core.planned.shares import Shares
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
-__all__ = ["PLAN_BYTES_PER_SAMPLE", "JobPlan", "is_planned", "with_plan"]
+__all__ = ["PLAN_BYTES_PER_SAMPLE", "JobPlan", "is_planned", "plan_of", "with_plan"]
 
 PLAN_BYTES_PER_SAMPLE = 4 + 3 * 16
 """Of the whole dataset: lengths, and the orders of three epochs, with each sample's place in them."""
@@ -40,14 +40,39 @@ def with_plan(spec: JobSpec, pod_bytes: int, num_pods: int, chunk_bytes: float) 
 
     :param pod_bytes: memory for samples that a job has on each pod.
     :param chunk_bytes: mean bytes of a chunk.
+
+    Each pod has two shares at least, so that memory of all is used. Beyond that there are as many as keep 128 chunks of
+    each in memory; orders of 2**n shares are most even.
     """
     given = spec.settings_of_policy()
-    plan_bytes = given["plan_bytes"] or max(1, int(_PLANNED_PART * pod_bytes * num_pods))
-    most_shares = max(1, int(plan_bytes / max(1.0, chunk_bytes)) // _CHUNKS_OF_SHARE)
-    wanted = 1 << (max(_LEAST_SHARES, 2 * num_pods) - 1).bit_length()
-    shares = given["shares"] or min(wanted, 1 << most_shares.bit_length() - 1)  # orders of 2**n shares are most even
+    pods_bytes = given["plan_bytes"] or int(_PLANNED_PART * pod_bytes * num_pods)
+    most_shares = max(1, int(pods_bytes / max(1.0, chunk_bytes)) // _CHUNKS_OF_SHARE)
+    wanted = _power_of_two(max(_LEAST_SHARES, 2 * num_pods))
+    least = _power_of_two(2 * num_pods) if num_pods > 1 else 1
+    shares = given["shares"] or max(least, min(wanted, 1 << most_shares.bit_length() - 1))
+    # A pod may have one share more than another, and no more memory.
+    of_pod = -(-shares // num_pods)
+    plan_bytes = given["plan_bytes"] or max(1, int(_PLANNED_PART * pod_bytes * shares / of_pod))
     run = given["run"] or (_RUN_OF_FEW if shares <= _FEW_SHARES else _RUN)
     return replace(spec, policy_settings={"plan_bytes": plan_bytes, "shares": shares, "run": run})
+
+
+def plan_of(spec: JobSpec, fingerprint: str, layout: ChunkLayout) -> PlanSettings:
+    """:param spec: as :func:`with_plan` returns it; ``fingerprint``: of the dataset."""
+    given = spec.settings_of_policy()
+    return PlanSettings(
+        fingerprint,
+        layout.num_samples,
+        layout.chunk_size,
+        given["shares"],
+        given["plan_bytes"],
+        given["run"],
+        spec.seed,
+    )
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 class JobPlan:

@@ -256,7 +256,8 @@ class ShareMemory:
 
     def _begin(self, epoch: int, place: int) -> _Epoch:
         self._stray = 0
-        first_place = max(0, place - self._planned_places // _BACK_PART)
+        back = place if place < self._planned_places // 2 else self._planned_places // _BACK_PART
+        first_place = max(0, place - back)
         placed = self._orders[epoch]
         if first_place:
             placed = PlacedOrder(placed.order, self._chunk_of, len(self._starts) - 1, first_place)

@@ -1,0 +1,396 @@
+"""What is a planned job at one pod? Any pod answers any position of any epoch; nothing has to be remembered for that.
+
+The path of a batch: ``batch`` finds the share and the place of each position, and asks the pod of each share for its
+part, itself among them; ``take`` has the servers of shares answer. Where a pod is away, another one stands in for its
+shares: it reads them, and answers the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from refill.errors import InvalidInput, RefillError, UnknownJob
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.wire_format import BatchRequest, Int64Array
+from refill_service.cache_core.dataset_index import SampleRecords
+from refill_service.cache_core.home_machine import HomeCounts
+from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
+from refill_service.cache_core.memory_shares import Claim
+from refill_service.cache_core.planned.job_orders import JobOrders
+from refill_service.cache_core.planned.received import ReceivedEpochs
+from refill_service.cache_core.planned.share_owners import share_owners, stand_in
+from refill_service.cache_core.policies.interface import EpochCounts
+from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.datasets.dataset_reader import Dataset
+from refill_service.jobs.all_done import all_done
+from refill_service.jobs.answer_size import AnswerSize
+from refill_service.jobs.chunk_reader import ChunkReader
+from refill_service.jobs.job_at_pod import SLEEPS_AFTER_SECONDS, Clients, JobFigures
+from refill_service.jobs.leased_ranks import LeasedRanks
+from refill_service.jobs.recently_sent import RecentlySent
+from refill_service.jobs.running_epoch import OwnerCounts
+from refill_service.jobs.single_reads import SingleReads
+from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.payload import Payload
+from refill_service.memory.pinned_tier import PinnedShare
+from refill_service.observing.tracing import span
+from refill_service.peers.peers import Peers
+from refill_service.planned.pods_away import PodsAway, is_away
+from refill_service.planned.share_server import ShareServer
+from refill_service.settings import Settings
+
+__all__ = ["PlannedJob"]
+
+log = logging.getLogger(__name__)
+
+_STANDS_IN_SECONDS = 10.0
+"""A share of another pod that nobody has asked for here for so long is let go of."""
+
+
+class PlannedJob:
+    """One planned job at one pod.
+
+    :param orders: of its plan; ``spec`` has all of its settings.
+    :param memory_bytes: what the job may use here.
+    :param for_plan: of that, what the orders take.
+    :param confirmed: whether a rank is known to have received something by this plan.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        orders: JobOrders,
+        dataset: Dataset,
+        records: SampleRecords,
+        layout: ChunkLayout,
+        *,
+        settings: Settings,
+        memory_bytes: int,
+        for_plan: int,
+        parts: JobMemory,
+        claim: Claim | None,
+        gate: ByteGate,
+        pinned: PinnedShare,
+        peers: Peers,
+        away: PodsAway,
+        confirmed: bool,
+    ) -> None:
+        self.spec, self.orders, self.dataset, self.records, self.layout = spec, orders, dataset, records, layout
+        self.ordinal, self.num_pods = settings.ordinal, settings.num_pods
+        self.memory_bytes = memory_bytes
+        self.parts, self.claim, self.pinned = parts, claim, pinned
+        self.confirmed = confirmed
+        self.began_midway = confirmed
+        """Whether others had this job before, so that this pod has not seen all that ranks asked for."""
+        self.share = layout.share(0, 1)
+        """Of the dataset, all of it: the reads of this job are by ids of the dataset."""
+        self.leases = LeasedRanks(spec.name)
+        self.received = ReceivedEpochs()
+        self.clients = Clients()
+        self.history: dict[int, OwnerCounts] = {}
+        self.homes: dict[int, HomeCounts] = {}
+        self.sent_bytes: dict[int, int] = {}
+        self.received_bytes: dict[int, int] = {}
+        self.last_used = time.monotonic()
+        self.requests_under_way = 0
+        self._num_bytes = int(records.length.sum())
+        self._for_plan = for_plan
+        self._settings = settings
+        self._peers, self._away = peers, away
+        self._owners = share_owners(orders.settings.num_shares, settings.num_pods)
+        self._recent = RecentlySent(parts.recent_bytes)
+        self._chunks = ChunkReader(dataset, records, self.share, gate, pinned, spec.name)
+        self._single = SingleReads(self, gate, settings.wait_seconds)
+        self._servers: dict[int, ShareServer] = {}
+        own_bytes = sum(orders.planned_bytes(share) for share in np.flatnonzero(self._owners == self.ordinal).tolist())
+        self._own_planned_bytes = max(1, own_bytes)
+
+    # What others want to know of it.
+
+    @property
+    def plan_id(self) -> str:
+        return self.orders.settings.plan_id
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since the last request for the job here; requests that only look at it don't count."""
+        return 0.0 if self.requests_under_way else time.monotonic() - self.last_used
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether nobody has asked for anything for so long that others may have its memory."""
+        return self.idle_seconds > SLEEPS_AFTER_SECONDS
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(server.resident_bytes for server in self._servers.values())
+
+    @property
+    def recent_bytes(self) -> int:
+        return self._recent.used_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """What others can't have: what it was given, or holds still of what it had; while it sleeps, what it holds."""
+        if self.claim is None:
+            return self.memory_bytes
+        held_bytes = sum(server.memory.held_bytes for server in self._servers.values())
+        if self.sleeps:
+            held_bytes = memory_for_chunks(self.resident_bytes + self.recent_bytes, self.parts)
+            return min(held_bytes + self._for_plan, self.memory_bytes)
+        return max(memory_for_chunks(held_bytes, self.parts) + self._for_plan, self.memory_bytes)
+
+    def mean_bytes(self, num_samples: int) -> int:
+        """What so many samples take, about."""
+        return num_samples * self._num_bytes // max(1, len(self.records))
+
+    def info(self) -> dict[str, Any]:
+        """What a client gets on registration."""
+        settings = self.orders.settings
+        return {
+            "spec": self.spec.to_dict(),
+            "plan": settings.to_dict(),
+            "plan_id": settings.plan_id,
+            "incarnation": settings.plan_id,
+            "num_pods": self.num_pods,
+            "num_samples": self.layout.num_samples,
+            "num_blobs": len(self.layout.first_sample) - 1,
+            "total_bytes": self.dataset.index.sample_bytes,
+            "fingerprint": settings.dataset,
+            "metadata": self.dataset.index.metadata,
+            "ordinal": self.ordinal,
+            "memory_bytes": self.memory_bytes,
+            "policy": self.spec.policy,
+            "chunk_size": self.layout.chunk_size,
+            "chunks_in_memory": self._capacity_bytes
+            * self.layout.num_chunks
+            // max(1, self.dataset.index.sample_bytes),
+        }
+
+    def use(self) -> dict[str, Any]:
+        """Who uses the job, as far as this pod sees (as :meth:`JobAtPod.use`)."""
+        newest = max(self.received.newest, max(self.history, default=-1))
+        return {
+            "epoch": newest if newest >= 0 else None,
+            "ranks_alive": self.leases.num_alive(),
+            "idle_seconds": round(self.idle_seconds, 1),
+        }
+
+    def figures(self) -> JobFigures:
+        """For metrics."""
+        return JobFigures(
+            self.spec.policy,
+            max(self.history, default=None),
+            self.history,
+            self.homes.values(),
+            self.clients,
+            self.mean_bytes(int(self.orders.shares.sizes[self._owners == self.ordinal].sum())),
+            self.memory_bytes,
+            self.resident_bytes,
+            0,
+            self.recent_bytes,
+            self.sent_bytes,
+            self.received_bytes,
+            self._progress(),
+        )
+
+    def _progress(self) -> tuple[int, int] | None:
+        """Requests of the newest epoch for the shares of this pod, ``(answered, all)``."""
+        newest = max(self.history, default=None)
+        if newest is None:
+            return None
+        every = int(self.orders.shares.sizes[self._owners == self.ordinal].sum())
+        return min(every, self.history[newest].core.takes), every
+
+    def counts_of(self, epoch: int) -> OwnerCounts:
+        if epoch not in self.history:
+            self.history[epoch] = OwnerCounts(EpochCounts())
+        return self.history[epoch]
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """For the time of a request, which may wait for longer than a job may be idle."""
+        self.requests_under_way += 1
+        try:
+            yield
+        finally:
+            self.requests_under_way -= 1
+            self.last_used = time.monotonic()
+
+    # Memory.
+
+    @property
+    def _capacity_bytes(self) -> int:
+        return replace(self.parts, memory_bytes=max(0, self.memory_bytes - self._for_plan)).abstract_bytes
+
+    def memory_is(self, memory_bytes: int) -> None:
+        """Fact: the job has so much memory now."""
+        self.memory_bytes = memory_bytes
+        self._recent.limit(replace(self.parts, memory_bytes=memory_bytes).recent_bytes)
+        self._share_memory()
+
+    def let_go(self) -> None:
+        """Forget the bytes of what nobody has asked for: should somebody do so all the same, it is read again."""
+        log.info("job %s sleeps, and lets go of its memory", self.spec.name)
+        for server in self._servers.values():
+            server.forget()
+        self._recent.clear()
+        self.memory_is(self.taken_bytes)
+
+    def _share_memory(self) -> None:
+        """Among the shares that are served here, by what each is planned for. Of those of this pod, all have their part
+        from the beginning; others are here while their pods are away."""
+        others = [number for number in self._servers if self._owners[number] != self.ordinal]
+        planned_bytes = self._own_planned_bytes + sum(map(self.orders.planned_bytes, others))
+        for number, server in self._servers.items():
+            server.memory_is(self._capacity_bytes * self.orders.planned_bytes(number) // planned_bytes)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(server.close() for server in self._servers.values()))
+        self._recent.clear()
+        await self.dataset.close()
+
+    # Batches.
+
+    def check_positions(self, epoch: int, positions: Int64Array) -> None:
+        """Raises :class:`InvalidInput` for positions that no epoch has, and for too many at once."""
+        if len(positions) and int(positions.max()) >= self.layout.num_samples:
+            raise InvalidInput(
+                f"epoch {epoch} of job {self.spec.name} has positions 0 to {self.layout.num_samples - 1}, got "
+                f"{int(positions.max())}"
+            )
+        AnswerSize(self._settings.answer_limit_bytes).check(self.mean_bytes(len(positions)))
+
+    async def batch(
+        self, epoch: int, rank: int, positions: Int64Array, *, says_damage: bool
+    ) -> tuple[Int64Array, list[Payload]]:
+        """``(sample ids, their bytes)`` of ``(n,)`` positions of an epoch, all different, whoever has them."""
+        shares, _ = self.orders.places(epoch, positions)
+        ids = np.empty(len(positions), dtype=np.int64)
+        payloads: list[Payload] = [b""] * len(positions)
+        home = self.homes.setdefault(epoch, HomeCounts())
+
+        async def ask(pod: int, places: Int64Array) -> bool:
+            """Whether it has answered."""
+            if pod == self.ordinal:
+                found_ids, found = await self.take(epoch, positions[places], says_damage=says_damage)
+                home.local += len(places)
+            else:
+                try:
+                    asked = self._ask(pod, BatchRequest(epoch, rank, positions[places]), says_damage=says_damage)
+                    found_ids, found = await self._away.answer_of(pod, asked)
+                except RefillError as error:
+                    if not is_away(error):
+                        raise
+                    self._away.is_gone(pod, error)
+                    return False
+                home.remote_on_demand += len(places)
+            ids[places] = found_ids
+            for place, payload in zip(places.tolist(), found, strict=True):
+                payloads[place] = payload
+            return True
+
+        left = np.arange(len(positions))
+        with span("batch", job=self.spec.name, epoch=epoch, positions=len(positions)):
+            while len(left):
+                of_pods = self._pods_of(shares[left])
+                parts = [(pod, left[of_pods == pod]) for pod in np.unique(of_pods).tolist()]
+                answered = await all_done(*(ask(pod, places) for pod, places in parts))
+                unanswered = [places for (_, places), is_done in zip(parts, answered, strict=True) if not is_done]
+                left = np.concatenate(unanswered) if unanswered else left[:0]
+        home.delivered_bytes += sum(map(len, payloads))
+        return ids, payloads
+
+    async def take(self, epoch: int, positions: Int64Array, *, says_damage: bool) -> tuple[Int64Array, list[Payload]]:
+        """The same, of this pod alone, whichever shares they are of."""
+        shares, share_places = self.orders.places(epoch, positions)
+        ids = np.empty(len(positions), dtype=np.int64)
+        payloads: list[Payload] = [b""] * len(positions)
+
+        async def ask(share: int, places: Int64Array) -> None:
+            ids[places], found = await self._server(share).take(epoch, share_places[places], says_damage=says_damage)
+            for place, payload in zip(places.tolist(), found, strict=True):
+                payloads[place] = payload
+
+        self._let_go_of_others()
+        await all_done(*(ask(share, np.flatnonzero(shares == share)) for share in np.unique(shares).tolist()))
+        return ids, payloads
+
+    async def samples(self, ids: Int64Array, *, says_damage: bool = False) -> list[Payload]:
+        """Exactly these samples, outside of any epoch, each by a read of its own."""
+        AnswerSize(self._settings.answer_limit_bytes).add(int(self.records.length[ids].sum()))
+        results = await self._single.read(ids.tolist(), says_damage=says_damage)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if not isinstance(result, BaseException)]
+
+    async def _ask(self, pod: int, request: BatchRequest, *, says_damage: bool) -> tuple[Int64Array, list[Payload]]:
+        """Another pod for its part of a batch; one that does not know the job is told of it first."""
+        path = f"/peer/v1/jobs/{self.spec.name}/planned"
+        damaged = "&damaged=say" if says_damage else ""
+        body = request.encode()
+        for may_introduce in (True, False):
+            try:
+                asker = f"?plan={self.plan_id}&pod={self.ordinal}{damaged}"
+                self.sent_bytes[pod] = self.sent_bytes.get(pod, 0) + len(body)
+                async with self._peers.frames(pod, f"{path}/take{asker}", body) as frames:
+                    frame = await frames.frame()
+                    self.received_bytes[pod] = self.received_bytes.get(pod, 0) + frames.bytes_received
+                if not np.array_equal(frame.positions, request.positions):
+                    raise RefillError(f"{self._peers.name(pod)} answers other positions than it was asked for")
+                return frame.sample_ids, list(frame.payloads)
+            except UnknownJob:
+                if not may_introduce:
+                    raise
+                await self._peers.call(pod, "PUT", path, self.introduction())
+        raise AssertionError("the second turn returns or raises")
+
+    def introduction(self) -> dict[str, Any]:
+        """What makes the job known to another pod."""
+        return {"spec": self.spec.to_dict(), "plan": self.orders.settings.to_dict(), "confirmed": self.confirmed}
+
+    def _pods_of(self, shares: Int64Array) -> Int64Array:
+        owners = self._owners[shares]
+        if self._away.away:
+            for place in np.flatnonzero(np.isin(owners, list(self._away.away))).tolist():
+                share, owner = int(shares[place]), int(owners[place])
+                owners[place] = stand_in(share, owner, self.num_pods, self._away.away)
+        return owners
+
+    def _server(self, number: int) -> ShareServer:
+        if number not in self._servers:
+            self._servers[number] = ShareServer(
+                self.orders,
+                number,
+                self._chunks,
+                self._single,
+                self._recent,
+                self.counts_of,
+                name=self.spec.name,
+                wait_seconds=self._settings.wait_seconds,
+                num_epochs=self.spec.num_epochs,
+            )
+            self._share_memory()
+        return self._servers[number]
+
+    def _let_go_of_others(self) -> None:
+        """Shares of other pods, which answer again."""
+        now = time.monotonic()
+        over = [
+            number
+            for number, server in self._servers.items()
+            if self._owners[number] != self.ordinal and now - server.last_asked > _STANDS_IN_SECONDS
+        ]
+        for number in over:
+            self._servers.pop(number).forget()
+        if over:
+            self._share_memory()

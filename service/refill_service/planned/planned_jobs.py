@@ -1,0 +1,389 @@
+"""Which planned jobs does this pod have, and by which plan? The one thing that pods and ranks must agree on.
+
+A plan is made once, by pod 0, where no pod and no rank has one of that job: its memory is what pods have for the job
+then. From then on it is brought along: by ranks that register the job at a pod that does not know it, by pods that ask
+others for samples, and in states of loops. Where two plans of one name meet, one that a rank has received samples by
+stands; if both are such, the request that shows it is refused, with both named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+from refill.errors import JobConflict, JobError, JobLost, RefillError, SamplesSkipped, UnknownJob
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.position_set import PositionSet
+from refill_service.cache_core.job_holder import check_holder
+from refill_service.cache_core.planned.job_orders import JobOrders
+from refill_service.cache_core.planned.job_plan import PLAN_BYTES_PER_SAMPLE, plan_of, with_plan
+from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of
+from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.datasets.dataset_reader import Dataset
+from refill_service.jobs.epoch_counts import counts_of, sum_of_counts
+from refill_service.jobs.job_table import JobTable
+from refill_service.membership.jobs_here import LEADER
+from refill_service.object_store.store_patience import within
+from refill_service.object_store.store_url import parse_url
+from refill_service.peers.peers import Peers
+from refill_service.planned.planned_job import PlannedJob
+from refill_service.planned.pods_away import PodsAway, is_away
+
+__all__ = ["PlannedJobs"]
+
+log = logging.getLogger(__name__)
+
+_KEPT_ENDED = 100
+_OF_RANKS = ("world_size", "drop_last", "num_epochs")
+"""Settings of a job that its ranks may change: the order does not follow from them."""
+
+
+class PlannedJobs:
+    """Of one pod. Memory is shared with the other jobs of the pod, by its table."""
+
+    def __init__(self, table: JobTable, peers: Peers, away: PodsAway) -> None:
+        self.jobs: dict[str, PlannedJob] = {}
+        table.planned = self.jobs
+        table.end_planned = self.end_here
+        self._table, self._settings = table, table.settings
+        self._peers, self._away = peers, away
+        self._registering = asyncio.Lock()
+        self._ended: OrderedDict[tuple[str, str], tuple[JobSpec, ReceivedEpochs]] = OrderedDict()
+        """By name and plan, what was ended here and what its ranks had received."""
+
+    def find(self, name: str, plan_id: str | None = None, *, looked_at: bool = False) -> PlannedJob:
+        """Raises :class:`UnknownJob`, for another plan of the name, too: who asks registers his.
+
+        :param looked_at: by somebody who watches, which does not keep an idle job alive.
+        """
+        job = self.jobs.get(name)
+        if job is None or (plan_id is not None and job.plan_id != plan_id):
+            raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name} of this plan: register it", job=name)
+        if not looked_at:
+            slept = job.sleeps
+            job.last_used = time.monotonic()
+            if slept:
+                self._table.share_memory()
+        return job
+
+    async def close(self) -> None:
+        for job in list(self.jobs.values()):
+            await job.close()
+        self.jobs.clear()
+
+    # How a job becomes known.
+
+    async def register(self, spec: JobSpec, plan: PlanSettings | None, *, begun: bool, again: bool) -> dict[str, Any]:
+        """For a client: on this pod, and on all that can be reached.
+
+        :param plan: that it brings; None: it knows none.
+        :param begun: whether it has received samples by that plan, in this process or before the state that it goes on
+            from.
+        :param again: whether this process had registered the job before.
+        """
+        is_new = spec.name not in self.jobs
+        if is_new and plan is None:
+            plan, begun = await self._plan_of_others(spec)
+        if is_new and plan is None and self._settings.ordinal != LEADER:
+            decided = await self._peers.call(LEADER, "PUT", _path(spec.name), {"spec": spec.to_dict()})
+            plan = PlanSettings.from_dict(decided["plan"])
+        job = await self.register_here(spec, plan, begun=begun, again=again)
+        if is_new:
+            try:
+                await self._introduce(job)
+            except RefillError:
+                await self._end_everywhere(job)
+                raise
+        return job.info() | {"pods": list(self._settings.pod_urls)}
+
+    async def register_here(
+        self, spec: JobSpec, plan: PlanSettings | None, *, begun: bool, again: bool = False
+    ) -> PlannedJob:
+        """At this pod alone; parameters as of :meth:`register`, where another pod may have brought the plan. Raises
+        :class:`JobConflict` when two plans or settings of the name contradict each other, and :class:`JobLost` when it
+        was ended while the process that asks ran."""
+        async with self._registering:
+            known = self.jobs.get(spec.name)
+            if known is None and (live := self._table.jobs.get(spec.name)) is not None:
+                check_holder(spec.name, live.spec.holder, spec.holder)
+                raise JobConflict(f"job {spec.name} runs with policy {live.spec.policy}, and you ask for planned")
+            if known is not None:
+                check_holder(spec.name, known.spec.holder, spec.holder)
+                self._check_settings(known, spec)
+                if plan is None or plan.plan_id == known.plan_id or not begun:
+                    known.confirmed |= begun and plan is not None
+                    return known
+                if known.confirmed:
+                    raise JobConflict(
+                        f"job {spec.name} runs here by plan {known.plan_id:.8}, and you go on by plan "
+                        f"{plan.plan_id:.8}: ranks of one run must go on from states of one run; end the job (refill "
+                        "end) and start all ranks from the same state, or use another name"
+                    )
+                log.warning(
+                    "job %s: plan %.8s, by which nobody has received anything, gives way", spec.name, known.plan_id
+                )
+                await self._close(known)
+            if plan is not None and again and (spec.name, plan.plan_id) in self._ended:
+                raise JobLost(f"job {spec.name} was ended while it was asked for samples", job=spec.name)
+            self._forget_ended(spec.name)
+            job = await self._make(spec, plan, confirmed=begun)
+            self.jobs[spec.name] = job
+            self._table.share_memory()
+            settings = job.orders.settings
+            log.info(
+                "job %s: %s, plan %.8s: %d shares, chunks of %d samples, memory for %s bytes",
+                spec.name,
+                spec.dataset,
+                settings.plan_id,
+                settings.num_shares,
+                settings.chunk_size,
+                f"{settings.memory_bytes:,}",
+            )
+            return job
+
+    def _check_settings(self, known: PlannedJob, spec: JobSpec) -> None:
+        alike = replace(spec, **{name: getattr(known.spec, name) for name in _OF_RANKS})
+        if differences := known.spec.differences(alike):
+            raise JobConflict(
+                f"job {spec.name} is registered with other settings ({'; '.join(differences)}); end it first (refill "
+                "end), or use another name"
+            )
+
+    async def _plan_of_others(self, spec: JobSpec) -> tuple[PlanSettings | None, bool]:
+        """As a pod has it that has the job; one that somebody has received samples by, if there is one."""
+        answers = await asyncio.gather(
+            *(self._peers.call(pod, "GET", _path(spec.name)) for pod in self._settings.other_pods),
+            return_exceptions=True,
+        )
+        found = [answer for answer in answers if isinstance(answer, dict)]
+        for answer in sorted(found, key=lambda answer: not answer["confirmed"]):
+            check_holder(spec.name, answer["spec"].get("holder", ""), spec.holder)
+            return PlanSettings.from_dict(answer["plan"]), bool(answer["confirmed"])
+        return None, False
+
+    async def _introduce(self, job: PlannedJob) -> None:
+        """To all other pods; one that can't be reached learns of it when it is asked for samples."""
+        body = job.introduction()
+        calls = (self._peers.call(pod, "PUT", _path(job.spec.name), body) for pod in self._settings.other_pods)
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(answer, BaseException) and not is_away(answer):
+                raise answer
+
+    async def _make(self, spec: JobSpec, plan: PlanSettings | None, *, confirmed: bool) -> PlannedJob:
+        table, settings = self._table, self._settings
+        table.check_taking_jobs()
+        table.check_num_jobs(spec.holder)
+        async with within(settings.wait_seconds, f"pod {settings.ordinal} waits to open {spec.dataset}"):
+            dataset = await table.opening.take(spec.dataset)
+        try:
+            return await self._made_of(spec, plan, dataset, confirmed=confirmed)
+        except BaseException:
+            await dataset.close()
+            raise
+
+    async def _made_of(
+        self, spec: JobSpec, plan: PlanSettings | None, dataset: Dataset, *, confirmed: bool
+    ) -> PlannedJob:
+        table, settings = self._table, self._settings
+        fingerprint = f"{dataset.index.fingerprint:016x}"
+        if plan is not None and plan.dataset != fingerprint:
+            raise JobConflict(
+                f"dataset {spec.dataset} was replaced since job {spec.name} began: its plan is of another one; end the "
+                "job (refill end), and start it anew"
+            )
+        if plan is not None:
+            _check_plan(spec, plan)
+        chunk_size = (spec.chunk_size or dataset.chunk_size_of(spec.policy)) if plan is None else plan.chunk_size
+        parts = replace(table.parts_of(dataset), remote_fraction=0.0)
+        claim = table.claim_of(spec, dataset, chunk_size, parts)
+        memory_bytes = table.memory_for(spec, 0, claim, ran_before=confirmed)
+        for_plan = PLAN_BYTES_PER_SAMPLE * dataset.num_samples
+        dataset.check_room(dataset.num_samples)
+        layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
+        if plan is None:
+            of_pod = replace(parts, memory_bytes=max(0, (spec.memory_bytes or claim.most_bytes) - for_plan))
+            chunk_bytes = chunk_size * parts.sample_bytes
+            spec = with_plan(spec, of_pod.abstract_bytes, settings.num_pods, chunk_bytes)
+            plan = plan_of(spec, fingerprint, layout)
+        else:
+            spec = replace(spec, policy_settings=plan.policy_settings())
+        records = await dataset.load_records(0, dataset.num_samples)
+        return PlannedJob(
+            spec,
+            JobOrders(plan, layout, records.length),
+            dataset,
+            records,
+            layout,
+            settings=settings,
+            memory_bytes=memory_bytes,
+            for_plan=for_plan,
+            parts=replace(parts, memory_bytes=memory_bytes),
+            claim=None if spec.memory_bytes else replace(claim, least_bytes=min(claim.least_bytes, memory_bytes)),
+            gate=table.gate,
+            pinned=table.pinned.lease(str(parse_url(spec.dataset)), records),
+            peers=self._peers,
+            away=self._away,
+            confirmed=confirmed,
+        )
+
+    # How it ends.
+
+    async def end_here(self, name: str) -> None:
+        """End a job on this pod, and keep what its ranks have received."""
+        if (job := self.jobs.get(name)) is not None:
+            self._ended[name, job.plan_id] = job.spec, job.received
+            while len(self._ended) > _KEPT_ENDED:
+                self._ended.popitem(last=False)
+            await self._close(job)
+
+    async def remove_idle(self, idle_seconds: float) -> None:
+        for name in [name for name, job in self.jobs.items() if job.idle_seconds > idle_seconds]:
+            log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
+            await self.end_here(name)
+            self._forget_ended(name)
+
+    def _forget_ended(self, name: str) -> None:
+        for each in [each for each in self._ended if each[0] == name]:
+            del self._ended[each]
+
+    async def _end_everywhere(self, job: PlannedJob) -> None:
+        calls = (
+            self._peers.call(pod, "DELETE", f"/peer/v1/jobs/{job.spec.name}?holder={job.spec.holder}")
+            for pod in self._settings.other_pods
+        )
+        await asyncio.gather(*calls, return_exceptions=True)
+        await self.end_here(job.spec.name)
+        self._forget_ended(job.spec.name)
+
+    async def _close(self, job: PlannedJob) -> None:
+        if self.jobs.get(job.spec.name) is job:
+            del self.jobs[job.spec.name]
+        await job.close()
+        self._table.pinned.release(job.pinned)
+        self._table.share_memory()
+
+    # What ranks have had of it.
+
+    def has(self, name: str) -> bool:
+        """Whether it runs here, or was ended and has a receipt."""
+        return name in self.jobs or any(ended == name for ended, _ in self._ended)
+
+    def part_here(self, name: str, epoch: int) -> dict[str, Any] | None:
+        """What this pod knows of an epoch, for receipts; None: nothing."""
+        _, received = self._known(name)
+        found = received.of(epoch)
+        return None if found is None else found.to_dict()
+
+    async def receipt(self, name: str, epoch: int) -> dict[str, Any]:
+        """Of all pods that can be asked. Raises :class:`UnknownJob` when none has heard of that epoch."""
+        spec, received = self._known(name)
+        parts = [self.part_here(name, epoch), *await self._of_others("GET", f"{_path(name)}/epochs/{epoch}")]
+        there = [part for part in parts if part is not None]
+        if not there:
+            raise UnknownJob(f"epoch {epoch} of job {name} has not begun, or is long over", job=name)
+        found = receipt_of(there)
+        plan_id = self.jobs[name].plan_id if name in self.jobs else next(i for n, i in self._ended if n == name)
+        of_what = {"job": name, "run": plan_id, "plan_id": plan_id, "seed": spec.seed, "policy": spec.policy}
+        ended = name not in self.jobs
+        running = not ended and epoch >= received.newest and not found["exact"]
+        return of_what | {"epoch": epoch, "ended": ended, "running": running} | found
+
+    async def counts(self, name: str, epoch: int) -> dict[str, Any]:
+        """What an epoch cost, at each pod and in sum."""
+        job = self.find(name, looked_at=True)
+        here = self.counts_here(name, epoch)
+        others = await self._of_others("GET", f"{_path(name)}/epochs/{epoch}/counts")
+        of_what = {"job": name, "run": job.plan_id, "epoch": epoch, "ended": False}
+        return of_what | sum_of_counts([here, *(each for each in others if each is not None)])
+
+    def counts_here(self, name: str, epoch: int) -> dict[str, Any]:
+        job = self.find(name, looked_at=True)
+        return counts_of(self._settings.ordinal, epoch, job.history.get(epoch), job.homes.get(epoch))
+
+    async def check_left(self, name: str, epoch: int, rank: int) -> None:
+        """Fact: a rank has left an epoch. Raises :class:`SamplesSkipped` when it has asked for positions of it behind
+        others that it never asked for."""
+        asked = await self._asked(name, epoch, rank)
+        if asked is None or len(asked) < 2:
+            return
+        (_, start), (end, _) = list(asked)[:2]
+        raise SamplesSkipped(
+            f"rank {rank} of job {name} has left epoch {epoch} and never asked for its positions {start} to {end - 1}, "
+            "while it asked for later ones: its samples are divided a second time, or batches are skipped. Let the "
+            "trainer take the sampler as it is (docs/TRAINERS.md); allow_skipped=True, given to the dataset, allows it",
+            epoch=epoch,
+            rank=rank,
+            start=start,
+            end=end,
+        )
+
+    async def left_out(self, name: str, epoch: int, rank: int, start: int, end: int) -> tuple[int, int] | None:
+        """The first part of a rank's positions ``[start, end)`` that no pod was asked for. None: there is none, or it
+        can't be said: a pod was restarted since, or does not answer."""
+        asked = await self._asked(name, epoch, rank)
+        return None if asked is None else asked.first_missing(start, end)
+
+    async def _asked(self, name: str, epoch: int, rank: int) -> PositionSet | None:
+        """Of all pods; None: a pod was restarted since, or does not answer."""
+        parts = [
+            self.asked_here(name, epoch, rank),
+            *await self._of_others("GET", f"{_path(name)}/epochs/{epoch}/ranks/{rank}"),
+        ]
+        asked = PositionSet()
+        for part in parts:
+            if part is None or not part["whole"]:
+                return None
+            for first, end in part["asked"]:
+                asked.add(first, end)
+        return asked
+
+    def asked_here(self, name: str, epoch: int, rank: int) -> dict[str, Any]:
+        job = self.find(name, looked_at=True)
+        found = job.received.of(epoch)
+        asked = None if found is None else found.asked.get(rank)
+        return {"whole": not job.began_midway, "asked": [] if asked is None else list(asked)}
+
+    async def _of_others(self, method: str, path: str) -> list[Any]:
+        """None of a pod that does not know, or does not answer."""
+
+        async def ask(pod: int) -> Any:
+            with contextlib.suppress(JobError):
+                try:
+                    return await self._away.answer_of(pod, self._peers.call(pod, method, path))
+                except RefillError as error:
+                    if not is_away(error):
+                        raise
+            return None
+
+        return await asyncio.gather(*map(ask, self._settings.other_pods))
+
+    def _known(self, name: str) -> tuple[JobSpec, ReceivedEpochs]:
+        if (job := self.jobs.get(name)) is not None:
+            return job.spec, job.received
+        for (ended, _), found in self._ended.items():
+            if ended == name:
+                return found
+        raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name}", job=name)
+
+
+def _check_plan(spec: JobSpec, plan: PlanSettings) -> None:
+    """Raises :class:`JobConflict` for the plan of a job with other settings."""
+    given = {"seed": spec.seed, "chunk_size": spec.chunk_size or plan.chunk_size}
+    given |= {name: value for name, value in spec.policy_settings.items() if value}
+    planned = {"seed": plan.seed, "chunk_size": plan.chunk_size} | plan.policy_settings()
+    for name, value in given.items():
+        if planned[name] != value:
+            raise JobConflict(
+                f"job {spec.name} is to go on by a plan with {name} {planned[name]!r}, and has {name} {value!r}: give "
+                "it the same as before, or begin it anew without the state"
+            )
+
+
+def _path(name: str) -> str:
+    return f"/peer/v1/jobs/{name}/planned"
