@@ -12,19 +12,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
 from refill.errors import JobError, JobLost, JobMoved, MemoryTooSmall, PodStopping, RefillError, UnknownJob
 from refill.protocol.incarnation import is_later, same_line
 from refill.protocol.job_spec import JobSpec
-from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import Begin, is_another
 from refill_service.cache_core.job_memory import JobMemory, least_memory, most_memory
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.memory_shares import Claim, memory_shares
-from refill_service.cache_core.planned.job_plan import PLAN_BYTES_PER_SAMPLE, JobPlan, is_planned, with_plan
-from refill_service.cache_core.policies import drain, planned, redox
+from refill_service.cache_core.policies import drain, redox
 from refill_service.cache_core.posted_traces import memory_with_traces, trace_memory
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout
@@ -195,19 +191,13 @@ class JobTable:
             # Before anything is made in its size; shares are about equal.
             dataset.check_room(-(-dataset.num_samples // settings.num_pods))
             layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
-            plan, for_plan = None, 0
-            if is_planned(spec):
-                for_plan = PLAN_BYTES_PER_SAMPLE * dataset.num_samples
-                of_pod = replace(parts, memory_bytes=max(0, (spec.memory_bytes or claim.most_bytes) - for_plan))
-                spec = with_plan(spec, of_pod.abstract_bytes, settings.num_pods, chunk_size * parts.sample_bytes)
-                plan = await self._plan_of(spec, dataset, layout)
             share = layout.share(settings.ordinal, settings.num_pods)
             records = await dataset.load_records(share.first_sample, share.end_sample)
             for_traces = 0
             if spec.order == "explicit":
                 for_traces = trace_memory(memory_bytes, dataset.num_samples, names_classes=spec.names_classes)
             for_scores = score_memory(share.num_samples) if spec.is_by_importance else 0
-            memory = replace(parts, memory_bytes=max(0, memory_bytes - for_traces - for_scores - for_plan))
+            memory = replace(parts, memory_bytes=max(0, memory_bytes - for_traces - for_scores))
             # It may come to have more, and the number of its abstract chunks stays.
             most = replace(parts, memory_bytes=max(memory_bytes, claim.most_bytes)) if _is_flexible(spec) else memory
             job = Job(
@@ -225,7 +215,6 @@ class JobTable:
                 resumed=resumed,
                 begin=begin,
                 journal_is_whole=kept is not None and kept.whole,
-                plan=plan,
             )
             pinned = self.pinned.lease(str(parse_url(spec.dataset)), records)
         except BaseException:
@@ -257,28 +246,6 @@ class JobTable:
         if kept is not None:
             at_pod.ended |= kept.receipts
         return at_pod
-
-    async def _plan_of(self, spec: JobSpec, dataset: Dataset, layout: ChunkLayout) -> JobPlan:
-        """Of a job whose settings say all of it. Its first epoch is planned here, and each next one while one runs."""
-        records = await dataset.load_records(0, dataset.num_samples)
-        narrow = np.int32 if int(records.length.max(initial=0)) < 2**31 else np.int64
-        plan = JobPlan(spec, f"{dataset.index.fingerprint:016x}", layout, records.length.astype(narrow))
-        await asyncio.to_thread(plan.traces, 0)
-        return plan
-
-    async def traces_of_journal(self, kept: KeptJob, epoch: int) -> Traces:
-        """What ranks asked for in an epoch of a planned job that is not in the table. Reads its dataset's index. Raises
-        :class:`JobLost` when the dataset was made anew since."""
-        spec = JobSpec.from_dict(kept.header["spec"])
-        dataset = await self.opening.take(spec.dataset)
-        try:
-            chunk_size = spec.chunk_size or dataset.chunk_size_of(spec.policy)
-            plan = await self._plan_of(spec, dataset, ChunkLayout(dataset.blobs.first_sample, chunk_size))
-        finally:
-            await dataset.close()
-        if plan.settings.dataset != kept.header["fingerprint"]:
-            raise JobLost(f"dataset {spec.dataset} was made anew since job {spec.name} ran", job=spec.name)
-        return await asyncio.to_thread(plan.traces, epoch, kept.resumed)
 
     def put(self, at_pod: JobAtPod) -> None:
         self.jobs[at_pod.job.spec.name] = at_pod
@@ -541,8 +508,5 @@ def _incarnation_of(job: JobAtPod | KeptJob) -> str:
 def _is_flexible(spec: JobSpec) -> bool:
     """Whether its memory may change while it runs: it names none, and its policy reads on with less, or with more."""
     return (
-        not spec.memory_bytes
-        and spec.policy in (drain.KIND.name, planned.KIND.name)
-        and spec.shuffle
-        and spec.order == "keyed"
+        not spec.memory_bytes and spec.policy in (drain.KIND.name, "planned") and spec.shuffle and spec.order == "keyed"
     )

@@ -76,7 +76,10 @@ async def register(
     pods: Annotated[int | None, Query(ge=1, lt=2**16, description="On how many pods the job ran then.")] = None,
 ) -> dict[str, Any]:
     node = node_of(request.scope)
-    info = await node.registration.register(spec_of(job, settings, request), incarnation, pods)
+    spec = spec_of(job, settings, request)
+    if spec.is_planned:
+        return await node.planned.register(spec, None, begun=False, again=False)
+    info = await node.registration.register(spec, incarnation, pods)
     if incarnation is not None and moves_of(info["incarnation"]) > moves_of(incarnation):
         was_done(request, "moved to", info["incarnation"])
     else:
