@@ -54,9 +54,9 @@ Answer = TypeVar("Answer")
 Attempt = Callable[[str, Wait], Answer]
 """One try; gets the URL of the pod to ask, and how long it may wait."""
 
-_PROBE_SECONDS = 2.0
+_PROBE_SECONDS = 1.5
 """A pod that is asked for a sign of life, and gives none for so long, is taken to be away."""
-_SILENT_SECONDS = 2.0
+_SILENT_SECONDS = 0.5
 """After so long without an answer it is asked for one."""
 _BACK_SECONDS = 5.0
 """Between looks whether the first of a rank's pods is there again."""

@@ -309,6 +309,8 @@ class PlannedJobs:
     async def check_left(self, name: str, epoch: int, rank: int) -> None:
         """Fact: a rank has left an epoch. Raises :class:`SamplesSkipped` when it has asked for positions of it behind
         others that it never asked for."""
+        if len(self.asked_here(name, epoch, rank)["asked"]) < 2:
+            return  # no other pod need be asked
         asked = await self._asked(name, epoch, rank)
         if asked is None or len(asked) < 2:
             return
@@ -353,6 +355,8 @@ class PlannedJobs:
         """None of a pod that does not know, or does not answer."""
 
         async def ask(pod: int) -> Any:
+            if pod in self._away.away:
+                return None
             with contextlib.suppress(JobError):
                 try:
                     return await self._away.answer_of(pod, self._peers.call(pod, method, path))

@@ -8,7 +8,6 @@ second then, until it answers again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable
 from typing import TypeVar
@@ -22,9 +21,9 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-_PATIENCE_SECONDS = 1.0
+_PATIENCE_SECONDS = 0.5
 """How long a request may take before its pod is asked for a sign of life, again and again."""
-_SIGN_OF_LIFE_SECONDS = 2.0
+_SIGN_OF_LIFE_SECONDS = 1.5
 _LOOK_SECONDS = 0.5
 _ALIVE = "/peer/v1/lives"
 
@@ -58,15 +57,14 @@ class PodsAway:
         """What a pod answers. Raises :class:`PodUnreachable`, too, when it gives no sign of life while it is waited
         for."""
         asked = asyncio.ensure_future(answer)
+        asked.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever still wants to know it
         try:
             while not (await asyncio.wait([asked], timeout=_PATIENCE_SECONDS))[0]:
                 if not await self._is_alive(pod) and not asked.done():
                     raise PodUnreachable(f"{self._peers.name(pod)} gives no sign of life", pod=pod)
             return asked.result()
         finally:
-            asked.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await asked
+            asked.cancel()  # its connection may stay busy for as long as the pod stands still: nobody waits for that
 
     async def _look(self, pod: int) -> None:
         while True:
