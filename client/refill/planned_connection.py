@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refill.answer_checks import checked_job, read_as_of_a_pod
+from refill.batch_groups import BatchGroups
 from refill.credentials import Credentials
 from refill.errors import (
     InvalidInput,
@@ -119,6 +120,7 @@ class PlannedConnection:
     place it takes. Picklable; the copy opens connections of its own.
 
     :param place: shared by all copies.
+    :param groups: of ranks that share a batch; None: as many in a row as ``spec`` says.
     """
 
     look_every_seconds = _QUIET_SECONDS
@@ -143,6 +145,7 @@ class PlannedConnection:
         *,
         goes_without_damaged: bool = False,
         place: RankPlace | None = None,
+        groups: BatchGroups | None = None,
     ) -> None:
         if not timeout_seconds >= 0:
             raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
@@ -151,6 +154,7 @@ class PlannedConnection:
         self.service_url = checked_url(service_url)
         self.spec, self.rank, self.timeout_seconds = spec, rank, timeout_seconds
         self.allow_skipped = allow_skipped
+        self._groups = groups or BatchGroups(spec.batch_group)
         self.is_rank = True
         """False: it has asked for no sample so far."""
         self._given_home = None if home is None else checked_url(home)
@@ -210,7 +214,7 @@ class PlannedConnection:
         assert self._info is not None
         return Dealing(
             self._info["num_samples"],
-            self.spec.world_size,
+            self.spec.num_groups,
             start=self._place.start(epoch),
             drop_last=self.spec.drop_last,
         )
@@ -232,6 +236,11 @@ class PlannedConnection:
         self.info()
         return self._pods[self._turn % len(self._pods)]
 
+    @property
+    def _group(self) -> int:
+        """As which rank it asks for samples: of those that share a batch, all ask as one."""
+        return self._groups.number(self.rank)
+
     # Samples.
 
     def batch(self, epoch: int, positions: Int64Array) -> ReceivedBatch:
@@ -244,8 +253,8 @@ class PlannedConnection:
 
         def ask(pod: str, wait: Wait) -> ReceivedBatch:
             dealing = self.dealing(epoch)
-            wanted = dealing.positions(self.rank, positions) % max(1, dealing.num_positions)
-            body = BatchRequest(epoch, self.rank, wanted, waited_seconds=waited).encode()
+            wanted = dealing.positions(self._group, positions) % max(1, dealing.num_positions)
+            body = BatchRequest(epoch, self._group, wanted, waited_seconds=waited).encode()
             path = self._path("batch", **self._about_batch(epoch, dealing))
             return self._channel.fetch(pod, path, body, Expected(wanted), wait)
 
@@ -275,6 +284,8 @@ class PlannedConnection:
 
     def _about_batch(self, epoch: int, dealing: Dealing) -> dict[str, Any]:
         about: dict[str, Any] = {"ranks": dealing.num_ranks, "start": dealing.start, "life": self._life().encode()}
+        if self._groups.size > 1:
+            about |= {"group": self._groups.size, "member": self._groups.member(self.rank)}
         if dealing.drop_last:
             about["drop_last"] = "true"
         if had := self._place.had(epoch):
@@ -354,7 +365,7 @@ class PlannedConnection:
     def skipped(self, epoch: int, start: int, end: int) -> bool:
         """Whether this rank has left out some of the positions ``[start, end)`` of an epoch so far: in all its
         processes. False when the pods don't know."""
-        what = f"epochs/{epoch}/ranks/{self.rank}"
+        what = f"epochs/{epoch}/ranks/{self._group}"
         answer = self._retried(
             lambda pod, wait: self._channel.call("GET", pod, self._path(what, start=start, end=end), wait)
         )
@@ -423,7 +434,7 @@ class PlannedConnection:
 
     def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
         spec = self.spec
-        of_rank = {"epoch": epoch, "rank": self.rank, "num_ranks": spec.world_size}
+        of_rank = {"epoch": epoch, "rank": self._group, "num_ranks": spec.num_groups}
         return of_rank | {"start": start, "drop_last": spec.drop_last}
 
     # Which pod is asked, and what it is brought.

@@ -38,6 +38,8 @@ class ResumeState:
     """Of a job whose order is planned: the settings that it follows from (refill.protocol.plan_settings)."""
     start: int = 0
     """The position of the epoch's one order from which on it is dealt to these ranks."""
+    group: int = 1
+    """How many ranks shared each batch."""
     sampler: Any = None
     """What a TraceSampler keeps of the sampler that it wraps."""
 
@@ -51,9 +53,14 @@ class ResumeState:
         return (self.epoch + 1, 0) if self.at_end else (self.epoch, self.position)
 
     @property
+    def num_groups(self) -> int:
+        """Ranks that had batches of their own."""
+        return self.world_size // self.group
+
+    @property
     def num_had(self) -> int:
         """Of a planned job: how many positions of the epoch's one order all ranks together have had, from 0 on."""
-        return self.start + self.position * self.world_size
+        return self.start + self.position * self.num_groups
 
     @property
     def mid_epoch(self) -> bool:
@@ -66,7 +73,7 @@ class ResumeState:
             if found[name] is None:
                 del found[name]
         if self.plan is None:
-            del found["start"]
+            del found["start"], found["group"]
         return found
 
     @classmethod
@@ -91,6 +98,7 @@ class ResumeState:
             length=_count(state, "length"),
             plan=state.get("plan"),
             start=_count({"start": 0} | state, "start"),
+            group=max(1, _count({"group": 1} | state, "group")),
             sampler=state.get("sampler"),
         )
         if found.position > found.length:

@@ -19,6 +19,7 @@ import numpy as np
 import torch.distributed
 import torch.utils.data
 
+from refill.batch_groups import BatchGroups, batch_groups
 from refill.credentials import Credentials
 from refill.decoders import Decode
 from refill.delivery_record import DeliveryRecord
@@ -85,6 +86,9 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     :param on_damaged: ``"raise"``: a sample whose bytes are damaged, or that can't be decoded, is an error
         (:class:`refill.errors.SampleDamaged`). ``"skip"``: the run goes on without it. Its batch is one sample shorter,
         and the receipt names it.
+    :param batch_group: how many ranks in a row share each batch, as in tensor, context or pipeline parallel training;
+        or the dimension of a ``torch.distributed`` DeviceMesh whose ranks do, ``mesh["tp"]``. All of a group get the
+        same batches, which are read once. Goes with ``policy="planned"``.
     :param settings: further settings of the job, such as ``chunk_size``: docs/CLIENT.md, "Settings of a job".
 
     The job is registered with the pods at the first use: when a sampler is made, or a length or a sample is asked for.
@@ -113,6 +117,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         resume: Any = None,
         allow_skipped: bool = False,
         on_damaged: str = "raise",
+        batch_group: Any = None,
         **settings: Any,
     ) -> None:
         if "name" in settings:
@@ -122,6 +127,9 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         _check_spelling(settings)
         if on_damaged not in ("raise", "skip"):
             raise InvalidInput(f"on_damaged must be 'raise' or 'skip', got {on_damaged!r}")
+        self._groups = BatchGroups() if batch_group is None else batch_groups(batch_group)
+        if self._groups.size > 1:
+            settings = settings | {"batch_group": self._groups.size}
         said = {"world_size": world_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last, **settings}
         self._settings = {"name": job, "dataset": dataset} | {
             n: value for n, value in said.items() if value is not None
@@ -402,7 +410,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         )
         if isinstance(connection, PlannedConnection):
             start = connection.dealing(epoch).start
-            return dataclasses.replace(found, plan=connection.plan, start=start).to_dict()
+            return dataclasses.replace(found, plan=connection.plan, start=start, group=spec.batch_group).to_dict()
         return dataclasses.replace(found, sampler=sampler).to_dict()
 
     def checked_state(self, state: Any) -> ResumeState:
@@ -446,7 +454,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
                 "planned; start the epoch over, without it"
             )
         connection.goes_by(state.plan)
-        same_ranks = state.world_size == connection.spec.world_size
+        same_ranks = state.num_groups == connection.spec.num_groups
         num_positions = connection.info()["num_samples"]
         if state.at_end or not state.position:
             start, position = (0, 0) if state.at_end else (state.start, 0)
@@ -467,6 +475,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             state,
             incarnation=connection.plan_id,
             world_size=connection.spec.world_size,
+            group=connection.spec.batch_group,
             rank=connection.rank,
             position=position,
             length=length,
@@ -630,6 +639,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
                 self._connect_timeout_seconds,
                 goes_without_damaged=self._skips_damaged,
                 place=self._place,
+                groups=self._groups,
             )
         return PodConnection(
             self._service_url,

@@ -237,6 +237,13 @@ class PlannedJob:
         self._recent.limit(replace(self.parts, memory_bytes=memory_bytes).recent_bytes)
         self._share_memory()
 
+    def ranks_are(self, spec: JobSpec) -> None:
+        """Fact: the job goes on with other ranks than before."""
+        names = ("world_size", "drop_last", "num_epochs", "batch_group")
+        self.spec = replace(self.spec, **{name: getattr(spec, name) for name in names})
+        for server in self._servers.values():
+            server.memory.num_askers = spec.batch_group
+
     def let_go(self) -> None:
         """Forget the bytes of what nobody has asked for: should somebody do so all the same, it is read again."""
         log.info("job %s sleeps, and lets go of its memory", self.spec.name)
@@ -378,6 +385,7 @@ class PlannedJob:
                 name=self.spec.name,
                 wait_seconds=self._settings.wait_seconds,
                 num_epochs=self.spec.num_epochs,
+                num_askers=self.spec.batch_group,
             )
             self._share_memory()
         return self._servers[number]

@@ -40,7 +40,7 @@ __all__ = ["PlannedJobs"]
 log = logging.getLogger(__name__)
 
 _KEPT_ENDED = 100
-_OF_RANKS = ("world_size", "drop_last", "num_epochs")
+_OF_RANKS = ("world_size", "drop_last", "num_epochs", "batch_group")
 """Settings of a job that its ranks may change: the order does not follow from them."""
 
 
@@ -118,6 +118,7 @@ class PlannedJobs:
                 self._check_settings(known, spec)
                 if plan is None or plan.plan_id == known.plan_id or not begun:
                     known.confirmed |= begun and plan is not None
+                    known.ranks_are(spec)
                     return known
                 if known.confirmed:
                     raise JobConflict(

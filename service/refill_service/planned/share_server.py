@@ -43,6 +43,7 @@ class ShareServer:
     :param counts_of: those of an epoch.
     :param wait_seconds: for the store.
     :param num_epochs: that will be asked for; 0: not known.
+    :param num_askers: how many ranks ask for each sample.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class ShareServer:
         name: str,
         wait_seconds: float,
         num_epochs: int,
+        num_askers: int,
     ) -> None:
         self.number = number
         self.share, self._lengths = orders.share(number)
-        self.memory = ShareMemory(self.share.starts, self._lengths, orders.planned_bytes(number))
-        self.num_bytes = int(self._lengths.sum())
+        self.memory = ShareMemory(self.share.starts, self._lengths, orders.planned_bytes(number), num_askers)
         self.last_asked = time.monotonic()
         self._orders = orders
         self._chunks = chunks
@@ -115,7 +116,9 @@ class ShareServer:
         asked = self.memory.asked(epoch, places)
         ids = self.share.samples[asked.samples]
         keys = [(epoch, sample) for sample in ids.tolist()]
-        found = {key: payload for key in keys if (payload := self._pop(key)) is not None}
+        here = zip(keys, asked.stay.tolist(), strict=True)
+        leave = {key: self._payloads.get(key) if stays else self._pop(key) for key, stays in here}
+        found = {key: payload for key, payload in leave.items() if payload is not None}
         try:
             await self._come(keys, found, asked)
             self._plan_ahead()

@@ -109,6 +109,8 @@ async def batch(
     start: Annotated[int, Query(ge=0, lt=2**62, description="The position from which on it is dealt so.")] = 0,
     drop_last: bool = False,
     had: Annotated[int, Query(ge=0, lt=2**62, description="The rank's positions below lie in a checkpoint.")] = 0,
+    group: Annotated[int, Query(ge=1, le=2**10, description="How many processes ask as this rank.")] = 1,
+    member: Annotated[int, Query(ge=0, lt=2**10, description="Which of them asks.")] = 0,
     allow_skipped: bool = False,
     life: Life = None,
     ended: Annotated[str | None, Query(max_length=LONGEST_LIFE, description="Who was this rank and has ended.")] = None,
@@ -123,8 +125,8 @@ async def batch(
     found.check_positions(wanted.epoch, wanted.positions)
     asker = life_of(life)
     if ended is not None and asker is not None:
-        found.leases.ended(wanted.rank, RankLife.decode(ended), asker)
-    found.leases.asks(wanted.rank, asker)
+        found.leases.ended(wanted.rank * group + member, RankLife.decode(ended), asker)
+    found.leases.asks(wanted.rank * group + member, asker)
     found.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
     if not allow_skipped and found.received.comes_to(wanted.epoch, wanted.rank):
         await node.planned.check_left(job, wanted.epoch - 1, wanted.rank)

@@ -35,7 +35,7 @@ _BACK_PART = 8
 """A share begins so many parts of its memory before the first place that it is asked for: loader workers are not in
 order."""
 _KEPT_ORDERS = 3
-_MOST_STRAY = 512
+_MOST_STRAY = 1024
 """Samples that are asked for again before a share begins anew where they are asked for; of a small share, 1/8."""
 
 NO_SAMPLES: Int64Array = np.empty(0, dtype=np.int64)
@@ -56,6 +56,8 @@ class Asked(NamedTuple):
 
     samples: Int64Array
     """``(n,)`` local samples, in the order of the places."""
+    stay: NDArray[np.bool_]
+    """``(n,)`` which of them stay in memory when their bytes leave: others will ask for them, too."""
     reads: list[ChunkRead]
     dropped: list[tuple[int, Int64Array]]
     """``(epoch, samples)`` whose bytes are to be forgotten."""
@@ -87,15 +89,16 @@ class PlacedOrder:
 class _Epoch:
     """One epoch of the share, from a place on."""
 
-    def __init__(self, number: int, placed: PlacedOrder, first_place: int) -> None:
+    def __init__(self, number: int, placed: PlacedOrder, first_place: int, num_askers: int) -> None:
         num_samples = len(placed.order)
         self.number, self.placed = number, placed
         self.order, self.place = placed.order, placed.place
         self.first_use, self.in_order = placed.first_use, placed.in_order
-        self.to_come = np.ones(num_samples, dtype=bool)
-        """Samples that nobody has asked for."""
-        self.to_come[self.order[:first_place]] = False
+        self.to_come = np.full(num_samples, num_askers, dtype=np.uint16)
+        """How many have yet to ask for each sample."""
+        self.to_come[self.order[:first_place]] = 0
         self.num_to_come = num_samples - first_place
+        """Samples that somebody has yet to ask for."""
         self.here = np.zeros(num_samples, dtype=bool)
         """Of them, those in memory."""
         self.coming = np.zeros(num_samples, dtype=bool)
@@ -118,8 +121,8 @@ class _Epoch:
         return self.next == len(self.in_order) and not self.again
 
     def are_gone(self, samples: Int64Array) -> None:
-        """Fact: nobody will ask for these, which were to come."""
-        self.to_come[samples] = False
+        """Fact: nobody will ask for these any more, which were to come."""
+        self.to_come[samples] = 0
         self.num_to_come -= len(samples)
 
 
@@ -129,20 +132,22 @@ class ShareMemory:
     :param starts: ``(chunks + 1,)`` first local sample of each chunk, then their number.
     :param lengths: ``(n,)`` bytes of each sample.
     :param planned_bytes: memory that the share's order is planned for.
+    :param num_askers: how many ask for each sample: ranks that share their batches. It may change between epochs.
     """
 
-    def __init__(self, starts: Int64Array, lengths: Int64Array, planned_bytes: int) -> None:
+    def __init__(self, starts: Int64Array, lengths: Int64Array, planned_bytes: int, num_askers: int = 1) -> None:
+        self.num_askers = num_askers
         self._starts = starts
         self._lengths = lengths
         self.capacity_bytes = 0
         self.held_bytes = 0
-        """Of samples that are in memory or on their way, and that nobody has asked for."""
+        """Of samples that are in memory or on their way, and that somebody has yet to ask for."""
         num_samples, num_chunks = len(lengths), len(starts) - 1
         narrow = np.int32 if num_samples < 2**31 else np.int64
         self._chunk_of: IndexArray = np.repeat(np.arange(num_chunks, dtype=narrow), np.diff(starts))
         mean_bytes = max(1, int(lengths.sum()) // max(1, num_samples))
         self._planned_places = max(1, min(num_samples, planned_bytes // mean_bytes))
-        self._most_stray = max(1, min(_MOST_STRAY, num_samples // 8))
+        self._most_stray = max(1, min(_MOST_STRAY, num_samples // 8, self._planned_places))
         self._stray = 0
         """Samples asked for again, less those asked for the first time since."""
         self._orders: dict[int, PlacedOrder] = {}
@@ -197,19 +202,21 @@ class ShareMemory:
             self._orders[epoch] = placed
             at = self._begin(epoch, int(places.min()))
         if at is None:
-            return Asked(samples, [], [])
+            return Asked(samples, np.zeros(len(samples), dtype=bool), [], [])
         reads = self._ask(at, samples, dropped)
         at.front = max(at.front, int(places.max()) + 1)
         dropped += self._drop_stale()
-        return Asked(samples, reads + self._read_ahead(), dropped)
+        return Asked(samples, at.to_come[samples] > 0, reads + self._read_ahead(), dropped)
 
     def _ask(self, at: _Epoch, samples: Int64Array, dropped: list[tuple[int, Int64Array]]) -> list[ChunkRead]:
         """What is asked for, and neither in memory nor on its way, is read now."""
-        new = samples[at.to_come[samples]]
+        new = samples[at.to_come[samples] > 0]
         held = at.here[new] | at.coming[new]
-        self.held_bytes -= int(self._lengths[new[held]].sum())
-        at.are_gone(new)
-        at.here[new] = False
+        last = at.to_come[new] == 1
+        self.held_bytes -= int(self._lengths[new[held & last]].sum())
+        at.to_come[new] -= 1
+        at.num_to_come -= int(np.count_nonzero(last))
+        at.here[new[last]] = False
         reads: list[ChunkRead] = []
         missing = new[~held]
         chunks = self._chunk_of[missing]
@@ -229,7 +236,7 @@ class ShareMemory:
         at.coming[read.samples] = False
         intact = np.ones(len(read.samples), dtype=bool)
         intact[np.searchsorted(read.samples, damaged)] = not len(damaged)
-        stay = at.to_come[read.samples] & intact
+        stay = (at.to_come[read.samples] > 0) & intact
         kept = read.samples[stay]
         at.here[kept] = True
         if len(kept):
@@ -261,11 +268,11 @@ class ShareMemory:
         placed = self._orders[epoch]
         if first_place:
             placed = PlacedOrder(placed.order, self._chunk_of, len(self._starts) - 1, first_place)
-        self._epochs = [_Epoch(epoch, placed, first_place)]
+        self._epochs = [_Epoch(epoch, placed, first_place, self.num_askers)]
         return self._epochs[0]
 
     def _open(self, epoch: int) -> None:
-        self._epochs.append(_Epoch(epoch, self._orders[epoch], 0))
+        self._epochs.append(_Epoch(epoch, self._orders[epoch], 0, self.num_askers))
 
     def _placed(self, epoch: int) -> PlacedOrder:
         at = self._open_epoch(epoch)
@@ -280,7 +287,7 @@ class ShareMemory:
         return at if at is not None and bool(at.coming[read.samples].all()) else None
 
     def _lost(self, at: _Epoch, samples: Int64Array) -> None:
-        self.held_bytes -= int(self._lengths[samples[at.to_come[samples]]].sum())
+        self.held_bytes -= int(self._lengths[samples[at.to_come[samples] > 0]].sum())
 
     def _read_now(
         self,
@@ -348,7 +355,7 @@ class ShareMemory:
         """Nobody will ask for what lies before this place."""
         behind = at.order[at.swept : end].astype(np.int64)
         at.swept = end
-        left = behind[at.to_come[behind]]
+        left = behind[at.to_come[behind] > 0]
         here = left[at.here[left]]
         self._drop(at, here)
         self._lost(at, left[at.coming[left]])
@@ -399,9 +406,9 @@ class ShareMemory:
         return True
 
     def _unread(self, at: _Epoch, chunk: int) -> Int64Array:
-        """Samples of a chunk that nobody has asked for, and that are neither in memory nor on their way."""
+        """Samples of a chunk that somebody has yet to ask for, and that are neither in memory nor on their way."""
         span = slice(int(self._starts[chunk]), int(self._starts[chunk + 1]))
-        there: NDArray[np.intp] = np.flatnonzero(at.to_come[span] & ~at.here[span] & ~at.coming[span])
+        there: NDArray[np.intp] = np.flatnonzero((at.to_come[span] > 0) & ~at.here[span] & ~at.coming[span])
         return there + span.start
 
     def _order(self, at: _Epoch, chunk: int, samples: Int64Array) -> ChunkRead:
