@@ -200,6 +200,7 @@ class PlannedJob:
             self.sent_bytes,
             self.received_bytes,
             self._progress(),
+            damaged=self.received.num_damaged,
         )
 
     def _progress(self) -> tuple[int, int] | None:
