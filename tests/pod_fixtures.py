@@ -80,9 +80,7 @@ def write_files(folder: Path, count: int, least: int = 100, most: int = 4000, se
     return content
 
 
-def rank_of(
-    cluster: LocalCluster, settings: dict[str, Any], rank: int = 0, timeout_seconds: float = 30
-) -> Any:
+def rank_of(cluster: LocalCluster, settings: dict[str, Any], rank: int = 0, timeout_seconds: float = 30) -> Any:
     """A rank's connection to the pods, of the kind that its job has."""
     spec = JobSpec.from_dict(settings)
     kind = PlannedConnection if spec.is_planned else PodConnection
