@@ -7,7 +7,6 @@ pod does. What has come is reported now and then, for receipts; nothing hangs on
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import multiprocessing.util
 import os
@@ -401,8 +400,13 @@ class PlannedConnection:
         if now - self._heard_at > _REPORT_SECONDS:
             self._heard_at = now
             path = self._path("", rank=self.rank, life=self._life().encode())
-            with contextlib.suppress(RefillError):
+            try:
                 self._probes.call("GET", self.home, path, Wait(_PROBE_SECONDS))
+            except (UnknownJob, PodUnreachable):  # what it was told may be lost, and is told again
+                with self._lock:
+                    self._unreported = self._unreported or (now if self._received else 0.0)
+            except RefillError:
+                pass
         if self._turn and now > self._back_at:
             self._back_at = now + _BACK_SECONDS
             if self._answers(self._pods[0]):

@@ -163,10 +163,10 @@ class Run:
 
     def exact_receipt(self, epoch: int, pod: int = 0) -> dict[str, Any]:
         """Pods that were away may be thought to be so for a moment more."""
-        self.look()
         found = {}
 
         def is_exact() -> bool:
+            self.look()
             found.update(self.receipt(epoch, pod))
             return bool(found["exact"])
 

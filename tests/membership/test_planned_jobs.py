@@ -42,6 +42,8 @@ def test_pods_that_die_change_nothing(packed: Packed, tmp_path: Path) -> None:
         for epoch in (0, 1):
             assert sorted(run.positions_of(epoch)) == list(range(NUM_SAMPLES)), f"epoch {epoch}"
         run.exact_receipt(1, pod=2)
+        pods.kill(0, 1)  # who had been told it, and never comes back
+        run.exact_receipt(1, pod=2)
 
 
 @pytest.mark.parametrize(("way", "drop_last"), [("resume", False), ("load", True)])

@@ -94,10 +94,12 @@ class ReceivedEpochs:
 
     def received(self, epoch: int, dealing: Dealing, rank: int, spans: Iterable[tuple[int, int]]) -> None:
         """Fact: a rank has received these of its positions, ``[first, end)`` each."""
-        known = self.at(epoch, dealing).received.setdefault(rank, PositionSet())
+        spans = list(spans)
         for first, end in spans:
             if not 0 <= first <= end <= dealing.per_rank:
                 raise InvalidInput(f"rank {rank} has {dealing.per_rank} positions in epoch {epoch}, got {first}-{end}")
+        known = self.at(epoch, dealing).received.setdefault(rank, PositionSet())
+        for first, end in spans:
             if len(known) < _MOST_SPANS:
                 known.add(first, end)
 
