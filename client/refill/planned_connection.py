@@ -7,7 +7,6 @@ pod does. What has come is reported now and then, for receipts; nothing hangs on
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import multiprocessing.util
 import os
@@ -412,8 +411,13 @@ class PlannedConnection:
         if now - self._heard_at > _REPORT_SECONDS:
             self._heard_at = now
             path = self._path("", rank=self.rank, life=self._life().encode())
-            with contextlib.suppress(RefillError):
+            try:
                 self._probes.call("GET", self.home, path, Wait(_PROBE_SECONDS))
+            except (UnknownJob, PodUnreachable):  # what it was told may be lost, and is told again
+                with self._lock:
+                    self._unreported = self._unreported or (now if self._received else 0.0)
+            except RefillError:
+                pass
         if self._turn and now > self._back_at:
             self._back_at = now + _BACK_SECONDS
             if self._answers(self._pods[0]):
@@ -426,11 +430,27 @@ class PlannedConnection:
             found = [(epoch, start, list(spans)) for (epoch, start), spans in self._received.items()]
         try:
             for epoch, start, spans in found:
-                body = self._dealt_to(epoch, start) | {"spans": spans}
-                self._probes.call("PUT", self.home, self._path("received"), Wait(_PROBE_SECONDS), sent=body)
+                had = self._place.had(epoch) if start == self._place.start(epoch) else 0
+                self._tell_home(self._dealt_to(epoch, start) | {"spans": [(0, had), *spans] if had else spans})
         except RefillError:
             with self._lock:
                 self._unreported = self._unreported or time.monotonic()
+
+    def _tell_home(self, received: dict[str, Any]) -> None:
+        """Tried once at each of this rank's pods."""
+
+        def tell(pod: str, wait: Wait) -> dict[str, Any]:
+            return self._probes.call("PUT", pod, self._path("received"), wait, sent=received)
+
+        for turn in range(len(self._pods)):
+            pod = self.home
+            try:
+                self._once(pod, tell, Wait(_PROBE_SECONDS), registers=True)
+                return
+            except PodUnreachable:
+                self._is_away(pod)
+                if turn + 1 == len(self._pods):
+                    raise
 
     def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
         spec = self.spec

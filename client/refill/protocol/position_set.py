@@ -61,4 +61,4 @@ class PositionSet:
 
     def has_any(self, start: int, end: int) -> bool:
         place = bisect_right(self._ends, start)
-        return place < len(self._firsts) and self._firsts[place] < end
+        return start < end and place < len(self._firsts) and self._firsts[place] < end

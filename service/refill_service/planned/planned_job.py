@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.home_machine import HomeCounts
@@ -62,6 +63,7 @@ class PlannedJob:
     :param memory_bytes: what the job may use here.
     :param for_plan: of that, what the orders take.
     :param confirmed: whether a rank is known to have received something by this plan.
+    :param other_plan: is told of a pod that has the job by another one.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class PlannedJob:
         peers: Peers,
         away: PodsAway,
         confirmed: bool,
+        other_plan: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
         self.spec, self.orders, self.dataset, self.records, self.layout = spec, orders, dataset, records, layout
         self.ordinal, self.num_pods = settings.ordinal, settings.num_pods
@@ -105,6 +108,7 @@ class PlannedJob:
         self._for_plan = for_plan
         self._settings = settings
         self._peers, self._away = peers, away
+        self._other_plan = other_plan
         self._owners = share_owners(orders.settings.num_shares, settings.num_pods)
         self._recent = RecentlySent(parts.recent_bytes)
         self._chunks = ChunkReader(dataset, records, self.share, gate, pinned, spec.name)
@@ -200,6 +204,7 @@ class PlannedJob:
             self.sent_bytes,
             self.received_bytes,
             self._progress(),
+            damaged=self.received.num_damaged,
         )
 
     def _progress(self) -> tuple[int, int] | None:
@@ -358,7 +363,9 @@ class PlannedJob:
             except UnknownJob:
                 if not may_introduce:
                     raise
-                await self._peers.call(pod, "PUT", path, self.introduction())
+                there = await self._peers.call(pod, "PUT", path, self.introduction())
+                if PlanSettings.from_dict(there["plan"]).plan_id != self.plan_id:
+                    await self._other_plan(there)
         raise AssertionError("the second turn returns or raises")
 
     def introduction(self) -> dict[str, Any]:

@@ -14,12 +14,13 @@ import logging
 import time
 from collections import OrderedDict
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from refill.errors import JobConflict, JobError, JobLost, RefillError, SamplesSkipped, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.position_set import PositionSet
+from refill_service.cache_core.home_machine import HomeCounts
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import PLAN_BYTES_PER_SAMPLE, plan_of, with_plan
@@ -28,6 +29,7 @@ from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.epoch_counts import counts_of, sum_of_counts
 from refill_service.jobs.job_table import JobTable
+from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.membership.jobs_here import LEADER
 from refill_service.object_store.store_patience import within
 from refill_service.object_store.store_url import parse_url
@@ -44,6 +46,15 @@ _OF_RANKS = ("world_size", "drop_last", "num_epochs", "batch_group")
 """Settings of a job that its ranks may change: the order does not follow from them."""
 
 
+class _Ended(NamedTuple):
+    """What is kept of a job that was ended here."""
+
+    spec: JobSpec
+    received: ReceivedEpochs
+    history: dict[int, OwnerCounts]
+    homes: dict[int, HomeCounts]
+
+
 class PlannedJobs:
     """Of one pod. Memory is shared with the other jobs of the pod, by its table."""
 
@@ -54,8 +65,8 @@ class PlannedJobs:
         self._table, self._settings = table, table.settings
         self._peers, self._away = peers, away
         self._registering = asyncio.Lock()
-        self._ended: OrderedDict[tuple[str, str], tuple[JobSpec, ReceivedEpochs]] = OrderedDict()
-        """By name and plan, what was ended here and what its ranks had received."""
+        self._ended: OrderedDict[tuple[str, str], _Ended] = OrderedDict()
+        """By name and plan."""
 
     def find(self, name: str, plan_id: str | None = None, *, looked_at: bool = False) -> PlannedJob:
         """Raises :class:`UnknownJob`, for another plan of the name, too: who asks registers his.
@@ -98,16 +109,20 @@ class PlannedJobs:
             try:
                 await self._introduce(job)
             except RefillError:
-                await self._end_everywhere(job)
+                await self._take_back(job)
                 raise
+            job = self.jobs.get(spec.name, job)
         return job.info() | {"pods": list(self._settings.pod_urls)}
 
     async def register_here(
-        self, spec: JobSpec, plan: PlanSettings | None, *, begun: bool, again: bool = False
+        self, spec: JobSpec, plan: PlanSettings | None, *, begun: bool, again: bool = False, of_pod: bool = False
     ) -> PlannedJob:
-        """At this pod alone; parameters as of :meth:`register`, where another pod may have brought the plan. Raises
-        :class:`JobConflict` when two plans or settings of the name contradict each other, and :class:`JobLost` when it
-        was ended while the process that asks ran."""
+        """At this pod alone; parameters as of :meth:`register`. Raises :class:`JobConflict` when two plans or settings
+        of the name contradict each other, and :class:`JobLost` when it was ended while the process that asks ran.
+
+        :param of_pod: another pod has brought the plan. Of two that nobody has received anything by, all pods keep the
+            one with the smaller id.
+        """
         async with self._registering:
             known = self.jobs.get(spec.name)
             if known is None and (live := self._table.jobs.get(spec.name)) is not None:
@@ -115,10 +130,13 @@ class PlannedJobs:
                 raise JobConflict(f"job {spec.name} runs with policy {live.spec.policy}, and you ask for planned")
             if known is not None:
                 check_holder(spec.name, known.spec.holder, spec.holder)
-                self._check_settings(known, spec)
-                if plan is None or plan.plan_id == known.plan_id or not begun:
+                self._check_settings(known, spec, plan)
+                gives_way = begun or (of_pod and plan is not None and plan.plan_id < known.plan_id)
+                if plan is None or plan.plan_id == known.plan_id or not gives_way:
                     known.confirmed |= begun and plan is not None
                     known.ranks_are(spec)
+                    return known
+                if known.confirmed and not begun:
                     return known
                 if known.confirmed:
                     raise JobConflict(
@@ -148,8 +166,17 @@ class PlannedJobs:
             )
             return job
 
-    def _check_settings(self, known: PlannedJob, spec: JobSpec) -> None:
+    async def other_plan(self, introduced: dict[str, Any]) -> None:
+        """Fact: another pod has the job by another plan. Errors as those of :meth:`register_here`."""
+        spec, plan = JobSpec.from_dict(introduced["spec"]), PlanSettings.from_dict(introduced["plan"])
+        await self.register_here(spec, plan, begun=bool(introduced["confirmed"]), of_pod=True)
+
+    def _check_settings(self, known: PlannedJob, spec: JobSpec, plan: PlanSettings | None) -> None:
         alike = replace(spec, **{name: getattr(known.spec, name) for name in _OF_RANKS})
+        if plan is not None and spec.policy_settings == plan.policy_settings():
+            alike = replace(
+                alike, policy_settings=known.spec.policy_settings
+            )  # which of two plans stands is told below
         if differences := known.spec.differences(alike):
             raise JobConflict(
                 f"job {spec.name} is registered with other settings ({'; '.join(differences)}); end it first (refill "
@@ -175,6 +202,8 @@ class PlannedJobs:
         for answer in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(answer, BaseException) and not is_away(answer):
                 raise answer
+            if isinstance(answer, dict) and answer["plan"] != body["plan"]:
+                await self.other_plan(answer)
 
     async def _make(self, spec: JobSpec, plan: PlanSettings | None, *, confirmed: bool) -> PlannedJob:
         table, settings = self._table, self._settings
@@ -231,6 +260,7 @@ class PlannedJobs:
             peers=self._peers,
             away=self._away,
             confirmed=confirmed,
+            other_plan=self.other_plan,
         )
 
     # How it ends.
@@ -238,7 +268,7 @@ class PlannedJobs:
     async def end_here(self, name: str) -> None:
         """End a job on this pod, and keep what its ranks have received."""
         if (job := self.jobs.get(name)) is not None:
-            self._ended[name, job.plan_id] = job.spec, job.received
+            self._ended[name, job.plan_id] = _Ended(job.spec, job.received, job.history, job.homes)
             while len(self._ended) > _KEPT_ENDED:
                 self._ended.popitem(last=False)
             await self._close(job)
@@ -253,14 +283,18 @@ class PlannedJobs:
         for each in [each for each in self._ended if each[0] == name]:
             del self._ended[each]
 
-    async def _end_everywhere(self, job: PlannedJob) -> None:
-        calls = (
-            self._peers.call(pod, "DELETE", f"/peer/v1/jobs/{job.spec.name}?holder={job.spec.holder}")
-            for pod in self._settings.other_pods
-        )
+    async def _take_back(self, job: PlannedJob) -> None:
+        """A job that not all pods can have, from all of them."""
+        path = f"{_path(job.spec.name)}?plan={job.plan_id}"
+        calls = (self._peers.call(pod, "DELETE", path) for pod in self._settings.other_pods)
         await asyncio.gather(*calls, return_exceptions=True)
-        await self.end_here(job.spec.name)
-        self._forget_ended(job.spec.name)
+        await self._close(job)
+
+    async def take_back_here(self, name: str, plan_id: str) -> None:
+        """Fact: a pod that brought this plan can't have the job. One that somebody has received samples by stays."""
+        job = self.jobs.get(name)
+        if job is not None and job.plan_id == plan_id and not job.confirmed:
+            await self._close(job)
 
     async def _close(self, job: PlannedJob) -> None:
         if self.jobs.get(job.spec.name) is job:
@@ -271,41 +305,66 @@ class PlannedJobs:
 
     # What ranks have had of it.
 
-    def has(self, name: str) -> bool:
-        """Whether it runs here, or was ended and has a receipt."""
-        return name in self.jobs or any(ended == name for ended, _ in self._ended)
+    def about_here(self, name: str, epoch: int) -> dict[str, Any]:
+        """What this pod knows of a job that runs, or was ended here, and of an epoch of it. Raises
+        :class:`UnknownJob`."""
+        known: PlannedJob | _Ended | None = self.jobs.get(name)
+        plan_id = "" if known is None else self.jobs[name].plan_id
+        if known is None:
+            for (ended, plan_id_of), found in self._ended.items():
+                if ended == name:
+                    known, plan_id = found, plan_id_of
+        if known is None:
+            raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name}", job=name)
+        received = known.received.of(epoch)
+        return {
+            "spec": known.spec.to_dict(),
+            "plan_id": plan_id,
+            "ended": name not in self.jobs,
+            "newest": known.received.newest,
+            "received": None if received is None else received.to_dict(),
+            "counts": counts_of(self._settings.ordinal, epoch, known.history.get(epoch), known.homes.get(epoch)),
+        }
 
-    def part_here(self, name: str, epoch: int) -> dict[str, Any] | None:
-        """What this pod knows of an epoch, for receipts; None: nothing."""
-        _, received = self._known(name)
-        found = received.of(epoch)
-        return None if found is None else found.to_dict()
+    async def _about(self, name: str, epoch: int, team: str) -> list[dict[str, Any]]:
+        """Of all pods that can be asked; of the job that runs, else of the one that was ended. Empty: no pod knows a
+        planned job of this name. Raises :class:`NotAllowed` for that of another team."""
+        if name in self._table.jobs:
+            return []
+        found = await self._of_others("GET", f"{_path(name)}/epochs/{epoch}")
+        with contextlib.suppress(UnknownJob):
+            found.insert(0, self.about_here(name, epoch))
+        there: list[dict[str, Any]] = [each for each in found if each is not None]
+        first = min(there, key=lambda each: bool(each["ended"]), default=None)
+        if first is None:
+            return []
+        check_holder(name, first["spec"].get("holder", ""), team)
+        of_run = ("plan_id", "ended")
+        return [first, *(each for each in there if each is not first and all(each[n] == first[n] for n in of_run))]
 
-    async def receipt(self, name: str, epoch: int) -> dict[str, Any]:
-        """Of all pods that can be asked. Raises :class:`UnknownJob` when none has heard of that epoch."""
-        spec, received = self._known(name)
-        parts = [self.part_here(name, epoch), *await self._of_others("GET", f"{_path(name)}/epochs/{epoch}")]
-        there = [part for part in parts if part is not None]
-        if not there:
+    async def receipt(self, name: str, epoch: int, team: str) -> dict[str, Any] | None:
+        """None: no pod knows a planned job of this name. Raises :class:`UnknownJob` when none has heard of that
+        epoch."""
+        about = await self._about(name, epoch, team)
+        if not about:
+            return None
+        parts = [each["received"] for each in about if each["received"] is not None]
+        if not parts:
             raise UnknownJob(f"epoch {epoch} of job {name} has not begun, or is long over", job=name)
-        found = receipt_of(there)
-        plan_id = self.jobs[name].plan_id if name in self.jobs else next(i for n, i in self._ended if n == name)
-        of_what = {"job": name, "run": plan_id, "plan_id": plan_id, "seed": spec.seed, "policy": spec.policy}
-        ended = name not in self.jobs
-        running = not ended and epoch >= received.newest and not found["exact"]
+        found = receipt_of(parts)
+        spec, plan_id, ended = about[0]["spec"], about[0]["plan_id"], bool(about[0]["ended"])
+        of_what = {"job": name, "run": plan_id, "plan_id": plan_id, "seed": spec.get("seed", 0), "policy": "planned"}
+        is_newest = epoch >= max(int(each["newest"]) for each in about)
+        running = not ended and is_newest and not found["exact"]
         return of_what | {"epoch": epoch, "ended": ended, "running": running} | found
 
-    async def counts(self, name: str, epoch: int) -> dict[str, Any]:
-        """What an epoch cost, at each pod and in sum."""
-        job = self.find(name, looked_at=True)
-        here = self.counts_here(name, epoch)
-        others = await self._of_others("GET", f"{_path(name)}/epochs/{epoch}/counts")
-        of_what = {"job": name, "run": job.plan_id, "epoch": epoch, "ended": False}
-        return of_what | sum_of_counts([here, *(each for each in others if each is not None)])
-
-    def counts_here(self, name: str, epoch: int) -> dict[str, Any]:
-        job = self.find(name, looked_at=True)
-        return counts_of(self._settings.ordinal, epoch, job.history.get(epoch), job.homes.get(epoch))
+    async def counts(self, name: str, epoch: int, team: str) -> dict[str, Any] | None:
+        """What an epoch cost, at each pod and in sum. None: no pod knows a planned job of this name."""
+        about = await self._about(name, epoch, team)
+        if not about:
+            return None
+        of_what = {"job": name, "run": about[0]["plan_id"], "epoch": epoch, "ended": about[0]["ended"]}
+        return of_what | sum_of_counts(sorted((each["counts"] for each in about), key=lambda counts: counts["pod"]))
 
     async def check_left(self, name: str, epoch: int, rank: int) -> None:
         """Fact: a rank has left an epoch. Raises :class:`SamplesSkipped` when it has asked for positions of it behind
@@ -367,14 +426,6 @@ class PlannedJobs:
             return None
 
         return await asyncio.gather(*map(ask, self._settings.other_pods))
-
-    def _known(self, name: str) -> tuple[JobSpec, ReceivedEpochs]:
-        if (job := self.jobs.get(name)) is not None:
-            return job.spec, job.received
-        for (ended, _), found in self._ended.items():
-            if ended == name:
-                return found
-        raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name}", job=name)
 
 
 def _check_plan(spec: JobSpec, plan: PlanSettings) -> None:

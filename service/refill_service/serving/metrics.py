@@ -220,8 +220,9 @@ def _progress(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
         if figures.progress is not None:
             answered.add_metric([name], figures.progress[0])
             positions.add_metric([name], figures.progress[1])
-        for outcome in RECEIPT_OUTCOMES if figures.receipts is not None else ():
-            receipts.add_metric([name, outcome], (figures.receipts or {})[outcome])
+        if figures.receipts is not None:
+            for outcome in RECEIPT_OUTCOMES:
+                receipts.add_metric([name, outcome], figures.receipts.get(outcome, 0))
     yield from (delivered, share, memory, positions, answered, receipts, damaged, unknown)
 
 

@@ -37,13 +37,19 @@ async def introduce(job: str, body: Introduction, request: Request) -> dict[str,
     node = node_of(request.scope)
     plan = None if body.plan is None else PlanSettings.from_dict(body.plan)
     spec = known_spec(node, body.spec)
-    found = await node.planned.register_here(spec, plan, begun=body.confirmed and plan is not None)
+    found = await node.planned.register_here(spec, plan, begun=body.confirmed and plan is not None, of_pod=True)
     return found.introduction()
 
 
 @PLANNED_PEER_ROUTES.get("")
 async def known(job: str, request: Request) -> dict[str, Any]:
     return node_of(request.scope).planned.find(job, looked_at=True).introduction()
+
+
+@PLANNED_PEER_ROUTES.delete("")
+async def take_back(job: str, plan: Annotated[str, Query(max_length=64)], request: Request) -> dict[str, str]:
+    await node_of(request.scope).planned.take_back_here(job, plan)
+    return {"job": job}
 
 
 @PLANNED_PEER_ROUTES.post("/take")
@@ -70,13 +76,8 @@ async def take(
 
 
 @PLANNED_PEER_ROUTES.get("/epochs/{epoch}")
-async def part_of_receipt(job: str, epoch: Number, request: Request) -> dict[str, Any] | None:
-    return node_of(request.scope).planned.part_here(job, epoch)
-
-
-@PLANNED_PEER_ROUTES.get("/epochs/{epoch}/counts")
-async def counts(job: str, epoch: Number, request: Request) -> dict[str, Any]:
-    return node_of(request.scope).planned.counts_here(job, epoch)
+async def about(job: str, epoch: Number, request: Request) -> dict[str, Any]:
+    return node_of(request.scope).planned.about_here(job, epoch)
 
 
 @PLANNED_PEER_ROUTES.get("/epochs/{epoch}/ranks/{rank}")

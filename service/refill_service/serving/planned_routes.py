@@ -45,6 +45,7 @@ Damaged = Annotated[
     Query(description="What comes for a damaged sample: an error in place of the batch, or in place of its bytes."),
 ]
 Count = Annotated[int, Query(ge=0, lt=2**62)]
+InInt64 = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class Registering(BaseModel):
@@ -75,8 +76,8 @@ class DealtTo(BaseModel):
 class Received(DealtTo):
     """Positions of a rank that it has received, or goes on without."""
 
-    spans: list[tuple[int, int]] = Field([], description="[first, end) of positions in a row.")
-    damaged: list[tuple[int, int]] = Field([], description="Position and sample of what it goes on without.")
+    spans: list[tuple[InInt64, InInt64]] = Field([], description="[first, end) of positions in a row.")
+    damaged: list[tuple[InInt64, InInt64]] = Field([], description="Position and sample of what it goes on without.")
 
 
 PLANNED_ROUTES = APIRouter(prefix="/v1/jobs/{job}/planned", responses=ERROR_ANSWERS)

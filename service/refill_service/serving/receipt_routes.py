@@ -30,8 +30,8 @@ RECEIPT_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 )
 async def epoch_counts(job: JobName, epoch: Number, request: Request, run: Run = "") -> dict[str, Any]:
     node = node_of(request.scope)
-    if node.planned.has(job) and not run:
-        return await node.planned.counts(job, epoch)
+    if not run and (found := await node.planned.counts(job, epoch, holder_of(request))) is not None:
+        return found
     return await node.runs.counts(job, epoch, run, holder_of(request))
 
 
@@ -42,8 +42,8 @@ async def epoch_counts(job: JobName, epoch: Number, request: Request, run: Run =
 )
 async def receipt(job: JobName, epoch: Number, request: Request, run: Run = "") -> dict[str, Any]:
     node = node_of(request.scope)
-    if node.planned.has(job) and not run:
-        return await node.planned.receipt(job, epoch)
+    if not run and (found := await node.planned.receipt(job, epoch, holder_of(request))) is not None:
+        return found
     return await node.runs.receipt(job, epoch, run, holder_of(request))
 
 

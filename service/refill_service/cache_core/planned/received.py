@@ -54,6 +54,8 @@ class ReceivedEpochs:
     """Of one planned job at one pod."""
 
     def __init__(self) -> None:
+        self.num_damaged = 0
+        """Samples that ranks went on without, of all epochs."""
         self._epochs: dict[int, EpochReceived] = {}
 
     def of(self, epoch: int) -> EpochReceived | None:
@@ -92,17 +94,24 @@ class ReceivedEpochs:
 
     def received(self, epoch: int, dealing: Dealing, rank: int, spans: Iterable[tuple[int, int]]) -> None:
         """Fact: a rank has received these of its positions, ``[first, end)`` each."""
-        known = self.at(epoch, dealing).received.setdefault(rank, PositionSet())
+        spans = list(spans)
         for first, end in spans:
             if not 0 <= first <= end <= dealing.per_rank:
                 raise InvalidInput(f"rank {rank} has {dealing.per_rank} positions in epoch {epoch}, got {first}-{end}")
+        known = self.at(epoch, dealing).received.setdefault(rank, PositionSet())
+        for first, end in spans:
             if len(known) < _MOST_SPANS:
                 known.add(first, end)
 
     def goes_without(self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, samples: Int64Array) -> None:
         """Fact: a rank goes on without damaged samples."""
+        for position in positions.tolist():
+            if not 0 <= position < dealing.per_rank:
+                raise InvalidInput(f"rank {rank} has {dealing.per_rank} positions in epoch {epoch}, got {position}")
         found = self.at(epoch, dealing).damaged.setdefault(rank, {})
+        self.num_damaged -= len(found)
         found.update(zip(positions.tolist(), samples.tolist(), strict=True))
+        self.num_damaged += len(found)
 
 
 def receipt_of(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
