@@ -30,6 +30,7 @@ from refill.fetched_counts import FetchedCounts
 from refill.hole_guard import Hole, HoleGuard
 from refill.loader_batch import check_one_shape
 from refill.planned_connection import PlannedConnection, RankPlace
+from refill.planned_place import goes_on_from, state_at
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
@@ -404,13 +405,12 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         """The state of a loop of this rank that has come to ``position`` of the ``length`` positions of an epoch.
         Called by ``state_dict`` of ``refill.timed(loader, dataset)``, and of samplers."""
         connection = self.connection
+        if isinstance(connection, PlannedConnection):
+            return state_at(connection, epoch, position, length).to_dict()
         spec, incarnation = connection.spec, connection.info()["incarnation"]
         found = ResumeState(
             spec.name, spec.dataset, incarnation, spec.world_size, connection.rank, epoch, position, length
         )
-        if isinstance(connection, PlannedConnection):
-            start = connection.dealing(epoch).start
-            return dataclasses.replace(found, plan=connection.plan, start=start, group=spec.batch_group).to_dict()
         return dataclasses.replace(found, sampler=sampler).to_dict()
 
     def checked_state(self, state: Any) -> ResumeState:
@@ -448,39 +448,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     def _goes_on_from(self, state: ResumeState, connection: PlannedConnection) -> ResumeState:
         """The place of this rank in what a state leaves of its epoch; dealt anew if the number of ranks has changed."""
         self._check_is_of_this(state)
-        if state.plan is None:
-            raise InvalidInput(
-                f"the state is of job {state.job} by another policy, or an earlier version: it can't go on with policy "
-                "planned; start the epoch over, without it"
-            )
-        connection.goes_by(state.plan)
-        same_ranks = state.num_groups == connection.spec.num_groups
-        num_positions = connection.info()["num_samples"]
-        if state.at_end or not state.position:
-            start, position = (0, 0) if state.at_end else (state.start, 0)
-        elif same_ranks:
-            start, position = state.start, state.position
-        else:
-            start, position = min(state.num_had, num_positions), 0
-        connection.deals(state.epoch, start, position)
-        length = connection.dealing(state.epoch).per_rank
-        if state.at_end:
-            position = length
-        elif same_ranks and state.length and state.length != length:
-            raise InvalidInput(
-                f"the state counts {state.length} samples of rank {state.rank} in epoch {state.epoch}, and there are "
-                f"{length}: the dataset or drop_last has changed since it was saved"
-            )
-        return dataclasses.replace(
-            state,
-            incarnation=connection.plan_id,
-            world_size=connection.spec.world_size,
-            group=connection.spec.batch_group,
-            rank=connection.rank,
-            position=position,
-            length=length,
-            start=start,
-        )
+        return goes_on_from(state, connection)
 
     def _check_is_of_this(self, state: ResumeState) -> None:
         check_is_of(state, self._settings["name"], self._settings["dataset"])

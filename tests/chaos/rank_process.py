@@ -19,12 +19,12 @@ _ROOT = Path(__file__).parents[2]
 class RankProcess:
     """Its errors go to ``FILE.log``.
 
-    :param program: ``rank``, or one that takes the same plan.
+    :param program: one that takes the same plan; empty: the rank's.
     """
 
-    def __init__(self, plan: RankPlan, program: str = "rank") -> None:
+    def __init__(self, plan: RankPlan, program: str = "") -> None:
         self.plan = plan
-        self._program = program
+        self._program = program or ("planned_rank" if plan.spec["policy"] == "planned" else "rank")
         self._process = self._start()
 
     @property
