@@ -181,18 +181,23 @@ class PlannedJob:
 
     def use(self) -> dict[str, Any]:
         """Who uses the job, as far as this pod sees (as :meth:`JobAtPod.use`)."""
-        newest = max(self.received.newest, max(self.history, default=-1))
         return {
-            "epoch": newest if newest >= 0 else None,
+            "epoch": self.newest_epoch,
             "ranks_alive": self.leases.num_alive(),
             "idle_seconds": round(self.idle_seconds, 1),
         }
+
+    @property
+    def newest_epoch(self) -> int | None:
+        """That ranks have asked for here, or other pods; None: none."""
+        newest = max(self.received.newest, max(self.history, default=-1))
+        return newest if newest >= 0 else None
 
     def figures(self) -> JobFigures:
         """For metrics."""
         return JobFigures(
             self.spec.policy,
-            max(self.history, default=None),
+            self.newest_epoch,
             self.history,
             self.homes.values(),
             self.clients,
@@ -209,11 +214,12 @@ class PlannedJob:
 
     def _progress(self) -> tuple[int, int] | None:
         """Requests of the newest epoch for the shares of this pod, ``(answered, all)``."""
-        newest = max(self.history, default=None)
+        newest = self.newest_epoch
         if newest is None:
             return None
         every = int(self.orders.shares.sizes[self._owners == self.ordinal].sum())
-        return min(every, self.history[newest].core.takes), every
+        answered = self.history[newest].core.takes if newest in self.history else 0
+        return min(every, answered), every
 
     def counts_of(self, epoch: int) -> OwnerCounts:
         if epoch not in self.history:
