@@ -280,6 +280,12 @@ class PlannedJob:
             )
         AnswerSize(self._settings.answer_limit_bytes).check(self.mean_bytes(len(positions)))
 
+    def check_samples(self, ids: Int64Array) -> None:
+        """Raises :class:`InvalidInput` for samples that the dataset does not have."""
+        last = self.layout.num_samples - 1
+        if wrong := ids[(ids < 0) | (ids > last)].tolist():
+            raise InvalidInput(f"there is no sample {wrong[0]}; the dataset has samples 0 to {last}")
+
     async def batch(
         self, epoch: int, rank: int, positions: Int64Array, *, says_damage: bool
     ) -> tuple[Int64Array, list[Payload]]:

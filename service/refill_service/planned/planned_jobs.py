@@ -16,7 +16,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from refill.errors import JobConflict, JobError, JobLost, RefillError, SamplesSkipped, UnknownJob
+from refill.errors import InvalidInput, JobConflict, JobError, JobLost, RefillError, SamplesSkipped, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.position_set import PositionSet
@@ -227,7 +227,7 @@ class PlannedJobs:
                 "job (refill end), and start it anew"
             )
         if plan is not None:
-            _check_plan(spec, plan)
+            _check_plan(spec, plan, dataset.num_samples)
         chunk_size = (spec.chunk_size or dataset.chunk_size_of(spec.policy)) if plan is None else plan.chunk_size
         parts = replace(table.parts_of(dataset), remote_fraction=0.0)
         claim = table.claim_of(spec, dataset, chunk_size, parts)
@@ -423,8 +423,13 @@ class PlannedJobs:
         return await asyncio.gather(*map(ask, self._settings.other_pods))
 
 
-def _check_plan(spec: JobSpec, plan: PlanSettings) -> None:
-    """Raises :class:`JobConflict` for the plan of a job with other settings."""
+def _check_plan(spec: JobSpec, plan: PlanSettings, num_samples: int) -> None:
+    """Raises :class:`JobConflict` for the plan of a job with other settings, and :class:`InvalidInput` for one that
+    nobody has made of this dataset."""
+    if plan.num_samples != num_samples:
+        raise InvalidInput(f"the plan is of {plan.num_samples:,} samples, and the dataset has {num_samples:,}")
+    if plan.selection:
+        raise InvalidInput(f"plan selection {plan.selection[:20]!r} is not known here")
     given = {"seed": spec.seed, "chunk_size": spec.chunk_size or plan.chunk_size}
     given |= {name: value for name, value in spec.policy_settings.items() if value}
     planned = {"seed": plan.seed, "chunk_size": plan.chunk_size} | plan.policy_settings()
