@@ -26,6 +26,7 @@ from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import PLAN_BYTES_PER_SAMPLE, plan_of, with_plan
 from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of
 from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.cache_core.skipped_positions import skipped_for_good
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.epoch_counts import counts_of, sum_of_counts
 from refill_service.jobs.job_table import JobTable
@@ -366,12 +367,13 @@ class PlannedJobs:
         return of_what | sum_of_counts(sorted((each["counts"] for each in about), key=lambda counts: counts["pod"]))
 
     async def check_left(self, name: str, epoch: int, rank: int) -> None:
-        """Fact: a rank has left an epoch. Raises :class:`SamplesSkipped` when it has asked for positions of it behind
-        others that it never asked for."""
-        asked = await self._asked(name, epoch, rank)
-        if asked is None or len(asked) < 2:
+        """Fact: a rank has left an epoch. Raises :class:`SamplesSkipped` when it has asked for positions of it far
+        behind others that it never asked for."""
+        asked, largest_batch = await self._asked(name, epoch, rank)
+        gap = None if asked is None else skipped_for_good(asked, largest_batch)
+        if gap is None:
             return
-        (_, start), (end, _) = list(asked)[:2]
+        start, end = gap
         raise SamplesSkipped(
             f"rank {rank} of job {name} has left epoch {epoch} and never asked for its positions {start} to {end - 1}, "
             "while it asked for later ones: its samples are divided a second time, or batches are skipped. Let the "
@@ -385,11 +387,12 @@ class PlannedJobs:
     async def left_out(self, name: str, epoch: int, rank: int, start: int, end: int) -> tuple[int, int] | None:
         """The first part of a rank's positions ``[start, end)`` that no pod was asked for. None: there is none, or it
         can't be said: a pod was restarted since, or does not answer."""
-        asked = await self._asked(name, epoch, rank)
+        asked, _ = await self._asked(name, epoch, rank)
         return None if asked is None else asked.first_missing(start, end)
 
-    async def _asked(self, name: str, epoch: int, rank: int) -> PositionSet | None:
-        """Of all pods; None: a pod was restarted since, or does not answer."""
+    async def _asked(self, name: str, epoch: int, rank: int) -> tuple[PositionSet | None, int]:
+        """Of all pods, and the most that were asked for at once; None: a pod was restarted since, or does not
+        answer."""
         parts = [
             self.asked_here(name, epoch, rank),
             *await self._of_others("GET", f"{_path(name)}/epochs/{epoch}/ranks/{rank}"),
@@ -397,16 +400,20 @@ class PlannedJobs:
         asked = PositionSet()
         for part in parts:
             if part is None or not part["whole"]:
-                return None
+                return None, 0
             for first, end in part["asked"]:
                 asked.add(first, end)
-        return asked
+        return asked, max(int(part["largest_batch"]) for part in parts)
 
     def asked_here(self, name: str, epoch: int, rank: int) -> dict[str, Any]:
         job = self.find(name, looked_at=True)
         found = job.received.of(epoch)
         asked = None if found is None else found.asked.get(rank)
-        return {"whole": not job.began_midway, "asked": [] if asked is None else list(asked)}
+        return {
+            "whole": not job.began_midway,
+            "asked": [] if asked is None else list(asked),
+            "largest_batch": 0 if found is None else found.largest_batch,
+        }
 
     async def _of_others(self, method: str, path: str) -> list[Any]:
         """None of a pod that does not know, or does not answer."""

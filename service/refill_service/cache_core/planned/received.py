@@ -36,6 +36,8 @@ class EpochReceived:
     since: float = field(default_factory=time.time)
     """When somebody has asked by this dealing for the first time, by the clock."""
     asked: dict[int, PositionSet] = field(default_factory=dict)
+    largest_batch: int = 0
+    """Positions that were asked for at once."""
     received: dict[int, PositionSet] = field(default_factory=dict)
     damaged: dict[int, dict[int, int]] = field(default_factory=dict)
     """Samples that ranks went on without, by their positions."""
@@ -87,7 +89,9 @@ class ReceivedEpochs:
     def asks(self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, had: int = 0) -> None:
         """Fact: a rank asks for ``(n,)`` of its positions; those below ``had`` lie in a checkpoint that it goes on
         from."""
-        asked = self.at(epoch, dealing).asked.setdefault(rank, PositionSet())
+        found = self.at(epoch, dealing)
+        found.largest_batch = max(found.largest_batch, len(positions))
+        asked = found.asked.setdefault(rank, PositionSet())
         asked.add(0, had)
         if len(asked) < _MOST_SPANS:
             asked.add_all(positions)
