@@ -12,7 +12,7 @@ from tests.membership.planned_in_process import BATCH, PlannedDataset, Run, new_
 from tests.membership.pods_in_process import PodsInProcess
 from tests.pod_fixtures import NUM_SAMPLES, write_files
 
-from refill.errors import InvalidInput, JobConflict, JobLost, RankTaken, SampleDamaged
+from refill.errors import InvalidInput, JobConflict, JobLost, RankTaken, SampleDamaged, SamplesSkipped
 from refill_service.cache_core import rank_leases
 from refill_service.datasets.pack import pack
 
@@ -128,6 +128,22 @@ def test_who_gets_what_it_had_asked_for_does_not_ask_again_for_what_others_have(
         run.take(0, 300)
         run.check(packed[0])
         run.exact_receipt(0)
+
+
+def test_a_loop_that_is_broken_off_has_left_nothing_out_and_one_that_is_divided_has(
+    packed: Packed, tmp_path: Path
+) -> None:
+    """Its workers had batches under way, and one of them had not begun with its own."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 1)
+        for epoch, batches in enumerate(([0, 1, 3, 5], [0, 1, 2], [1, 3])):
+            for number in batches:
+                run.take_batch(0, epoch, np.arange(BATCH) + number * BATCH)
+        for position in (0, *range(400, 1000)):
+            run.take_batch(0, 3, np.array([position]))
+        with pytest.raises(SamplesSkipped, match="has left epoch 3 and never asked for its positions 1 to 399"):
+            run.take(4)
+        run.check(packed[0])
 
 
 def test_a_second_process_of_a_rank_is_refused_by_name(packed: Packed, tmp_path: Path) -> None:
