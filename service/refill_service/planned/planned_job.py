@@ -102,6 +102,8 @@ class PlannedJob:
         self.homes: dict[int, HomeCounts] = {}
         self.sent_bytes: dict[int, int] = {}
         self.received_bytes: dict[int, int] = {}
+        self.since = time.time()
+        """When the run was registered, at the first pod."""
         self.last_used = time.monotonic()
         self.requests_under_way = 0
         self._num_bytes = int(records.length.sum())
@@ -368,14 +370,15 @@ class PlannedJob:
             except UnknownJob:
                 if not may_introduce:
                     raise
-                there = await self._peers.call(pod, "PUT", path, self.introduction())
+                there = await self._peers.call(pod, "PUT", path, self.introduction() | {"again": True})
                 if PlanSettings.from_dict(there["plan"]).plan_id != self.plan_id:
                     await self._other_plan(there)
         raise AssertionError("the second turn returns or raises")
 
     def introduction(self) -> dict[str, Any]:
         """What makes the job known to another pod."""
-        return {"spec": self.spec.to_dict(), "plan": self.orders.settings.to_dict(), "confirmed": self.confirmed}
+        plan = self.orders.settings.to_dict()
+        return {"spec": self.spec.to_dict(), "plan": plan, "confirmed": self.confirmed, "since": self.since}
 
     def _pods_of(self, shares: Int64Array) -> Int64Array:
         owners = self._owners[shares]

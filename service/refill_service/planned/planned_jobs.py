@@ -50,6 +50,8 @@ _OF_RANKS = ("world_size", "drop_last", "num_epochs")
 class _Ended(NamedTuple):
     """What is kept of a job that was ended here."""
 
+    at: float
+    """By the clock."""
     spec: JobSpec
     received: ReceivedEpochs
     history: dict[int, OwnerCounts]
@@ -116,13 +118,21 @@ class PlannedJobs:
         return job.info() | {"pods": list(self._settings.pod_urls)}
 
     async def register_here(
-        self, spec: JobSpec, plan: PlanSettings | None, *, begun: bool, again: bool = False, of_pod: bool = False
+        self,
+        spec: JobSpec,
+        plan: PlanSettings | None,
+        *,
+        begun: bool,
+        again: bool = False,
+        of_pod: bool = False,
+        since: float | None = None,
     ) -> PlannedJob:
         """At this pod alone; parameters as of :meth:`register`. Raises :class:`JobConflict` when two plans or settings
         of the name contradict each other, and :class:`JobLost` when it was ended while the process that asks ran.
 
         :param of_pod: another pod has brought the plan. Of two that nobody has received anything by, all pods keep the
             one with the smaller id.
+        :param since: when the run was registered at the first pod, as a pod says that has it; None: now.
         """
         async with self._registering:
             known = self.jobs.get(spec.name)
@@ -148,10 +158,12 @@ class PlannedJobs:
                     "job %s: plan %.8s, by which nobody has received anything, gives way", spec.name, known.plan_id
                 )
                 await self._close(known)
-            if plan is not None and again and (spec.name, plan.plan_id) in self._ended:
+            ended = None if plan is None else self._ended.get((spec.name, plan.plan_id))
+            if ended is not None and again and (since is None or since < ended.at):
                 raise JobLost(f"job {spec.name} was ended while it was asked for samples", job=spec.name)
             self._forget_ended(spec.name)
             job = await self._make(spec, plan, confirmed=begun)
+            job.since = job.since if since is None else since
             self.jobs[spec.name] = job
             self._table.share_memory()
             settings = job.orders.settings
@@ -169,7 +181,9 @@ class PlannedJobs:
     async def other_plan(self, introduced: dict[str, Any]) -> None:
         """Fact: another pod has the job by another plan. Errors as those of :meth:`register_here`."""
         spec, plan = JobSpec.from_dict(introduced["spec"]), PlanSettings.from_dict(introduced["plan"])
-        await self.register_here(spec, plan, begun=bool(introduced["confirmed"]), of_pod=True)
+        await self.register_here(
+            spec, plan, begun=bool(introduced["confirmed"]), of_pod=True, since=introduced["since"]
+        )
 
     def _check_settings(self, known: PlannedJob, spec: JobSpec, plan: PlanSettings | None) -> None:
         alike = replace(spec, **{name: getattr(known.spec, name) for name in _OF_RANKS})
@@ -268,7 +282,7 @@ class PlannedJobs:
     async def end_here(self, name: str) -> None:
         """End a job on this pod, and keep what its ranks have received."""
         if (job := self.jobs.get(name)) is not None:
-            self._ended[name, job.plan_id] = _Ended(job.spec, job.received, job.history, job.homes)
+            self._ended[name, job.plan_id] = _Ended(time.time(), job.spec, job.received, job.history, job.homes)
             while len(self._ended) > _KEPT_ENDED:
                 self._ended.popitem(last=False)
             await self._close(job)
