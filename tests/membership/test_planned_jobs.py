@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from tests.membership.planned_in_process import BATCH, PlannedDataset, Run, new_name
 from tests.membership.pods_in_process import PodsInProcess
 from tests.pod_fixtures import NUM_SAMPLES, write_files
+from tests.waiting import until
 
 from refill.errors import InvalidInput, JobConflict, JobLost, RankTaken, SampleDamaged, SamplesSkipped
 from refill_service.cache_core import rank_leases
@@ -228,6 +230,46 @@ def test_a_job_that_has_ended_begins_anew_and_its_last_receipt_stays_till_then(p
         assert other.plan != run.plan
         with pytest.raises(JobConflict, match="registered with other settings"):
             run.take(1, 0, 20, ranks=[1])
+
+
+def test_requests_under_way_do_not_bring_back_a_job_that_is_ended(packed: Packed, tmp_path: Path) -> None:
+    """One waits for another pod when the job is ended: on all pods, or on that one first."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        for held in ("/planned/take", f"{'/peer/v1'}/jobs"):
+            run = Run(pods, packed[0], new_name(), 1)
+            run.take(0, 0, 40)
+            answered = pods.do(_event())
+            if held == "/planned/take":
+                pods.rule(held, to=1, held=answered)
+            with ThreadPoolExecutor(2) as pool:
+                if held == "/planned/take":
+                    batch = pool.submit(run.take, 0, 40, 80)
+                    until(lambda: pods.rules[-1].seen == 1, "a request to the other pod")
+                    run.ranks[0].end_job()
+                    pods.do(_set(answered))
+                else:
+                    rule = pods.rule(f"/jobs/{run.name}?holder=", to=1, held=answered, answer=True)
+                    end = pool.submit(run.ranks[0].end_job)
+                    until(lambda rule=rule: rule.seen == 1, "the job's end at the other pod")
+                    batch = pool.submit(run.take, 0, 40, 80)
+                    assert batch.exception(30) is not None
+                    pods.do(_set(answered))
+                    end.result(30)
+                error = batch.exception(30)
+            assert isinstance(error, JobLost), error
+            assert "was ended while it was asked for samples" in str(error)
+            assert [pods.get(pod, "/v1/jobs") for pod in (0, 1)] == [[], []], f"the job is there again ({held})"
+            again = Run(pods, packed[0], run.name, 1)
+            again.take(0, 0, 40)
+            again.ranks[0].end_job()
+
+
+async def _event() -> asyncio.Event:
+    return asyncio.Event()
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()
 
 
 def test_a_dataset_that_was_replaced_while_pods_were_away_is_an_error(tmp_path: Path) -> None:
