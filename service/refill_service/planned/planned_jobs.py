@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from refill.errors import InvalidInput, JobConflict, JobError, JobLost, RefillError, SamplesSkipped, UnknownJob
 from refill.protocol.job_spec import JobSpec
@@ -161,8 +162,8 @@ class PlannedJobs:
             ended = None if plan is None else self._ended.get((spec.name, plan.plan_id))
             if ended is not None and again and (since is None or since < ended.at):
                 raise JobLost(f"job {spec.name} was ended while it was asked for samples", job=spec.name)
-            self._forget_ended(spec.name)
             job = await self._make(spec, plan, confirmed=begun)
+            self._ended.pop((spec.name, job.plan_id), None)
             job.since = job.since if since is None else since
             self.jobs[spec.name] = job
             self._table.share_memory()
@@ -282,6 +283,7 @@ class PlannedJobs:
     async def end_here(self, name: str) -> None:
         """End a job on this pod, and keep what its ranks have received."""
         if (job := self.jobs.get(name)) is not None:
+            self._ended.pop((name, job.plan_id), None)  # the newest is the last
             self._ended[name, job.plan_id] = _Ended(time.time(), job.spec, job.received, job.history, job.homes)
             while len(self._ended) > _KEPT_ENDED:
                 self._ended.popitem(last=False)
@@ -291,11 +293,6 @@ class PlannedJobs:
         for name in [name for name, job in self.jobs.items() if job.idle_seconds > idle_seconds]:
             log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
             await self.end_here(name)
-            self._forget_ended(name)
-
-    def _forget_ended(self, name: str) -> None:
-        for each in [each for each in self._ended if each[0] == name]:
-            del self._ended[each]
 
     async def _take_back(self, job: PlannedJob) -> None:
         """A job that not all pods can have, from all of them."""
@@ -319,14 +316,36 @@ class PlannedJobs:
 
     # What ranks have had of it.
 
-    def about_here(self, name: str, epoch: int) -> dict[str, Any]:
+    def ended(self, team: str) -> list[dict[str, Any]]:
+        """Runs that were ended here and of which this pod has a receipt, as :meth:`Runs.ended` lists them."""
+        return [
+            {
+                "job": name,
+                "run": plan_id,
+                "dataset": found.spec.dataset,
+                "policy": found.spec.policy,
+                "world_size": found.spec.world_size,
+                "ended_at": found.at,
+                "first_epoch": found.received.epochs[0],
+                "last_epoch": found.received.epochs[-1],
+            }
+            for (name, plan_id), found in reversed(self._ended.items())
+            if found.spec.holder in ("", team) and found.received.epochs
+        ]
+
+    def about_here(self, name: str, epoch: int, run: str) -> dict[str, Any]:
         """What this pod knows of a job that runs, or was ended here, and of an epoch of it. Raises
-        :class:`UnknownJob`."""
+        :class:`UnknownJob`.
+
+        :param run: the beginning of its plan_id.
+        """
         known: PlannedJob | _Ended | None = self.jobs.get(name)
         plan_id = "" if known is None else self.jobs[name].plan_id
-        if known is None:
+        is_ended = known is None or not plan_id.startswith(run)
+        if is_ended:
+            known = None
             for (ended, plan_id_of), found in self._ended.items():
-                if ended == name:
+                if ended == name and plan_id_of.startswith(run):
                     known, plan_id = found, plan_id_of
         if known is None:
             raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name}", job=name)
@@ -334,20 +353,20 @@ class PlannedJobs:
         return {
             "spec": known.spec.to_dict(),
             "plan_id": plan_id,
-            "ended": name not in self.jobs,
+            "ended": is_ended,
             "newest": known.received.newest,
             "received": None if received is None else received.to_dict(),
             "counts": counts_of(self._settings.ordinal, epoch, known.history.get(epoch), known.homes.get(epoch)),
         }
 
-    async def _about(self, name: str, epoch: int, team: str) -> list[dict[str, Any]]:
+    async def _about(self, name: str, epoch: int, team: str, run: str) -> list[dict[str, Any]]:
         """Of all pods that can be asked; of the job that runs, else of the one that was ended. Empty: no pod knows a
         planned job of this name. Raises :class:`NotAllowed` for that of another team."""
-        if name in self._table.jobs:
+        if name in self._table.jobs and not run:
             return []
-        found = await self._of_others("GET", f"{_path(name)}/epochs/{epoch}")
+        found = await self._of_others("GET", f"{_path(name)}/epochs/{epoch}?run={quote(run, safe='')}")
         with contextlib.suppress(UnknownJob):
-            found.insert(0, self.about_here(name, epoch))
+            found.insert(0, self.about_here(name, epoch, run))
         there: list[dict[str, Any]] = [each for each in found if each is not None]
         first = min(there, key=lambda each: bool(each["ended"]), default=None)
         if first is None:
@@ -356,10 +375,13 @@ class PlannedJobs:
         of_run = ("plan_id", "ended")
         return [first, *(each for each in there if each is not first and all(each[n] == first[n] for n in of_run))]
 
-    async def receipt(self, name: str, epoch: int, team: str) -> dict[str, Any] | None:
+    async def receipt(self, name: str, epoch: int, team: str, run: str) -> dict[str, Any] | None:
         """None: no pod knows a planned job of this name. Raises :class:`UnknownJob` when none has heard of that
-        epoch."""
-        about = await self._about(name, epoch, team)
+        epoch.
+
+        :param run: the beginning of its plan_id; empty: of the run that there is, else of the one that ended last.
+        """
+        about = await self._about(name, epoch, team, run)
         if not about:
             return None
         parts = [each["received"] for each in about if each["received"] is not None]
@@ -372,9 +394,9 @@ class PlannedJobs:
         running = not ended and is_newest and not found["exact"]
         return of_what | {"epoch": epoch, "ended": ended, "running": running} | found
 
-    async def counts(self, name: str, epoch: int, team: str) -> dict[str, Any] | None:
+    async def counts(self, name: str, epoch: int, team: str, run: str) -> dict[str, Any] | None:
         """What an epoch cost, at each pod and in sum. None: no pod knows a planned job of this name."""
-        about = await self._about(name, epoch, team)
+        about = await self._about(name, epoch, team, run)
         if not about:
             return None
         of_what = {"job": name, "run": about[0]["plan_id"], "epoch": epoch, "ended": about[0]["ended"]}

@@ -80,8 +80,10 @@ async def take(
 
 
 @PLANNED_PEER_ROUTES.get("/epochs/{epoch}")
-async def about(job: str, epoch: Number, request: Request) -> dict[str, Any]:
-    return node_of(request.scope).planned.about_here(job, epoch)
+async def about(
+    job: str, epoch: Number, request: Request, run: Annotated[str, Query(max_length=64)] = ""
+) -> dict[str, Any]:
+    return node_of(request.scope).planned.about_here(job, epoch, run)
 
 
 @PLANNED_PEER_ROUTES.get("/epochs/{epoch}/ranks/{rank}")

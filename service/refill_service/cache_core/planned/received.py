@@ -64,6 +64,11 @@ class ReceivedEpochs:
         return self._epochs.get(epoch)
 
     @property
+    def epochs(self) -> list[int]:
+        """Those known, ascending."""
+        return sorted(self._epochs)
+
+    @property
     def newest(self) -> int:
         """-1: none."""
         return max(self._epochs, default=-1)
