@@ -114,6 +114,14 @@ def test_what_commands_and_metrics_say_of_a_job_that_goes_on_from_a_checkpoint(
     status, text = shown(capsys, "receipt", job["name"], "0", "--url", url)
     assert (status, ", ended): NOT ALL CONFIRMED" in text) == (1, True), "its receipt stays"
     assert metric(url, "refill_takes_total", **labels) == 0
+    runs = json.loads(shown(capsys, "jobs", "--ended", "--json", "--url", url)[1])
+    (run,) = (each for each in runs if each["job"] == job["name"])
+    assert (run["run"], run["first_epoch"], run["last_epoch"]) == (rank.plan_id, 0, 1)
+    again = rank_of(three_pods, job | {"seed": 5})
+    again.batch(0, np.arange(20))
+    status, text = shown(capsys, "receipt", job["name"], "0", "--url", url, "--run", rank.plan_id[:8])
+    assert (status, f"run {rank.plan_id[:8]}, ended)" in text) == (1, True), "a new run has hidden the receipt"
+    again.end_job()
 
 
 @pytest.fixture

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.membership.planned_in_process import BATCH, PlannedDataset, Run, new_name
-from tests.membership.pods_in_process import PodsInProcess
+from tests.membership.pods_in_process import PodsInProcess, Rule
 from tests.pod_fixtures import NUM_SAMPLES, write_files
 from tests.waiting import until
 
@@ -232,36 +233,29 @@ def test_a_job_that_has_ended_begins_anew_and_its_last_receipt_stays_till_then(p
             run.take(1, 0, 20, ranks=[1])
 
 
-def test_requests_under_way_do_not_bring_back_a_job_that_is_ended(packed: Packed, tmp_path: Path) -> None:
-    """One waits for another pod when the job is ended: on all pods, or on that one first."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
-        for held in ("/planned/take", f"{'/peer/v1'}/jobs"):
-            run = Run(pods, packed[0], new_name(), 1)
+def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(packed: Packed, tmp_path: Path) -> None:
+    """It waits for another pod while the job ends on all pods, or comes when that pod has ended it already."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(2) as pool:
+        name = new_name()
+        for what in (f"/{name}/planned/take", f"/{name}?holder="):
+            run = Run(pods, packed[0], name, 1)
             run.take(0, 0, 40)
-            answered = pods.do(_event())
-            if held == "/planned/take":
-                pods.rule(held, to=1, held=answered)
-            with ThreadPoolExecutor(2) as pool:
-                if held == "/planned/take":
-                    batch = pool.submit(run.take, 0, 40, 80)
-                    until(lambda: pods.rules[-1].seen == 1, "a request to the other pod")
-                    run.ranks[0].end_job()
-                    pods.do(_set(answered))
-                else:
-                    rule = pods.rule(f"/jobs/{run.name}?holder=", to=1, held=answered, answer=True)
-                    end = pool.submit(run.ranks[0].end_job)
-                    until(lambda rule=rule: rule.seen == 1, "the job's end at the other pod")
-                    batch = pool.submit(run.take, 0, 40, 80)
-                    assert batch.exception(30) is not None
-                    pods.do(_set(answered))
-                    end.result(30)
-                error = batch.exception(30)
+            goes_on = pods.do(_event())
+            rule = pods.rule(what, to=1, held=goes_on, answer="holder" in what)
+            first = pool.submit(run.ranks[0].end_job if "holder" in what else partial(run.take, 0, 40, 80))
+            until(partial(_was_seen, rule), f"a request for {what}")
+            second = pool.submit(partial(run.take, 0, 40, 80) if "holder" in what else run.ranks[0].end_job)
+            wait([second])
+            pods.do(_set(goes_on))
+            wait([first])
+            error = (second if "holder" in what else first).exception()
             assert isinstance(error, JobLost), error
             assert "was ended while it was asked for samples" in str(error)
-            assert [pods.get(pod, "/v1/jobs") for pod in (0, 1)] == [[], []], f"the job is there again ({held})"
-            again = Run(pods, packed[0], run.name, 1)
-            again.take(0, 0, 40)
-            again.ranks[0].end_job()
+            assert [pods.get(pod, "/v1/jobs") for pod in (0, 1)] == [[], []], f"the job is there again: {what}"
+
+
+def _was_seen(rule: Rule) -> bool:
+    return rule.seen == 1
 
 
 async def _event() -> asyncio.Event:
