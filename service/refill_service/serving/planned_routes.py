@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -137,7 +138,7 @@ async def batch(
     await room.enter(len(wanted.positions))
     of_ranks, places = dealing.places(wanted.positions)
     own = places[(of_ranks == wanted.rank) & (wanted.positions >= start)]
-    found.received.asks(wanted.epoch, dealing, wanted.rank, own, had)
+    found.received.asks(wanted.epoch, dealing, wanted.rank, own, had, now=time.time())
     ids, payloads = await found.batch(wanted.epoch, wanted.rank, wanted.positions, says_damage=damaged == "say")
     found.confirmed = True
     frame = OutgoingFrame(wanted.positions, ids, payloads)
@@ -176,9 +177,10 @@ async def received(job: JobName, plan: Plan, body: Received, request: Request) -
     dealing = body.dealing(found)
     positions, sample_ids = np.array(body.damaged, dtype=np.int64).reshape(-1, 2).T
     found.check_samples(sample_ids)
-    found.received.received(body.epoch, dealing, body.rank, body.spans)
+    now = time.time()
+    found.received.received(body.epoch, dealing, body.rank, body.spans, now=now)
     if body.damaged:
-        found.received.goes_without(body.epoch, dealing, body.rank, positions, sample_ids)
+        found.received.goes_without(body.epoch, dealing, body.rank, positions, sample_ids, now=now)
     return {"spans": len(body.spans)}
 
 
