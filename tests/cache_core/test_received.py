@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,6 +25,24 @@ dealings = st.builds(
 )
 
 
+class Pod(ReceivedEpochs):
+    """Its clock goes on with each report."""
+
+    _clock = itertools.count(1.0)
+
+    def at(self, epoch: int, dealing: Dealing, now: float = 0) -> Any:
+        return super().at(epoch, dealing, next(self._clock))
+
+    def asks(self, *told: Any, **more: Any) -> None:
+        super().asks(*told, now=0, **more)
+
+    def received(self, *told: Any) -> None:  # type: ignore[override]
+        super().received(*told, now=0)
+
+    def goes_without(self, *told: Any) -> None:  # type: ignore[override]
+        super().goes_without(*told, now=0)
+
+
 def receipt(*pods: ReceivedEpochs, epoch: int = 0) -> dict[str, object]:
     return receipt_of([found.to_dict() for pod in pods if (found := pod.of(epoch)) is not None])
 
@@ -29,7 +50,7 @@ def receipt(*pods: ReceivedEpochs, epoch: int = 0) -> dict[str, object]:
 @given(dealings, st.data())
 def test_it_counts_each_position_of_the_epoch_once(dealing: Dealing, data: st.DataObject) -> None:
     """Each rank's positions in any spans, to two pods, with repeats; against a set of the epoch's positions."""
-    pods = ReceivedEpochs(), ReceivedEpochs()
+    pods = Pod(), Pod()
     pods[0].received(0, dealing, 0, [])
     had: set[int] = set(range(dealing.start))
     repeats = 0
@@ -59,7 +80,7 @@ def test_it_counts_each_position_of_the_epoch_once(dealing: Dealing, data: st.Da
 def test_an_epoch_that_is_dealt_anew_was_had_up_to_there() -> None:
     """The pods that hear of it last may have been told of the ranks before, too."""
     before, after = Dealing(100, 2), Dealing(100, 3, start=40)
-    first, second = ReceivedEpochs(), ReceivedEpochs()
+    first, second = Pod(), Pod()
     first.received(0, before, 0, [(0, 30)])
     second.received(0, before, 1, [(0, 30)])
     assert receipt(first, second)["received"] == 60
@@ -73,7 +94,7 @@ def test_an_epoch_that_is_dealt_anew_was_had_up_to_there() -> None:
 
 
 def test_damaged_samples_are_named_once() -> None:
-    dealing, pod, other = Dealing(20, 2), ReceivedEpochs(), ReceivedEpochs()
+    dealing, pod, other = Dealing(20, 2), Pod(), Pod()
     for each in (pod, pod, other):
         each.received(0, dealing, 0, [(0, 10)])
         each.goes_without(0, dealing, 0, np.array([3, 4]), np.array([17, 5]))
@@ -84,7 +105,7 @@ def test_damaged_samples_are_named_once() -> None:
 
 @pytest.mark.parametrize("span", [(-1, 2), (0, 11), (5, 4)])
 def test_positions_that_a_rank_does_not_have_are_refused(span: tuple[int, int]) -> None:
-    pod, dealing = ReceivedEpochs(), Dealing(20, 2)
+    pod, dealing = Pod(), Dealing(20, 2)
     with pytest.raises(InvalidInput, match="rank 1 has 10 positions in epoch 3, got"):
         pod.received(3, dealing, 1, [span])
     with pytest.raises(InvalidInput, match="rank 1 has 10 positions in epoch 3, got 10"):
@@ -93,7 +114,7 @@ def test_positions_that_a_rank_does_not_have_are_refused(span: tuple[int, int]) 
 
 
 def test_a_rank_comes_to_an_epoch_once_and_only_from_the_one_before() -> None:
-    pod, dealing = ReceivedEpochs(), Dealing(20, 2)
+    pod, dealing = Pod(), Dealing(20, 2)
     assert not pod.comes_to(0, 0)
     pod.asks(0, dealing, 0, np.arange(3))
     assert not pod.comes_to(1, 1), "another rank has asked for epoch 0"
@@ -104,7 +125,7 @@ def test_a_rank_comes_to_an_epoch_once_and_only_from_the_one_before() -> None:
 
 
 def test_what_lies_in_a_checkpoint_was_asked_for() -> None:
-    pod, dealing = ReceivedEpochs(), Dealing(100, 2)
+    pod, dealing = Pod(), Dealing(100, 2)
     pod.asks(0, dealing, 0, np.arange(30, 35), had=30)
     found = pod.of(0)
     assert found is not None
@@ -112,7 +133,7 @@ def test_what_lies_in_a_checkpoint_was_asked_for() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    pod, dealing = ReceivedEpochs(), Dealing(20, 1)
+    pod, dealing = Pod(), Dealing(20, 1)
     for epoch in range(400):
         pod.asks(epoch, dealing, 0, np.arange(20))
         pod.received(epoch, dealing, 0, [(0, 20)])

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.membership.planned_in_process import BATCH, PlannedDataset, Run, new_name
-from tests.membership.pods_in_process import PodsInProcess
+from tests.membership.pods_in_process import PodsInProcess, Rule
 from tests.pod_fixtures import NUM_SAMPLES, write_files
+from tests.waiting import until
 
-from refill.errors import InvalidInput, JobConflict, JobLost, RankTaken, SampleDamaged
+from refill.errors import InvalidInput, JobConflict, JobLost, RankTaken, SampleDamaged, SamplesSkipped
 from refill_service.cache_core import rank_leases
 from refill_service.datasets.pack import pack
 
@@ -130,6 +133,22 @@ def test_who_gets_what_it_had_asked_for_does_not_ask_again_for_what_others_have(
         run.exact_receipt(0)
 
 
+def test_a_loop_that_is_broken_off_has_left_nothing_out_and_one_that_is_divided_has(
+    packed: Packed, tmp_path: Path
+) -> None:
+    """Its workers had batches under way, and one of them had not begun with its own."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 1)
+        for epoch, batches in enumerate(([0, 1, 3, 5], [0, 1, 2], [1, 3])):
+            for number in batches:
+                run.take_batch(0, epoch, np.arange(BATCH) + number * BATCH)
+        for position in (0, *range(400, 1000)):
+            run.take_batch(0, 3, np.array([position]))
+        with pytest.raises(SamplesSkipped, match="has left epoch 3 and never asked for its positions 1 to 399"):
+            run.take(4)
+        run.check(packed[0])
+
+
 def test_a_second_process_of_a_rank_is_refused_by_name(packed: Packed, tmp_path: Path) -> None:
     with PodsInProcess(2, tmp_path, journal=False) as pods:
         first = Run(pods, packed[0], new_name(), 2)
@@ -212,6 +231,39 @@ def test_a_job_that_has_ended_begins_anew_and_its_last_receipt_stays_till_then(p
         assert other.plan != run.plan
         with pytest.raises(JobConflict, match="registered with other settings"):
             run.take(1, 0, 20, ranks=[1])
+
+
+def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(packed: Packed, tmp_path: Path) -> None:
+    """It waits for another pod while the job ends on all pods, or comes when that pod has ended it already."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(2) as pool:
+        name = new_name()
+        for what in (f"/{name}/planned/take", f"/{name}?holder="):
+            run = Run(pods, packed[0], name, 1)
+            run.take(0, 0, 40)
+            goes_on = pods.do(_event())
+            rule = pods.rule(what, to=1, held=goes_on, answer="holder" in what)
+            first = pool.submit(run.ranks[0].end_job if "holder" in what else partial(run.take, 0, 40, 80))
+            until(partial(_was_seen, rule), f"a request for {what}")
+            second = pool.submit(partial(run.take, 0, 40, 80) if "holder" in what else run.ranks[0].end_job)
+            wait([second])
+            pods.do(_set(goes_on))
+            wait([first])
+            error = (second if "holder" in what else first).exception()
+            assert isinstance(error, JobLost), error
+            assert "was ended while it was asked for samples" in str(error)
+            assert [pods.get(pod, "/v1/jobs") for pod in (0, 1)] == [[], []], f"the job is there again: {what}"
+
+
+def _was_seen(rule: Rule) -> bool:
+    return rule.seen == 1
+
+
+async def _event() -> asyncio.Event:
+    return asyncio.Event()
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()
 
 
 def test_a_dataset_that_was_replaced_while_pods_were_away_is_an_error(tmp_path: Path) -> None:

@@ -31,6 +31,11 @@ def test_it_holds_what_was_added_in_as_few_spans_as_can_be(steps: list[tuple[int
     listed = [position for first, end in found for position in range(first, end)]
     assert listed == sorted(plain)
     assert found.count == len(plain)
+    assert found.end == max(plain, default=-1) + 1
+    between = [position for position in range(min(plain, default=0), found.end) if position not in plain]
+    gap = found.first_gap()
+    assert (gap is None) == (not between)
+    assert gap is None or (gap[0] == between[0] and set(range(*gap)) <= set(between) and gap[1] in plain)
     assert len(found) == sum(position - 1 not in plain for position in plain), "spans touch each other"
     assert list(PositionSet(found)) == list(found), "spans that are sent are the same where they arrive"
 

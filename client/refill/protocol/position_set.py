@@ -32,6 +32,15 @@ class PositionSet:
     def count(self) -> int:
         return sum(self._ends) - sum(self._firsts)
 
+    @property
+    def end(self) -> int:
+        """Behind the last position; 0: there is none."""
+        return self._ends[-1] if self._ends else 0
+
+    def first_gap(self) -> tuple[int, int] | None:
+        """The first positions ``[start, end)`` that are not there, between others that are; None: there are none."""
+        return (self._ends[0], self._firsts[1]) if len(self) > 1 else None
+
     def add(self, first: int, end: int) -> None:
         if first >= end:
             return

@@ -102,6 +102,8 @@ class PlannedJob:
         self.homes: dict[int, HomeCounts] = {}
         self.sent_bytes: dict[int, int] = {}
         self.received_bytes: dict[int, int] = {}
+        self.since = time.time()
+        """When the run was registered, at the first pod."""
         self.last_used = time.monotonic()
         self.requests_under_way = 0
         self._num_bytes = int(records.length.sum())
@@ -181,18 +183,23 @@ class PlannedJob:
 
     def use(self) -> dict[str, Any]:
         """Who uses the job, as far as this pod sees (as :meth:`JobAtPod.use`)."""
-        newest = max(self.received.newest, max(self.history, default=-1))
         return {
-            "epoch": newest if newest >= 0 else None,
+            "epoch": self.newest_epoch,
             "ranks_alive": self.leases.num_alive(),
             "idle_seconds": round(self.idle_seconds, 1),
         }
+
+    @property
+    def newest_epoch(self) -> int | None:
+        """That ranks have asked for here, or other pods; None: none."""
+        newest = max(self.received.newest, max(self.history, default=-1))
+        return newest if newest >= 0 else None
 
     def figures(self) -> JobFigures:
         """For metrics."""
         return JobFigures(
             self.spec.policy,
-            max(self.history, default=None),
+            self.newest_epoch,
             self.history,
             self.homes.values(),
             self.clients,
@@ -209,11 +216,12 @@ class PlannedJob:
 
     def _progress(self) -> tuple[int, int] | None:
         """Requests of the newest epoch for the shares of this pod, ``(answered, all)``."""
-        newest = max(self.history, default=None)
+        newest = self.newest_epoch
         if newest is None:
             return None
         every = int(self.orders.shares.sizes[self._owners == self.ordinal].sum())
-        return min(every, self.history[newest].core.takes), every
+        answered = self.history[newest].core.takes if newest in self.history else 0
+        return min(every, answered), every
 
     def counts_of(self, epoch: int) -> OwnerCounts:
         if epoch not in self.history:
@@ -280,6 +288,12 @@ class PlannedJob:
                 f"{int(positions.max())}"
             )
         AnswerSize(self._settings.answer_limit_bytes).check(self.mean_bytes(len(positions)))
+
+    def check_samples(self, ids: Int64Array) -> None:
+        """Raises :class:`InvalidInput` for samples that the dataset does not have."""
+        last = self.layout.num_samples - 1
+        if wrong := ids[(ids < 0) | (ids > last)].tolist():
+            raise InvalidInput(f"there is no sample {wrong[0]}; the dataset has samples 0 to {last}")
 
     async def batch(
         self, epoch: int, rank: int, positions: Int64Array, *, says_damage: bool
@@ -363,14 +377,15 @@ class PlannedJob:
             except UnknownJob:
                 if not may_introduce:
                     raise
-                there = await self._peers.call(pod, "PUT", path, self.introduction())
+                there = await self._peers.call(pod, "PUT", path, self.introduction() | {"again": True})
                 if PlanSettings.from_dict(there["plan"]).plan_id != self.plan_id:
                     await self._other_plan(there)
         raise AssertionError("the second turn returns or raises")
 
     def introduction(self) -> dict[str, Any]:
         """What makes the job known to another pod."""
-        return {"spec": self.spec.to_dict(), "plan": self.orders.settings.to_dict(), "confirmed": self.confirmed}
+        plan = self.orders.settings.to_dict()
+        return {"spec": self.spec.to_dict(), "plan": plan, "confirmed": self.confirmed, "since": self.since}
 
     def _pods_of(self, shares: Int64Array) -> Int64Array:
         owners = self._owners[shares]

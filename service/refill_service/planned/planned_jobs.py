@@ -15,8 +15,9 @@ import time
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from refill.errors import JobConflict, JobError, JobLost, RefillError, SamplesSkipped, UnknownJob
+from refill.errors import InvalidInput, JobConflict, JobError, JobLost, RefillError, SamplesSkipped, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.position_set import PositionSet
@@ -26,6 +27,7 @@ from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import PLAN_BYTES_PER_SAMPLE, plan_of, with_plan
 from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of
 from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.cache_core.skipped_positions import skipped_for_good
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.epoch_counts import counts_of, sum_of_counts
 from refill_service.jobs.job_table import JobTable
@@ -49,6 +51,8 @@ _OF_RANKS = ("world_size", "drop_last", "num_epochs", "batch_group")
 class _Ended(NamedTuple):
     """What is kept of a job that was ended here."""
 
+    at: float
+    """By the clock."""
     spec: JobSpec
     received: ReceivedEpochs
     history: dict[int, OwnerCounts]
@@ -115,13 +119,21 @@ class PlannedJobs:
         return job.info() | {"pods": list(self._settings.pod_urls)}
 
     async def register_here(
-        self, spec: JobSpec, plan: PlanSettings | None, *, begun: bool, again: bool = False, of_pod: bool = False
+        self,
+        spec: JobSpec,
+        plan: PlanSettings | None,
+        *,
+        begun: bool,
+        again: bool = False,
+        of_pod: bool = False,
+        since: float | None = None,
     ) -> PlannedJob:
         """At this pod alone; parameters as of :meth:`register`. Raises :class:`JobConflict` when two plans or settings
         of the name contradict each other, and :class:`JobLost` when it was ended while the process that asks ran.
 
         :param of_pod: another pod has brought the plan. Of two that nobody has received anything by, all pods keep the
             one with the smaller id.
+        :param since: when the run was registered at the first pod, as a pod says that has it; None: now.
         """
         async with self._registering:
             known = self.jobs.get(spec.name)
@@ -148,10 +160,12 @@ class PlannedJobs:
                     "job %s: plan %.8s, by which nobody has received anything, gives way", spec.name, known.plan_id
                 )
                 await self._close(known)
-            if plan is not None and again and (spec.name, plan.plan_id) in self._ended:
+            ended = None if plan is None else self._ended.get((spec.name, plan.plan_id))
+            if ended is not None and again and (since is None or since < ended.at):
                 raise JobLost(f"job {spec.name} was ended while it was asked for samples", job=spec.name)
-            self._forget_ended(spec.name)
             job = await self._make(spec, plan, confirmed=begun)
+            self._ended.pop((spec.name, job.plan_id), None)
+            job.since = job.since if since is None else since
             self.jobs[spec.name] = job
             self._table.share_memory()
             settings = job.orders.settings
@@ -169,7 +183,9 @@ class PlannedJobs:
     async def other_plan(self, introduced: dict[str, Any]) -> None:
         """Fact: another pod has the job by another plan. Errors as those of :meth:`register_here`."""
         spec, plan = JobSpec.from_dict(introduced["spec"]), PlanSettings.from_dict(introduced["plan"])
-        await self.register_here(spec, plan, begun=bool(introduced["confirmed"]), of_pod=True)
+        await self.register_here(
+            spec, plan, begun=bool(introduced["confirmed"]), of_pod=True, since=introduced["since"]
+        )
 
     def _check_settings(self, known: PlannedJob, spec: JobSpec, plan: PlanSettings | None) -> None:
         alike = replace(spec, **{name: getattr(known.spec, name) for name in _OF_RANKS})
@@ -228,7 +244,7 @@ class PlannedJobs:
                 "job (refill end), and start it anew"
             )
         if plan is not None:
-            _check_plan(spec, plan)
+            _check_plan(spec, plan, dataset.num_samples)
         chunk_size = (spec.chunk_size or dataset.chunk_size_of(spec.policy)) if plan is None else plan.chunk_size
         parts = replace(table.parts_of(dataset), remote_fraction=0.0)
         claim = table.claim_of(spec, dataset, chunk_size, parts)
@@ -268,7 +284,8 @@ class PlannedJobs:
     async def end_here(self, name: str) -> None:
         """End a job on this pod, and keep what its ranks have received."""
         if (job := self.jobs.get(name)) is not None:
-            self._ended[name, job.plan_id] = _Ended(job.spec, job.received, job.history, job.homes)
+            self._ended.pop((name, job.plan_id), None)  # the newest is the last
+            self._ended[name, job.plan_id] = _Ended(time.time(), job.spec, job.received, job.history, job.homes)
             while len(self._ended) > _KEPT_ENDED:
                 self._ended.popitem(last=False)
             await self._close(job)
@@ -277,11 +294,6 @@ class PlannedJobs:
         for name in [name for name, job in self.jobs.items() if job.idle_seconds > idle_seconds]:
             log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
             await self.end_here(name)
-            self._forget_ended(name)
-
-    def _forget_ended(self, name: str) -> None:
-        for each in [each for each in self._ended if each[0] == name]:
-            del self._ended[each]
 
     async def _take_back(self, job: PlannedJob) -> None:
         """A job that not all pods can have, from all of them."""
@@ -305,14 +317,36 @@ class PlannedJobs:
 
     # What ranks have had of it.
 
-    def about_here(self, name: str, epoch: int) -> dict[str, Any]:
+    def ended(self, team: str) -> list[dict[str, Any]]:
+        """Runs that were ended here and of which this pod has a receipt, as :meth:`Runs.ended` lists them."""
+        return [
+            {
+                "job": name,
+                "run": plan_id,
+                "dataset": found.spec.dataset,
+                "policy": found.spec.policy,
+                "world_size": found.spec.world_size,
+                "ended_at": found.at,
+                "first_epoch": found.received.epochs[0],
+                "last_epoch": found.received.epochs[-1],
+            }
+            for (name, plan_id), found in reversed(self._ended.items())
+            if found.spec.holder in ("", team) and found.received.epochs
+        ]
+
+    def about_here(self, name: str, epoch: int, run: str) -> dict[str, Any]:
         """What this pod knows of a job that runs, or was ended here, and of an epoch of it. Raises
-        :class:`UnknownJob`."""
+        :class:`UnknownJob`.
+
+        :param run: the beginning of its plan_id.
+        """
         known: PlannedJob | _Ended | None = self.jobs.get(name)
         plan_id = "" if known is None else self.jobs[name].plan_id
-        if known is None:
+        is_ended = known is None or not plan_id.startswith(run)
+        if is_ended:
+            known = None
             for (ended, plan_id_of), found in self._ended.items():
-                if ended == name:
+                if ended == name and plan_id_of.startswith(run):
                     known, plan_id = found, plan_id_of
         if known is None:
             raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name}", job=name)
@@ -320,20 +354,20 @@ class PlannedJobs:
         return {
             "spec": known.spec.to_dict(),
             "plan_id": plan_id,
-            "ended": name not in self.jobs,
+            "ended": is_ended,
             "newest": known.received.newest,
             "received": None if received is None else received.to_dict(),
             "counts": counts_of(self._settings.ordinal, epoch, known.history.get(epoch), known.homes.get(epoch)),
         }
 
-    async def _about(self, name: str, epoch: int, team: str) -> list[dict[str, Any]]:
+    async def _about(self, name: str, epoch: int, team: str, run: str) -> list[dict[str, Any]]:
         """Of all pods that can be asked; of the job that runs, else of the one that was ended. Empty: no pod knows a
         planned job of this name. Raises :class:`NotAllowed` for that of another team."""
-        if name in self._table.jobs:
+        if name in self._table.jobs and not run:
             return []
-        found = await self._of_others("GET", f"{_path(name)}/epochs/{epoch}")
+        found = await self._of_others("GET", f"{_path(name)}/epochs/{epoch}?run={quote(run, safe='')}")
         with contextlib.suppress(UnknownJob):
-            found.insert(0, self.about_here(name, epoch))
+            found.insert(0, self.about_here(name, epoch, run))
         there: list[dict[str, Any]] = [each for each in found if each is not None]
         first = min(there, key=lambda each: bool(each["ended"]), default=None)
         if first is None:
@@ -342,10 +376,13 @@ class PlannedJobs:
         of_run = ("plan_id", "ended")
         return [first, *(each for each in there if each is not first and all(each[n] == first[n] for n in of_run))]
 
-    async def receipt(self, name: str, epoch: int, team: str) -> dict[str, Any] | None:
+    async def receipt(self, name: str, epoch: int, team: str, run: str) -> dict[str, Any] | None:
         """None: no pod knows a planned job of this name. Raises :class:`UnknownJob` when none has heard of that
-        epoch."""
-        about = await self._about(name, epoch, team)
+        epoch.
+
+        :param run: the beginning of its plan_id; empty: of the run that there is, else of the one that ended last.
+        """
+        about = await self._about(name, epoch, team, run)
         if not about:
             return None
         parts = [each["received"] for each in about if each["received"] is not None]
@@ -358,23 +395,24 @@ class PlannedJobs:
         running = not ended and is_newest and not found["exact"]
         return of_what | {"epoch": epoch, "ended": ended, "running": running} | found
 
-    async def counts(self, name: str, epoch: int, team: str) -> dict[str, Any] | None:
+    async def counts(self, name: str, epoch: int, team: str, run: str) -> dict[str, Any] | None:
         """What an epoch cost, at each pod and in sum. None: no pod knows a planned job of this name."""
-        about = await self._about(name, epoch, team)
+        about = await self._about(name, epoch, team, run)
         if not about:
             return None
         of_what = {"job": name, "run": about[0]["plan_id"], "epoch": epoch, "ended": about[0]["ended"]}
         return of_what | sum_of_counts(sorted((each["counts"] for each in about), key=lambda counts: counts["pod"]))
 
     async def check_left(self, name: str, epoch: int, rank: int) -> None:
-        """Fact: a rank has left an epoch. Raises :class:`SamplesSkipped` when it has asked for positions of it behind
-        others that it never asked for."""
+        """Fact: a rank has left an epoch. Raises :class:`SamplesSkipped` when it has asked for positions of it far
+        behind others that it never asked for."""
         if len(self.asked_here(name, epoch, rank)["asked"]) < 2:
             return  # no other pod need be asked
-        asked = await self._asked(name, epoch, rank)
-        if asked is None or len(asked) < 2:
+        asked, largest_batch = await self._asked(name, epoch, rank)
+        gap = None if asked is None else skipped_for_good(asked, largest_batch)
+        if gap is None:
             return
-        (_, start), (end, _) = list(asked)[:2]
+        start, end = gap
         raise SamplesSkipped(
             f"rank {rank} of job {name} has left epoch {epoch} and never asked for its positions {start} to {end - 1}, "
             "while it asked for later ones: its samples are divided a second time, or batches are skipped. Let the "
@@ -388,11 +426,12 @@ class PlannedJobs:
     async def left_out(self, name: str, epoch: int, rank: int, start: int, end: int) -> tuple[int, int] | None:
         """The first part of a rank's positions ``[start, end)`` that no pod was asked for. None: there is none, or it
         can't be said: a pod was restarted since, or does not answer."""
-        asked = await self._asked(name, epoch, rank)
+        asked, _ = await self._asked(name, epoch, rank)
         return None if asked is None else asked.first_missing(start, end)
 
-    async def _asked(self, name: str, epoch: int, rank: int) -> PositionSet | None:
-        """Of all pods; None: a pod was restarted since, or does not answer."""
+    async def _asked(self, name: str, epoch: int, rank: int) -> tuple[PositionSet | None, int]:
+        """Of all pods, and the most that were asked for at once; None: a pod was restarted since, or does not
+        answer."""
         parts = [
             self.asked_here(name, epoch, rank),
             *await self._of_others("GET", f"{_path(name)}/epochs/{epoch}/ranks/{rank}"),
@@ -400,16 +439,20 @@ class PlannedJobs:
         asked = PositionSet()
         for part in parts:
             if part is None or not part["whole"]:
-                return None
+                return None, 0
             for first, end in part["asked"]:
                 asked.add(first, end)
-        return asked
+        return asked, max(int(part["largest_batch"]) for part in parts)
 
     def asked_here(self, name: str, epoch: int, rank: int) -> dict[str, Any]:
         job = self.find(name, looked_at=True)
         found = job.received.of(epoch)
         asked = None if found is None else found.asked.get(rank)
-        return {"whole": not job.began_midway, "asked": [] if asked is None else list(asked)}
+        return {
+            "whole": not job.began_midway,
+            "asked": [] if asked is None else list(asked),
+            "largest_batch": 0 if found is None else found.largest_batch,
+        }
 
     async def _of_others(self, method: str, path: str) -> list[Any]:
         """None of a pod that does not know, or does not answer."""
@@ -428,8 +471,13 @@ class PlannedJobs:
         return await asyncio.gather(*map(ask, self._settings.other_pods))
 
 
-def _check_plan(spec: JobSpec, plan: PlanSettings) -> None:
-    """Raises :class:`JobConflict` for the plan of a job with other settings."""
+def _check_plan(spec: JobSpec, plan: PlanSettings, num_samples: int) -> None:
+    """Raises :class:`JobConflict` for the plan of a job with other settings, and :class:`InvalidInput` for one that
+    nobody has made of this dataset."""
+    if plan.num_samples != num_samples:
+        raise InvalidInput(f"the plan is of {plan.num_samples:,} samples, and the dataset has {num_samples:,}")
+    if plan.selection:
+        raise InvalidInput(f"plan selection {plan.selection[:20]!r} is not known here")
     given = {"seed": spec.seed, "chunk_size": spec.chunk_size or plan.chunk_size}
     given |= {name: value for name, value in spec.policy_settings.items() if value}
     planned = {"seed": plan.seed, "chunk_size": plan.chunk_size} | plan.policy_settings()

@@ -11,6 +11,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from refill_service.cache_core.policies.interface import EpochCounts
 from refill_service.jobs.job_at_pod import MOST_CLIENTS, RECEIPT_OUTCOMES
 from refill_service.observing.metric_labels import JOB, OTHER_RANKS
 
@@ -179,7 +180,8 @@ def _jobs(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
         prefetched.add_metric([name, "used"], sum(counts.remote_memory for counts in homes))
         prefetched.add_metric([name, "refused"], sum(counts.ahead_refused for counts in homes))
         if figures.epoch is not None:
-            current = owners.get(figures.epoch, owners[min(owners)]).core
+            begun = figures.epoch if figures.epoch in owners else min(owners, default=None)
+            current = EpochCounts() if begun is None else owners[begun].core
             if current.samples_read:
                 fill_ratio.add_metric([name], current.samples_filled / current.samples_read)
             epoch.add_metric([name], figures.epoch)

@@ -27,6 +27,9 @@ class Introduction(BaseModel):
     spec: dict[str, Any]
     plan: dict[str, Any] | None = None
     confirmed: bool = False
+    since: float | None = None
+    again: bool = False
+    """Whether the run has been asked for samples, so that it may have been ended meanwhile."""
 
 
 PLANNED_PEER_ROUTES = APIRouter(prefix="/peer/v1/jobs/{job}/planned", dependencies=[Depends(check_number_of_pods)])
@@ -37,7 +40,8 @@ async def introduce(job: str, body: Introduction, request: Request) -> dict[str,
     node = node_of(request.scope)
     plan = None if body.plan is None else PlanSettings.from_dict(body.plan)
     spec = known_spec(node, body.spec)
-    found = await node.planned.register_here(spec, plan, begun=body.confirmed and plan is not None, of_pod=True)
+    begun = body.confirmed and plan is not None
+    found = await node.planned.register_here(spec, plan, begun=begun, again=body.again, of_pod=True, since=body.since)
     return found.introduction()
 
 
@@ -76,8 +80,10 @@ async def take(
 
 
 @PLANNED_PEER_ROUTES.get("/epochs/{epoch}")
-async def about(job: str, epoch: Number, request: Request) -> dict[str, Any]:
-    return node_of(request.scope).planned.about_here(job, epoch)
+async def about(
+    job: str, epoch: Number, request: Request, run: Annotated[str, Query(max_length=64)] = ""
+) -> dict[str, Any]:
+    return node_of(request.scope).planned.about_here(job, epoch, run)
 
 
 @PLANNED_PEER_ROUTES.get("/epochs/{epoch}/ranks/{rank}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -121,6 +122,10 @@ async def batch(
     found = node.planned.find(job, plan)
     resources_of(request).enter_context(found.in_use())
     wanted = BatchRequest.decode(await request.body())
+    if wanted.epoch >= 2**31:
+        raise InvalidInput(f"there is no epoch {wanted.epoch}")
+    if wanted.rank >= ranks:
+        raise InvalidInput(f"rank {wanted.rank} is not one of {ranks} ranks")
     dealt = DealtTo(epoch=wanted.epoch, rank=wanted.rank, num_ranks=ranks, start=start, drop_last=drop_last)
     dealing = dealt.dealing(found)
     found.check_positions(wanted.epoch, wanted.positions)
@@ -135,7 +140,7 @@ async def batch(
     await room.enter(len(wanted.positions))
     of_ranks, places = dealing.places(wanted.positions)
     own = places[(of_ranks == wanted.rank) & (wanted.positions >= start)]
-    found.received.asks(wanted.epoch, dealing, wanted.rank, own, had)
+    found.received.asks(wanted.epoch, dealing, wanted.rank, own, had, now=time.time())
     ids, payloads = await found.batch(wanted.epoch, wanted.rank, wanted.positions, says_damage=damaged == "say")
     found.confirmed = True
     frame = OutgoingFrame(wanted.positions, ids, payloads)
@@ -158,9 +163,7 @@ async def samples(job: JobName, plan: Plan, request: Request) -> Response:
     found = node.planned.find(job, plan)
     resources_of(request).enter_context(found.in_use())
     ids = read_int64s(await request.body())
-    last = found.layout.num_samples - 1
-    if wrong := ids[(ids < 0) | (ids > last)].tolist():
-        raise InvalidInput(f"there is no sample {wrong[0]}; the dataset has samples 0 to {last}")
+    found.check_samples(ids)
     room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
     await room.enter(len(ids))
     frame = OutgoingFrame(np.full(len(ids), -1), ids, await found.samples(ids))
@@ -174,10 +177,12 @@ async def samples(job: JobName, plan: Plan, request: Request) -> Response:
 async def received(job: JobName, plan: Plan, body: Received, request: Request) -> dict[str, int]:
     found = node_of(request.scope).planned.find(job, plan)
     dealing = body.dealing(found)
-    found.received.received(body.epoch, dealing, body.rank, body.spans)
+    positions, sample_ids = np.array(body.damaged, dtype=np.int64).reshape(-1, 2).T
+    found.check_samples(sample_ids)
+    now = time.time()
+    found.received.received(body.epoch, dealing, body.rank, body.spans, now=now)
     if body.damaged:
-        positions, sample_ids = np.array(body.damaged, dtype=np.int64).T
-        found.received.goes_without(body.epoch, dealing, body.rank, positions, sample_ids)
+        found.received.goes_without(body.epoch, dealing, body.rank, positions, sample_ids, now=now)
     return {"spans": len(body.spans)}
 
 

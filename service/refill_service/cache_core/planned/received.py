@@ -7,7 +7,6 @@ was had up to where the new dealing starts, as the checkpoint says that it goes 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,9 +32,11 @@ class EpochReceived:
     """Of one epoch, by rank."""
 
     dealing: Dealing
-    since: float = field(default_factory=time.time)
+    since: float
     """When somebody has asked by this dealing for the first time, by the clock."""
     asked: dict[int, PositionSet] = field(default_factory=dict)
+    largest_batch: int = 0
+    """Positions that were asked for at once."""
     received: dict[int, PositionSet] = field(default_factory=dict)
     damaged: dict[int, dict[int, int]] = field(default_factory=dict)
     """Samples that ranks went on without, by their positions."""
@@ -62,15 +63,20 @@ class ReceivedEpochs:
         return self._epochs.get(epoch)
 
     @property
+    def epochs(self) -> list[int]:
+        """Those known, ascending."""
+        return sorted(self._epochs)
+
+    @property
     def newest(self) -> int:
         """-1: none."""
         return max(self._epochs, default=-1)
 
-    def at(self, epoch: int, dealing: Dealing) -> EpochReceived:
-        """What is known of an epoch that is dealt so."""
+    def at(self, epoch: int, dealing: Dealing, now: float) -> EpochReceived:
+        """What is known of an epoch that is dealt so. Here and below, ``now`` is the time by the clock."""
         found = self._epochs.get(epoch)
         if found is None or found.dealing != dealing:
-            found = self._epochs[epoch] = EpochReceived(dealing)
+            found = self._epochs[epoch] = EpochReceived(dealing, now)
             kept = sorted(self._epochs)
             for old in kept[:-_KEPT_EPOCHS]:
                 del self._epochs[old]
@@ -84,31 +90,37 @@ class ReceivedEpochs:
         before, now = self._epochs.get(epoch - 1), self._epochs.get(epoch)
         return before is not None and rank in before.asked and (now is None or rank not in now.asked)
 
-    def asks(self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, had: int = 0) -> None:
+    def asks(self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, had: int = 0, *, now: float) -> None:
         """Fact: a rank asks for ``(n,)`` of its positions; those below ``had`` lie in a checkpoint that it goes on
         from."""
-        asked = self.at(epoch, dealing).asked.setdefault(rank, PositionSet())
+        found = self.at(epoch, dealing, now)
+        found.largest_batch = max(found.largest_batch, len(positions))
+        asked = found.asked.setdefault(rank, PositionSet())
         asked.add(0, had)
         if len(asked) < _MOST_SPANS:
             asked.add_all(positions)
 
-    def received(self, epoch: int, dealing: Dealing, rank: int, spans: Iterable[tuple[int, int]]) -> None:
+    def received(
+        self, epoch: int, dealing: Dealing, rank: int, spans: Iterable[tuple[int, int]], *, now: float
+    ) -> None:
         """Fact: a rank has received these of its positions, ``[first, end)`` each."""
         spans = list(spans)
         for first, end in spans:
             if not 0 <= first <= end <= dealing.per_rank:
                 raise InvalidInput(f"rank {rank} has {dealing.per_rank} positions in epoch {epoch}, got {first}-{end}")
-        known = self.at(epoch, dealing).received.setdefault(rank, PositionSet())
+        known = self.at(epoch, dealing, now).received.setdefault(rank, PositionSet())
         for first, end in spans:
             if len(known) < _MOST_SPANS:
                 known.add(first, end)
 
-    def goes_without(self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, samples: Int64Array) -> None:
+    def goes_without(
+        self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, samples: Int64Array, *, now: float
+    ) -> None:
         """Fact: a rank goes on without damaged samples."""
         for position in positions.tolist():
             if not 0 <= position < dealing.per_rank:
                 raise InvalidInput(f"rank {rank} has {dealing.per_rank} positions in epoch {epoch}, got {position}")
-        found = self.at(epoch, dealing).damaged.setdefault(rank, {})
+        found = self.at(epoch, dealing, now).damaged.setdefault(rank, {})
         self.num_damaged -= len(found)
         found.update(zip(positions.tolist(), samples.tolist(), strict=True))
         self.num_damaged += len(found)
