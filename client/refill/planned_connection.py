@@ -63,6 +63,8 @@ _BACK_SECONDS = 5.0
 _REPORT_SECONDS = 3.0
 _QUIET_SECONDS = 0.25
 """What came is reported when nothing has come for so long, or every three seconds."""
+_MOST_UNREPORTED = 300
+"""Epochs: as many as a pod keeps."""
 _TURNS = 4
 _NAMED_DAMAGED = 20
 _OF_ONE_PROCESS = ("_process", "_of_thread", "_lock", "_received", "_of_ranks", "_ended", "_watched")
@@ -253,8 +255,10 @@ class PlannedConnection:
         self._place.goes_by(self.plan_id)
         with self._lock:
             name = epoch, self._place.start(epoch)
-            self._received.setdefault(name, PositionSet()).add_all(positions)
-            while len(self._received) > 2:
+            known = self._received.setdefault(name, PositionSet())
+            known.add(0, self._place.had(epoch))
+            known.add_all(positions)
+            while len(self._received) > _MOST_UNREPORTED:
                 del self._received[next(iter(self._received))]
             self._unreported = self._unreported or time.monotonic()
             self._last_came = time.monotonic()
@@ -420,6 +424,11 @@ class PlannedConnection:
         except RefillError:
             with self._lock:
                 self._unreported = self._unreported or time.monotonic()
+        else:
+            with self._lock:
+                for epoch, start, spans in found[:-2]:
+                    if list(self._received[epoch, start]) == spans:
+                        del self._received[epoch, start]
 
     def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
         spec = self.spec
@@ -540,7 +549,8 @@ class PlannedConnection:
         self._of_thread = threading.local()
         self._lock = threading.Lock()
         self._received: dict[tuple[int, int], PositionSet] = {}
-        """By epoch and where it was dealt from, what this process has received of the last two."""
+        """By epoch and where it was dealt from, what this process has received of the last two, and of those before
+        that it has not reported; with what lies in the checkpoint that the loop goes on from."""
         self._unreported = self._last_came = self._heard_at = 0.0
         self._watched = False
         self._ended = None
