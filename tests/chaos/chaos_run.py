@@ -208,6 +208,8 @@ class ChaosRun:
         """Fact: these pods were started again."""
         self._started_at = time.monotonic()
         self.down -= set(pods)
+        if self.setting.is_planned:  # what ranks had reported there is gone
+            self.lost("memory")
 
     def start_later(self, fault: Fault, pod: int) -> None:
         def start() -> None:
