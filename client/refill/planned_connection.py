@@ -243,16 +243,19 @@ class PlannedConnection:
         self.info()
         self._check_positions(epoch, positions)
         started = time.perf_counter()
+        asked_by = ""
 
         def ask(pod: str, wait: Wait) -> ReceivedBatch:
+            nonlocal asked_by
+            asked_by = self.plan_id  # another thread may learn meanwhile that another plan stands
             dealing = self.dealing(epoch)
             wanted = dealing.positions(self.rank, positions) % max(1, dealing.num_positions)
             body = BatchRequest(epoch, self.rank, wanted, waited_seconds=waited).encode()
-            path = self._path("batch", **self._about_batch(epoch, dealing))
+            path = self._path("batch", plan=asked_by, **self._about_batch(epoch, dealing))
             return self._channel.fetch(pod, path, body, Expected(wanted), wait)
 
         received = self._retried(ask)
-        self._place.goes_by(self.plan_id)
+        self._place.goes_by(asked_by)
         with self._lock:
             name = epoch, self._place.start(epoch)
             known = self._received.setdefault(name, PositionSet())

@@ -134,6 +134,7 @@ async def batch(
     own = places[(of_ranks == wanted.rank) & (wanted.positions >= start)]
     found.received.asks(wanted.epoch, dealing, wanted.rank, own, had)
     ids, payloads = await found.batch(wanted.epoch, wanted.rank, wanted.positions, says_damage=damaged == "say")
+    node.planned.find(job, plan)  # one that a rank has samples by may have taken its place meanwhile
     found.confirmed = True
     frame = OutgoingFrame(wanted.positions, ids, payloads)
     room.holds(frame.total_bytes)
