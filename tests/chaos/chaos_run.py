@@ -280,6 +280,10 @@ class ChaosRun:
         self._legs.begin(self.setting.ranks)
         self.ranks_down.clear()
 
+    def registers_apart(self) -> None:
+        """Fact: a rank may be refused from now on, by name."""
+        self._registered_apart = True
+
     def replace_dataset(self) -> None:
         """From now on every rank is to end with an error that names the dataset, and none to get other bytes."""
         put_dataset(self.dataset.environment, self.dataset.url.rpartition("/")[2], len(self.dataset.checksums), 4000, 2)

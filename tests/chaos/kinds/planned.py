@@ -86,6 +86,34 @@ def _register_apart(run: ChaosRun, fault: Fault) -> bool:
     return True
 
 
+def _register_late(run: ChaosRun, fault: Fault) -> bool:
+    """Target: the memory with which pod 0 starts again, apart from pods that know the plan, and whether it reaches the
+    others. Then a rank that knows no plan registers there."""
+    memory, reaches = fault.target
+    rank, others = len(run.ranks) - 1, range(1, run.cluster.num_pods)
+    if run.down or run.ranks_down:
+        return False
+    links = [link for pod in others for link in [*run.links_of_pods(pod, 0), *run.links_of_pods(0, pod)[reaches:]]]
+    run.lost("record")
+    run.take_down(0)
+    for link in links:
+        link.cut = True
+    run.ranks[rank].kill()
+    run.ranks[rank].forget()
+    run.cluster.kill(0)
+    run.cluster.restart(0, settings={"memory_bytes": _MEMORY_BYTES[memory]})
+    run.has_started(0)
+    run.registers_apart()
+    run.ranks[rank].restart(run.home_url(rank, 0), run.home_url(rank, 0) or run.cluster.pod_urls[0])
+
+    def heal() -> None:
+        for link in links:
+            link.cut = False
+
+    run.then(fault, "pods reach each other again", heal)
+    return True
+
+
 def _replace_dataset(run: ChaosRun, fault: Fault) -> bool:
     """Target: whether pods are away then."""
     if run.down or run.ranks_down:
@@ -142,6 +170,17 @@ KINDS = [
         _of_planned(12, least_pods=2),
         _register_apart,
         _parts,
+        theme="partitions",
+        lasts=(0.5, 8.0),
+        most=1,
+    ),
+    Kind(
+        "register late",
+        "pod 0 forgets the plan and has other memory, is cut from pods that know it, and a rank registers there that "
+        "knows none",
+        _of_planned(12, least_pods=2),
+        _register_late,
+        lambda _, chooser: (chooser.randrange(len(_MEMORY_BYTES)), chooser.randrange(2)),
         theme="partitions",
         lasts=(0.5, 8.0),
         most=1,
