@@ -67,7 +67,7 @@ _MOST_UNREPORTED = 300
 """Epochs: as many as a pod keeps."""
 _TURNS = 4
 _NAMED_DAMAGED = 20
-_OF_ONE_PROCESS = ("_process", "_of_thread", "_lock", "_received", "_of_ranks", "_ended", "_watched")
+_OF_ONE_PROCESS = ("_process", "_of_thread", "_lock", "_received", "_of_ranks", "_ended", "_refused_by", "_watched")
 
 
 class RankPlace:
@@ -131,6 +131,8 @@ class PlannedConnection:
     _watched: bool
     _ended: RankLife | None
     """Who was this rank before, and is gone."""
+    _refused_by: RankLife | None
+    """Who is this rank, as a pod has said last; other pods may not know it yet."""
 
     def __init__(
         self,
@@ -255,6 +257,7 @@ class PlannedConnection:
             return self._channel.fetch(pod, path, body, Expected(wanted), wait)
 
         received = self._retried(ask)
+        self._refused_by = None
         self._place.goes_by(asked_by)
         with self._lock:
             name = epoch, self._place.start(epoch)
@@ -292,6 +295,8 @@ class PlannedConnection:
             about["damaged"] = "say"
         if self._ended is not None:
             about["ended"] = self._ended.encode()
+        elif self._refused_by is not None:
+            about["refused_by"] = self._refused_by.encode()
         return about
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
@@ -473,6 +478,7 @@ class PlannedConnection:
                 holder = RankLife.decode(str(error.details.get("holder")))
                 is_free = has_ended(holder) or leaves_the_rank_to(holder, self._made_in)
                 if turn + 1 == _TURNS or not is_free:
+                    self._refused_by = holder
                     raise
                 log.info("rank %d goes on in place of %s", self.rank, holder)
                 self._ended = holder
@@ -556,7 +562,7 @@ class PlannedConnection:
         that it has not reported; with what lies in the checkpoint that the loop goes on from."""
         self._unreported = self._last_came = self._heard_at = 0.0
         self._watched = False
-        self._ended = None
+        self._ended = self._refused_by = None
         self._of_ranks: dict[int, PlannedConnection] = {}
 
 

@@ -111,6 +111,9 @@ async def batch(
     had: Annotated[int, Query(ge=0, lt=2**62, description="The rank's positions below lie in a checkpoint.")] = 0,
     allow_skipped: bool = False,
     life: Life = None,
+    refused_by: Annotated[
+        str | None, Query(max_length=LONGEST_LIFE, description="Who is this rank, as another pod has said.")
+    ] = None,
     ended: Annotated[str | None, Query(max_length=LONGEST_LIFE, description="Who was this rank and has ended.")] = None,
     damaged: Damaged = "raise",
 ) -> Response:
@@ -124,6 +127,8 @@ async def batch(
     asker = life_of(life)
     if ended is not None and asker is not None:
         found.leases.ended(wanted.rank, RankLife.decode(ended), asker)
+    if refused_by is not None and asker is not None:
+        found.leases.held_elsewhere(wanted.rank, RankLife.decode(refused_by), asker)
     found.leases.asks(wanted.rank, asker)
     found.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
     if not allow_skipped and found.received.comes_to(wanted.epoch, wanted.rank):
