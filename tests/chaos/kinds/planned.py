@@ -66,7 +66,8 @@ def _register_apart(run: ChaosRun, fault: Fault) -> bool:
         link.cut = True
 
     def restart() -> None:
-        run.take_down(pod)
+        if not run.take_down(pod):
+            return
         run.cluster.kill(pod)
         run.cluster.restart(pod, settings={"memory_bytes": _MEMORY_BYTES[memory]})
         run.has_started(pod)
