@@ -337,6 +337,8 @@ class ChaosRun:
         setting = self.setting
         is_apart = "apart" in setting.themes
         fast = 0 if setting.is_planned else _FAST
+        # With less than the dataset no rank begins an epoch before all are near the end of the one before.
+        memory_bytes = 2_000_000 if is_apart else 800_000 if setting.names_classes else 600_000
         spec = {
             "name": self.name,
             "dataset": self.dataset.url,
@@ -346,8 +348,7 @@ class ChaosRun:
             "policy": setting.policy,
             "chunk_size": setting.chunk_size,
             "order": setting.order,
-            # With less than the dataset no rank begins an epoch before all are near the end of the one before.
-            "memory_bytes": 2_000_000 if is_apart else 800_000 if setting.names_classes else 600_000,
+            "memory_bytes": memory_bytes * setting.names_memory,
             "policy_settings": {"within": "class"} if setting.names_classes else {},
         }
         steps = setting.epochs * len(self.dataset.checksums) / num_ranks / _BATCH / setting.workers
