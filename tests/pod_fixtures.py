@@ -87,7 +87,7 @@ def rank_of(cluster: LocalCluster, settings: dict[str, Any], rank: int = 0, time
     return kind(cluster.pod_urls[0], spec, rank, None, timeout_seconds)
 
 
-def whole_epoch(rank: PodConnection, epoch: int, batch: int = 32) -> list[ReceivedBatch]:
+def whole_epoch(rank: PodConnection | PlannedConnection, epoch: int, batch: int = 32) -> list[ReceivedBatch]:
     length = rank.info()["samples_per_rank"]
     return [
         rank.batch(epoch, np.arange(start, min(start + batch, length), dtype=np.int64))

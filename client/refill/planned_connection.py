@@ -63,9 +63,11 @@ _BACK_SECONDS = 5.0
 _REPORT_SECONDS = 3.0
 _QUIET_SECONDS = 0.25
 """What came is reported when nothing has come for so long, or every three seconds."""
+_MOST_UNREPORTED = 300
+"""Epochs: as many as a pod keeps."""
 _TURNS = 4
 _NAMED_DAMAGED = 20
-_OF_ONE_PROCESS = ("_process", "_of_thread", "_lock", "_received", "_of_ranks", "_ended", "_watched")
+_OF_ONE_PROCESS = ("_process", "_of_thread", "_lock", "_received", "_of_ranks", "_ended", "_refused_by", "_watched")
 
 
 class RankPlace:
@@ -130,6 +132,8 @@ class PlannedConnection:
     _watched: bool
     _ended: RankLife | None
     """Who was this rank before, and is gone."""
+    _refused_by: RankLife | None
+    """Who is this rank, as a pod has said last; other pods may not know it yet."""
 
     def __init__(
         self,
@@ -249,20 +253,26 @@ class PlannedConnection:
         self.info()
         self._check_positions(epoch, positions)
         started = time.perf_counter()
+        asked_by = ""
 
         def ask(pod: str, wait: Wait) -> ReceivedBatch:
+            nonlocal asked_by
+            asked_by = self.plan_id  # another thread may learn meanwhile that another plan stands
             dealing = self.dealing(epoch)
             wanted = dealing.positions(self._group, positions) % max(1, dealing.num_positions)
             body = BatchRequest(epoch, self._group, wanted, waited_seconds=waited).encode()
-            path = self._path("batch", **self._about_batch(epoch, dealing))
+            path = self._path("batch", plan=asked_by, **self._about_batch(epoch, dealing))
             return self._channel.fetch(pod, path, body, Expected(wanted), wait)
 
         received = self._retried(ask)
-        self._place.goes_by(self.plan_id)
+        self._refused_by = None
+        self._place.goes_by(asked_by)
         with self._lock:
             name = epoch, self._place.start(epoch)
-            self._received.setdefault(name, PositionSet()).add_all(positions)
-            while len(self._received) > 2:
+            known = self._received.setdefault(name, PositionSet())
+            known.add(0, self._place.had(epoch))
+            known.add_all(positions)
+            while len(self._received) > _MOST_UNREPORTED:
                 del self._received[next(iter(self._received))]
             self._unreported = self._unreported or time.monotonic()
             self._last_came = time.monotonic()
@@ -295,6 +305,8 @@ class PlannedConnection:
             about["damaged"] = "say"
         if self._ended is not None:
             about["ended"] = self._ended.encode()
+        elif self._refused_by is not None:
+            about["refused_by"] = self._refused_by.encode()
         return about
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
@@ -435,6 +447,11 @@ class PlannedConnection:
         except RefillError:
             with self._lock:
                 self._unreported = self._unreported or time.monotonic()
+        else:
+            with self._lock:
+                for epoch, start, spans in found[:-2]:
+                    if list(self._received[epoch, start]) == spans:
+                        del self._received[epoch, start]
 
     def _tell_home(self, received: dict[str, Any]) -> None:
         """Tried once at each of this rank's pods."""
@@ -492,6 +509,7 @@ class PlannedConnection:
                 holder = RankLife.decode(str(error.details.get("holder")))
                 is_free = has_ended(holder) or leaves_the_rank_to(holder, self._made_in)
                 if turn + 1 == _TURNS or not is_free:
+                    self._refused_by = holder
                     raise
                 log.info("rank %d goes on in place of %s", self.rank, holder)
                 self._ended = holder
@@ -571,10 +589,11 @@ class PlannedConnection:
         self._of_thread = threading.local()
         self._lock = threading.Lock()
         self._received: dict[tuple[int, int], PositionSet] = {}
-        """By epoch and where it was dealt from, what this process has received of the last two."""
+        """By epoch and where it was dealt from, what this process has received of the last two, and of those before
+        that it has not reported; with what lies in the checkpoint that the loop goes on from."""
         self._unreported = self._last_came = self._heard_at = 0.0
         self._watched = False
-        self._ended = None
+        self._ended = self._refused_by = None
         self._of_ranks: dict[int, PlannedConnection] = {}
 
 

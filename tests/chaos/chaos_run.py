@@ -208,6 +208,8 @@ class ChaosRun:
         """Fact: these pods were started again."""
         self._started_at = time.monotonic()
         self.down -= set(pods)
+        if self.setting.is_planned:  # what ranks had reported there is gone
+            self.lost("memory")
 
     def start_later(self, fault: Fault, pod: int) -> None:
         def start() -> None:
@@ -278,6 +280,10 @@ class ChaosRun:
         self._legs.begin(self.setting.ranks)
         self.ranks_down.clear()
 
+    def registers_apart(self) -> None:
+        """Fact: a rank may be refused from now on, by name."""
+        self._registered_apart = True
+
     def replace_dataset(self) -> None:
         """From now on every rank is to end with an error that names the dataset, and none to get other bytes."""
         put_dataset(self.dataset.environment, self.dataset.url.rpartition("/")[2], len(self.dataset.checksums), 4000, 2)
@@ -331,6 +337,8 @@ class ChaosRun:
         setting = self.setting
         is_apart = "apart" in setting.themes
         fast = 0 if setting.is_planned else _FAST
+        # With less than the dataset no rank begins an epoch before all are near the end of the one before.
+        memory_bytes = 2_000_000 if is_apart else 800_000 if setting.names_classes else 600_000
         spec = {
             "name": self.name,
             "dataset": self.dataset.url,
@@ -340,8 +348,7 @@ class ChaosRun:
             "policy": setting.policy,
             "chunk_size": setting.chunk_size,
             "order": setting.order,
-            # With less than the dataset no rank begins an epoch before all are near the end of the one before.
-            "memory_bytes": 2_000_000 if is_apart else 800_000 if setting.names_classes else 600_000,
+            "memory_bytes": memory_bytes * setting.names_memory,
             "policy_settings": {"within": "class"} if setting.names_classes else {},
         }
         steps = setting.epochs * len(self.dataset.checksums) / num_ranks / _BATCH / setting.workers

@@ -53,12 +53,13 @@ class _Rank:
                     if number % _SAVES_EVERY == 0 or end == length:
                         self._save(state_at(self._pods, each, end, length))
             length = self._pods.dealing(last).per_rank
-            list(workers.map(lambda start: self._ask(last, start, length), range(0, length, batch)))
+            again = range(position if epoch == last else 0, length, batch)
+            list(workers.map(lambda start: self._ask(last, start, length), again))
         _touch(self._plan.file, "done")
         while True:
             time.sleep(0.1)
-            if length:
-                self._ask(last, self._chooser.randrange(0, length, batch), length)
+            if again:
+                self._ask(last, self._chooser.choice(again), length)
 
     def _begin(self) -> tuple[int, int]:
         """Epoch and position that come first, of what was saved last, or the checkpoint that the ranks began from."""

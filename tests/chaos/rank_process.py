@@ -45,10 +45,15 @@ class RankProcess:
         self._process.kill()
         self._process.wait()
 
-    def restart(self, home: str) -> None:
+    def forget(self) -> None:
+        """It has written down nothing, and begins anew."""
+        for what in ("", ".state", ".begun", ".done"):
+            Path(f"{self.plan.file}{what}").unlink(missing_ok=True)
+
+    def restart(self, home: str, service: str = "") -> None:
         """Another process, which goes on from what this one had written down."""
         Path(f"{self.plan.file}.done").unlink(missing_ok=True)
-        self.plan = replace(self.plan, home=home)
+        self.plan = replace(self.plan, home=home, service=service or self.plan.service)
         self._process = self._start()
 
     def pause(self) -> None:

@@ -27,6 +27,8 @@ class Setting:
     unix_socket: bool
     """Whether rank 0 asks over one, with memory that it lends."""
     drop_last: bool = False
+    names_memory: bool = True
+    """Whether the job says how much it takes; else pods plan by what they have."""
     has_home: bool = True
     """Whether ranks are given the pod that they ask; else they ask all."""
 

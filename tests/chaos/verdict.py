@@ -74,7 +74,7 @@ class Verdict:
         self.refused = of_ranks[0].splitlines()[-1]
         for lines in of_ranks:
             last = lines.splitlines()[-1]
-            if "Traceback" in lines or not re.match(r"rank \d+: \w+: .*(replaced|changed)", last) or url not in last:
+            if "Traceback" in lines or not re.match(r"rank \d+: \w+: .*(replaced|damaged)", last) or url not in last:
                 self.problems.append(f"the dataset was replaced, and a rank says: {lines}")
 
     def judge(

@@ -115,6 +115,9 @@ async def batch(
     member: Annotated[int, Query(ge=0, lt=2**10, description="Which of them asks.")] = 0,
     allow_skipped: bool = False,
     life: Life = None,
+    refused_by: Annotated[
+        str | None, Query(max_length=LONGEST_LIFE, description="Who is this rank, as another pod has said.")
+    ] = None,
     ended: Annotated[str | None, Query(max_length=LONGEST_LIFE, description="Who was this rank and has ended.")] = None,
     damaged: Damaged = "raise",
 ) -> Response:
@@ -130,9 +133,12 @@ async def batch(
     dealing = dealt.dealing(found)
     found.check_positions(wanted.epoch, wanted.positions)
     asker = life_of(life)
+    process_of_rank = wanted.rank * group + member
     if ended is not None and asker is not None:
-        found.leases.ended(wanted.rank * group + member, RankLife.decode(ended), asker)
-    found.leases.asks(wanted.rank * group + member, asker)
+        found.leases.ended(process_of_rank, RankLife.decode(ended), asker)
+    if refused_by is not None and asker is not None:
+        found.leases.held_elsewhere(process_of_rank, RankLife.decode(refused_by), asker)
+    found.leases.asks(process_of_rank, asker)
     found.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
     if not allow_skipped and found.received.comes_to(wanted.epoch, wanted.rank):
         await node.planned.check_left(job, wanted.epoch - 1, wanted.rank)
@@ -142,6 +148,7 @@ async def batch(
     own = places[(of_ranks == wanted.rank) & (wanted.positions >= start)]
     found.received.asks(wanted.epoch, dealing, wanted.rank, own, had, now=time.time())
     ids, payloads = await found.batch(wanted.epoch, wanted.rank, wanted.positions, says_damage=damaged == "say")
+    node.planned.find(job, plan)  # one that a rank has samples by may have taken its place meanwhile
     found.confirmed = True
     frame = OutgoingFrame(wanted.positions, ids, payloads)
     room.holds(frame.total_bytes)

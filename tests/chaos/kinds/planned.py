@@ -66,7 +66,8 @@ def _register_apart(run: ChaosRun, fault: Fault) -> bool:
         link.cut = True
 
     def restart() -> None:
-        run.take_down(pod)
+        if not run.take_down(pod):
+            return
         run.cluster.kill(pod)
         run.cluster.restart(pod, settings={"memory_bytes": _MEMORY_BYTES[memory]})
         run.has_started(pod)
@@ -82,6 +83,34 @@ def _register_apart(run: ChaosRun, fault: Fault) -> bool:
     run.begin_another_job()
     if not is_before:
         run.then(Fault(fault.at_seconds, fault.kind, (), fault.seconds / 2), f"pod {pod} is killed", restart)
+    run.then(fault, "pods reach each other again", heal)
+    return True
+
+
+def _register_late(run: ChaosRun, fault: Fault) -> bool:
+    """Target: the memory with which pod 0 starts again, apart from pods that know the plan, and whether it reaches the
+    others. Then a rank that knows no plan registers there."""
+    memory, reaches = fault.target
+    rank, others = len(run.ranks) - 1, range(1, run.cluster.num_pods)
+    if run.down or run.ranks_down:
+        return False
+    links = [link for pod in others for link in [*run.links_of_pods(pod, 0), *run.links_of_pods(0, pod)[reaches:]]]
+    run.lost("record")
+    run.take_down(0)
+    for link in links:
+        link.cut = True
+    run.ranks[rank].kill()
+    run.ranks[rank].forget()
+    run.cluster.kill(0)
+    run.cluster.restart(0, settings={"memory_bytes": _MEMORY_BYTES[memory]})
+    run.has_started(0)
+    run.registers_apart()
+    run.ranks[rank].restart(run.home_url(rank, 0), run.home_url(rank, 0) or run.cluster.pod_urls[0])
+
+    def heal() -> None:
+        for link in links:
+            link.cut = False
+
     run.then(fault, "pods reach each other again", heal)
     return True
 
@@ -142,6 +171,17 @@ KINDS = [
         _of_planned(12, least_pods=2),
         _register_apart,
         _parts,
+        theme="partitions",
+        lasts=(0.5, 8.0),
+        most=1,
+    ),
+    Kind(
+        "register late",
+        "pod 0 forgets the plan and has other memory, is cut from pods that know it, and a rank registers there that "
+        "knows none",
+        _of_planned(12, least_pods=2),
+        _register_late,
+        lambda _, chooser: (chooser.randrange(len(_MEMORY_BYTES)), chooser.randrange(2)),
         theme="partitions",
         lasts=(0.5, 8.0),
         most=1,
