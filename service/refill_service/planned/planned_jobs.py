@@ -103,6 +103,11 @@ class PlannedJobs:
         :param again: whether this process had registered the job before.
         """
         is_new = spec.name not in self.jobs
+        if is_new:
+            self._table.check_taking_jobs()
+            self._table.opening.begin(spec.dataset)
+            announcing = asyncio.create_task(self._announce(spec))
+            announcing.add_done_callback(lambda done: done.cancelled() or done.exception())
         if is_new and plan is None:
             plan, begun = await self._plan_of_others(spec)
         if is_new and plan is None and self._settings.ordinal != LEADER:
@@ -198,6 +203,12 @@ class PlannedJobs:
                 f"job {spec.name} is registered with other settings ({'; '.join(differences)}); end it first (refill "
                 "end), or use another name"
             )
+
+    async def _announce(self, spec: JobSpec) -> None:
+        """Let the other pods open the dataset already. Errors are left to what follows."""
+        path, body = f"/peer/v1/jobs/{spec.name}/opening", {"dataset": spec.dataset}
+        calls = (self._peers.call(pod, "POST", path, body) for pod in self._settings.other_pods)
+        await asyncio.gather(*calls, return_exceptions=True)
 
     async def _plan_of_others(self, spec: JobSpec) -> tuple[PlanSettings | None, bool]:
         """As a pod has it that has the job; one that somebody has received samples by, if there is one."""

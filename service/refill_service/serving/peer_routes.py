@@ -147,7 +147,7 @@ async def register(job: str, body: Registration, request: Request) -> dict[str, 
 async def opening(job: str, body: Opening, request: Request) -> dict[str, bool]:
     node = node_of(request.scope)
     node.settings.check_dataset(body.dataset)
-    if job not in node.jobs:
+    if job not in node.jobs and job not in node.planned.jobs:
         node.opening.begin(body.dataset)
     return {"opening": True}
 
