@@ -116,6 +116,7 @@ class PlannedJob:
         self._chunks = ChunkReader(dataset, records, self.share, gate, pinned, spec.name)
         self._single = SingleReads(self, gate, settings.wait_seconds)
         self._servers: dict[int, ShareServer] = {}
+        self._planning = asyncio.Lock()
         own_bytes = sum(orders.planned_bytes(share) for share in np.flatnonzero(self._owners == self.ordinal).tolist())
         self._own_planned_bytes = max(1, own_bytes)
 
@@ -408,6 +409,7 @@ class PlannedJob:
                 wait_seconds=self._settings.wait_seconds,
                 num_epochs=self.spec.num_epochs,
                 num_askers=self.spec.batch_group,
+                planning=self._planning,
             )
             self._share_memory()
         return self._servers[number]

@@ -24,7 +24,7 @@ from refill.protocol.position_set import PositionSet
 from refill_service.cache_core.home_machine import HomeCounts
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.planned.job_orders import JobOrders
-from refill_service.cache_core.planned.job_plan import PLAN_BYTES_PER_SAMPLE, plan_of, with_plan
+from refill_service.cache_core.planned.job_plan import plan_memory, plan_of, with_plan
 from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.cache_core.skipped_positions import skipped_for_good
@@ -260,7 +260,7 @@ class PlannedJobs:
         parts = replace(table.parts_of(dataset), remote_fraction=0.0)
         claim = table.claim_of(spec, dataset, chunk_size, parts)
         memory_bytes = table.memory_for(spec, 0, claim, ran_before=confirmed)
-        for_plan = PLAN_BYTES_PER_SAMPLE * dataset.num_samples
+        for_plan = plan_memory(dataset.num_samples, settings.num_pods)
         dataset.check_room(dataset.num_samples)
         layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
         if plan is None:

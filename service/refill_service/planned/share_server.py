@@ -44,6 +44,8 @@ class ShareServer:
     :param wait_seconds: for the store.
     :param num_epochs: that will be asked for; 0: not known.
     :param num_askers: how many ranks ask for each sample.
+    :param planning: of the job, which plans one share at a time: whoever asks for epochs that nobody needs takes one
+        thread at most.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ShareServer:
         wait_seconds: float,
         num_epochs: int,
         num_askers: int,
+        planning: asyncio.Lock,
     ) -> None:
         self.number = number
         self.share, self._lengths = orders.share(number)
@@ -83,6 +86,7 @@ class ShareServer:
         self._taking: dict[_Key, list[dict[_Key, Payload]]] = {}
         """Who takes the bytes of a sample when they arrive."""
         self._planning: dict[int, asyncio.Task[None]] = {}
+        self._one_at_a_time = planning
         self._reads: set[asyncio.Task[None]] = set()
 
     def memory_is(self, capacity_bytes: int) -> None:
@@ -176,7 +180,9 @@ class ShareServer:
             return self.memory.placed(self._orders.order(epoch, self.number))
 
         try:
-            self._read(self.memory.planned(epoch, await asyncio.to_thread(placed)))
+            async with self._one_at_a_time:
+                order = await asyncio.to_thread(placed)
+            self._read(self.memory.planned(epoch, order))
         finally:
             del self._planning[epoch]
 

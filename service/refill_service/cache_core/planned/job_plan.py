@@ -17,10 +17,11 @@ from refill_service.cache_core.planned.shares import Shares
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
-__all__ = ["PLAN_BYTES_PER_SAMPLE", "JobPlan", "is_planned", "plan_of", "with_plan"]
+__all__ = ["JobPlan", "is_planned", "plan_memory", "plan_of", "with_plan"]
 
-PLAN_BYTES_PER_SAMPLE = 4 + 3 * 16
-"""Of the whole dataset: lengths, and the orders of three epochs, with each sample's place in them."""
+_BYTES_PER_SAMPLE = 60
+"""Of a pod's shares: which samples they are, their lengths and chunks, and of three epochs the order, each sample's
+place in it and where it is."""
 
 _PLANNED_PART = 0.8
 """Of memory: loader workers ask out of order, ranks are not in step, and chunks are read a little ahead."""
@@ -33,6 +34,11 @@ _KEPT_EPOCHS = 3
 
 def is_planned(spec: JobSpec) -> bool:
     return spec.policy == "planned" and spec.shuffle
+
+
+def plan_memory(num_samples: int, num_pods: int) -> int:
+    """What a plan takes at a pod, beside the index."""
+    return _BYTES_PER_SAMPLE * -(-num_samples // num_pods)
 
 
 def with_plan(spec: JobSpec, pod_bytes: int, num_pods: int, chunk_bytes: float) -> JobSpec:
