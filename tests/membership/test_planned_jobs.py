@@ -108,6 +108,25 @@ def test_the_same_ranks_go_on_and_what_lies_in_their_checkpoint_is_received(pack
         assert sorted(run.positions_of(0) + again.positions_of(0)) == list(range(NUM_SAMPLES))
 
 
+def test_ranks_live_on_while_pods_become_more_and_fewer_and_lose_memory(packed: Packed, tmp_path: Path) -> None:
+    """Each time all pods end in order, and another number of them starts; at last one has less memory than the job."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2, memory_bytes=2_000_000)
+        run.take(0, 0, 100)
+        for number, num_pods in enumerate((3, 1, 2)):
+            pods.scale(num_pods)
+            run.take(0, 100 * number + 100, 100 * number + 200)
+        pods.kill(1)
+        pods._settings["memory_bytes"] = "1MiB"
+        pods.start(1)
+        run.take(0, 400)
+        run.take(1)
+        run.check(packed[0])
+        for epoch in (0, 1):
+            assert sorted(run.positions_of(epoch)) == list(range(NUM_SAMPLES))
+            run.exact_receipt(epoch)
+
+
 def test_ranks_may_be_an_epoch_apart(packed: Packed, tmp_path: Path) -> None:
     with PodsInProcess(2, tmp_path, journal=False) as pods:
         run = Run(pods, packed[0], new_name(), 2)
