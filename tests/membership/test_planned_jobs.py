@@ -193,6 +193,13 @@ def test_plans_that_contradict_each_other_are_refused_by_name(packed: Packed, tm
         with pytest.raises(JobConflict, match=rf"by plan {fresh.plan.plan_id:.8}, and you go on by plan") as refused:
             run.take(0, 40, 60, ranks=[1])
         assert "\n" not in str(refused.value)
+        pods.kill(1)
+        pods.start(1)
+        with pytest.raises(JobConflict, match="ranks of one run must go on from states of one run"):
+            run.take(0, 40, 60, ranks=[1])  # by way of a pod that has heard of neither
+        assert pods.get(0, f"/v1/jobs/{run.name}")["plan_id"] == fresh.plan.plan_id, "who is refused has ended the job"
+        fresh.take(0, 20, 40)
+        fresh.check(packed[0])
 
 
 def test_a_plan_that_nobody_has_received_anything_by_gives_way(packed: Packed, tmp_path: Path) -> None:
