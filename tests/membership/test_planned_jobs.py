@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.membership.planned_in_process import BATCH, PlannedDataset, Run, new_name
-from tests.membership.pods_in_process import PodsInProcess, Rule
+from tests.membership.pods_in_process import PodsInProcess, Rule, Training
 from tests.pod_fixtures import NUM_SAMPLES, write_files
 from tests.waiting import until
 
 from refill.errors import InvalidInput, JobConflict, JobLost, RankTaken, SampleDamaged, SamplesSkipped
+from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core import rank_leases
 from refill_service.datasets.pack import pack
 
@@ -257,6 +258,20 @@ def test_a_job_that_has_ended_begins_anew_and_its_last_receipt_stays_till_then(p
         assert other.plan != run.plan
         with pytest.raises(JobConflict, match="registered with other settings"):
             run.take(1, 0, 20, ranks=[1])
+
+
+def test_a_name_has_one_job_whatever_its_policy(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 1)
+        run.take(0, 0, 40)
+        live = JobSpec(run.name, packed[0], chunk_size=16, memory_bytes=600_000)
+        with pytest.raises(JobConflict, match="runs with policy planned, and you ask for drain"):
+            Training(pods, live, NUM_SAMPLES, timeout_seconds=5)
+        assert [len(pods.get(pod, "/v1/jobs")) for pod in (0, 1)] == [1, 1]
+        run.ranks[0].end_job()
+        Training(pods, live, NUM_SAMPLES, timeout_seconds=5)
+        with pytest.raises(JobConflict, match="runs with policy drain, and you ask for planned"):
+            Run(pods, packed[0], run.name, 1).take(0, 0, 20)
 
 
 def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(packed: Packed, tmp_path: Path) -> None:
