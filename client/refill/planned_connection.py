@@ -464,10 +464,10 @@ class PlannedConnection:
             try:
                 self._once(pod, tell, Wait(_PROBE_SECONDS), registers=True)
                 return
-            except PodUnreachable:
-                self._is_away(pod)
-                if turn + 1 == len(self._pods):
+            except PodUnreachable as error:
+                if isinstance(error, PodBusy) or turn + 1 == len(self._pods):
                     raise
+                self._is_away(pod)
 
     def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
         spec = self.spec

@@ -14,6 +14,7 @@ import pytest
 from tests.integration.job_ranks import cluster_of, exact_receipt, receipt, settings_of
 from tests.integration.test_divided_samplers import EverySecond
 from tests.integration.test_top import rows, top
+from tests.integration.test_wrapped_iterables import NEVER_ASKED, STRETCH, Wrapped, in_first_only
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of
 from tests.waiting import until
 from torch.utils.data import BatchSampler, DataLoader
@@ -200,6 +201,14 @@ def test_the_iterable_form_goes_on_with_any_number_of_workers(
     came += ids_of(again)
     assert sorted(came) == list(range(NUM_SAMPLES))
     exact_receipt(three_pods, {"name": state["job"]}, 0)
+
+
+def test_a_wrapper_that_runs_in_one_worker_only_is_an_error(dataset_of: Callable[..., Any]) -> None:
+    dataset = dataset_of(form=refill.CacheIterableDataset, batch_size=STRETCH)
+    batches = iter(DataLoader(Wrapped(dataset, in_first_only), batch_size=None, num_workers=2))
+    with pytest.raises(SamplesSkipped, match=NEVER_ASKED):
+        list(batches)
+    batches._shutdown_workers()  # type: ignore[attr-defined]  # else at 5 s a worker
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

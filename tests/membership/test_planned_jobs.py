@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.membership.planned_in_process import BATCH, PlannedDataset, Run, new_name
-from tests.membership.pods_in_process import PodsInProcess, Rule
+from tests.membership.pods_in_process import PodsInProcess, Rule, Training
 from tests.pod_fixtures import NUM_SAMPLES, write_files
 from tests.waiting import until
 
 from refill.errors import InvalidInput, JobConflict, JobLost, RankTaken, SampleDamaged, SamplesSkipped
+from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core import rank_leases
 from refill_service.datasets.pack import pack
 
@@ -108,6 +109,25 @@ def test_the_same_ranks_go_on_and_what_lies_in_their_checkpoint_is_received(pack
         assert sorted(run.positions_of(0) + again.positions_of(0)) == list(range(NUM_SAMPLES))
 
 
+def test_ranks_live_on_while_pods_become_more_and_fewer_and_lose_memory(packed: Packed, tmp_path: Path) -> None:
+    """Each time all pods end in order, and another number of them starts; at last one has less memory than the job."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2, memory_bytes=2_000_000)
+        run.take(0, 0, 100)
+        for number, num_pods in enumerate((3, 1, 2)):
+            pods.scale(num_pods)
+            run.take(0, 100 * number + 100, 100 * number + 200)
+        pods.kill(1)
+        pods._settings["memory_bytes"] = "1MiB"
+        pods.start(1)
+        run.take(0, 400)
+        run.take(1)
+        run.check(packed[0])
+        for epoch in (0, 1):
+            assert sorted(run.positions_of(epoch)) == list(range(NUM_SAMPLES))
+            run.exact_receipt(epoch)
+
+
 def test_ranks_may_be_an_epoch_apart(packed: Packed, tmp_path: Path) -> None:
     with PodsInProcess(2, tmp_path, journal=False) as pods:
         run = Run(pods, packed[0], new_name(), 2)
@@ -174,6 +194,13 @@ def test_plans_that_contradict_each_other_are_refused_by_name(packed: Packed, tm
         with pytest.raises(JobConflict, match=rf"by plan {fresh.plan.plan_id:.8}, and you go on by plan") as refused:
             run.take(0, 40, 60, ranks=[1])
         assert "\n" not in str(refused.value)
+        pods.kill(1)
+        pods.start(1)
+        with pytest.raises(JobConflict, match="ranks of one run must go on from states of one run"):
+            run.take(0, 40, 60, ranks=[1])  # by way of a pod that has heard of neither
+        assert pods.get(0, f"/v1/jobs/{run.name}")["plan_id"] == fresh.plan.plan_id, "who is refused has ended the job"
+        fresh.take(0, 20, 40)
+        fresh.check(packed[0])
 
 
 def test_a_plan_that_nobody_has_received_anything_by_gives_way(packed: Packed, tmp_path: Path) -> None:
@@ -231,6 +258,20 @@ def test_a_job_that_has_ended_begins_anew_and_its_last_receipt_stays_till_then(p
         assert other.plan != run.plan
         with pytest.raises(JobConflict, match="registered with other settings"):
             run.take(1, 0, 20, ranks=[1])
+
+
+def test_a_name_has_one_job_whatever_its_policy(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 1)
+        run.take(0, 0, 40)
+        live = JobSpec(run.name, packed[0], chunk_size=16, memory_bytes=600_000)
+        with pytest.raises(JobConflict, match="runs with policy planned, and you ask for drain"):
+            Training(pods, live, NUM_SAMPLES, timeout_seconds=5)
+        assert [len(pods.get(pod, "/v1/jobs")) for pod in (0, 1)] == [1, 1]
+        run.ranks[0].end_job()
+        Training(pods, live, NUM_SAMPLES, timeout_seconds=5)
+        with pytest.raises(JobConflict, match="runs with policy drain, and you ask for planned"):
+            Run(pods, packed[0], run.name, 1).take(0, 0, 20)
 
 
 def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(packed: Packed, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from refill.errors import JobError, JobLost, JobMoved, MemoryTooSmall, PodStopping, RefillError, UnknownJob
+from refill.errors import JobConflict, JobError, JobLost, JobMoved, MemoryTooSmall, PodStopping, RefillError, UnknownJob
 from refill.protocol.incarnation import is_later, same_line
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_holder import check_holder
@@ -177,6 +177,12 @@ class JobTable:
         """
         settings = self.settings
         self.check_taking_jobs()
+        if (planned := self.planned.get(spec.name)) is not None:
+            check_holder(spec.name, planned.spec.holder, spec.holder)
+            raise JobConflict(
+                f"job {spec.name} runs with policy planned, and you ask for {spec.policy}; end it first (refill end), "
+                "or use another name"
+            )
         if kept is None:
             self.check_num_jobs(spec.holder)
         # Opening goes on, for when the client comes again.

@@ -311,7 +311,8 @@ class PlannedJobs:
         path = f"{_path(job.spec.name)}?plan={job.plan_id}"
         calls = (self._peers.call(pod, "DELETE", path) for pod in self._settings.other_pods)
         await asyncio.gather(*calls, return_exceptions=True)
-        await self._close(job)
+        if self.jobs.get(job.spec.name) is job:
+            await self._close(job)
 
     async def take_back_here(self, name: str, plan_id: str) -> None:
         """Fact: a pod that brought this plan can't have the job. One that somebody has received samples by stays."""
