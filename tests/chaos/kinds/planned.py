@@ -91,7 +91,7 @@ def _register_late(run: ChaosRun, fault: Fault) -> bool:
     """Target: the memory with which pod 0 starts again, apart from pods that know the plan, and whether it reaches the
     others. Then a rank that knows no plan registers there."""
     memory, reaches = fault.target
-    rank, others = len(run.ranks) - 1, range(1, run.cluster.num_pods)
+    rank, others = 0, range(1, run.cluster.num_pods)  # ranks with another home bring no plan there
     if run.down or run.ranks_down:
         return False
     links = [link for pod in others for link in [*run.links_of_pods(pod, 0), *run.links_of_pods(0, pod)[reaches:]]]
