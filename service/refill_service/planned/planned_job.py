@@ -22,13 +22,11 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
-from refill_service.cache_core.home_machine import HomeCounts
 from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
 from refill_service.cache_core.memory_shares import Claim
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.received import ReceivedEpochs
 from refill_service.cache_core.planned.share_owners import share_owners, stand_in
-from refill_service.cache_core.policies.interface import EpochCounts
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.all_done import all_done
@@ -37,13 +35,13 @@ from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.job_at_pod import SLEEPS_AFTER_SECONDS, Clients, JobFigures
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.recently_sent import RecentlySent
-from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.jobs.single_reads import SingleReads
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Payload
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span
 from refill_service.peers.peers import Peers
+from refill_service.planned.job_counts import JobCounts
 from refill_service.planned.pods_away import PodsAway, is_away
 from refill_service.planned.share_server import ShareServer
 from refill_service.settings import Settings
@@ -98,8 +96,7 @@ class PlannedJob:
         self.leases = LeasedRanks(spec.name)
         self.received = ReceivedEpochs()
         self.clients = Clients()
-        self.history: dict[int, OwnerCounts] = {}
-        self.homes: dict[int, HomeCounts] = {}
+        self.counts = JobCounts()
         self.sent_bytes: dict[int, int] = {}
         self.received_bytes: dict[int, int] = {}
         self.since = time.time()
@@ -193,7 +190,7 @@ class PlannedJob:
     @property
     def newest_epoch(self) -> int | None:
         """That ranks have asked for here, or other pods; None: none."""
-        newest = max(self.received.newest, max(self.history, default=-1))
+        newest = max(self.received.newest, max(self.counts.owners, default=-1))
         return newest if newest >= 0 else None
 
     def figures(self) -> JobFigures:
@@ -201,8 +198,8 @@ class PlannedJob:
         return JobFigures(
             self.spec.policy,
             self.newest_epoch,
-            self.history,
-            self.homes.values(),
+            self.counts.owners,
+            self.counts.homes.values(),
             self.clients,
             self.mean_bytes(int(self.orders.shares.sizes[self._owners == self.ordinal].sum())),
             self.memory_bytes,
@@ -221,13 +218,8 @@ class PlannedJob:
         if newest is None:
             return None
         every = int(self.orders.shares.sizes[self._owners == self.ordinal].sum())
-        answered = self.history[newest].core.takes if newest in self.history else 0
+        answered = self.counts.owners[newest].core.takes if newest in self.counts.owners else 0
         return min(every, answered), every
-
-    def counts_of(self, epoch: int) -> OwnerCounts:
-        if epoch not in self.history:
-            self.history[epoch] = OwnerCounts(EpochCounts())
-        return self.history[epoch]
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -303,7 +295,7 @@ class PlannedJob:
         shares, _ = self.orders.places(epoch, positions)
         ids = np.empty(len(positions), dtype=np.int64)
         payloads: list[Payload] = [b""] * len(positions)
-        home = self.homes.setdefault(epoch, HomeCounts())
+        home = self.counts.home(epoch)
 
         async def ask(pod: int, places: Int64Array) -> bool:
             """Whether it has answered."""
@@ -404,7 +396,7 @@ class PlannedJob:
                 self._chunks,
                 self._single,
                 self._recent,
-                self.counts_of,
+                self.counts.owner,
                 name=self.spec.name,
                 wait_seconds=self._settings.wait_seconds,
                 num_epochs=self.spec.num_epochs,

@@ -21,7 +21,6 @@ from refill.errors import InvalidInput, JobConflict, JobError, JobLost, RefillEr
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.position_set import PositionSet
-from refill_service.cache_core.home_machine import HomeCounts
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import plan_memory, plan_of, with_plan
@@ -31,11 +30,11 @@ from refill_service.cache_core.skipped_positions import skipped_for_good
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.epoch_counts import counts_of, sum_of_counts
 from refill_service.jobs.job_table import JobTable
-from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.membership.jobs_here import LEADER
 from refill_service.object_store.store_patience import within
 from refill_service.object_store.store_url import parse_url
 from refill_service.peers.peers import Peers
+from refill_service.planned.job_counts import JobCounts
 from refill_service.planned.planned_job import PlannedJob
 from refill_service.planned.pods_away import PodsAway, is_away
 
@@ -55,8 +54,7 @@ class _Ended(NamedTuple):
     """By the clock."""
     spec: JobSpec
     received: ReceivedEpochs
-    history: dict[int, OwnerCounts]
-    homes: dict[int, HomeCounts]
+    counts: JobCounts
 
 
 class PlannedJobs:
@@ -296,7 +294,7 @@ class PlannedJobs:
         """End a job on this pod, and keep what its ranks have received."""
         if (job := self.jobs.get(name)) is not None:
             self._ended.pop((name, job.plan_id), None)  # the newest is the last
-            self._ended[name, job.plan_id] = _Ended(time.time(), job.spec, job.received, job.history, job.homes)
+            self._ended[name, job.plan_id] = _Ended(time.time(), job.spec, job.received, job.counts)
             while len(self._ended) > _KEPT_ENDED:
                 self._ended.popitem(last=False)
             await self._close(job)
@@ -362,14 +360,14 @@ class PlannedJobs:
                     known, plan_id = found, plan_id_of
         if known is None:
             raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name}", job=name)
-        received = known.received.of(epoch)
+        received, counts = known.received.of(epoch), known.counts
         return {
             "spec": known.spec.to_dict(),
             "plan_id": plan_id,
             "ended": is_ended,
             "newest": known.received.newest,
             "received": None if received is None else received.to_dict(),
-            "counts": counts_of(self._settings.ordinal, epoch, known.history.get(epoch), known.homes.get(epoch)),
+            "counts": counts_of(self._settings.ordinal, epoch, counts.owners.get(epoch), counts.homes.get(epoch)),
         }
 
     async def _about(self, name: str, epoch: int, team: str, run: str) -> list[dict[str, Any]]:
