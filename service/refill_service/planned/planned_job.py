@@ -114,6 +114,8 @@ class PlannedJob:
         self._single = SingleReads(self, gate, settings.wait_seconds)
         self._servers: dict[int, ShareServer] = {}
         self._planning = asyncio.Lock()
+        self._warming: dict[int, asyncio.Task[None]] = {}
+        """By share."""
         own_bytes = sum(orders.planned_bytes(share) for share in np.flatnonzero(self._owners == self.ordinal).tolist())
         self._own_planned_bytes = max(1, own_bytes)
 
@@ -267,6 +269,8 @@ class PlannedJob:
             server.memory_is(self._capacity_bytes * self.orders.planned_bytes(number) // planned_bytes)
 
     async def close(self) -> None:
+        for task in self._warming.values():
+            task.cancel()
         await asyncio.gather(*(server.close() for server in self._servers.values()))
         self._recent.clear()
         await self.dataset.close()
@@ -342,6 +346,20 @@ class PlannedJob:
         self._let_go_of_others()
         await all_done(*(ask(share, np.flatnonzero(shares == share)) for share in np.unique(shares).tolist()))
         return ids, payloads
+
+    def warm(self, epoch: int, position: int) -> dict[str, int]:
+        """Have the shares of this pod read what an epoch begins with, or goes on with from a position on. Returns what
+        is in memory by now, and what will be."""
+        for number in np.flatnonzero(self._owners == self.ordinal).tolist():
+            if number not in self._warming and self.orders.shares.sizes[number]:
+                place = self.orders.first_place(epoch, number, position)
+                self._warming[number] = asyncio.create_task(self._server(number).warm(epoch, place))
+        planning = sum(not task.done() for task in self._warming.values())
+        if not planning:
+            for task in self._warming.values():
+                task.result()
+        held = sum(server.memory.held_bytes for server in self._servers.values())
+        return {"is_planning": planning, "in_memory_bytes": self.resident_bytes, "wanted_bytes": held}
 
     async def samples(self, ids: Int64Array, *, says_damage: bool = False) -> list[Payload]:
         """Exactly these samples, outside of any epoch, each by a read of its own."""

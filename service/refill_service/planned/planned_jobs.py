@@ -288,6 +288,17 @@ class PlannedJobs:
             other_plan=self.other_plan,
         )
 
+    async def warm(self, name: str, epoch: int, position: int) -> dict[str, int]:
+        """Have all pods read what an epoch goes on with from a position on; see :meth:`PlannedJob.warm`. Raises what
+        any of them does."""
+        job = self.find(name)
+        if not 0 <= position < max(1, job.layout.num_samples):
+            raise InvalidInput(f"an epoch of job {name} has {job.layout.num_samples} positions, got {position}")
+        path = f"{_path(name)}/warm?plan={job.plan_id}&epoch={epoch}&position={position}"
+        calls = (self._peers.call(pod, "POST", path) for pod in self._settings.other_pods)
+        parts = [job.warm(epoch, position), *await asyncio.gather(*calls)]
+        return {"pods": len(parts)} | {each: sum(part[each] for part in parts) for each in parts[0]}
+
     # How it ends.
 
     async def end_here(self, name: str) -> None:

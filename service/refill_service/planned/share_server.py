@@ -93,6 +93,12 @@ class ShareServer:
         """Fact: its samples may take so much memory."""
         self._read(self.memory.memory_is(capacity_bytes))
 
+    async def warm(self, epoch: int, place: int) -> None:
+        """Read what comes from a place on, as much as memory holds, unless somebody asks for samples already."""
+        while not self.memory.knows(epoch):
+            await self._planned(epoch)
+        self._read(self.memory.warmed(epoch, place))
+
     def forget(self) -> None:
         """Fact: nobody asks for this share here any more, or not soon."""
         self._drop(self.memory.forget())

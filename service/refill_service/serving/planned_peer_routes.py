@@ -79,6 +79,17 @@ async def take(
     return FrameResponse([frame], lambda sent: count_sent(node, pod, sent))
 
 
+@PLANNED_PEER_ROUTES.post("/warm")
+async def warm(
+    job: str,
+    plan: Annotated[str, Query(max_length=64)],
+    epoch: Annotated[int, Query(ge=0, lt=2**31)],
+    position: Annotated[int, Query(ge=0, lt=2**62)],
+    request: Request,
+) -> dict[str, int]:
+    return node_of(request.scope).planned.find(job, plan).warm(epoch, position)
+
+
 @PLANNED_PEER_ROUTES.get("/epochs/{epoch}")
 async def about(
     job: str, epoch: Number, request: Request, run: Annotated[str, Query(max_length=64)] = ""

@@ -179,6 +179,19 @@ async def samples(job: JobName, plan: Plan, request: Request) -> Response:
     return framed(request, frame)
 
 
+@PLANNED_ROUTES.post("/warm", tags=["jobs"], summary="Have all pods read what an epoch begins with.")
+async def warm(
+    job: JobName,
+    plan: Plan,
+    request: Request,
+    epoch: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+    position: Annotated[int, Query(ge=0, lt=2**62, description="From which one on.")] = 0,
+) -> dict[str, int]:
+    planned = node_of(request.scope).planned
+    planned.find(job, plan)
+    return await planned.warm(job, epoch, position)
+
+
 @PLANNED_ROUTES.put("/received", tags=["data"], summary="Report what a rank has received of an epoch, for its receipt.")
 @takes_body(_REPORT_BYTES)
 async def received(job: JobName, plan: Plan, body: Received, request: Request) -> dict[str, int]:

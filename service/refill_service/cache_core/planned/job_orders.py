@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import numpy as np
+
 from refill.protocol.plan_settings import PlanSettings
 from refill_service.cache_core.planned.epoch_plan import EpochPlan
 from refill_service.cache_core.planned.shares import Share, Shares
@@ -35,6 +37,20 @@ class JobOrders:
             while len(self._weavings) > _KEPT_WEAVINGS:
                 self._weavings.popitem(last=False)
         return weaving.places(positions)
+
+    def first_place(self, epoch: int, number: int, position: int) -> int:
+        """Of a share: the first whose position is not before this one; the number of its samples, where there is none.
+        Asked by one thread alone."""
+        self.places(epoch, np.zeros(1, dtype=np.int64))
+        weaving = self._weavings[epoch]
+        low, high = 0, int(self.shares.sizes[number])
+        while low < high:
+            middle = (low + high) // 2
+            if weaving.positions(number, np.array([middle], dtype=np.int64))[0] < position:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def share(self, number: int) -> tuple[Share, Int64Array]:
         """A share, and the bytes of each of its samples."""

@@ -185,6 +185,13 @@ class ShareMemory:
         self.capacity_bytes = capacity_bytes
         return self._read_ahead()
 
+    def warmed(self, epoch: int, place: int) -> list[ChunkRead]:
+        """Fact: somebody will ask for what comes from this place of an epoch on, whose order is known. Nothing comes of
+        it where others ask already."""
+        if not self._epochs:
+            self._begin(epoch, place)
+        return self._read_ahead()
+
     def asked(self, epoch: int, places: Int64Array) -> Asked:
         """Fact: somebody asks for ``(n,)`` places of an epoch whose order is known, all different."""
         if not self._epochs:
