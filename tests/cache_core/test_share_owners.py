@@ -39,11 +39,23 @@ def test_who_has_what_never_changes() -> None:
         share_owners(8, 3)[0] = 1
 
 
-@given(st.integers(0, 9999), st.integers(1, 20), st.data())
-def test_who_stands_in_is_not_away(share: int, num_pods: int, data: st.DataObject) -> None:
-    owner = data.draw(st.integers(0, num_pods - 1))
+@given(numbers_of_shares, st.integers(2, 70), st.data())
+def test_shares_of_a_pod_that_is_away_go_to_all_others(num_shares: int, num_pods: int, data: st.DataObject) -> None:
+    away = data.draw(st.integers(0, num_pods - 1))
+    owned = np.flatnonzero(share_owners(num_shares, num_pods) == away).tolist()
+    found = [stand_in(share, num_shares, num_pods, {away}) for share in owned]
+    counts = np.delete(np.bincount(np.array(found, dtype=np.int64), minlength=num_pods), away)
+    assert len(counts) == num_pods - 1
+    assert away not in found
+    assert counts.max() - counts.min() <= 1
+
+
+@given(numbers_of_shares, st.integers(1, 20), st.data())
+def test_who_stands_in_is_not_away(num_shares: int, num_pods: int, data: st.DataObject) -> None:
+    share = data.draw(st.integers(0, num_shares - 1))
+    owner = int(share_owners(num_shares, num_pods)[share])
     away = data.draw(st.sets(st.integers(0, num_pods - 1))) | {owner}
-    found = stand_in(share, owner, num_pods, away)
+    found = stand_in(share, num_shares, num_pods, away)
     if len(away) == num_pods:
         assert found == owner
     else:

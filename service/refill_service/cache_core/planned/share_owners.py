@@ -39,11 +39,14 @@ def share_owners(num_shares: int, num_pods: int) -> Int64Array:
     return owners
 
 
-def stand_in(share: int, owner: int, num_pods: int, away: Container[int]) -> int:
-    """The pod that answers for a share whose owner is away: shares of one pod go to all others. The owner itself, where
-    all are away."""
+def stand_in(share: int, num_shares: int, num_pods: int, away: Container[int]) -> int:
+    """The pod that answers for a share whose owner is away: each of the others has as many of the owner's shares, or
+    one less, unless it is away, too. The owner itself, where all are away."""
+    owners = share_owners(num_shares, num_pods)
+    owner = int(owners[share])
+    number = int(np.count_nonzero(owners[:share] == owner))
     for step in range(num_pods - 1):
-        pod = (owner + 1 + (share + step) % (num_pods - 1)) % num_pods
+        pod = (owner + 1 + (number + step) % (num_pods - 1)) % num_pods
         if pod not in away:
             return pod
     return owner
