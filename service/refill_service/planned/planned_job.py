@@ -402,8 +402,7 @@ class PlannedJob:
         owners = self._owners[shares]
         if self._away.away:
             for place in np.flatnonzero(np.isin(owners, list(self._away.away))).tolist():
-                share, owner = int(shares[place]), int(owners[place])
-                owners[place] = stand_in(share, owner, self.num_pods, self._away.away)
+                owners[place] = stand_in(int(shares[place]), len(self._owners), self.num_pods, self._away.away)
         return owners
 
     def _server(self, number: int) -> ShareServer:
