@@ -467,7 +467,7 @@ class PlannedConnection:
             except PodUnreachable as error:
                 if isinstance(error, PodBusy) or turn + 1 == len(self._pods):
                     raise
-                self._is_away(pod)
+                self._is_away(pod, said=False)
 
     def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
         spec = self.spec
@@ -533,12 +533,16 @@ class PlannedConnection:
             return False
         return True
 
-    def _is_away(self, pod: str) -> None:
-        """Fact: a pod was asked, and can't be. Several threads may find the same."""
+    def _is_away(self, pod: str, *, said: bool = True) -> None:
+        """Fact: a pod was asked, and can't be. Several threads may find the same.
+
+        :param said: whether it is worth a line in the log; what has come is reported when pods have ended, too.
+        """
         if self._info is not None and pod == self.home and len(self._pods) > 1:
             self._turn += 1
             self._back_at = time.monotonic() + _BACK_SECONDS
-            log.warning("%s does not answer: rank %d asks %s", pod, self.rank, self.home)
+            if said:
+                log.warning("%s does not answer: rank %d asks %s", pod, self.rank, self.home)
 
     def _register(self, pod: str, wait: Wait) -> dict[str, Any]:
         body = {"settings": self.spec.to_dict(), "plan": self._plan, "begun": self._place.has_begun}

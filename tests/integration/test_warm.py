@@ -25,4 +25,4 @@ def test_first_batches_of_a_warmed_job_are_in_memory(packed: Packed, tmp_path: P
                 rank.batch(0, np.arange(first, first + 10))
             counts = ranks[0].epoch_counts(0)["total"]
             assert (counts["takes"], counts["misses"]) == (20, 0), f"from position {position}: {counts}"
-        assert cli.main(["warm", packed[0], *arguments, *url, "--seed", "6"]) == 1, "the job has another seed"
+        assert cli.main(["warm", packed[0], *arguments, *url, "--seed", "6"]) != 0, "the job has another seed"

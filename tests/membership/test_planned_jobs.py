@@ -220,17 +220,31 @@ def test_a_plan_that_nobody_has_received_anything_by_gives_way(packed: Packed, t
         run.exact_receipt(0)
 
 
-def test_two_plans_that_nobody_has_received_anything_by_become_one(packed: Packed, tmp_path: Path) -> None:
-    """Pod 0 comes back with other memory, and is cut off from the other while a rank registers."""
+def test_no_plan_is_made_while_half_of_the_pods_may_know_one(packed: Packed, tmp_path: Path) -> None:
+    """Pod 0 comes back with other memory, and is cut off from the other while a rank registers: the rank waits."""
     with PodsInProcess(2, tmp_path, journal=False) as pods:
         run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
-        old = run.plan
         pods.kill(0)
         pods._settings["memory_bytes"] = "9MiB"
         pods.start(0)
         pods.rule("/planned", to=1, times=2)
         fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
-        assert fresh.plan != old
+        assert fresh.plan == run.plan
+        run.take(0, 0, 40, ranks=[1])
+        fresh.take(0, 0, 40, ranks=[0])
+        both = [*run.came, *fresh.came]
+        assert len({place for _, place, _ in both}) == len({sample for _, _, sample in both}) == 80
+
+
+def test_two_plans_that_nobody_has_received_anything_by_become_one(packed: Packed, tmp_path: Path) -> None:
+    """Two of three pods come back with other memory, and are cut off from the third while a rank registers."""
+    with PodsInProcess(3, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
+        pods.kill(0, 2)
+        pods._settings["memory_bytes"] = "9MiB"
+        pods.start(0, 2)
+        pods.rule("/planned", to=1, times=3)
+        fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
         run.take(0, 0, 40, ranks=[1])
         fresh.take(0, 0, 40, ranks=[0])
         assert run.ranks[1].plan_id == fresh.ranks[0].plan_id

@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from refill.errors import InvalidInput, RefillError, UnknownJob
+from refill.errors import EpochNotReady, InvalidInput, RefillError, UnknownJob
+from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
 from refill_service.cache_core.memory_shares import Claim
+from refill_service.cache_core.planned.dealings import RankDealings
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.received import ReceivedEpochs
 from refill_service.cache_core.planned.share_owners import share_owners, stand_in
@@ -95,6 +97,7 @@ class PlannedJob:
         """Of the dataset, all of it: the reads of this job are by ids of the dataset."""
         self.leases = LeasedRanks(spec.name)
         self.received = ReceivedEpochs()
+        self._dealings = RankDealings()
         self.clients = Clients()
         self.counts = JobCounts()
         self.sent_bytes: dict[int, int] = {}
@@ -292,10 +295,26 @@ class PlannedJob:
         if wrong := ids[(ids < 0) | (ids > last)].tolist():
             raise InvalidInput(f"there is no sample {wrong[0]}; the dataset has samples 0 to {last}")
 
+    def check_dealing(self, epoch: int, rank: int, dealing: Dealing) -> None:
+        """Fact: a rank asks for samples of an epoch that is dealt so. Raises :class:`EpochNotReady` while another one
+        that lives goes through it by a later dealing."""
+        refused_by = self._dealings.asks(rank, epoch, dealing, time.monotonic())
+        if refused_by is not None:
+            other, theirs = refused_by
+            raise EpochNotReady(
+                f"rank {rank} of {dealing.num_ranks} goes on from position {dealing.start} of epoch {epoch} of job "
+                f"{self.spec.name}, and rank {other} of {theirs.num_ranks} from position {theirs.start}: all ranks "
+                "must load states of the same step",
+                rank=rank,
+            )
+
     async def batch(
-        self, epoch: int, rank: int, positions: Int64Array, *, says_damage: bool
+        self, epoch: int, rank: int, dealing: Dealing, positions: Int64Array, *, says_damage: bool
     ) -> tuple[Int64Array, list[Payload]]:
-        """``(sample ids, their bytes)`` of ``(n,)`` positions of an epoch, all different, whoever has them."""
+        """``(sample ids, their bytes)`` of ``(n,)`` positions of an epoch, all different, whoever has them.
+
+        :param rank: who asks, and how the epoch is dealt to it and the others.
+        """
         shares, _ = self.orders.places(epoch, positions)
         ids = np.empty(len(positions), dtype=np.int64)
         payloads: list[Payload] = [b""] * len(positions)
@@ -308,7 +327,8 @@ class PlannedJob:
                 home.local += len(places)
             else:
                 try:
-                    asked = self._ask(pod, BatchRequest(epoch, rank, positions[places]), says_damage=says_damage)
+                    request = BatchRequest(epoch, rank, positions[places])
+                    asked = self._ask(pod, request, dealing, says_damage=says_damage)
                     found_ids, found = await self._away.answer_of(pod, asked)
                 except RefillError as error:
                     if not is_away(error):
@@ -370,14 +390,18 @@ class PlannedJob:
                 raise result
         return [result for result in results if not isinstance(result, BaseException)]
 
-    async def _ask(self, pod: int, request: BatchRequest, *, says_damage: bool) -> tuple[Int64Array, list[Payload]]:
+    async def _ask(
+        self, pod: int, request: BatchRequest, dealing: Dealing, *, says_damage: bool
+    ) -> tuple[Int64Array, list[Payload]]:
         """Another pod for its part of a batch; one that does not know the job is told of it first."""
         path = f"/peer/v1/jobs/{self.spec.name}/planned"
         damaged = "&damaged=say" if says_damage else ""
         body = request.encode()
         for may_introduce in (True, False):
             try:
-                asker = f"?plan={self.plan_id}&pod={self.ordinal}{damaged}"
+                asker = (
+                    f"?plan={self.plan_id}&pod={self.ordinal}&ranks={dealing.num_ranks}&start={dealing.start}{damaged}"
+                )
                 self.sent_bytes[pod] = self.sent_bytes.get(pod, 0) + len(body)
                 async with self._peers.frames(pod, f"{path}/take{asker}", body) as frames:
                     frame = await frames.frame()

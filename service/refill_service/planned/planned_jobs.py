@@ -17,7 +17,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from refill.errors import InvalidInput, JobConflict, JobError, JobLost, RefillError, SamplesSkipped, UnknownJob
+from refill.errors import (
+    InvalidInput,
+    JobConflict,
+    JobError,
+    JobLost,
+    PodUnreachable,
+    RefillError,
+    SamplesSkipped,
+    UnknownJob,
+)
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.position_set import PositionSet
@@ -209,15 +218,23 @@ class PlannedJobs:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _plan_of_others(self, spec: JobSpec) -> tuple[PlanSettings | None, bool]:
-        """As a pod has it that has the job; one that somebody has received samples by, if there is one."""
-        answers = await asyncio.gather(
-            *(self._peers.call(pod, "GET", _path(spec.name)) for pod in self._settings.other_pods),
-            return_exceptions=True,
-        )
+        """As a pod has it that has the job; one that somebody has received samples by, if there is one. Raises
+        :class:`PodUnreachable` when none has it, and so many don't say so that ranks may have begun by a plan that
+        nobody knows on this side of a network that is cut."""
+        others = self._settings.other_pods
+        asked = (self._away.answer_of(pod, self._peers.call(pod, "GET", _path(spec.name))) for pod in others)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
         found = [answer for answer in answers if isinstance(answer, dict)]
         for answer in sorted(found, key=lambda answer: not answer["confirmed"]):
             check_holder(spec.name, answer["spec"].get("holder", ""), spec.holder)
             return PlanSettings.from_dict(answer["plan"]), bool(answer["confirmed"])
+        has_said = sum(isinstance(answer, UnknownJob) for answer in answers)
+        if 2 * (1 + has_said) <= self._settings.num_pods:
+            silent = next(answer for answer in answers if not isinstance(answer, UnknownJob))
+            raise PodUnreachable(
+                f"no plan is made for job {spec.name} while half of the pods or more can't say whether it has one: "
+                f"{silent}"
+            )
         return None, False
 
     async def _introduce(self, job: PlannedJob) -> None:

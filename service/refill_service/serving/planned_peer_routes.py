@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
+from refill.protocol.dealing import Dealing
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.wire_format import BatchRequest
 from refill_service.memory.outgoing_frame import OutgoingFrame
@@ -63,6 +64,8 @@ async def take(
     plan: Annotated[str, Query(max_length=64)],
     pod: Annotated[int, Query(ge=0)],
     request: Request,
+    ranks: Annotated[int, Query(ge=1, le=2**20)] = 1,
+    start: Annotated[int, Query(ge=0, lt=2**62)] = 0,
     damaged: Literal["raise", "say"] = "raise",
 ) -> Response:
     node = node_of(request.scope)
@@ -70,6 +73,7 @@ async def take(
     resources_of(request).enter_context(found.in_use())
     wanted = BatchRequest.decode(await request.body())
     found.check_positions(wanted.epoch, wanted.positions)
+    found.check_dealing(wanted.epoch, wanted.rank, Dealing(found.layout.num_samples, ranks, start=start))
     room = AnswerRoom(request, node.sending_to_pods, found, node.settings.wait_seconds)
     await room.enter(len(wanted.positions))
     ids, payloads = await found.take(wanted.epoch, wanted.positions, says_damage=damaged == "say")

@@ -139,6 +139,7 @@ async def batch(
     if refused_by is not None and asker is not None:
         found.leases.held_elsewhere(process_of_rank, RankLife.decode(refused_by), asker)
     found.leases.asks(process_of_rank, asker)
+    found.check_dealing(wanted.epoch, wanted.rank, Dealing(dealing.num_positions, ranks, start=start))
     found.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
     if not allow_skipped and found.received.comes_to(wanted.epoch, wanted.rank):
         await node.planned.check_left(job, wanted.epoch - 1, wanted.rank)
@@ -147,7 +148,9 @@ async def batch(
     of_ranks, places = dealing.places(wanted.positions)
     own = places[(of_ranks == wanted.rank) & (wanted.positions >= start)]
     found.received.asks(wanted.epoch, dealing, wanted.rank, own, had, now=time.time())
-    ids, payloads = await found.batch(wanted.epoch, wanted.rank, wanted.positions, says_damage=damaged == "say")
+    ids, payloads = await found.batch(
+        wanted.epoch, wanted.rank, dealing, wanted.positions, says_damage=damaged == "say"
+    )
     node.planned.find(job, plan)  # one that a rank has samples by may have taken its place meanwhile
     found.confirmed = True
     frame = OutgoingFrame(wanted.positions, ids, payloads)
