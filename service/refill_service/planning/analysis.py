@@ -279,7 +279,8 @@ def _analyze_planned(analysis: Analysis, chunk_size: int) -> Row:
     pod_bytes = int(analysis.memory_bytes / scale) // num_pods
     plan = made_up_plan(layout, lengths, pod_bytes, num_pods, analysis.seed)
     chunk_bytes = np.add.reduceat(lengths, layout.starts(np.arange(layout.num_chunks, dtype=np.int64)))
-    _check_memory(pod_bytes, -(-shape.simulated // num_pods), chunk_size, int(chunk_bytes.max()))
+    if int(chunk_bytes.max()) > pod_bytes:
+        raise _too_small(pod_bytes, -(-shape.simulated // num_pods), chunk_size, int(chunk_bytes.max()))
     pods = PlannedPods(plan, layout, lengths, pod_bytes, num_pods)
     step = max(1, analysis.batch_size * shape.simulated // shape.num_samples)
     place_of = np.empty(shape.simulated, dtype=np.int64)
@@ -374,9 +375,8 @@ def _owner(
     if share.num_chunks:
         chunk_bytes = np.add.reduceat(lengths, share.starts[:-1] - share.first_sample)
         num_abstract_chunks = abstract_chunks_for_budget(share.num_chunks, float(chunk_bytes.mean()), abstract_bytes)
-        _check_memory(
-            abstract_bytes if num_abstract_chunks else 0, share.num_samples, layout.chunk_size, int(chunk_bytes.max())
-        )
+        if num_abstract_chunks == 0 or int(chunk_bytes.max()) > abstract_bytes:
+            raise _too_small(abstract_bytes, share.num_samples, layout.chunk_size, int(chunk_bytes.max()))
     return LocalOwner(
         policy,
         AbstractMapping(share, num_abstract_chunks, analysis.group_order),
@@ -390,12 +390,11 @@ def _owner(
     )
 
 
-def _check_memory(memory_bytes: int, num_samples: int, chunk_size: int, largest_bytes: int) -> None:
-    if largest_bytes > memory_bytes:
-        raise MemoryTooSmall(
-            f"memory too small: {memory_bytes:,} bytes for the {num_samples:,} samples of a pod do not hold its "
-            f"largest chunk of {chunk_size}, {largest_bytes:,} bytes: raise the memory or lower the chunk size"
-        )
+def _too_small(memory_bytes: int, num_samples: int, chunk_size: int, largest_bytes: int) -> MemoryTooSmall:
+    return MemoryTooSmall(
+        f"memory too small: {memory_bytes:,} bytes for the {num_samples:,} samples of a pod do not hold its largest "
+        f"chunk of {chunk_size}, {largest_bytes:,} bytes: raise the memory or lower the chunk size"
+    )
 
 
 def read_seconds(gets: float, chunk_bytes: float, store: StoreTerms) -> float:

@@ -1,23 +1,14 @@
-"""The plan of one job at a pod: what its settings are where the job leaves them open, and the order of each epoch."""
+"""The plan of a job: what its settings are where the job leaves them open."""
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
-from refill_service.cache_core.planned.epoch_plan import EpochPlan
-from refill_service.cache_core.planned.planned_traces import PlannedTraces
-from refill_service.cache_core.planned.shares import Shares
-from refill_service.cache_core.resumed_epoch import ResumedEpoch
-from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
+from refill_service.cache_core.sample_mapping import ChunkLayout
 
-__all__ = ["JobPlan", "is_planned", "plan_memory", "plan_of", "with_plan"]
+__all__ = ["plan_memory", "plan_of", "with_plan"]
 
 _BYTES_PER_SAMPLE = 60
 """Of a pod's shares: which samples they are, their lengths and chunks, and of three epochs the order, each sample's
@@ -29,11 +20,6 @@ _CHUNKS_OF_SHARE = 128
 """In memory at once, for each share: with fewer, chunk-mates of a share meet in its runs."""
 _LEAST_SHARES, _FEW_SHARES = 8, 8
 _RUN, _RUN_OF_FEW = 64, 32
-_KEPT_EPOCHS = 3
-
-
-def is_planned(spec: JobSpec) -> bool:
-    return spec.policy == "planned" and spec.shuffle
 
 
 def plan_memory(num_samples: int, num_pods: int) -> int:
@@ -79,55 +65,3 @@ def plan_of(spec: JobSpec, fingerprint: str, layout: ChunkLayout) -> PlanSetting
 
 def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
-
-
-class JobPlan:
-    """The orders of a job's epochs. May be asked by several threads.
-
-    :param spec: as :func:`with_plan` returns it.
-    :param fingerprint: of the dataset.
-    :param lengths: ``(samples,)`` bytes of each sample of the dataset.
-    """
-
-    def __init__(
-        self, spec: JobSpec, fingerprint: str, layout: ChunkLayout, lengths: NDArray[np.signedinteger[Any]]
-    ) -> None:
-        given = spec.settings_of_policy()
-        self._spec = spec
-        self._lengths = lengths
-        self.settings = PlanSettings(
-            fingerprint,
-            layout.num_samples,
-            layout.chunk_size,
-            given["shares"],
-            given["plan_bytes"],
-            given["run"],
-            spec.seed,
-        )
-        self._shares = Shares(layout, given["shares"])
-        self._traces: dict[tuple[int, bool], PlannedTraces] = {}
-        self._planning = threading.Lock()
-
-    def traces(self, epoch: int, resumed: ResumedEpoch | None = None) -> PlannedTraces:
-        """What ranks ask for in an epoch; of one that was resumed, in what is left of it. Takes some 0.3 s for a
-        million samples, once."""
-        done = resumed.done if resumed is not None and resumed.epoch == epoch else None
-        with self._planning:
-            name = epoch, done is not None
-            if name not in self._traces:
-                for old in sorted(self._traces)[: 1 - _KEPT_EPOCHS]:
-                    del self._traces[old]
-                self._traces[name] = self._planned(epoch, done)
-            return self._traces[name]
-
-    def _planned(self, epoch: int, done: Int64Array | None) -> PlannedTraces:
-        plan = EpochPlan(self.settings, self._shares, self._lengths_of, epoch, ramped=epoch == 0)
-        order = plan.whole()
-        if done is not None:
-            left = np.ones(len(order), dtype=bool)
-            left[done] = False
-            order = order[left[order]]
-        return PlannedTraces(order, self.settings.num_samples, self._spec.world_size, drop_last=self._spec.drop_last)
-
-    def _lengths_of(self, samples: Int64Array) -> Int64Array:
-        return self._lengths[samples].astype(np.int64)
