@@ -117,7 +117,7 @@ class _Epoch:
         self.here_below = 0
         """No sample at this place or behind it is in memory."""
         self.front = 0
-        """Behind the last place that was asked for; 0: none was."""
+        """Behind the last place that a request began with; 0: none came."""
         self.swept = 0
         """What lay before this place and was never asked for has been dropped."""
 
@@ -203,8 +203,11 @@ class ShareMemory:
 
     def asked(self, epoch: int, places: Int64Array) -> Asked:
         """Fact: somebody asks for ``(n,)`` places of an epoch whose order is known, all different."""
+        dropped: list[tuple[int, Int64Array]] = []
         if not self._epochs:
             self._begin(epoch, int(places.min()))
+        elif not self._epochs[0].front and not self._was_warmed_for(epoch, places):
+            dropped += self._begin_anew(epoch, int(places.min()))
         elif epoch == self._epochs[-1].number + 1 and self._epochs[-1].front:
             self._open(epoch)
         at = self._open_epoch(epoch)
@@ -214,16 +217,13 @@ class ShareMemory:
             self._asked_last = epoch
         num_again = min(len(samples) - num_new, self._most_stray // 2 + 1)
         self._stray = max(0, self._stray + num_again - num_new)
-        dropped: list[tuple[int, Int64Array]] = []
         if self._stray > self._most_stray:
-            placed = self._placed(epoch)
-            dropped += self.forget()
-            self._keep_order(epoch, placed)
-            at = self._begin(epoch, int(places.min()))
+            dropped += self._begin_anew(epoch, int(places.min()))
+            at = self._epochs[0]
         if at is None:
             return Asked(samples, np.zeros(len(samples), dtype=bool), [], [])
         reads = self._ask(at, samples, dropped)
-        at.front = max(at.front, int(places.max()) + 1)
+        at.front = max(at.front, int(places.min()) + 1)
         dropped += self._drop_stale()
         return Asked(samples, at.to_come[samples] > 0, reads + self._read_ahead(), dropped)
 
@@ -284,18 +284,29 @@ class ShareMemory:
         for old in list(self._orders)[:-_KEPT_ORDERS]:
             del self._orders[old]
 
-    def _begin(self, epoch: int, place: int) -> _Epoch:
+    def _was_warmed_for(self, epoch: int, places: Int64Array) -> bool:
+        at = self._epochs[0]
+        return epoch == at.number and bool(at.to_come[at.order[places]].all())
+
+    def _begin_anew(self, epoch: int, place: int) -> list[tuple[int, Int64Array]]:
+        """Returns what was in memory."""
+        placed = self._placed(epoch)
+        dropped = self.forget()
+        self._keep_order(epoch, placed)
+        self._begin(epoch, place)
+        return dropped
+
+    def _begin(self, epoch: int, place: int) -> None:
         """Somebody asks for this place, and others may ask for some before it."""
         back = place if place < self._planned_places // 2 else self._planned_places // _BACK_PART
-        return self._begin_at(epoch, max(0, place - back))
+        self._begin_at(epoch, max(0, place - back))
 
-    def _begin_at(self, epoch: int, first_place: int) -> _Epoch:
+    def _begin_at(self, epoch: int, first_place: int) -> None:
         self._stray, self._asked_last = 0, epoch
         placed = rest = self._orders[epoch]
         if first_place:
             rest = PlacedOrder(placed.order, self._chunk_of, len(self._starts) - 1, first_place)
         self._epochs = [_Epoch(epoch, placed, first_place, rest, self.num_askers)]
-        return self._epochs[0]
 
     def _open(self, epoch: int) -> None:
         self._epochs.append(_Epoch(epoch, self._orders[epoch], 0, self._orders[epoch], self.num_askers))
@@ -333,9 +344,11 @@ class ShareMemory:
         wanted_bytes = int(self._lengths[rest].sum())
         if len(rest) and self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes:
             dropped += self._give_up(at, wanted_bytes, int(at.place[rest].max()))
-        if self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes:
-            rest = NO_SAMPLES
-        spans = [np.union1d(asked, rest)] if len(rest) else np.split(asked, np.flatnonzero(np.diff(asked) > 1) + 1)
+        spans = [np.union1d(asked, rest)]
+        if not len(rest) or (self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes):
+            spans = np.split(asked, np.flatnonzero(np.diff(asked) > 1) + 1)
+            # What others will ask for in a moment stays for them, though memory be full.
+            rest = asked[at.to_come[asked] > 0]
         reads += [self._order(at, chunk, samples) for samples in spans]
         self.held_bytes += int(self._lengths[rest].sum())
 
