@@ -1,9 +1,10 @@
 """Does refill fill a narrow link to a far store, and hide it behind the computing? Three pods, four ranks.
 
     python benchmarks/shaped_link.py     # about 3 minutes; needs root, see shaped_network.py
+    python benchmarks/shaped_link.py --policy planned --chunk-size 16
 
 Hosts are network namespaces of one machine; the store is an S3 server 25 ms away behind a link of 800 Mbit/s, which
-the machine's cores can fill. Memory of the pods is a quarter of the dataset, policy ``drain``; ranks read by
+the machine's cores can fill. Memory of the pods is a quarter of the dataset; ranks read by
 ``CacheDataset`` in a DataLoader. Measured, beside the floor of plain sockets through the same link:
 
 - I/O-bound (no computing): how full the store's link is, while the epoch runs, and over all epochs.
@@ -15,6 +16,7 @@ the machine's cores can fill. Memory of the pods is a quarter of the dataset, po
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -33,6 +35,7 @@ from numpy.typing import NDArray
 from shaped_network import ShapedNetwork
 from targets import target
 
+from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.planning.loop_clock import FetchService, LoopClock
@@ -64,14 +67,19 @@ Floats = NDArray[np.float64]
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--policy", choices=("drain", "planned"), default="drain")
+    parser.add_argument("--chunk-size", type=int, default=CHUNK_SIZE)
+    arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="refill-bench-") as folder,
         ShapedNetwork(store_mbit=STORE_MBIT, rtt_ms=RTT_MS) as network,
     ):
-        bench = ShapedLink(network, Path(folder))
+        bench = ShapedLink(network, Path(folder), arguments.policy, arguments.chunk_size)
         print(
             f"{machine()}; store {RTT_MS} ms away behind {STORE_MBIT} Mbit/s; "
-            f"{NUM_SAMPLES} samples of {SAMPLE_BYTES:,} bytes, memory {MEMORY_SHARE:.0%} of them"
+            f"{NUM_SAMPLES} samples of {SAMPLE_BYTES:,} bytes, memory {MEMORY_SHARE:.0%} of them; policy "
+            f"{arguments.policy}, chunks of {arguments.chunk_size}"
         )
         floor = network.measure()
         bench.start_store()
@@ -90,8 +98,9 @@ def main() -> None:
 class ShapedLink:
     """The store, the pods and what is measured on them. Processes end with the network."""
 
-    def __init__(self, network: ShapedNetwork, folder: Path) -> None:
+    def __init__(self, network: ShapedNetwork, folder: Path, policy: str, chunk_size: int) -> None:
         self._network = network
+        self._policy, self._chunk_size = policy, chunk_size
         self._folder = folder
         self._urls = [f"http://{network.address(f'pod{pod}')}:{PORT}" for pod in range(NUM_PODS)]
         self._pods: list[subprocess.Popen[bytes]] = []
@@ -148,9 +157,11 @@ class ShapedLink:
     def first_batches(self, rtt_seconds: float, link_rate: float) -> None:
         """From the first request of a fresh job on; ranks ask at once, a thread each, by connections that are new."""
         pods = [f"pod{pod}" for pod in range(NUM_PODS)]
-        chunk_bytes = CHUNK_SIZE * SAMPLE_BYTES
+        chunk_bytes = self._chunk_size * SAMPLE_BYTES
         bound = 3 + NUM_PODS * chunk_bytes / link_rate / rtt_seconds
-        print(f"bound of the first batch: 3 round trips and {NUM_PODS} chunks of {CHUNK_SIZE} samples: {bound:.1f}")
+        print(
+            f"bound of the first batch: 3 round trips and {NUM_PODS} chunks of {self._chunk_size} samples: {bound:.1f}"
+        )
         for window, what in ((10, "slow start"), (1000, "no slow start")):
             self._network.set_initial_window(window)
             fresh, floor = [], []
@@ -231,11 +242,13 @@ class ShapedLink:
         self, what: str, ranks: list[dict[str, Any]], epochs: int, compute_seconds: float, floor_rate: float
     ) -> None:
         """What `refill simulate --clock` says of such a run; there is a pod for each rank in it."""
+        if self._policy != "drain":
+            return
         service = FetchService(parallel=32, latency=RTT_MS / 1000, size=SAMPLE_BYTES, bandwidth=floor_rate)
         run = OrderedRun(
             NUM_SAMPLES,
             int(NUM_SAMPLES * MEMORY_SHARE / NUM_RANKS),
-            CHUNK_SIZE,
+            self._chunk_size,
             num_pods=NUM_RANKS,
             batch_size=BATCH,
             clock=LoopClock(comp=compute_seconds, ahead=2, svc=service, link=floor_rate),
@@ -252,8 +265,9 @@ class ShapedLink:
 
     def _first_batch(self, job: str) -> Floats:
         """Seconds to the first batch of the first rank that gets one, and of the last."""
-        spec = JobSpec(job, DATASET, world_size=NUM_RANKS, policy="drain", chunk_size=CHUNK_SIZE)
-        connections = [PodConnection(self._urls[0], spec, rank, None, 30) for rank in range(NUM_RANKS)]
+        spec = JobSpec(job, DATASET, world_size=NUM_RANKS, policy=self._policy, chunk_size=self._chunk_size)
+        kind = PlannedConnection if spec.is_planned else PodConnection
+        connections = [kind(self._urls[0], spec, rank, None, 30) for rank in range(NUM_RANKS)]
         seconds = [0.0] * NUM_RANKS
 
         def ask(rank: int) -> None:
@@ -283,7 +297,8 @@ class ShapedLink:
                 "service": self._urls[rank % NUM_PODS] if service else "",
                 "dataset": DATASET,
                 "job": job,
-                "chunk_size": CHUNK_SIZE,
+                "policy": self._policy,
+                "chunk_size": self._chunk_size,
                 "batch": BATCH,
                 "epochs": epochs,
                 "compute_seconds": compute_seconds,

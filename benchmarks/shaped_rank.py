@@ -52,7 +52,7 @@ def main() -> None:
             rank=given["rank"],
             world_size=given["world_size"],
             transform=to_tensor,
-            policy="drain",
+            policy=given["policy"],
             chunk_size=given["chunk_size"],
             num_epochs=given["epochs"],
         )

@@ -1,6 +1,6 @@
 """How long does training stand still when a pod, its machine or the network between fails? Two ranks ask two pods.
 
-    sudo python -m benchmarks.stalls [--only NAME] [--json]
+    sudo python -m benchmarks.stalls [--policy planned] [--only NAME] [--json]
 
 Prints the table of docs/CORRECTNESS.md. For each kind of failure: seconds without a batch, beside those that passed
 until what failed was there again. Needs root, for networks of its own.
@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks.lost_machines import LostMachines, enter
 from benchmarks.machine import machine
 
+from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
@@ -52,9 +53,10 @@ class Stall(NamedTuple):
 class _Ranks:
     """Two ranks that go through epochs until they are told to end."""
 
-    def __init__(self, service_url: str, dataset: str) -> None:
-        spec = JobSpec("stalls", dataset, chunk_size=16, memory_bytes=2_000_000, world_size=2)
-        self.connections = [PodConnection(service_url, spec, rank, None, 300) for rank in range(2)]
+    def __init__(self, service_url: str, dataset: str, policy: str) -> None:
+        spec = JobSpec("stalls", dataset, chunk_size=16, memory_bytes=2_000_000, world_size=2, policy=policy)
+        kind = PlannedConnection if spec.is_planned else PodConnection
+        self.connections = [kind(service_url, spec, rank, None, 300) for rank in range(2)]
         self.came_at: list[list[float]] = [[], []]
         self._samples: dict[int, list[int]] = {}
         self._ended = threading.Event()
@@ -157,14 +159,14 @@ FAILURES: dict[str, tuple[str, Callable[[LostMachines, _Ranks], None]]] = {
 }
 
 
-def measured(name: str, dataset: str, folder: Path) -> Stall:
+def measured(name: str, dataset: str, folder: Path, policy: str) -> Stall:
     description, fail = FAILURES[name]
     warnings: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("refill").addHandler(handler)
     with LostMachines(2, folder, _SETTINGS) as pods:
-        ranks = _Ranks(pods.url(0), dataset)
+        ranks = _Ranks(pods.url(0), dataset, policy)
         try:
             ranks.until_they_run(0)
             failed_at = time.monotonic()
@@ -182,6 +184,7 @@ def measured(name: str, dataset: str, folder: Path) -> Stall:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--only", choices=FAILURES, action="append")
+    parser.add_argument("--policy", choices=("drain", "planned"), default="drain")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     enter()
@@ -194,7 +197,7 @@ def main() -> None:
             (folder / "files" / f"{i:05}.bin").write_bytes(generator.randbytes(1000))
         dataset = (folder / "data").as_uri()
         asyncio.run(pack(str(folder / "files"), dataset, blob_bytes=200_000))
-        stalls = [measured(name, dataset, folder) for name in arguments.only or FAILURES]
+        stalls = [measured(name, dataset, folder, arguments.policy) for name in arguments.only or FAILURES]
     if arguments.json:
         print(json.dumps([stall._asdict() for stall in stalls]))
         return

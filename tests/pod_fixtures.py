@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
@@ -79,13 +80,14 @@ def write_files(folder: Path, count: int, least: int = 100, most: int = 4000, se
     return content
 
 
-def rank_of(
-    cluster: LocalCluster, settings: dict[str, Any], rank: int = 0, timeout_seconds: float = 30
-) -> PodConnection:
-    return PodConnection(cluster.pod_urls[0], JobSpec.from_dict(settings), rank, None, timeout_seconds)
+def rank_of(cluster: LocalCluster, settings: dict[str, Any], rank: int = 0, timeout_seconds: float = 30) -> Any:
+    """A rank's connection to the pods, of the kind that its job has."""
+    spec = JobSpec.from_dict(settings)
+    kind = PlannedConnection if spec.is_planned else PodConnection
+    return kind(cluster.pod_urls[0], spec, rank, None, timeout_seconds)
 
 
-def whole_epoch(rank: PodConnection, epoch: int, batch: int = 32) -> list[ReceivedBatch]:
+def whole_epoch(rank: PodConnection | PlannedConnection, epoch: int, batch: int = 32) -> list[ReceivedBatch]:
     length = rank.info()["samples_per_rank"]
     return [
         rank.batch(epoch, np.arange(start, min(start + batch, length), dtype=np.int64))

@@ -14,13 +14,15 @@ from typing import Protocol
 
 from refill.errors import RefillError
 
-__all__ = ["watch_home"]
+__all__ = ["EVERY_SECONDS", "watch_home"]
 
-_EVERY_SECONDS = 3.0
+EVERY_SECONDS = 3.0
 _FORK_WAITS_SECONDS = 1.0
 
 
 class _Watched(Protocol):
+    look_every_seconds: float
+
     def look_after_home(self) -> None: ...
 
 
@@ -32,13 +34,14 @@ _locked_for_fork = False
 
 def watch_home(connection: _Watched) -> None:
     """Let a thread call ``look_after_home`` every few seconds, as long as the connection is in use."""
-    thread = threading.Thread(target=_watch, args=(weakref.ref(connection),), name="refill-watch", daemon=True)
+    arguments = weakref.ref(connection), connection.look_every_seconds
+    thread = threading.Thread(target=_watch, args=arguments, name="refill-watch", daemon=True)
     thread.start()
 
 
-def _watch(watched: weakref.ref[_Watched]) -> None:
+def _watch(watched: weakref.ref[_Watched], seconds: float) -> None:
     pause = threading.Event()
-    while not pause.wait(_EVERY_SECONDS):
+    while not pause.wait(seconds):
         connection = watched()
         if connection is None:
             return

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from refill.epoch_place import Iteration
 from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput, JobLost
+from refill.pod_connection import PodConnection
 from refill.protocol.importance import order_of_rank
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
@@ -56,7 +57,9 @@ class ImportanceSampler(PlacedSampler):
         self._best: float | None = None
         self.drawn_from: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None
         """``(scores, cached)``, by sample: what the last epoch was drawn from, and what was in memory then."""
-        self._training = TrainingScores(dataset.connection, len(dataset))
+        connection = dataset.connection
+        assert isinstance(connection, PodConnection)  # policy exact
+        self._training = TrainingScores(connection, len(dataset))
 
     def _num_positions(self) -> int:
         return -(-len(self.dataset) // self.num_replicas)

@@ -26,7 +26,7 @@ from refill.errors import (
     RunEnded,
     UnknownJob,
 )
-from refill.home_watch import watch_home
+from refill.home_watch import EVERY_SECONDS, watch_home
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
 from refill.patience import Patience
 from refill.pod_channel import PodChannel, Wait
@@ -63,6 +63,8 @@ _ANSWERED_BY_ITSELF = (UnknownJob, JobMoved, RecordsWanted, RunEnded)
 
 class JobPods:
     """The pods, as one rank of a job sees them. Parameters as those of ``PodConnection``. Picklable."""
+
+    look_every_seconds = EVERY_SECONDS
 
     def __init__(
         self,
@@ -250,15 +252,14 @@ class JobPods:
         raise AssertionError("the last turn returns or raises")
 
     def _register(self, url: str, wait: Wait) -> dict[str, Any]:
-        params, spec = {}, self.spec
+        params = {}
         if self._info is not None:
-            spec = spec.as_planned_in(self._info.get("spec"))  # pods that have forgotten all plan the same again
             known = self._info["incarnation"]
             # Another process of this rank may have followed the job further.
             params["incarnation"] = incarnation_of(line_of(known), max(moves_of(known), self.record.moves()))
             if "num_pods" in self._info:  # older pods do not say it
                 params["pods"] = self._info["num_pods"]
-        answer = self._channel.call("PUT", url, self.job_path(), wait, sent=spec.to_dict(), params=params)
+        answer = self._channel.call("PUT", url, self.job_path(), wait, sent=self.spec.to_dict(), params=params)
         return checked_job(answer, url)
 
     def _registered(self, info: dict[str, Any]) -> None:

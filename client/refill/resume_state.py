@@ -1,7 +1,8 @@
 """What must a checkpoint hold so that a rank goes on where its loop stood? Its place in an epoch, and of which job.
 
-Pods keep which sample answers which request, so a place is enough: asked for the positions that follow, they give the
-samples that the loop has not had, the same ones where a loader had fetched some ahead.
+Where the order is planned, it holds the plan, whole: then pods need to know nothing. Else pods keep which sample
+answers which request, so a place is enough: asked for the positions that follow, they give the samples that the loop
+has not had, the same ones where a loader had fetched some ahead.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ class ResumeState:
     """Positions of the epoch that the loop has consumed, from 0 on."""
     length: int
     """Positions of this rank in the epoch; 0 before a TraceSampler has listed them."""
+    plan: dict[str, Any] | None = None
+    """Of a job whose order is planned: the settings that it follows from (refill.protocol.plan_settings)."""
+    start: int = 0
+    """The position of the epoch's one order from which on it is dealt to these ranks."""
+    group: int = 1
+    """How many ranks shared each batch."""
     sampler: Any = None
     """What a TraceSampler keeps of the sampler that it wraps."""
 
@@ -46,14 +53,27 @@ class ResumeState:
         return (self.epoch + 1, 0) if self.at_end else (self.epoch, self.position)
 
     @property
+    def num_groups(self) -> int:
+        """Ranks that had batches of their own."""
+        return self.world_size // self.group
+
+    @property
+    def num_had(self) -> int:
+        """Of a planned job: how many positions of the epoch's one order all ranks together have had, from 0 on."""
+        return self.start + self.position * self.num_groups
+
+    @property
     def mid_epoch(self) -> bool:
         """Whether going on takes pods that know what they gave before."""
         return 0 < self.position < self.length
 
     def to_dict(self) -> dict[str, Any]:
         found = {"version": _VERSION} | asdict(self)
-        if self.sampler is None:
-            del found["sampler"]
+        for name in ("sampler", "plan"):
+            if found[name] is None:
+                del found[name]
+        if self.plan is None:
+            del found["start"], found["group"]
         return found
 
     @classmethod
@@ -76,6 +96,9 @@ class ResumeState:
             epoch=_count(state, "epoch"),
             position=_count(state, "position"),
             length=_count(state, "length"),
+            plan=state.get("plan"),
+            start=_count({"start": 0} | state, "start"),
+            group=max(1, _count({"group": 1} | state, "group")),
             sampler=state.get("sampler"),
         )
         if found.position > found.length:

@@ -19,6 +19,7 @@ import numpy as np
 import torch.distributed
 import torch.utils.data
 
+from refill.batch_groups import BatchGroups, batch_groups
 from refill.credentials import Credentials
 from refill.decoders import Decode
 from refill.delivery_record import DeliveryRecord
@@ -28,6 +29,8 @@ from refill.errors import InvalidInput, RefillError, SampleDamaged, SamplesSkipp
 from refill.fetched_counts import FetchedCounts
 from refill.hole_guard import Hole, HoleGuard
 from refill.loader_batch import check_one_shape
+from refill.planned_connection import PlannedConnection, RankPlace
+from refill.planned_place import goes_on_from, state_at
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
@@ -84,6 +87,9 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
     :param on_damaged: ``"raise"``: a sample whose bytes are damaged, or that can't be decoded, is an error
         (:class:`refill.errors.SampleDamaged`). ``"skip"``: the run goes on without it. Its batch is one sample shorter,
         and the receipt names it.
+    :param batch_group: how many ranks in a row share each batch, as in tensor, context or pipeline parallel training;
+        or the dimension of a ``torch.distributed`` DeviceMesh whose ranks do, ``mesh["tp"]``. All of a group get the
+        same batches, which are read once. Goes with ``policy="planned"``.
     :param settings: further settings of the job, such as ``chunk_size``: docs/CLIENT.md, "Settings of a job".
 
     The job is registered with the pods at the first use: when a sampler is made, or a length or a sample is asked for.
@@ -112,6 +118,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         resume: Any = None,
         allow_skipped: bool = False,
         on_damaged: str = "raise",
+        batch_group: Any = None,
         **settings: Any,
     ) -> None:
         if "name" in settings:
@@ -121,6 +128,9 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         _check_spelling(settings)
         if on_damaged not in ("raise", "skip"):
             raise InvalidInput(f"on_damaged must be 'raise' or 'skip', got {on_damaged!r}")
+        self._groups = BatchGroups() if batch_group is None else batch_groups(batch_group)
+        if self._groups.size > 1:
+            settings = settings | {"batch_group": self._groups.size}
         said = {"world_size": world_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last, **settings}
         self._settings = {"name": job, "dataset": dataset} | {
             n: value for n, value in said.items() if value is not None
@@ -140,7 +150,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         """A sample that came, for a batch of which nothing else is left."""
         self._guard = HoleGuard()
         self._is_rank = False
-        self._connection: PodConnection | None = None
+        self._connection: PodConnection | PlannedConnection | None = None
         self._num_samples: int | None = None
         self._labels: Int64Array | None = None
         self._lengths: Int64Array | None = None
@@ -149,6 +159,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         self._samplers: list[weakref.ref[torch.utils.data.DistributedSampler[Any]]] = []
         self._fetched = FetchedCounts()
         self._start = RunStart(torch.zeros(RunStart.NUM_SHARED, dtype=torch.int64).share_memory_())  # type: ignore[no-untyped-call]
+        self._place = RankPlace(torch.zeros(RankPlace.NUM_SHARED, dtype=torch.int64).share_memory_())  # type: ignore[no-untyped-call]
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
 
     def __getstate__(self) -> dict[str, Any]:
@@ -304,10 +315,14 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         return self._lengths
 
     @property
-    def connection(self) -> PodConnection:
+    def connection(self) -> PodConnection | PlannedConnection:
         """The connection of this process to the pods. Asking for it registers the job and fixes its settings."""
         if self._connection is None:
             connection = self._new_connection()
+            if isinstance(connection, PlannedConnection):
+                self._connection = connection
+                connection.info() if self._resume is None else self._goes_on_from(self._resume, connection)
+                return connection
             if self._resume is None:
                 connection.info()
             else:
@@ -347,7 +362,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
                 )
         if "order" in said:  # by a sampler, or the iterable form: who only looks has none
             self._is_rank = True
-            if self._connection is not None:
+            if isinstance(self._connection, PodConnection):
                 self._be_one_rank(self._connection)
         rank = said.pop("rank", self._rank)
         before = self._rank, self._settings
@@ -390,10 +405,13 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         """The state of a loop of this rank that has come to ``position`` of the ``length`` positions of an epoch.
         Called by ``state_dict`` of ``refill.timed(loader, dataset)``, and of samplers."""
         connection = self.connection
+        if isinstance(connection, PlannedConnection):
+            return state_at(connection, epoch, position, length).to_dict()
         spec, incarnation = connection.spec, connection.info()["incarnation"]
-        return ResumeState(
-            spec.name, spec.dataset, incarnation, spec.world_size, connection.rank, epoch, position, length, sampler
-        ).to_dict()
+        found = ResumeState(
+            spec.name, spec.dataset, incarnation, spec.world_size, connection.rank, epoch, position, length
+        )
+        return dataclasses.replace(found, sampler=sampler).to_dict()
 
     def checked_state(self, state: Any) -> ResumeState:
         """Checks whether this rank can go on from a state, and returns what it says. Called by ``load_state_dict`` of
@@ -406,10 +424,16 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
         """
         found = ResumeState.from_dict(state)
         self._check_is_of_this(found)
+        if isinstance(connection := self._connection or self._new_connection(), PlannedConnection):
+            self._connection = connection
+            return self._goes_on_from(found, connection)
         self._start.state_was_loaded()
-        dealt_anew = None if self._resume is None else place_dealt_anew(found, self._resume, self.connection)
-        if dealt_anew is not None:
-            return dealt_anew
+        if self._resume is not None:
+            registered = self.connection
+            assert isinstance(registered, PodConnection)
+            dealt_anew = place_dealt_anew(found, self._resume, registered)
+            if dealt_anew is not None:
+                return dealt_anew
         connection = self._connection or self._new_connection()
         if found.world_size != connection.spec.world_size:
             raise InvalidInput(
@@ -421,6 +445,11 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             self.must_remember(found, np.arange(found.position))
         return found
 
+    def _goes_on_from(self, state: ResumeState, connection: PlannedConnection) -> ResumeState:
+        """The place of this rank in what a state leaves of its epoch; dealt anew if the number of ranks has changed."""
+        self._check_is_of_this(state)
+        return goes_on_from(state, connection)
+
     def _check_is_of_this(self, state: ResumeState) -> None:
         check_is_of(state, self._settings["name"], self._settings["dataset"])
 
@@ -430,7 +459,8 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
         :param consumed: the positions ``(n,)`` of the state's epoch that the loop, or its worker, has had.
         """
-        check_is_remembered(state, consumed, self.connection, self._record)
+        if isinstance(self.connection, PodConnection):  # else any pod knows it
+            check_is_remembered(state, consumed, self.connection, self._record)
 
     def check_epoch_length(self, state: ResumeState) -> None:
         """Called when a state is loaded. Raises :class:`InvalidInput` when an epoch has another length than it says."""
@@ -505,7 +535,7 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
 
     def _answered(
         self,
-        connection: PodConnection,
+        connection: PodConnection | PlannedConnection,
         epoch: int,
         positions: Int64Array,
         batch: ReceivedBatch,
@@ -557,13 +587,27 @@ class CacheDataset(torch.utils.data.Dataset[Any]):
             raise damaged
         return self._spare
 
-    def _new_connection(self) -> PodConnection:
+    def _new_connection(self) -> PodConnection | PlannedConnection:
         default_rank, default_world_size = _place_in_world()
         spec = JobSpec.from_dict({"world_size": default_world_size} | self._settings)
         rank = default_rank if self._rank is None else self._rank
         if not 0 <= rank < spec.world_size:
             raise InvalidInput(
                 f"rank {rank} is not one of the {spec.world_size} ranks of world_size; give both together"
+            )
+        if spec.is_planned:
+            return PlannedConnection(
+                self._service_url,
+                spec,
+                rank,
+                self._home,
+                self._timeout_seconds,
+                self._credentials,
+                self.allow_skipped,
+                self._connect_timeout_seconds,
+                goes_without_damaged=self._skips_damaged,
+                place=self._place,
+                groups=self._groups,
             )
         return PodConnection(
             self._service_url,

@@ -26,6 +26,7 @@ _COMMANDS = {
     "receipt": "receipt",
     "jobs": "jobs",
     "end": "jobs",
+    "warm": "warm",
     "top": "top",
     "simulate": "simulate",
     "analyze": "analyze",

@@ -24,7 +24,7 @@ def drawn_shape(generator: random.Random) -> Shape:
         chunk_size=number(1, min(6, max(blobs))),
         num_pods=number(1, 3),
         num_ranks=number(1, 3),
-        policy=pick(["drain", "planned", "redox", "exact"]),
+        policy=pick(["drain", "redox", "exact"]),
         num_epochs=number(1, 3),
         journals=pick([True, False]),
         window=pick([0, 100]),

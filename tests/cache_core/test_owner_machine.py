@@ -45,7 +45,7 @@ class Job:
         self.random = random.Random(seed)
         blobs = [self.random.randint(1, 20) for _ in range(self.random.randint(1, 3))]
         self.num_ranks = self.random.randint(1, 3)
-        self.policy = self.random.choice(sorted(KINDS))
+        self.policy = self.random.choice(sorted(set(KINDS) - {"planned"}))
         self.layout = ChunkLayout(np.concatenate([[0], np.cumsum(blobs)]), self.random.randint(1, min(8, max(blobs))))
         self.lengths = np.random.default_rng(seed).integers(1, 100, self.layout.num_samples)
         self.memory_bytes = self.random.randint(500, 5000)

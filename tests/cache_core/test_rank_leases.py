@@ -200,3 +200,34 @@ def test_one_that_asked_anew_long_ago_and_is_gone_does_not_count_for_the_next() 
     leases = RankLeases()
     assert [leases.comes_again(0, now) for now in (1, 6, 11)] == [0, 5, 10]
     assert leases.comes_again(0, 100) == 0
+
+
+class TestWhoWasRefusedElsewhere:
+    """A pod that was restarted knows no rank; a twin that is first to ask there says who refused it before."""
+
+    def refused(self, leases: RankLeases, now: float) -> bool:
+        leases.held_elsewhere(0, FIRST, SECOND, now)
+        return leases.asks(0, SECOND, now) is not None
+
+    def test_the_rank_goes_on_there(self) -> None:
+        leases = RankLeases()
+        assert self.refused(leases, 0)
+        assert leases.asks(0, FIRST, 1) is None
+        assert all(self.refused(leases, now) for now in (2, 9, 10.9))
+
+    def test_one_that_is_gone_is_waited_for_as_long_as_a_lease_lasts(self) -> None:
+        leases = RankLeases()
+        assert self.refused(leases, 0)
+        assert self.refused(leases, LEASE_SECONDS)
+        assert not self.refused(leases, LEASE_SECONDS + 0.1)
+        assert leases.holder(0) == SECOND
+
+    def test_one_that_was_here_long_ago_is_the_rank_again(self) -> None:
+        leases = held_by(RankLeases(), FIRST)
+        assert self.refused(leases, 100)
+        assert leases.asks(0, FIRST, 101) is None
+
+    def test_nobody_takes_the_place_of_who_is_here(self) -> None:
+        leases = held_by(RankLeases(), THIRD)
+        assert self.refused(leases, 1)
+        assert leases.holder(0) == THIRD

@@ -11,11 +11,12 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from types import FrameType
 
 from benchmarks.machine import machine
 from benchmarks.s3_server import s3_server
-from tests.chaos.chaos_dataset import ChaosDataset, dataset_in_s3
+from tests.chaos.chaos_dataset import PLANNED_SAMPLES, dataset_in_s3
 from tests.chaos.chaos_run import ChaosRun, repeated_by
 from tests.chaos.draw import setting_of
 from tests.chaos.kinds import ALL, THEMES
@@ -41,16 +42,20 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, _stop)
     with s3_server() as environment:
-        return _run_all(given, dataset_in_s3(environment))
+        return _run_all(given, environment)
 
 
-def _run_all(given: argparse.Namespace, dataset: ChaosDataset) -> int:
+def _run_all(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
     print(machine())
     started, totals, failed, runs = time.monotonic(), Counter[str](), 0, 0
     seed = given.first_seed if given.seed is None else given.seed
+    dataset, planned = dataset_in_s3(environment), dataset_in_s3(environment, num_samples=PLANNED_SAMPLES)
     while True:
         setting = setting_of(seed, given.policy, given.volumes, given.themes)
-        run = ChaosRun(setting, dataset, given.fault_seconds)
+        of_run = planned if setting.is_planned else dataset
+        if setting.is_planned and "replaced" in setting.themes:
+            of_run = dataset_in_s3(environment, num_samples=PLANNED_SAMPLES)
+        run = ChaosRun(setting, of_run, given.fault_seconds)
         outcome = run.run()
         runs += 1
         totals.update(outcome.faults)

@@ -21,6 +21,7 @@ import numpy as np
 from tests.chaos.rank import Answer, RankPlan, end_with_input
 
 from refill.errors import RefillError
+from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill.run_start import RunStart
@@ -36,7 +37,11 @@ def main() -> None:
     chooser = random.Random(f"{plan.seed} {os.getpid()}")
     start = RunStart([0, 0, 0])  # as a dataset object of its own has it
     spec = JobSpec.from_dict(plan.spec)
-    pods = PodConnection(plan.service, spec, plan.rank, plan.home, plan.timeout_seconds, start=start)
+    pods: PodConnection | PlannedConnection
+    if spec.is_planned:
+        pods = PlannedConnection(plan.service, spec, plan.rank, plan.home or None, plan.timeout_seconds)
+    else:
+        pods = PodConnection(plan.service, spec, plan.rank, plan.home, plan.timeout_seconds, start=start)
     pods.is_rank = plan.workers == ASKS
     with Path(plan.file).open("a", buffering=1) as file:
         while True:

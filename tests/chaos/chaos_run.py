@@ -19,11 +19,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
-from tests.chaos.chaos_dataset import ChaosDataset
+from tests.chaos.chaos_dataset import ChaosDataset, put_dataset
 from tests.chaos.draw import schedule_of
 from tests.chaos.ground_truth import GroundTruth
 from tests.chaos.kinds import ALL
 from tests.chaos.legs import Checkpoint, Legs
+from tests.chaos.planned_truth import PlannedTruth, plan_ids_of, wrong_bytes_of
 from tests.chaos.rank import RankPlan
 from tests.chaos.rank_process import RankProcess
 from tests.chaos.schedule import Fault, Setting
@@ -46,6 +47,7 @@ _FAST = 0.25
 """Of the pause between two batches, for a rank that is ahead of the others."""
 _QUIET_SECONDS = 5.0
 """In which ranks bring their job back to pods that were restarted."""
+_REPORTED_SECONDS = 30.0
 _LOG_LINES = 15
 _HAS_SUCCESSOR = 2
 """How a pod ends that learns of its successor."""
@@ -111,7 +113,9 @@ class ChaosRun:
         """So of ranks."""
         self.zombies: list[subprocess.Popen[bytes]] = []
         """Processes of pods that have a successor."""
-        self._dataset = dataset
+        self.dataset = dataset
+        self.name = _new_name()
+        """Of the job."""
         self._seconds = seconds
         self._todo: list[tuple[float, int, str, Callable[[], None]]] = []
         """What is to be done next: when, a number of its own, what, how."""
@@ -121,16 +125,21 @@ class ChaosRun:
         self._losses: list[Loss] = []
         self._bystanders: list[RankProcess] = []
         self._resumed_at = 0
+        self._registered_apart = self._dataset_replaced = False
         self._started_at = 0.0
         """When a pod was started again, last."""
-        self._legs = Legs(self._plan, setting.seed, len(dataset.checksums))
+        self._legs = self._new_legs()
+
+    def _new_legs(self) -> Legs:
+        setting = self.setting
+        return Legs(self._plan, setting.seed, len(self.dataset.checksums), drop_last=setting.drop_last)
 
     def run(self) -> Outcome:
         started = time.monotonic()
         with contextlib.ExitStack() as stack:
             self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
             stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
-            self.store = stack.enter_context(store_relay(self._dataset.endpoint, self.setting.seed))
+            self.store = stack.enter_context(store_relay(self.dataset.endpoint, self.setting.seed))
             self.relay = stack.enter_context(Relay())
             self._pod_links: dict[tuple[int, int], Link] = {}
             self.cluster = stack.enter_context(self._pods())
@@ -138,11 +147,14 @@ class ChaosRun:
                 [self.relay.link(int(url.rpartition(":")[2])) for url in self.cluster.pod_urls]
                 for _ in range(_MOST_RANKS)
             ]
-            self._name = f"chaos-{uuid.uuid4().hex[:8]}"
             stack.callback(self._stop_all)
             self._legs.begin(self.setting.ranks)
             self._let_it_run()
-            if not self._verdict.problems and not self._verdict.refused:
+            if self._verdict.refused and self.setting.is_planned:
+                self._verdict.problems += wrong_bytes_of(self._files, self.dataset.checksums)
+                if len(by_plan := plan_ids_of(self._files)) > 1:
+                    self._verdict.problems.append(f"ranks went by these plans: {by_plan}")
+            elif not self._verdict.problems and not self._verdict.refused:
                 self._judge()
             if self._verdict.problems:
                 self._outcome.logs = self._last_logs()
@@ -173,6 +185,8 @@ class ChaosRun:
         return [] if link is None else [link]
 
     def home_url(self, rank: int, pod: int) -> str:
+        if not self.setting.has_home:
+            return ""
         if self.setting.unix_socket and rank == 0:
             return f"unix:{self.folder}/pod-{pod}.sock"
         return self._url(rank, pod)
@@ -194,6 +208,8 @@ class ChaosRun:
         """Fact: these pods were started again."""
         self._started_at = time.monotonic()
         self.down -= set(pods)
+        if self.setting.is_planned:  # what ranks had reported there is gone
+            self.lost("memory")
 
     def start_later(self, fault: Fault, pod: int) -> None:
         def start() -> None:
@@ -251,6 +267,28 @@ class ChaosRun:
         self._legs.begin(num_ranks, checkpoint)
         self.ranks_down.clear()
 
+    def begin_another_job(self) -> None:
+        """Its ranks start with no state, after :meth:`stop_ranks`. What was of the job before is looked at now."""
+        self._verdict.problems += wrong_bytes_of(self._files, self.dataset.checksums)
+        if len(by_plan := plan_ids_of(self._files)) > 1:
+            self._verdict.problems.append(f"ranks went by these plans: {by_plan}")
+        self.name = _new_name()
+        self._losses.clear()
+        self._resumed_at = 0
+        self._registered_apart = True
+        self._legs = self._new_legs()
+        self._legs.begin(self.setting.ranks)
+        self.ranks_down.clear()
+
+    def registers_apart(self) -> None:
+        """Fact: a rank may be refused from now on, by name."""
+        self._registered_apart = True
+
+    def replace_dataset(self) -> None:
+        """From now on every rank is to end with an error that names the dataset, and none to get other bytes."""
+        put_dataset(self.dataset.environment, self.dataset.url.rpartition("/")[2], len(self.dataset.checksums), 4000, 2)
+        self._dataset_replaced = True
+
     def add_bystander(self, kind: str, rank: int) -> None:
         """See :mod:`tests.chaos.bystander`. Returns when a twin knows the job: one that asks for the first time after
         all pods have lost all begins another run of that name. Who only looks begins none, whenever it comes."""
@@ -282,7 +320,7 @@ class ChaosRun:
             settings["journal_dir"] = f"{self.folder}/journal-{{ordinal}}"
         if setting.unix_socket:
             settings["unix_socket"] = f"{self.folder}/pod-{{ordinal}}.sock"
-        environment = dict(self._dataset.environment) | {
+        environment = dict(self.dataset.environment) | {
             "AWS_ENDPOINT_URL": self.store.url,
             "REFILL_STORE_FIRST_BACKOFF_SECONDS": "0.02",
             "REFILL_STORE_MAX_BACKOFF_SECONDS": "0.2",
@@ -298,31 +336,34 @@ class ChaosRun:
     def _plan(self, leg: int, rank: int, num_ranks: int) -> RankPlan:
         setting = self.setting
         is_apart = "apart" in setting.themes
+        fast = 0 if setting.is_planned else _FAST
+        # With less than the dataset no rank begins an epoch before all are near the end of the one before.
+        memory_bytes = 2_000_000 if is_apart else 800_000 if setting.names_classes else 600_000
         spec = {
-            "name": self._name,
-            "dataset": self._dataset.url,
+            "name": self.name,
+            "dataset": self.dataset.url,
             "world_size": num_ranks,
             "seed": setting.seed,
+            "drop_last": setting.drop_last,
             "policy": setting.policy,
             "chunk_size": setting.chunk_size,
             "order": setting.order,
-            # With less than the dataset no rank begins an epoch before all are near the end of the one before.
-            "memory_bytes": 2_000_000 if is_apart else 800_000 if setting.names_classes else 600_000,
+            "memory_bytes": memory_bytes * setting.names_memory,
             "policy_settings": {"within": "class"} if setting.names_classes else {},
         }
-        steps = setting.epochs * len(self._dataset.checksums) / num_ranks / _BATCH / setting.workers
+        steps = setting.epochs * len(self.dataset.checksums) / num_ranks / _BATCH / setting.workers
         return RankPlan(
-            service=self._url(rank, setting.home_of(rank)),
+            service=self._url(rank, (setting.home_of(rank) + setting.is_planned) % setting.least_pods),
             home=self.home_url(rank, setting.home_of(rank)),
             spec=spec,
             rank=rank,
             epochs=setting.epochs,
-            file=f"{self.folder}/rank-{leg}-{rank}",
+            file=f"{self.folder}/{self.name}-rank-{leg}-{rank}",
             tmp=f"{self.folder}/tmp-{leg}-{rank}",
             seed=setting.seed,
             batch=_BATCH,
             workers=setting.workers,
-            step_seconds=self._seconds / steps * (_FAST if is_apart and rank == 0 else 1),
+            step_seconds=self._seconds / steps * (fast if is_apart and rank == 0 else 1),
         )
 
     def _url(self, rank: int, pod: int) -> str:
@@ -346,12 +387,21 @@ class ChaosRun:
                     return
             for rank, process in enumerate(self.ranks):
                 if rank not in self.ranks_down and (failure := process.failure) is not None:
-                    self._verdict.rank_ended(failure, self._losses)
+                    if not self.setting.is_planned:
+                        self._verdict.rank_ended(failure, self._losses)
+                    elif not self._dataset_replaced:
+                        self._verdict.planned_rank_ended(failure, registered_apart=self._registered_apart)
+                    else:
+                        continue
                     return
+            if self._dataset_replaced and all(process.failure is not None for process in self.ranks):
+                self._verdict.dataset_was_replaced([process.failure or "" for process in self.ranks], self.dataset.url)
+                return
             if not self._todo:
-                if all(process.done for process in self.ranks):
+                if all(process.done for process in self.ranks) and not self._dataset_replaced:
                     return
-                if (more := self._legs.bytes_written()) != received:
+                more = self._legs.bytes_written()
+                if more != received and not (self._dataset_replaced and received >= 0):
                     deadline, received = now + _GRACE_SECONDS, more
                 if now > deadline:
                     stuck = [rank for rank, process in enumerate(self.ranks) if not process.done]
@@ -378,12 +428,15 @@ class ChaosRun:
 
     def _judge(self) -> None:
         outcome = self._outcome
-        truth = GroundTruth(self._legs.leg(), self._dataset.checksums)
-        outcome.deliveries, outcome.asked_again = truth.deliveries, truth.asked_again
+        if self.setting.is_planned:
+            self._judge_planned()
+        else:
+            truth = GroundTruth(self._legs.leg(), self.dataset.checksums)
+            outcome.deliveries, outcome.asked_again = truth.deliveries, truth.asked_again
+            self._verdict.judge(truth, self.setting.epochs, self._losses, self._receipt, self._resumed_at)
         outcome.faults["answers reset"] += sum(link.answers_reset for link in self._links())
         for what, count in self.store.counts.items():
             outcome.faults[f"store requests {what}"] += count
-        self._verdict.judge(truth, self.setting.epochs, self._losses, self._receipt, self._resumed_at)
         for zombie in self.zombies:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 zombie.wait(_GRACE_SECONDS)
@@ -393,9 +446,33 @@ class ChaosRun:
             if path.suffix == "" and (received := path.read_text()):
                 self._verdict.problems.append(f"{path.name} received, while the rank lived: {received[:200]}")
 
+    def _judge_planned(self) -> None:
+        plan, by_plan = self._legs.plan, plan_ids_of(self._files)
+        if plan is None or len(by_plan) != 1:
+            self._verdict.problems.append(f"ranks went by these plans: {by_plan}")
+            return
+        truth = PlannedTruth(self._legs.leg(), self.dataset, plan, drop_last=self.setting.drop_last)
+        self._outcome.deliveries, self._outcome.asked_again = truth.deliveries, truth.asked_again
+        self._verdict.judge_planned(truth, self.setting.epochs, self._losses, self._last_receipt)
+
+    @property
+    def _files(self) -> list[Path]:
+        """Of all ranks of this job."""
+        return sorted(path for path in self.folder.glob(f"{self.name}-rank-*") if not path.suffix)
+
+    def _last_receipt(self, epoch: int) -> httpx.Response:
+        """Ranks report what they have received a few seconds later."""
+        deadline = time.monotonic() + _REPORTED_SECONDS
+        while True:
+            answer = self._receipt(epoch)
+            is_last = epoch + 1 == self.setting.epochs or not self._losses
+            if not is_last or time.monotonic() > deadline or (answer.status_code == 200 and answer.json()["exact"]):
+                return answer
+            time.sleep(0.2)
+
     def _receipt(self, epoch: int) -> httpx.Response:
         """Pods that were just restarted are given time to recover, as anybody gives them who asks."""
-        url = f"{self.cluster.pod_urls[0]}/v1/jobs/{self._name}/epochs/{epoch}/receipt"
+        url = f"{self.cluster.pod_urls[0]}/v1/jobs/{self.name}/epochs/{epoch}/receipt"
         deadline = time.monotonic() + _GRACE_SECONDS
         while True:
             with contextlib.suppress(httpx.TransportError):
@@ -412,3 +489,7 @@ class ChaosRun:
             lines = path.read_text(errors="replace").splitlines()[-_LOG_LINES:]
             found += [f"{path.name}:", *(f"  {line}" for line in lines)]
         return found
+
+
+def _new_name() -> str:
+    return f"chaos-{uuid.uuid4().hex[:8]}"

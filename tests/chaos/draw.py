@@ -28,6 +28,10 @@ def setting_of(
     if "journals" in themes and drawn_volumes == "none":
         drawn_volumes = "mixed"
     order = chooser.choice(("keyed", "keyed", "keyed", "explicit"))
+    of_planned = random.Random(f"planned {seed}")
+    drop_last, has_home = of_planned.random() < 0.3, of_planned.random() < 0.5
+    names_memory = of_planned.random() < 0.4
+    is_planned = (policy or drawn_policy) == "planned"
     return Setting(
         seed=seed,
         policy=policy or drawn_policy,
@@ -38,9 +42,13 @@ def setting_of(
         workers=chooser.choice((1, 2)),
         epochs=chooser.choice((3, 3, 5)),
         chunk_size=chooser.choice((8, 16)),
-        order="keyed" if "resumes" in themes or (policy or drawn_policy) == "planned" else order,
+        order="keyed" if "resumes" in themes or is_planned else order,
         pinned_fraction=chooser.choice((0.0, 0.0, 0.1)),
         unix_socket=chooser.random() < 0.25 and "zombies" not in themes,  # it is the machine's, which is another one
+        drop_last=drop_last and is_planned,
+        names_memory=names_memory or not is_planned,
+        # Of a pod that was replaced, ranks know where it was; behind a relay it is where it was.
+        has_home=has_home or not is_planned or "zombies" in themes,
     )
 
 

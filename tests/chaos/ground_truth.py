@@ -32,6 +32,10 @@ class Leg:
     """The leg that saved the checkpoint."""
     dealt_anew: bool = False
     """Whether positions of ``epoch`` are those of what was left of it, from 0 on."""
+    dealt_from: int = 0
+    """Of a planned job: from which position of the epoch's one order on that epoch is dealt."""
+    saved_at: int = 0
+    """Of a planned job: the position, as the ranks of the leg before count them, at which the checkpoint was saved."""
 
 
 class Consumed(NamedTuple):
@@ -81,7 +85,7 @@ class GroundTruth:
         answers, restarts = list(read_answers(path)), read_restarts(path)
         gone_back: set[tuple[int, int, int]] = set()
         """What is asked for once more, since a loop that was started again went back to a place before it."""
-        for number, (epoch, positions, samples, checksums) in enumerate(answers):
+        for number, (epoch, positions, samples, checksums, _) in enumerate(answers):
             if (kept := restarts.get(number)) is not None:
                 had = {(answer.epoch, rank, position) for answer in answers[:kept] for position in answer.positions}
                 gone_back |= {key for key in samples_of if key[1] == rank and key not in had}

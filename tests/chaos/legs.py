@@ -7,10 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tests.chaos.ground_truth import Leg
-from tests.chaos.rank import RankPlan, read_answers, read_begun
+from tests.chaos.rank import Begun, RankPlan, read_answers, read_begun
 from tests.chaos.rank_process import RankProcess
+
+from refill.protocol.dealing import Dealing
+from refill.resume_state import ResumeState
 
 __all__ = ["Checkpoint", "Legs"]
 
@@ -25,6 +29,8 @@ class Checkpoint:
     position: int
     leg: int
     """The number of the leg that saved it."""
+    state: dict[str, Any] | None = None
+    """Of a planned job, as a loop saves it."""
 
 
 class Legs:
@@ -33,8 +39,11 @@ class Legs:
     :param plan_of: the plan of a rank, by ``(leg, rank, number of ranks)``.
     """
 
-    def __init__(self, plan_of: Callable[[int, int, int], RankPlan], seed: int, num_samples: int) -> None:
+    def __init__(
+        self, plan_of: Callable[[int, int, int], RankPlan], seed: int, num_samples: int, *, drop_last: bool = False
+    ) -> None:
         self._plan_of = plan_of
+        self._drop_last = drop_last
         self._num_samples = num_samples
         self._chooser = random.Random(f"checkpoints {seed}")
         self._checkpoints: list[Checkpoint | None] = []
@@ -44,7 +53,9 @@ class Legs:
     def begin(self, num_ranks: int, checkpoint: Checkpoint | None = None) -> None:
         leg = len(self._files)
         plans = [self._plan_of(leg, rank, num_ranks) for rank in range(num_ranks)]
-        if checkpoint is not None:
+        if checkpoint is not None and checkpoint.state is not None:
+            plans = [replace(plan, state=checkpoint.state) for plan in plans]
+        elif checkpoint is not None:
             state = (checkpoint.incarnation, checkpoint.epoch, checkpoint.position)
             plans = [replace(plan, checkpoint=state) for plan in plans]
         self._checkpoints.append(checkpoint)
@@ -52,6 +63,17 @@ class Legs:
         self.ranks = []
         for plan in plans:
             self.ranks.append(RankProcess(plan))
+
+    @property
+    def files(self) -> list[Path]:
+        """Of the ranks that there are now."""
+        return self._files[-1]
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        """Of a planned job: by which plan these ranks go."""
+        begun = [read_begun(str(path)) for path in self._files[-1]]
+        return next((each.plan for each in begun if each is not None), None)
 
     def stop(self) -> None:
         """Kill all of them."""
@@ -64,8 +86,9 @@ class Legs:
         return all(process.failure or any(read_answers(Path(process.plan.file))) for process in self.ranks)
 
     def bytes_written(self) -> int:
-        """Grows with whatever a rank of the newest leg receives."""
-        return sum(path.stat().st_size for path in self._files[-1] if path.exists())
+        """Grows with whatever a rank of the newest leg receives that is not done: those go on asking."""
+        files = [Path(process.plan.file) for process in self.ranks if not process.done]
+        return sum(path.stat().st_size for path in files if path.exists())
 
     def epochs(self) -> tuple[int, int]:
         """The first and the last epoch that ranks are in."""
@@ -92,10 +115,31 @@ class Legs:
         batch = self.ranks[0].plan.batch
         earlier = max(start, position - batch * self._chooser.randrange(_EARLIER_BATCHES))
         earlier -= (earlier - start) % batch
-        length = first.length if epoch == first.epoch else -(-self._num_samples // len(self.ranks))
+        whole = Dealing(self._num_samples, len(self.ranks), drop_last=self._drop_last)
+        length = first.length if epoch == first.epoch else whole.per_rank
         if earlier >= length:
-            return Checkpoint(first.incarnation, epoch + 1, 0, len(self._files) - 1)
-        return Checkpoint(first.incarnation, epoch, earlier, len(self._files) - 1)
+            epoch, earlier, length = epoch + 1, 0, whole.per_rank
+        return Checkpoint(
+            first.incarnation, epoch, earlier, len(self._files) - 1, self._state(first, epoch, earlier, length)
+        )
+
+    def _state(self, first: Begun, epoch: int, position: int, length: int) -> dict[str, Any] | None:
+        """As rank 0 saves it, where the order is planned."""
+        if first.plan is None:
+            return None
+        spec = self.ranks[0].plan.spec
+        return ResumeState(
+            spec["name"],
+            spec["dataset"],
+            first.incarnation,
+            len(self.ranks),
+            0,
+            epoch,
+            position,
+            length,
+            plan=first.plan,
+            start=first.dealt_from if epoch == first.epoch else 0,
+        ).to_dict()
 
     def leg(self) -> Leg:
         """The ranks that there are now, with those before from whose checkpoints they went on."""
@@ -107,4 +151,7 @@ class Legs:
             return Leg(files)
         begun = read_begun(str(files[0]))
         dealt_anew = begun is not None and begun.dealt_anew
-        return Leg(files, checkpoint.epoch, checkpoint.position, self._leg(checkpoint.leg), dealt_anew)
+        before = self._leg(checkpoint.leg)
+        if begun is None or begun.plan is None:
+            return Leg(files, checkpoint.epoch, checkpoint.position, before, dealt_anew)
+        return Leg(files, begun.epoch, begun.start, before, dealt_anew, begun.dealt_from, checkpoint.position)

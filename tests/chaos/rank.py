@@ -33,7 +33,7 @@ from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["Answer", "Begun", "RankPlan", "end_with_input", "read_answers", "read_begun"]
+__all__ = ["Answer", "Begun", "RankPlan", "end_half_a_line", "end_with_input", "read_answers", "read_begun"]
 
 _AGAIN_BATCHES = 3
 _AGAIN_SHARE = 0.03
@@ -60,6 +60,8 @@ class RankPlan:
     timeout_seconds: float = 110.0
     checkpoint: tuple[str, int, int] | None = None
     """``(incarnation, epoch, position)`` from which the job is resumed; None: from its beginning."""
+    state: dict[str, Any] | None = None
+    """The same of a planned job, as a loop saves it."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -72,6 +74,8 @@ class Answer(NamedTuple):
     positions: list[int]
     samples: list[int]
     checksums: list[int]
+    plan_id: str = ""
+    """Of a planned job: by which plan."""
 
 
 class Begun(NamedTuple):
@@ -86,6 +90,9 @@ class Begun(NamedTuple):
     """Positions of that epoch."""
     dealt_anew: bool
     """Whether they are positions of what was left of the epoch when the job was resumed."""
+    dealt_from: int = 0
+    """Of a planned job: the position of the epoch's one order from which on that epoch is dealt."""
+    plan: dict[str, Any] | None = None
 
 
 def read_answers(path: Path) -> Iterator[Answer]:
@@ -124,7 +131,7 @@ class _Rank:
 
     def run(self) -> None:
         before = [(answer.epoch, answer.positions[0]) for answer in read_answers(Path(self._plan.file))]
-        _end_half_a_line(Path(self._plan.file))
+        end_half_a_line(Path(self._plan.file))
         done = set(before[: max(0, len(before) - _AGAIN_BATCHES)])
         if before:
             with Path(f"{self._plan.file}.restarts").open("a") as restarts:
@@ -221,8 +228,8 @@ def trace_of(plan: RankPlan, epoch: int, length: int) -> Int64Array:
     return order[plan.rank :: world_size]
 
 
-def _end_half_a_line(path: Path) -> None:
-    content = path.read_bytes()
+def end_half_a_line(path: Path) -> None:
+    content = path.read_bytes() if path.exists() else b""
     if content and not content.endswith(b"\n"):
         with path.open("r+b") as file:
             file.truncate(content.rfind(b"\n") + 1)

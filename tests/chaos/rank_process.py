@@ -19,12 +19,12 @@ _ROOT = Path(__file__).parents[2]
 class RankProcess:
     """Its errors go to ``FILE.log``.
 
-    :param program: ``rank``, or one that takes the same plan.
+    :param program: one that takes the same plan; empty: the rank's.
     """
 
-    def __init__(self, plan: RankPlan, program: str = "rank") -> None:
+    def __init__(self, plan: RankPlan, program: str = "") -> None:
         self.plan = plan
-        self._program = program
+        self._program = program or ("planned_rank" if plan.spec["policy"] == "planned" else "rank")
         self._process = self._start()
 
     @property
@@ -45,10 +45,15 @@ class RankProcess:
         self._process.kill()
         self._process.wait()
 
-    def restart(self, home: str) -> None:
+    def forget(self) -> None:
+        """It has written down nothing, and begins anew."""
+        for what in ("", ".state", ".begun", ".done"):
+            Path(f"{self.plan.file}{what}").unlink(missing_ok=True)
+
+    def restart(self, home: str, service: str = "") -> None:
         """Another process, which goes on from what this one had written down."""
         Path(f"{self.plan.file}.done").unlink(missing_ok=True)
-        self.plan = replace(self.plan, home=home)
+        self.plan = replace(self.plan, home=home, service=service or self.plan.service)
         self._process = self._start()
 
     def pause(self) -> None:

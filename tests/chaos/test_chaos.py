@@ -38,6 +38,8 @@ def dataset(s3_server: S3Server) -> ChaosDataset:
         pytest.param(3, "redox", "mixed", ("apart", "ends"), marks=pytest.mark.variant),
         pytest.param(4, "drain", "kept", ("resumes", "wiped"), marks=pytest.mark.variant),
         (5, "drain", "mixed", ("scaling",)),
+        (6, "planned", "none", ("plans", "resumes")),
+        pytest.param(7, "planned", "mixed", ("killed", "partitions"), marks=pytest.mark.variant),
     ],
 )
 def test_epochs_are_exact_through_a_schedule_of_faults(

@@ -15,9 +15,11 @@ from typing import Any
 
 import httpx
 from tests.chaos.ground_truth import GroundTruth
+from tests.chaos.planned_truth import PlannedTruth
 
 __all__ = ["Loss", "Verdict"]
 
+_SHOWN = 5
 _REFUSALS = re.compile(r"^rank \d+: (JobLost|EpochEnded): \S")
 
 
@@ -58,6 +60,23 @@ class Verdict:
         else:
             self.problems.append(f"a rank failed: {lines}")
 
+    def planned_rank_ended(self, lines: str, *, registered_apart: bool) -> None:
+        """Fact: a rank of a planned job ended by itself. It may where ranks registered at pods that did not reach each
+        other, and it says that it is refused since another plan stands."""
+        last = lines.splitlines()[-1]
+        if registered_apart and "JobConflict" in last and "plan" in last and "Traceback" not in lines:
+            self.refused = last
+        else:
+            self.problems.append(f"a rank failed: {lines}")
+
+    def dataset_was_replaced(self, of_ranks: Sequence[str], url: str) -> None:
+        """Fact: with these last lines of their logs all ranks ended, after the dataset was replaced."""
+        self.refused = of_ranks[0].splitlines()[-1]
+        for lines in of_ranks:
+            last = lines.splitlines()[-1]
+            if "Traceback" in lines or not re.match(r"rank \d+: \w+: .*(replaced|damaged)", last) or url not in last:
+                self.problems.append(f"the dataset was replaced, and a rank says: {lines}")
+
     def judge(
         self,
         truth: GroundTruth,
@@ -97,6 +116,28 @@ class Verdict:
                 in_words or not receipt["exact"] or any(receipt[what] for what in ("duplicates", "unknown", "missing"))
             ):
                 self.problems += [f"the receipt of epoch {epoch} says: {receipt}", *in_words]
+
+    def judge_planned(
+        self, truth: PlannedTruth, epochs: int, losses: Sequence[Loss], receipt_of: Callable[[int], httpx.Response]
+    ) -> None:
+        """Of a planned job: all is exact, whatever was lost. Receipts may have been, but for the last epoch's."""
+        self.problems += truth.damaged[:_SHOWN]
+        for epoch in range(epochs):
+            in_words = truth.problems_of(epoch)
+            self.problems += in_words
+            answer = receipt_of(epoch)
+            if answer.status_code in (404, 410) and losses and epoch + 1 < epochs:
+                continue
+            if answer.status_code != 200:
+                self.problems.append(f"epoch {epoch} has no receipt: {answer.status_code} {answer.text[:300]}")
+                continue
+            self.receipts += 1
+            receipt: dict[str, Any] = answer.json()
+            may_lack = bool(losses) and epoch + 1 < epochs
+            says = receipt["exact"], receipt["planned"], receipt["damaged"]
+            is_right = says in ((True, truth.planned_in(epoch), 0), (not may_lack, truth.planned_in(epoch), 0))
+            if not is_right or receipt["exact"] is (receipt["unconfirmed"] != 0):
+                self.problems.append(f"the receipt of epoch {epoch} says: {receipt}")
 
 
 def _may_be_lost(losses: Sequence[Loss]) -> bool:

@@ -318,7 +318,7 @@ def test_importing_refill_needs_no_torch() -> None:
     [
         ({"name": "other"}, "CacheDataset has no setting 'name': job='job' is the job's name"),
         ({"holder": "x"}, "CacheDataset has no setting 'holder': pods take it from the token"),
-        ({"zzz": 8}, r"unknown job setting 'zzz'; there are: chunk_size, (?!.*\b(name|holder)\b)"),
+        ({"zzz": 8}, r"unknown job setting 'zzz'; there are: batch_group, chunk_size, (?!.*\b(name|holder)\b)"),
         ({"chunk": 8}, r"has no argument 'chunk' \(is chunk_size meant\?\)"),
         ({"on_damagd": "skip"}, r"has no argument 'on_damagd' \(is on_damaged meant\?\)"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
+from tests.waiting import until
 
 from refill.pod_connection import PodConnection
 from refill_service.demo.local_cluster import LocalCluster
@@ -75,6 +76,21 @@ def receipt(cluster: LocalCluster, job: dict[str, Any], epoch: int, pod: int = 0
     answer = httpx.get(f"{cluster.pod_urls[pod]}/v1/jobs/{job['name']}/epochs/{epoch}/receipt", timeout=30)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
+    return found
+
+
+def exact_receipt(cluster: LocalCluster, job: dict[str, Any], epoch: int, pod: int = 0) -> dict[str, Any]:
+    """Of a planned job: ranks report what has come a moment later."""
+    found: dict[str, Any] = {}
+
+    def is_exact() -> bool:
+        found.update(receipt(cluster, job, epoch, pod))
+        return bool(found["exact"])
+
+    try:
+        until(is_exact, "an exact receipt")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {found}") from None
     return found
 
 

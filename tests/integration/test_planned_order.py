@@ -8,11 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.integration.job_ranks import BATCH, Packed, Ranks, cluster_of, receipt, settings_of
-from tests.pod_fixtures import NUM_SAMPLES
+from tests.integration.job_ranks import BATCH, Packed, Ranks, cluster_of, exact_receipt, settings_of
+from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 from refill.errors import InvalidInput, JobConflict
-from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill_service import cli
@@ -33,7 +32,7 @@ def trained(cluster: LocalCluster, dataset: str, world_size: int, killed: int | 
             cluster.restart(killed)
         ranks.ask(epoch, half, ranks.length)
         ranks.check(epoch)
-        assert receipt(cluster, job, epoch)["exact"]
+        exact_receipt(cluster, job, epoch)
     httpx.delete(f"{cluster.pod_urls[0]}/v1/jobs/{job['name']}").raise_for_status()
     return ranks
 
@@ -105,22 +104,21 @@ def test_all_pods_may_come_back_with_other_memory(packed: Packed, tmp_path: Path
             cluster.restart(pod, wait=pod == 1, settings={"memory_bytes": "9MiB"})
         ranks.ask(0, 0, ranks.length)  # what had come comes again, the same
         ranks.check(0)
-        assert receipt(cluster, job, 0)["exact"]
-        others = PodConnection(cluster.pod_urls[1], JobSpec.from_dict(job), 0, None, 30).info()
+        exact_receipt(cluster, job, 0)
+        others = rank_of(cluster, job).info()
         assert others["plan_id"] == plan_id
-        new = JobSpec.from_dict(job | {"name": "another"})
-        assert PodConnection(cluster.pod_urls[0], new, 0, None, 30).info()["plan_id"] != plan_id
+        assert rank_of(cluster, job | {"name": "another"}).info()["plan_id"] != plan_id
 
 
 def test_what_contradicts_a_plan_is_refused(three_pods: LocalCluster, packed: Packed) -> None:
     job = settings_of(packed[0], policy="planned")
-    first = PodConnection(three_pods.pod_urls[0], JobSpec.from_dict(job), 0, None, 30)
+    first = rank_of(three_pods, job)
     chosen = first.info()["spec"]["policy_settings"]
-    other = JobSpec.from_dict(job | {"policy_settings": {"plan_bytes": chosen["plan_bytes"] + 1}})
+    other = job | {"policy_settings": {"plan_bytes": chosen["plan_bytes"] + 1}}
     with pytest.raises(JobConflict, match="policy_settings: yours is"):
-        PodConnection(three_pods.pod_urls[0], other, 0, None, 30).info()
-    same = JobSpec.from_dict(job | {"policy_settings": {"plan_bytes": chosen["plan_bytes"]}})
-    assert PodConnection(three_pods.pod_urls[0], same, 0, None, 30).info()["plan_id"] == first.info()["plan_id"]
+        rank_of(three_pods, other).info()
+    same = job | {"policy_settings": {"plan_bytes": chosen["plan_bytes"]}}
+    assert rank_of(three_pods, same).info()["plan_id"] == first.info()["plan_id"]
     first.end_job()
     with pytest.raises(InvalidInput, match="policy planned goes with order='keyed'"):
         JobSpec.from_dict(job | {"order": "explicit"})

@@ -247,7 +247,7 @@ def test_traces(running: str) -> None:
         (b"{}", "job setting dataset is missing"),
         (
             b'{"dataset": "file:///x", "chunks": 1}',
-            "unknown job setting 'chunks'; there are: chunk_size",
+            "unknown job setting 'chunks'; there are: batch_group, chunk_size",
         ),
         (b'{"dataset": "file:///x", "chunk_size": "64"}', "job setting chunk_size must be int, got '64'"),
         (b'{"dataset": "file:///x", "chunk_size": 64.0}', "job setting chunk_size must be int"),

@@ -217,7 +217,7 @@ def test_unknown_is_written_down(packed: Packed, tmp_path: Path, journal: bool) 
             assert training.receipt(0)["unknown"] == 100, "an epoch that is over says something else than before"
 
 
-@pytest.mark.parametrize("policy", ["drain", "planned", "redox"])
+@pytest.mark.parametrize("policy", ["drain", "redox"])
 def test_what_is_sent_ahead_in_place_of_what_is_unknown_is_unknown(packed: Packed, tmp_path: Path, policy: str) -> None:
     """A loop asks again for a batch it had, and is sent ahead what follows: it had that, too, and never asks for it."""
     with PodsInProcess(2, tmp_path, journal=False, recovery_seconds=1) as pods:
@@ -276,7 +276,7 @@ def test_an_epoch_that_is_known_in_part_only_is_not_said_to_be_missing(packed: P
 
 
 @pytest.mark.parametrize("journal", [True, False])
-@pytest.mark.parametrize("policy", ["drain", "exact", "planned", "redox"])
+@pytest.mark.parametrize("policy", ["drain", "exact", "redox"])
 def test_a_pod_that_comes_back_with_less_memory(
     packed: Packed, tmp_path: Path, journal: bool, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:

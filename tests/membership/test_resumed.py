@@ -74,7 +74,7 @@ def test_all_memory_is_lost_when_the_epoch_that_was_resumed_is_long_over(packed:
         assert sorted(found) == list(range(NUM_SAMPLES))
 
 
-@pytest.mark.parametrize("policy", ["drain", "planned", "redox"])
+@pytest.mark.parametrize("policy", ["drain", "redox"])
 def test_what_was_dealt_when_a_job_moved_outlives_a_refused_resume(
     packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:

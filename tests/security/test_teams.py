@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import trustme
 from tests.conftest import free_port
 from tests.pod_fixtures import metric
 
+from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
 
 Packed = tuple[str, dict[str, bytes]]
@@ -101,6 +103,40 @@ def test_a_team_can_not_have_all_jobs(register: Any) -> None:
     assert [each.status_code for each in found] == [200] * 5 + [403]
     assert "team_max_jobs" in found[-1].json()["message"]
     assert register("speech", 1 << 20).status_code == 200
+
+
+def test_a_team_can_not_read_look_at_or_end_the_planned_job_of_another(pod: LocalCluster, packed: Packed) -> None:
+    """Nor its receipts when it has ended; and it can't take the name with a plan of its own."""
+    name = f"speech-{uuid.uuid4().hex[:8]}"
+    path = f"/v1/jobs/{name}"
+    settings = {"dataset": packed[0], "chunk_size": 16, "memory_bytes": 4 << 20, "policy": "planned"}
+    registered = ask(pod, "speech", "PUT", f"{path}/planned", json={"settings": settings})
+    assert registered.status_code == 200, registered.text
+    of_plan = {"plan": registered.json()["plan_id"]}
+    report = {"epoch": 0, "rank": 0, "num_ranks": 1, "spans": [[0, 3]]}
+    requests: list[tuple[str, str, dict[str, Any]]] = [
+        ("GET", path, {}),
+        ("PUT", f"{path}/planned", {"json": {"settings": settings}}),
+        ("PUT", f"{path}/planned", {"json": {"settings": settings, "plan": registered.json()["plan"], "begun": True}}),
+        ("POST", f"{path}/planned/batch", {"params": of_plan, "content": BatchRequest(0, 0, np.arange(3)).encode()}),
+        ("POST", f"{path}/planned/samples", {"params": of_plan, "content": np.arange(3, dtype="<i8").tobytes()}),
+        ("PUT", f"{path}/planned/received", {"params": of_plan, "json": report}),
+        ("GET", f"{path}/planned", {"params": of_plan | {"rank": 0}}),
+        ("GET", f"{path}/planned/epochs/0/ranks/0", {"params": of_plan | {"start": 0, "end": 3}}),
+        ("GET", f"{path}/epochs/0", {}),
+        ("GET", f"{path}/epochs/0/receipt", {}),
+    ]
+    for method, what, more in requests:
+        refused = ask(pod, "vision", method, what, **more)
+        assert (refused.status_code, refused.json()["error"]) == (403, "NotAllowed"), (method, what)
+        answer = ask(pod, "speech", method, what, **more)
+        assert answer.status_code == 200, (method, what, answer.text)
+    assert ask(pod, "vision", "DELETE", path).status_code == 403
+    assert name not in ask(pod, "vision", path="/v1/jobs").text + ask(pod, "vision", path="/metrics").text
+    assert ask(pod, "speech", "DELETE", path).status_code == 200
+    for what in (f"{path}/epochs/0/receipt", f"{path}/epochs/0"):
+        assert ask(pod, "vision", path=what).status_code == 403, what
+        assert ask(pod, "speech", path=what).status_code == 200, what
 
 
 def test_a_team_that_asks_all_the_time_is_told_to_wait_and_others_are_not(pod: LocalCluster) -> None:

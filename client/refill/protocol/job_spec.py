@@ -62,6 +62,9 @@ class JobSpec:
     (``random``; Brand 3.3)."""
     policy_settings: dict[str, Any] = field(default_factory=dict, hash=False)
     """Settings that only some policies have, by name: ``refill.protocol.policies`` lists them."""
+    batch_group: int = 1
+    """Of ``planned`` only: so many ranks share each batch, as in tensor, context or pipeline parallel training. Each
+    of them gets all of it, it is read once, and the others' batches are dealt to the other groups."""
     prefetch_window: int = 10_000
     """P: how far ahead a pod looks for samples to send before a rank asks for them. It looks at this many of the rank's
     next requests to itself. 0: it sends nothing ahead."""
@@ -85,6 +88,7 @@ class JobSpec:
             raise InvalidInput(f"job setting dataset holds characters that no URL has: {self.dataset!r}")
         for name, least, most in (
             ("world_size", 1, 2**20),
+            ("batch_group", 1, 2**10),
             ("seed", -(2**63), 2**63 - 1),
             ("num_epochs", 0, 2**31),
             ("chunk_size", 0, 2**16),
@@ -106,11 +110,28 @@ class JobSpec:
                 "policy planned goes with order='keyed'; for an order of your own choose policy='exact', or 'drain' "
                 "where any of its samples may come next"
             )
+        if self.batch_group > 1 and not self.is_planned:
+            raise InvalidInput("job setting batch_group goes with policy='planned' and shuffle=True")
+        if self.world_size % self.batch_group:
+            raise InvalidInput(
+                f"job setting batch_group={self.batch_group} does not divide world_size={self.world_size}: every group "
+                "has as many ranks"
+            )
         if self.names_classes and (self.order != "explicit" or not self.shuffle):
             raise InvalidInput(
                 "setting within='class' of policy drain goes with order='explicit' and shuffle=True: classes are named "
                 "by the traces that ranks post, as refill.BucketSampler does"
             )
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether its order is computed ahead. Without shuffling, policy ``planned`` reads on in the dataset's own."""
+        return self.policy == "planned" and self.shuffle
+
+    @property
+    def num_groups(self) -> int:
+        """Ranks that get batches of their own; of ranks that share a batch, groups of them."""
+        return self.world_size // self.batch_group
 
     @property
     def names_classes(self) -> bool:
@@ -150,6 +171,8 @@ class JobSpec:
         found = dataclasses.asdict(self)
         if not self.policy_settings:
             del found["policy_settings"]
+        if self.batch_group == 1:
+            del found["batch_group"]
         return found
 
     def as_planned_in(self, known: dict[str, Any] | None) -> JobSpec:

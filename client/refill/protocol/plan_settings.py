@@ -64,5 +64,17 @@ class PlanSettings:
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
+    def policy_settings(self) -> dict[str, Any]:
+        """Those of a job whose plan this is."""
+        return {"plan_bytes": self.memory_bytes, "shares": self.num_shares, "run": self.run}
+
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, given: Any) -> PlanSettings:
+        """Build from decoded JSON. Raises :class:`InvalidInput` for what is no plan."""
+        names = {setting.name for setting in dataclasses.fields(cls)}
+        if not isinstance(given, dict) or set(given) != names:
+            raise InvalidInput(f"a plan is an object with {', '.join(sorted(names))}, got {str(given)[:100]!r}")
+        return cls(**given)

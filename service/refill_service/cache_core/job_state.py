@@ -14,7 +14,6 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
 from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, KeyedTraces, Traces, check_ids
 from refill_service.cache_core.job_lifecycle import Begin, JobLife
-from refill_service.cache_core.planned.job_plan import JobPlan
 from refill_service.cache_core.posted_traces import PostedTraces
 from refill_service.cache_core.rank_places import RankPlaces
 from refill_service.cache_core.resumed_epoch import ResumedEpoch, epoch_resumed, keyed_traces
@@ -34,7 +33,6 @@ class JobState:
     :param resumed: how the job was resumed from a checkpoint with other ranks or pods, if it was.
     :param begin: how the job came to this pod; None: as a new one.
     :param journal_is_whole: whether the pod's journal says all that it had answered before.
-    :param plan: of a job whose order is planned.
     """
 
     def __init__(
@@ -49,10 +47,8 @@ class JobState:
         resumed: ResumedEpoch | None = None,
         begin: Begin | None = None,
         journal_is_whole: bool = False,
-        plan: JobPlan | None = None,
     ) -> None:
         self.spec = spec
-        self.plan = plan
         self.layout = layout
         self.ordinal = ordinal
         self.num_pods = num_pods
@@ -110,8 +106,6 @@ class JobState:
     def _keyed(self, epoch: int) -> Traces:
         if (found := self._traces.get(epoch)) is not None:
             return found
-        if self.plan is not None:
-            return self.plan.traces(epoch, self.resumed)
         return keyed_traces(self.spec, epoch, self.layout.num_samples, self.resumed)
 
     def _remember(self, epoch: int, traces: Traces) -> None:

@@ -113,6 +113,17 @@ class RankLeases:
         if lease is not None and lease.holder == life:
             lease.heard = now
 
+    def held_elsewhere(self, rank: int, holder: RankLife, by: RankLife, now: float) -> None:
+        """Fact: another pod has refused ``by`` since ``holder`` is the rank. If nobody is the rank here, that one is,
+        as long as it may take to be heard; once for each ``by``, which is not to wait for a holder that is gone."""
+        lease = self._leases.get(rank)
+        if lease is not None:
+            was_told = lease.holder == holder and by in lease.newcomers
+            if was_told or lease.holder == by or now - lease.heard <= LEASE_SECONDS:
+                return
+        if by != holder and holder not in self._ended.get(rank, {}):
+            self._leases[rank] = _Lease(holder, now, now)
+
     def returned(self, rank: int, life: RankLife) -> None:
         """Fact: a life needs the rank no more, for now."""
         if self.holder(rank) == life:

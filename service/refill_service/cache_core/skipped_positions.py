@@ -8,7 +8,7 @@ middle of one, does not know what was asked before.
 
 from __future__ import annotations
 
-from refill_service.cache_core.started_positions import StartedPositions
+from typing import Protocol
 
 __all__ = ["JudgedEpochs", "skipped_for_good"]
 
@@ -17,7 +17,16 @@ _IN_FLIGHT_BATCHES = 512
 noticed by the client, who knows its workers."""
 
 
-def skipped_for_good(asked: StartedPositions, largest_batch: int) -> tuple[int, int] | None:
+class Asked(Protocol):
+    """What was asked for of an epoch."""
+
+    @property
+    def end(self) -> int: ...
+
+    def first_gap(self) -> tuple[int, int] | None: ...
+
+
+def skipped_for_good(asked: Asked, largest_batch: int) -> tuple[int, int] | None:
     """The first ``(start, end)`` that was left out of an epoch which the rank has left; None: nothing was, for sure."""
     gap = asked.first_gap()
     return gap if gap is not None and gap[1] + _IN_FLIGHT_BATCHES * largest_batch <= asked.end else None

@@ -52,14 +52,17 @@ def _run(args: argparse.Namespace) -> int:
 def _shown(receipt: dict[str, Any]) -> str:
     damaged = receipt.get("damaged", 0)  # pods of an earlier version do not say it
     exact = f"exact but for {damaged:,} damaged" if damaged else "exact"
-    verdict = exact if receipt["exact"] else "still running" if receipt["running"] else "NOT EXACT"
+    wrong = "NOT ALL CONFIRMED" if "planned" in receipt else "NOT EXACT"
+    verdict = exact if receipt["exact"] else "still running" if receipt["running"] else wrong
     if receipt["exact"] and "positions" in receipt:
         verdict = "each position was answered once"
     settings = f"policy {receipt['policy']}, seed {receipt['seed']}"
     run = f"run {receipt['run'][:SHOWN_OF_RUN]}{', ended' if receipt['ended'] else ''}"
-    of_what = f"job {receipt['job']}, epoch {receipt['epoch']} ({settings}, {run})"
+    head = f"job {receipt['job']}, epoch {receipt['epoch']} ({settings}, {run}): {verdict}"
+    if "planned" in receipt:
+        return "\n".join([head, *_shown_planned(receipt), *_shown_ranks(receipt["ranks"])])
     lines = [
-        f"{of_what}: {verdict}",
+        head,
         f"  delivered   {receipt['delivered']:>14,} of {receipt['requests']:,} requests",
         f"  duplicates  {receipt['duplicates']:>14,}",
         f"  missing     {receipt['missing']:>14,}",
@@ -68,19 +71,43 @@ def _shown(receipt: dict[str, Any]) -> str:
         f"  repeats     {receipt['repeats']:>14,}  positions that repeat a sample (padding, replacement)",
     ]
     if damaged:
-        named = receipt["damaged_samples"]
-        more = f" and {damaged - len(named):,} more" if damaged > len(named) else ""
-        lines.insert(5, f"  damaged     {damaged:>14,}  ranks went on without: {', '.join(map(str, named))}{more}")
+        lines.insert(5, _shown_damaged(damaged, receipt["damaged_samples"]))
     if "positions" in receipt:
         lines[1:1] = _shown_draws(receipt["positions"], receipt["draws"])
-    ranks = list(receipt["ranks"].items())
-    lines += [f"  rank {rank:<6} {count:>14,}" for rank, count in ranks[:_SHOWN_RANKS]]
-    if len(ranks) > _SHOWN_RANKS:
-        lines.append(f"  and {len(ranks) - _SHOWN_RANKS} more ranks (--json shows all)")
+    lines += _shown_ranks(receipt["ranks"])
     lines.append(
         f"  digest {receipt['digest']} of (rank, position, sample), {receipt['samples_digest']} of the samples alone"
     )
     return "\n".join(lines)
+
+
+def _shown_planned(receipt: dict[str, Any]) -> list[str]:
+    """Of an epoch whose order was planned: each sample has its place, and ranks say what they have received."""
+    lines = [
+        f"  planned     {receipt['planned']:>14,}  samples, each once, by plan {receipt['plan_id'][:SHOWN_OF_RUN]}",
+        f"  received    {receipt['received']:>14,}  as ranks report, and checkpoints that they went on from",
+        f"  unconfirmed {receipt['unconfirmed']:>14,}",
+    ]
+    if start := receipt["from_checkpoint"]:
+        lines.append(f"  checkpoint  {start:>14,}  of those received: before the rest was dealt to the ranks below")
+    if damaged := receipt["damaged"]:
+        lines.append(_shown_damaged(damaged, receipt["damaged_samples"]))
+    if dropped := receipt["dropped"]:
+        lines.append(f"  dropped     {dropped:>14,}  for drop_last")
+    lines.append(f"  repeats     {receipt['repeats']:>14,}  that fill the last step up")
+    return lines
+
+
+def _shown_damaged(damaged: int, named: list[int]) -> str:
+    more = f" and {damaged - len(named):,} more" if damaged > len(named) else ""
+    return f"  damaged     {damaged:>14,}  ranks went on without: {', '.join(map(str, named))}{more}"
+
+
+def _shown_ranks(ranks: dict[str, int]) -> list[str]:
+    lines = [f"  rank {rank:<6} {count:>14,}" for rank, count in list(ranks.items())[:_SHOWN_RANKS]]
+    if len(ranks) > _SHOWN_RANKS:
+        lines.append(f"  and {len(ranks) - _SHOWN_RANKS} more ranks (--json shows all)")
+    return lines
 
 
 def _shown_draws(positions: dict[str, int], draws: dict[str, int]) -> list[str]:

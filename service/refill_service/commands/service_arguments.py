@@ -54,11 +54,11 @@ def client_of(args: argparse.Namespace, timeout_seconds: float) -> httpx.Client:
     )
 
 
-def ask(client: httpx.Client, method: str, url: str, path: str) -> Any:
+def ask(client: httpx.Client, method: str, url: str, path: str, body: Any = None) -> Any:
     """The JSON that a pod answers with. Raises :class:`InvalidInput` for what is no URL, :class:`PodUnreachable`, and
     what the pod says is wrong."""
     try:
-        answer = client.request(method, f"{url.rstrip('/')}{path}")
+        answer = client.request(method, f"{url.rstrip('/')}{path}", json=body)
         content = answer.json()
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InvalidInput(f"--url {url!r} is not the URL of a service, like http://refill:8000") from error

@@ -27,6 +27,7 @@ __all__ = ["add_commands"]
 _MOST_PARTS = 100
 """Of less, remote memory and the window are too small to be like the whole."""
 _SAMPLES = 131_072
+_REMOTE_SAMPLES, _WINDOW = 10_000, 20_000
 
 
 def add_commands(commands: Any) -> None:
@@ -59,18 +60,15 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--remote-memory-samples",
         type=int,
-        default=10_000,
         metavar="L",
-        help="how many samples a home pod can hold of those that other pods send ahead (default: 10000)",
+        help=f"how many samples a home pod can hold of those that other pods send ahead (default: {_REMOTE_SAMPLES})",
     )
     parser.add_argument(
         "--window",
         type=int,
-        default=20_000,
         metavar="P",
         help="how far ahead a pod looks for samples to send: this many of a rank's next requests to it; 0: it sends "
-        "none "
-        "(default: 20000)",
+        f"none (default: {_WINDOW})",
     )
     parser.add_argument(
         "--batch",
@@ -96,8 +94,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--prefetch",
         choices=["on", "off"],
-        default="on",
-        help="whether pods send samples ahead; off is the same as --window 0 (default: on)",
+        help="whether pods send samples ahead; off is the same as --window 0 (default: on; policy planned never does)",
     )
     parser.add_argument(
         "--group-order",
@@ -136,12 +133,20 @@ def _run(args: argparse.Namespace) -> int:
     if args.policy == "planned":
         return simulate_planned.run_planned(args)
     simulate_planned.refuse_options(args)
+    _fill_in(args)
     if args.classes is not None or args.class_order is not None:
         return simulate_classes.run_classes(args)
     if not args.paper and (args.policy == "exact" or simulate_orders.are_epochs_asked_for(args)):
         return simulate_orders.run_orders(args)
     simulate_orders.refuse_options(args)
     return _paper(args) if args.paper else _one(args)
+
+
+def _fill_in(args: argparse.Namespace) -> None:
+    """Sending ahead, where nothing was said of it: policy planned tells what was said from defaults."""
+    args.prefetch = args.prefetch or "on"
+    args.window = _WINDOW if args.window is None else args.window
+    args.remote_memory_samples = _REMOTE_SAMPLES if args.remote_memory_samples is None else args.remote_memory_samples
 
 
 def _one(args: argparse.Namespace) -> int:

@@ -16,7 +16,8 @@ _DEFAULT_SAMPLES = 131_072
 _DEFAULT_EPOCHS = 3
 _OPTIONS = ("ranks", "workers", "out_of_step", "plan_samples", "shares", "run")
 _OF_OTHERS = ("clock", "eviction", "trace", "read_ahead", "caches", "fetch_size", "fetch_threshold", "losses",
-              "repetition", "improving", "classes", "class_order", "paper")  # fmt: skip
+              "repetition", "improving", "classes", "class_order", "paper", "prefetch", "window",
+              "remote_memory_samples")  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +62,7 @@ def refuse_options(args: argparse.Namespace) -> None:
 
 def run_planned(args: argparse.Namespace) -> int:
     for name in _OF_OTHERS:
-        if getattr(args, name) not in (None, False):
+        if (given := getattr(args, name)) is not None and given is not False:
             raise InvalidInput(f"{_option(name)} does not go with --policy planned")
     for name in ("ranks", "plan_samples", "shares", "run", "memory_samples"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
@@ -79,8 +80,6 @@ def run_planned(args: argparse.Namespace) -> int:
         plan_samples=args.plan_samples or 0,
         num_shares=args.shares or 0,
         run=args.run or 0,
-        window=args.window if args.prefetch == "on" else 0,
-        remote_memory_samples=args.remote_memory_samples,
         seed=args.seed or 0,
     )
     head, epochs = _with_progress(run, _DEFAULT_EPOCHS if args.epochs is None else args.epochs)
@@ -113,22 +112,21 @@ def _with_progress(run: PlannedRun, num_epochs: int) -> tuple[dict[str, Any], li
             run, num_epochs, lambda done, total: bar.update(task, completed=done, total=total)
         )
         found = list(epochs)
-    settings = plan.settings
     under_way = run.num_workers * run.batch_size * run.num_ranks
     head = {
         "policy": "planned",
         "samples": run.num_samples,
         "memory_samples": run.memory_samples,
-        "plan_samples": settings.memory_bytes,
+        "plan_samples": plan.memory_bytes,
         "chunk_size": run.chunk_size,
         "pods": run.num_pods,
         "ranks": run.num_ranks,
         "batch_size": run.batch_size,
-        "shares": settings.num_shares,
-        "run": settings.run,
+        "shares": plan.num_shares,
+        "run": plan.run,
         "workers": run.num_workers,
         # Of all workers, in the memory that is planned for: W x B x R / M.
-        "under_way": round(under_way / settings.memory_bytes, 3),
+        "under_way": round(under_way / plan.memory_bytes, 3),
         "out_of_step": run.out_of_step,
     }
     return head, found

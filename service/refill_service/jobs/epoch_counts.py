@@ -13,7 +13,7 @@ from refill_service.jobs.running_epoch import OwnerCounts
 if TYPE_CHECKING:
     from refill_service.jobs.job_at_pod import JobAtPod
 
-__all__ = ["counts_here", "counts_of_all_pods", "no_counts", "sum_of_counts"]
+__all__ = ["counts_here", "counts_of", "counts_of_all_pods", "no_counts", "sum_of_counts"]
 
 
 async def counts_of_all_pods(at_pod: JobAtPod, epoch: int) -> dict[str, Any]:
@@ -39,15 +39,17 @@ def counts_here(at_pod: JobAtPod, epoch: int) -> dict[str, Any]:
     home = at_pod.home.machine.history.get(epoch)
     if owner is None and home is None and (written := at_pod.ended.get(epoch, {}).get("counts")) is not None:
         return dict(written)  # of before a restart
-    return _flat(at_pod.job.ordinal, epoch, owner or OwnerCounts(EpochCounts()), home or HomeCounts())
+    return counts_of(at_pod.job.ordinal, epoch, owner, home)
 
 
 def no_counts(pod: int, epoch: int) -> dict[str, Any]:
     """Of a pod that was restarted within the epoch, and has only written down what it delivered."""
-    return _flat(pod, epoch, OwnerCounts(EpochCounts()), HomeCounts())
+    return counts_of(pod, epoch, None, None)
 
 
-def _flat(pod: int, epoch: int, owner: OwnerCounts, home: HomeCounts) -> dict[str, Any]:
+def counts_of(pod: int, epoch: int, owner: OwnerCounts | None, home: HomeCounts | None) -> dict[str, Any]:
+    """None: nothing happened."""
+    owner, home = owner or OwnerCounts(EpochCounts()), home or HomeCounts()
     owned = asdict(owner)
     core = owned.pop("core")
     counts: dict[str, Any] = {"pod": pod, "epoch": epoch}

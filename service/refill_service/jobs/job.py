@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from functools import cached_property
 from typing import Any
@@ -20,7 +19,6 @@ from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, Trace
 from refill_service.cache_core.job_lifecycle import Begin
 from refill_service.cache_core.job_memory import GOOD_CHUNKS
 from refill_service.cache_core.job_state import JobState
-from refill_service.cache_core.planned.job_plan import JobPlan
 from refill_service.cache_core.policies.registry import policy_that_runs
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
@@ -45,7 +43,6 @@ class Job(JobState):
     :param resumed: how the job was resumed from a checkpoint with other ranks or pods, if it was.
     :param begin: how the job came to this pod; None: as a new one.
     :param journal_is_whole: whether the pod's journal says all that it had answered before.
-    :param plan: of a job whose order is planned.
     """
 
     def __init__(
@@ -65,7 +62,6 @@ class Job(JobState):
         resumed: ResumedEpoch | None = None,
         begin: Begin | None = None,
         journal_is_whole: bool = False,
-        plan: JobPlan | None = None,
     ) -> None:
         super().__init__(
             spec,
@@ -77,7 +73,6 @@ class Job(JobState):
             resumed=resumed,
             begin=begin,
             journal_is_whole=journal_is_whole,
-            plan=plan,
         )
         self.dataset = dataset
         self.records = records
@@ -93,8 +88,6 @@ class Job(JobState):
         num_abstract = self._abstract_chunks(abstract_bytes, most_abstract_bytes or abstract_bytes)
         self.mapping = AbstractMapping(self.share, num_abstract, spec.group_order)
         self.last_used = time.monotonic()
-        self._planned_ahead = -1
-        """Up to this epoch, the next one's order was planned while it ran."""
         self._traces_came = Changes()
         self.trace_came = self._traces_came.happened
 
@@ -141,7 +134,6 @@ class Job(JobState):
             "ordinal": self.ordinal,
             "memory_bytes": self.memory_bytes,
             "policy": self.policy,
-            "plan_id": None if self.plan is None else self.plan.settings.plan_id,
             "chunk_size": self.layout.chunk_size,
             "group_size": self.mapping.group_size,
             "abstract_chunks": self.mapping.num_abstract_chunks,
@@ -174,14 +166,6 @@ class Job(JobState):
         while (found := self.known_traces(epoch)) is None:
             self.check_traces(epoch)
             await self._all_posted(epoch, waits)
-        return found
-
-    def known_traces(self, epoch: int) -> Traces | None:
-        """As :meth:`JobState.known_traces`. The order of the next epoch is planned meanwhile."""
-        found = super().known_traces(epoch)
-        if self.plan is not None and epoch == self._planned_ahead + 1 and self.has_epoch(epoch + 1):
-            self._planned_ahead = epoch
-            threading.Thread(target=self.plan.traces, args=(epoch + 1, self.resumed), daemon=True).start()
         return found
 
     def check_posting(self, rank: int) -> None:

@@ -6,14 +6,16 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from refill.errors import InvalidInput
+from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
+from refill_service.cache_core.home_machine import HomeCounts
 from refill_service.cache_core.job_lifecycle import RunAtPod
 from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
 from refill_service.cache_core.memory_shares import Claim
@@ -24,11 +26,19 @@ from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
 from refill_service.jobs.owner import Owner
-from refill_service.jobs.running_epoch import RunningEpoch
+from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.peers.job_peers import JobPeers
 
-__all__ = ["MOST_CLIENTS", "RECEIPT_OUTCOMES", "ClientCounts", "JobAtPod"]
+__all__ = [
+    "MOST_CLIENTS",
+    "RECEIPT_OUTCOMES",
+    "SLEEPS_AFTER_SECONDS",
+    "ClientCounts",
+    "Clients",
+    "JobAtPod",
+    "JobFigures",
+]
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +60,54 @@ class ClientCounts:
     bytes: int = 0
 
 
+class Clients:
+    """Of a job at a pod."""
+
+    def __init__(self) -> None:
+        self.of_rank: dict[int, ClientCounts] = {}
+        self.others = ClientCounts()
+        """Of ranks beyond ``MOST_CLIENTS``, all together: a job may say that it has a million, and each is four
+        series."""
+
+    def client(self, rank: int) -> ClientCounts:
+        if rank not in self.of_rank and len(self.of_rank) >= MOST_CLIENTS:
+            return self.others
+        return self.of_rank.setdefault(rank, ClientCounts())
+
+
+@dataclass(frozen=True)
+class JobFigures:
+    """What metrics say of a job at a pod."""
+
+    policy: str
+    """What runs."""
+    epoch: int | None
+    """That the job is in; None: none has begun here."""
+    owners: Mapping[int, OwnerCounts]
+    """By epoch."""
+    homes: Collection[HomeCounts]
+    """Of all epochs."""
+    clients: Clients
+    share_bytes: int
+    """Of the samples that the pod owns."""
+    memory_bytes: int
+    """Given to the job here."""
+    resident_bytes: int
+    remote_bytes: int
+    recent_bytes: int
+    sent_bytes: Mapping[int, int]
+    """To other pods; and received from them."""
+    received_bytes: Mapping[int, int]
+    progress: tuple[int, int] | None = None
+    """Requests of the epoch for the pod's share, ``(answered, all)``."""
+    receipts: Mapping[str, int] | None = None
+    """By ``RECEIPT_OUTCOMES``; None: receipts of the job say something else."""
+    damaged: int = 0
+    unknown_ranks: int = 0
+    waiting: Mapping[int, int] = field(default_factory=dict)
+    """Requests that wait for another pod, by pod."""
+
+
 @dataclass
 class JobAtPod:
     """A job here: what it is, the pod as its owner, the pod as the home of ranks."""
@@ -69,13 +127,20 @@ class JobAtPod:
     """This pod's part of the receipts of epochs that will not be asked for again."""
     receipts: Counter[str] = field(default_factory=Counter)
     """Sums of this pod's parts of them, by ``RECEIPT_OUTCOMES``, since it was started."""
-    clients: dict[int, ClientCounts] = field(default_factory=dict)
-    other_clients: ClientCounts = field(default_factory=ClientCounts)
-    """Of ranks beyond ``MOST_CLIENTS``, all together: a job may say that it has a million, and each is four series."""
+    clients: Clients = field(default_factory=Clients)
     requests_under_way: int = 0
 
     def __post_init__(self) -> None:
         self.records = PodRecords(self.job, self.home.record)
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.job.spec
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the job may use here."""
+        return self.job.memory_bytes
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -86,6 +151,28 @@ class JobAtPod:
         finally:
             self.requests_under_way -= 1
             self.job.last_used = time.monotonic()
+
+    def figures(self) -> JobFigures:
+        machine, owners = self.home.machine, self.owner.history
+        return JobFigures(
+            self.job.policy,
+            self.owner.epoch if owners else None,
+            owners,
+            machine.history.values(),
+            self.clients,
+            self.job.share_bytes,
+            self.memory_bytes,
+            self.owner.resident_bytes,
+            machine.remote_memory.used,
+            self.owner.recent_bytes,
+            self.peers.sent_bytes,
+            self.peers.received_bytes,
+            self.owner.progress(),
+            self.receipts,
+            self.home.record.damaged.total,
+            self.job.life.unknown.num_ranks,
+            self.peers.waiting,
+        )
 
     def use(self) -> dict[str, Any]:
         """Who uses the job, as far as this pod sees: the newest epoch that a rank has entered (None: none has), how
@@ -143,9 +230,7 @@ class JobAtPod:
 
     def client(self, rank: int) -> ClientCounts:
         self.job.check_rank(rank)
-        if rank not in self.clients and len(self.clients) >= MOST_CLIENTS:
-            return self.other_clients
-        return self.clients.setdefault(rank, ClientCounts())
+        return self.clients.client(rank)
 
     def rank_opens(self, epoch: int, rank: int, home: int, life: RankLife | None) -> None:
         """Fact: a rank asks for this epoch by way of another pod.

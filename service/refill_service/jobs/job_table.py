@@ -7,23 +7,20 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
-import numpy as np
-
-from refill.errors import JobError, JobLost, JobMoved, MemoryTooSmall, PodStopping, RefillError, UnknownJob
+from refill.errors import JobConflict, JobError, JobLost, JobMoved, MemoryTooSmall, PodStopping, RefillError, UnknownJob
 from refill.protocol.incarnation import is_later, same_line
 from refill.protocol.job_spec import JobSpec
-from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import Begin, is_another
 from refill_service.cache_core.job_memory import JobMemory, least_memory, most_memory
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.memory_shares import Claim, memory_shares
-from refill_service.cache_core.planned.job_plan import PLAN_BYTES_PER_SAMPLE, JobPlan, is_planned, with_plan
-from refill_service.cache_core.policies import drain, planned, redox
+from refill_service.cache_core.policies import drain, redox
 from refill_service.cache_core.posted_traces import memory_with_traces, trace_memory
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout
@@ -59,6 +56,25 @@ _GIVE_SECONDS = 2.0
 """How long the end of a job waits for another pod to take a copy of its receipts."""
 
 
+class TakesMemory(Protocol):
+    """A job at a pod, as far as memory is shared by it and others."""
+
+    @property
+    def spec(self) -> JobSpec: ...
+    @property
+    def claim(self) -> Claim | None: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def taken_bytes(self) -> int: ...
+    @property
+    def idle_seconds(self) -> float: ...
+    @property
+    def sleeps(self) -> bool: ...
+    def memory_is(self, memory_bytes: int) -> None: ...
+    def let_go(self) -> None: ...
+
+
 class JobTable:
     """The jobs of one pod.
 
@@ -83,6 +99,9 @@ class JobTable:
         self.opening = opening
         self.kept_parts = kept_parts
         self.jobs: dict[str, JobAtPod] = {}
+        self.planned: Mapping[str, TakesMemory] = {}
+        """Jobs whose order is planned, which share the pod's memory with these."""
+        self.end_planned: Callable[[str], Awaitable[None]] = _no_such_job
         self._gives_way: JobAtPod | None = None
         """It ends as soon as the next run of its name is made, which counts its memory as free."""
         self.takes_jobs = True
@@ -91,8 +110,8 @@ class JobTable:
         """Of requests of all jobs, for other ranks."""
         self._quotas = quotas
         self._peers = peers
-        self._gate = gate
-        self._pinned = pinned
+        self.gate = gate
+        self.pinned = pinned
         self._keep_what_was_ending()
 
     def find(self, name: str, incarnation: str | None = None, *, looked_at: bool = False) -> JobAtPod:
@@ -125,8 +144,9 @@ class JobTable:
 
     def holder(self, name: str) -> str | None:
         """Whose token a job was registered with; None when this pod has no such job, not even of before a restart."""
-        if (at_pod := self.jobs.get(name)) is not None:
-            return at_pod.job.spec.holder
+        for of_kind in (self.jobs, self.planned):
+            if name in of_kind:
+                return of_kind[name].spec.holder
         return self.journal.holder_of(name)
 
     def stopping(self) -> PodStopping:
@@ -136,6 +156,10 @@ class JobTable:
         """Raises :class:`PodStopping` when the pod ends."""
         if not self.takes_jobs:
             raise self.stopping()
+
+    def check_num_jobs(self, team: str) -> None:
+        """Raises :class:`NotAllowed` when a team may have no more."""
+        self._quotas.check_jobs(team, sum(at_pod.spec.holder == team for at_pod in self._staying))
 
     async def make(
         self,
@@ -153,34 +177,33 @@ class JobTable:
         """
         settings = self.settings
         self.check_taking_jobs()
+        if (planned := self.planned.get(spec.name)) is not None:
+            check_holder(spec.name, planned.spec.holder, spec.holder)
+            raise JobConflict(
+                f"job {spec.name} runs with policy planned, and you ask for {spec.policy}; end it first (refill end), "
+                "or use another name"
+            )
         if kept is None:
-            team = spec.holder
-            self._quotas.check_jobs(team, sum(at_pod.job.spec.holder == team for at_pod in self._staying))
+            self.check_num_jobs(spec.holder)
         # Opening goes on, for when the client comes again.
         async with within(settings.wait_seconds, f"pod {settings.ordinal} waits to open {spec.dataset}"):
             dataset = await self.opening.take(spec.dataset)
         try:
-            parts = self._parts_of(dataset)
+            parts = self.parts_of(dataset)
             chunk_size = spec.chunk_size or dataset.chunk_size_of(spec.policy)
-            claim = self._claim_of(spec, dataset, chunk_size, parts)
+            claim = self.claim_of(spec, dataset, chunk_size, parts)
             kept_bytes = 0 if kept is None else kept.header["memory_bytes"]
-            memory_bytes = self._memory_for(spec, kept_bytes, claim, ran_before=begin.ran_before)
+            memory_bytes = self.memory_for(spec, kept_bytes, claim, ran_before=begin.ran_before)
             # Before anything is made in its size; shares are about equal.
             dataset.check_room(-(-dataset.num_samples // settings.num_pods))
             layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
-            plan, for_plan = None, 0
-            if is_planned(spec):
-                for_plan = PLAN_BYTES_PER_SAMPLE * dataset.num_samples
-                of_pod = replace(parts, memory_bytes=max(0, (spec.memory_bytes or claim.most_bytes) - for_plan))
-                spec = with_plan(spec, of_pod.abstract_bytes, settings.num_pods, chunk_size * parts.sample_bytes)
-                plan = await self._plan_of(spec, dataset, layout)
             share = layout.share(settings.ordinal, settings.num_pods)
             records = await dataset.load_records(share.first_sample, share.end_sample)
             for_traces = 0
             if spec.order == "explicit":
                 for_traces = trace_memory(memory_bytes, dataset.num_samples, names_classes=spec.names_classes)
             for_scores = score_memory(share.num_samples) if spec.is_by_importance else 0
-            memory = replace(parts, memory_bytes=max(0, memory_bytes - for_traces - for_scores - for_plan))
+            memory = replace(parts, memory_bytes=max(0, memory_bytes - for_traces - for_scores))
             # It may come to have more, and the number of its abstract chunks stays.
             most = replace(parts, memory_bytes=max(memory_bytes, claim.most_bytes)) if _is_flexible(spec) else memory
             job = Job(
@@ -198,15 +221,14 @@ class JobTable:
                 resumed=resumed,
                 begin=begin,
                 journal_is_whole=kept is not None and kept.whole,
-                plan=plan,
             )
-            pinned = self._pinned.lease(str(parse_url(spec.dataset)), records)
+            pinned = self.pinned.lease(str(parse_url(spec.dataset)), records)
         except BaseException:
             await dataset.close()
             raise
         owner = Owner(
             job,
-            self._gate,
+            self.gate,
             pinned,
             memory.recent_bytes,
             settings.wait_seconds,
@@ -231,28 +253,6 @@ class JobTable:
             at_pod.ended |= kept.receipts
         return at_pod
 
-    async def _plan_of(self, spec: JobSpec, dataset: Dataset, layout: ChunkLayout) -> JobPlan:
-        """Of a job whose settings say all of it. Its first epoch is planned here, and each next one while one runs."""
-        records = await dataset.load_records(0, dataset.num_samples)
-        narrow = np.int32 if int(records.length.max(initial=0)) < 2**31 else np.int64
-        plan = JobPlan(spec, f"{dataset.index.fingerprint:016x}", layout, records.length.astype(narrow))
-        await asyncio.to_thread(plan.traces, 0)
-        return plan
-
-    async def traces_of_journal(self, kept: KeptJob, epoch: int) -> Traces:
-        """What ranks asked for in an epoch of a planned job that is not in the table. Reads its dataset's index. Raises
-        :class:`JobLost` when the dataset was made anew since."""
-        spec = JobSpec.from_dict(kept.header["spec"])
-        dataset = await self.opening.take(spec.dataset)
-        try:
-            chunk_size = spec.chunk_size or dataset.chunk_size_of(spec.policy)
-            plan = await self._plan_of(spec, dataset, ChunkLayout(dataset.blobs.first_sample, chunk_size))
-        finally:
-            await dataset.close()
-        if plan.settings.dataset != kept.header["fingerprint"]:
-            raise JobLost(f"dataset {spec.dataset} was made anew since job {spec.name} ran", job=spec.name)
-        return await asyncio.to_thread(plan.traces, epoch, kept.resumed)
-
     def put(self, at_pod: JobAtPod) -> None:
         self.jobs[at_pod.job.spec.name] = at_pod
         self.share_memory()
@@ -260,31 +260,35 @@ class JobTable:
     def share_memory(self) -> None:
         """Fact: a job has come, has gone, sleeps or has woken, or some time has passed. Each that runs gets its share
         of what those that sleep leave; one that is to have less gives it back as its samples are asked for."""
-        for at_pod in self.jobs.values():
-            if at_pod.claim is not None and at_pod.sleeps and at_pod.taken_bytes < at_pod.job.memory_bytes:
+        for at_pod in self._all:
+            if at_pod.claim is not None and at_pod.sleeps and at_pod.taken_bytes < at_pod.memory_bytes:
                 at_pod.memory_is(at_pod.taken_bytes)
         awake = self._awake()
-        shares = dict(zip([at_pod.job.spec.name for at_pod in awake], self._shares(awake), strict=True))
-        more = {at_pod.job.spec.name: shares[at_pod.job.spec.name] - at_pod.job.memory_bytes for at_pod in awake}
-        for at_pod in sorted(awake, key=lambda at_pod: more[at_pod.job.spec.name]):  # who gives back first
-            wanted = more[at_pod.job.spec.name]
+        shares = dict(zip([at_pod.spec.name for at_pod in awake], self._shares(awake), strict=True))
+        more = {at_pod.spec.name: shares[at_pod.spec.name] - at_pod.memory_bytes for at_pod in awake}
+        for at_pod in sorted(awake, key=lambda at_pod: more[at_pod.spec.name]):  # who gives back first
+            wanted = more[at_pod.spec.name]
             if wanted > 0:
                 wanted = min(wanted, self._make_room(wanted + _STEP_BYTES) // _STEP_BYTES * _STEP_BYTES)
             if wanted:
-                at_pod.memory_is(at_pod.job.memory_bytes + wanted)
+                at_pod.memory_is(at_pod.memory_bytes + wanted)
 
     @property
-    def _staying(self) -> list[JobAtPod]:
-        """Those whose memory is taken."""
-        return [at_pod for at_pod in self.jobs.values() if at_pod is not self._gives_way]
+    def _all(self) -> list[TakesMemory]:
+        return [*self.jobs.values(), *self.planned.values()]
 
-    def _awake(self) -> list[JobAtPod]:
+    @property
+    def _staying(self) -> list[TakesMemory]:
+        """Those whose memory is taken."""
+        return [at_pod for at_pod in self._all if at_pod is not self._gives_way]
+
+    def _awake(self) -> list[TakesMemory]:
         """Those that run, and whose memory may change."""
         return [at_pod for at_pod in self._staying if at_pod.claim is not None and not at_pod.sleeps]
 
-    def _shares(self, running: list[JobAtPod], coming: Claim | None = None) -> list[int]:
+    def _shares(self, running: list[TakesMemory], coming: Claim | None = None) -> list[int]:
         """Of those whose memory may change, and last of one that comes."""
-        kept = sum(at_pod.job.memory_bytes for at_pod in self._staying if at_pod.claim is None)
+        kept = sum(at_pod.memory_bytes for at_pod in self._staying if at_pod.claim is None)
         claims = [at_pod.claim for at_pod in running if at_pod.claim is not None]
         left = max(0, self._for_jobs_bytes - kept)
         if coming is not None:  # it takes from nobody what that one needs to shuffle well
@@ -295,7 +299,7 @@ class JobTable:
 
     @property
     def _for_jobs_bytes(self) -> int:
-        return self.settings.memory_bytes - self._pinned.memory_bytes
+        return self.settings.memory_bytes - self.pinned.memory_bytes
 
     def _make_room(self, wanted_bytes: int) -> int:
         """How much is free, once jobs that sleep have let go of what they hold, as far as that is needed."""
@@ -311,7 +315,7 @@ class JobTable:
     def _free_bytes(self) -> int:
         return self._for_jobs_bytes - sum(at_pod.taken_bytes for at_pod in self._staying)
 
-    def _parts_of(self, dataset: Dataset) -> JobMemory:
+    def parts_of(self, dataset: Dataset) -> JobMemory:
         settings = self.settings
         return JobMemory(
             0,
@@ -321,7 +325,7 @@ class JobTable:
             dataset.index.sample_bytes / max(1, dataset.num_samples),
         )
 
-    def _claim_of(self, spec: JobSpec, dataset: Dataset, chunk_size: int, parts: JobMemory) -> Claim:
+    def claim_of(self, spec: JobSpec, dataset: Dataset, chunk_size: int, parts: JobMemory) -> Claim:
         """What a job that names no memory can use here, and what it needs to shuffle well."""
         most_bytes = most_memory(dataset.index.sample_bytes / self.settings.num_pods, parts)
         most_bytes = min(most_bytes, int(self._for_jobs_bytes * self.settings.job_memory_fraction))
@@ -360,6 +364,9 @@ class JobTable:
         """
         if holder is not None and (held_by := self.holder(name)) is not None:
             check_holder(name, held_by, holder)
+        if name in self.planned:
+            await self.end_planned(name)
+            return True
         ended = self.jobs.pop(name, None) or self.journal.find(name)
         if ended is None:
             return False
@@ -438,12 +445,12 @@ class JobTable:
         await at_pod.home.close(why)
         await at_pod.owner.close(why)
         await at_pod.job.dataset.close()
-        self._pinned.release(at_pod.pinned)
+        self.pinned.release(at_pod.pinned)
 
     def was_ended(self, name: str) -> JobLost:
         return JobLost(f"job {name} was ended while it was asked for samples", job=name)
 
-    def _memory_for(self, spec: JobSpec, kept_bytes: int, claim: Claim, *, ran_before: bool) -> int:
+    def memory_for(self, spec: JobSpec, kept_bytes: int, claim: Claim, *, ran_before: bool) -> int:
         """
         :param kept_bytes: what the job has had before a restart, whatever its team has now; 0: it is a new one.
         :param claim: of a job that names no memory, so that others find room.
@@ -451,7 +458,7 @@ class JobTable:
         """
         used: Counter[str] = Counter()
         for at_pod in self._staying:
-            used[at_pod.job.spec.holder] += at_pod.taken_bytes
+            used[at_pod.spec.holder] += at_pod.taken_bytes
         wanted = spec.memory_bytes or kept_bytes
         if not spec.memory_bytes and (not kept_bytes or _is_flexible(spec)):
             wanted = self._shares(self._awake(), claim)[-1]
@@ -477,7 +484,7 @@ class JobTable:
             raise MemoryTooSmall(
                 f"memory too small: job {spec.name} wants {wanted or claim.least_bytes:,} bytes and pod "
                 f"{self.settings.ordinal} has {may_have:,} of {self.settings.memory_bytes:,} free (pinned: "
-                f"{self._pinned.memory_bytes:,}; taken: {self._taken(spec.holder)}"
+                f"{self.pinned.memory_bytes:,}; taken: {self._taken(spec.holder)}"
                 f"{f'; kept for others: {free - may_have:,}' * (free > may_have)}){to_do}",
                 pod=self.settings.ordinal,
             )
@@ -485,14 +492,19 @@ class JobTable:
 
     def _taken(self, team: str) -> str:
         """By whom memory is taken; of other teams in sum, since nobody is told which jobs they run."""
-        mine = self.of_team(team)
+        of_team = ("", team)
+        mine = {at_pod.spec.name: at_pod for at_pod in self._all if at_pod.spec.holder in of_team}
         largest = sorted(mine.items(), key=lambda each: -each[1].taken_bytes)
         taken = [f"{name} {at_pod.taken_bytes:,}{' idle' * at_pod.sleeps}" for name, at_pod in largest[:_NAMED_JOBS]]
         if more := sum(at_pod.taken_bytes for _, at_pod in largest[_NAMED_JOBS:]):
             taken.append(f"{len(largest) - _NAMED_JOBS} more jobs {more:,}")
-        if others := sum(at_pod.taken_bytes for name, at_pod in self.jobs.items() if name not in mine):
+        if others := sum(at_pod.taken_bytes for at_pod in self._all if at_pod.spec.name not in mine):
             taken.append(f"other teams {others:,}")
         return ", ".join(taken) or "none"
+
+
+async def _no_such_job(name: str) -> None:
+    raise UnknownJob(f"there is no planned job {name}", job=name)
 
 
 def _incarnation_of(job: JobAtPod | KeptJob) -> str:
@@ -502,8 +514,5 @@ def _incarnation_of(job: JobAtPod | KeptJob) -> str:
 def _is_flexible(spec: JobSpec) -> bool:
     """Whether its memory may change while it runs: it names none, and its policy reads on with less, or with more."""
     return (
-        not spec.memory_bytes
-        and spec.policy in (drain.KIND.name, planned.KIND.name)
-        and spec.shuffle
-        and spec.order == "keyed"
+        not spec.memory_bytes and spec.policy in (drain.KIND.name, "planned") and spec.shuffle and spec.order == "keyed"
     )

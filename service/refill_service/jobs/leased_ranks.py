@@ -61,6 +61,10 @@ class LeasedRanks:
         if (refusal := self._leases.asks(rank, life, time.monotonic(), takes=takes)) is not None:
             raise self._error(rank, life, refusal)
 
+    def held_elsewhere(self, rank: int, holder: RankLife, by: RankLife) -> None:
+        """As :meth:`RankLeases.held_elsewhere`."""
+        self._leases.held_elsewhere(rank, holder, by, time.monotonic())
+
     def heard(self, rank: int, life: RankLife | None) -> None:
         """Fact: a process is there, and asks for no samples now."""
         if life is not None:

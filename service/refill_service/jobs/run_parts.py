@@ -17,7 +17,6 @@ from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
 from refill_service.cache_core.kept_runs import RunPart
-from refill_service.cache_core.planned.job_plan import is_planned
 from refill_service.cache_core.policies.registry import policy_that_runs
 from refill_service.cache_core.receipt import (
     EpochReceipt,
@@ -104,8 +103,6 @@ def _traces(kept: KeptJob, spec: JobSpec, recollection: Recollection, epoch: int
     if len(posted) == spec.world_size:
         return ExplicitTraces(num_samples, posted)
     resumed = epoch_resumed(kept.header["incarnation"])
-    if is_planned(spec):
-        return None  # its order follows from the lengths of all samples, which a journal does not have
     if spec.order != "keyed" or (kept.resumed is None and resumed is not None and epoch <= resumed):
         return None
     return keyed_traces(spec, epoch, num_samples, kept.resumed)

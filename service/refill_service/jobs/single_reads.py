@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Protocol
 
 from refill.errors import SampleDamaged
-from refill_service.jobs.job import Job
+from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.dataset_index import SampleRecords
+from refill_service.cache_core.sample_mapping import OwnerShare
+from refill_service.datasets.dataset_reader import Dataset
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Damage, Payload
 from refill_service.object_store.store_patience import within
@@ -17,13 +21,23 @@ _READS_AT_ONCE = 64
 """For one request."""
 
 
+class Reading(Protocol):
+    """A job at a pod, as far as reads need it."""
+
+    ordinal: int
+    spec: JobSpec
+    dataset: Dataset
+    records: SampleRecords
+    share: OwnerShare
+
+
 class SingleReads:
     """Of one pod's share of a job.
 
     :param gate: bounds the bytes of reads in flight, over all jobs of the pod.
     """
 
-    def __init__(self, job: Job, gate: ByteGate, wait_seconds: float) -> None:
+    def __init__(self, job: Reading, gate: ByteGate, wait_seconds: float) -> None:
         self._job = job
         self._gate = gate
         self._wait_seconds = wait_seconds

@@ -141,7 +141,6 @@ class JobsHere:
             elsewhere = await self._who_holds.known_to_others(spec.name, spec.holder)
         if isinstance(elsewhere, KnownJob) and same_line(elsewhere.incarnation, order.incarnation):
             elsewhere.check_settings(spec)  # before this pod has the job otherwise than they do
-            spec = spec.as_planned_in(elsewhere.spec)
         self.check_may_go_on(spec.name, order.incarnation)
         if order.ran_before:
             await self._fence.until_known()
@@ -177,7 +176,6 @@ class JobsHere:
         """
         table, name = self._table, spec.name
         self.check_was_the_same(spec, kept)
-        spec = spec if kept is None else spec.as_planned_in(kept.header["spec"])
         resumed = None if kept is None else kept.resumed
         if resumed is None and is_resumed(order.incarnation):
             resumed = await self._resumed_or_over(name, order)

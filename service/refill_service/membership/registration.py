@@ -84,12 +84,10 @@ class Registration:
         leader: dict[str, Any] = {"incarnation": "", "fingerprint": "", "begun": False, "created": False}
         if ordinal != LEADER:
             leader = await self._peers.call(LEADER, "PUT", path, {"spec": spec.to_dict()})
-            spec = spec.as_planned_in(leader.get("spec"))
         created = leader["created"]
         try:
             info = await self._here.register(spec, leader["incarnation"], leader["fingerprint"], begun=leader["begun"])
             created = created or info.pop("created")
-            spec = spec.as_planned_in(info["spec"])
             body = {
                 "spec": spec.to_dict(),
                 "incarnation": info["incarnation"],

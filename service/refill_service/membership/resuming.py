@@ -24,8 +24,6 @@ from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import KnownJob
-from refill_service.cache_core.planned.job_plan import is_planned
-from refill_service.cache_core.planned.planned_traces import PlannedTraces
 from refill_service.cache_core.rank_places import NOT_BEGUN
 from refill_service.cache_core.resumed_epoch import (
     NOT_KNOWN_HERE,
@@ -241,7 +239,7 @@ class Resuming:
                 raise at_pod.job.recovering()
             job.check_traces(checkpoint.epoch)
             traces = job.known_traces(checkpoint.epoch)
-            answered = _planned(traces, checkpoint) or at_pod.owner.answered(checkpoint.epoch)
+            answered = at_pod.owner.answered(checkpoint.epoch)
             if traces is None or answered is None:
                 raise self._too_old(name, checkpoint)
             return consumed_at_pod(
@@ -256,29 +254,24 @@ class Resuming:
         kept = self._table.journal.find(name)
         if kept is None or line_of(kept.header["incarnation"]) != checkpoint.incarnation:
             return NOT_KNOWN_HERE
-        return await self._consumed_of_journal(name, kept, checkpoint)
+        return self._consumed_of_journal(name, kept, checkpoint)
 
-    async def _consumed_of_journal(self, name: str, kept: KeptJob, checkpoint: Checkpoint) -> Int64Array:
+    def _consumed_of_journal(self, name: str, kept: KeptJob, checkpoint: Checkpoint) -> Int64Array:
         """As :meth:`consumed`, of a job that ran on another number of pods: only its journal is here."""
         spec = JobSpec.from_dict(kept.header["spec"])
         of_epoch = [record for record in kept.records if record.epoch == checkpoint.epoch]
-        # A journal that is whole and ends before the epoch says that this pod was asked for nothing of it. Of a plan
-        # nobody needs to know what was asked for.
+        # A journal that is whole and ends before the epoch says that this pod was asked for nothing of it.
         ends_before = kept.whole and all(record.epoch < checkpoint.epoch for record in kept.records)
-        if not is_planned(spec) and not of_epoch and not ends_before:
+        if not of_epoch and not ends_before:
             raise self._too_old(name, checkpoint)
         num_samples = kept.header["num_samples"]
         dealt_anew = {each.rank: each.columns[0] for each in of_epoch if each.kind is Kind.TRACE}
         traces: Traces
         if len(dealt_anew) == spec.world_size:  # when the job moved
             traces = ExplicitTraces(num_samples, dealt_anew)
-        elif is_planned(spec):
-            traces = await self._table.traces_of_journal(kept, checkpoint.epoch)
         else:
             traces = keyed_traces(spec, checkpoint.epoch, num_samples, kept.resumed)
-        planned = _planned(traces, checkpoint)
         answered = [(each.columns[0], each.columns[1]) for each in of_epoch if each.kind is Kind.ANSWERED]
-        answered = answered if planned is None else [planned]
         moves = moves_of(kept.header["incarnation"])
         return consumed_at_pod(
             checkpoint.epoch, checkpoint.position, answered, traces, spec.world_size, kept.resumed, moves
@@ -290,11 +283,3 @@ class Resuming:
             "they delivered in the running epoch and the one before; resume from a later checkpoint, or from the start "
             "of an epoch, under another job name"
         )
-
-
-def _planned(traces: Traces | None, checkpoint: Checkpoint) -> tuple[Int64Array, Int64Array] | None:
-    """What was answered before a checkpoint of an epoch whose order is planned: that follows from the plan."""
-    if not isinstance(traces, PlannedTraces):
-        return None
-    samples = traces.before(checkpoint.position)
-    return samples, samples

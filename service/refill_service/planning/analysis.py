@@ -27,7 +27,7 @@ from refill_service.cache_core.sample_mapping import (
 )
 from refill_service.planning.class_reads import class_traces
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
-from refill_service.planning.planned_reads import made_up_plan
+from refill_service.planning.planned_pods import PlannedPods, made_up_plan
 from refill_service.planning.provider_prices import PROVIDERS
 from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
 
@@ -198,25 +198,23 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
 
     Raises :class:`InvalidInput` when no blob holds a chunk, :class:`MemoryTooSmall` when a pod's memory holds none.
     """
+    if policy == "planned":
+        return _analyze_planned(analysis, chunk_size)
     shape, num_pods = analysis.shape, analysis.num_pods
     lengths = shape.lengths
     simulated_bytes = int(lengths.sum())
     # What is simulated has the same part of memory, of remote memory, of the window and of a batch as the whole.
     scale = shape.total_bytes / simulated_bytes
     layout = ChunkLayout(shape.first_sample, chunk_size)
-    # The first epoch of a policy that keeps order finds nothing in memory, and in that of a plan memory fills up: the
-    # second is what all later ones are like.
-    keeps_order, is_planned = kind_of(policy).keeps_order, policy == "planned"
-    shown = 1 if keeps_order or is_planned else 0
+    # The first epoch of a policy that keeps order finds nothing in memory: the second is what all later ones are like.
+    keeps_order = kind_of(policy).keeps_order
+    shown = 1 if keeps_order else 0
     # A place counts the requests of all ranks, so that a step is a run of places.
     rank_batch = max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_pods)
     classes = analysis.classes_within(policy)
     pod_bytes = int(analysis.memory_bytes / scale) // num_pods
-    plan = made_up_plan(layout, lengths, pod_bytes, num_pods, num_pods, analysis.seed) if is_planned else None
     orders: list[Traces] = [
-        plan.traces(epoch)
-        if plan is not None
-        else KeyedTraces(shape.simulated, num_pods, seed=analysis.seed, epoch=epoch)
+        KeyedTraces(shape.simulated, num_pods, seed=analysis.seed, epoch=epoch)
         if classes is None
         else class_traces(classes, analysis.class_order, num_pods, rank_batch, analysis.seed)
         for epoch in range(2 * shown + 1)
@@ -235,12 +233,8 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     held: list[float] = []
 
     def look() -> None:
-        """What is in memory, of a plan with what is there of the next epoch; both with what was sent ahead."""
-        if is_planned:
-            found = sum(owner.held_bytes for owner in owners) + sum(home.remote_memory.used for home in homes)
-        else:
-            found = sum(owner.counts.bytes_filled for owner in owners) - delivered_bytes
-        held.append(found)
+        """What is in memory, with what was sent ahead."""
+        held.append(sum(owner.counts.bytes_filled for owner in owners) - delivered_bytes)
 
     look()
     for rank, positions, samples in epoch_in_lockstep(owners, homes, orders[shown], rank_batch, shown):
@@ -269,14 +263,55 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
         distance=distance,
         co_batch=co_batch,
         # An order that is kept is as random as its sampler's, whatever memory there is.
-        randomization_level=1.0
-        if keeps_order
-        else randomization_level(
-            shape.num_samples,
-            analysis.memory_fraction if plan is None else min(1.0, plan.settings.memory_bytes / simulated_bytes),
-        ),
+        randomization_level=1.0 if keeps_order else randomization_level(shape.num_samples, analysis.memory_fraction),
         first_batch_seconds=read_seconds(
             kind_of(policy).first_batch_gets(asked_first, chunk_size, abstract_chunks), chunk_bytes, analysis.store
+        ),
+    )
+
+
+def _analyze_planned(analysis: Analysis, chunk_size: int) -> Row:
+    """The second epoch of a job, since memory fills up in the first."""
+    shape, num_pods, lengths = analysis.shape, analysis.num_pods, analysis.shape.lengths
+    simulated_bytes = int(lengths.sum())
+    scale = shape.total_bytes / simulated_bytes
+    layout = ChunkLayout(shape.first_sample, chunk_size)
+    pod_bytes = int(analysis.memory_bytes / scale) // num_pods
+    plan = made_up_plan(layout, lengths, pod_bytes, num_pods, analysis.seed)
+    chunk_bytes = np.add.reduceat(lengths, layout.starts(np.arange(layout.num_chunks, dtype=np.int64)))
+    if int(chunk_bytes.max()) > pod_bytes:
+        raise _too_small(pod_bytes, -(-shape.simulated // num_pods), chunk_size, int(chunk_bytes.max()))
+    pods = PlannedPods(plan, layout, lengths, pod_bytes, num_pods)
+    step = max(1, analysis.batch_size * shape.simulated // shape.num_samples)
+    place_of = np.empty(shape.simulated, dtype=np.int64)
+    held: list[float] = []
+    for epoch in range(2):
+        held = [pods.held_bytes]
+        for first in range(0, shape.simulated, step):
+            positions = np.arange(first, min(first + step, shape.simulated), dtype=np.int64)
+            place_of[pods.ask(epoch, positions)] = positions
+            held.append(pods.held_bytes)
+    counts = pods.counts[1]
+    gets = counts.gets * shape.num_samples / shape.simulated
+    bytes_read = counts.bytes_read * scale
+    distance, co_batch = spread(place_of, shape.first_sample, analysis.simulated_batch)
+    asked_first = -(-min(analysis.batch_size, shape.num_samples) // num_pods)
+    chunks_in_memory = pod_bytes * layout.num_chunks / simulated_bytes * scale
+    return _row(
+        analysis,
+        policy="planned",
+        chunk_size=chunk_size,
+        gets=gets,
+        bytes_read=bytes_read,
+        held_peak_bytes=max(held) * scale,
+        held_mean_bytes=sum(held) / len(held) * scale,
+        distance=distance,
+        co_batch=co_batch,
+        randomization_level=randomization_level(shape.num_samples, min(1.0, plan.memory_bytes / simulated_bytes)),
+        first_batch_seconds=read_seconds(
+            kind_of("planned").first_batch_gets(asked_first, chunk_size, chunks_in_memory),
+            bytes_read / gets,
+            analysis.store,
         ),
     )
 
@@ -341,11 +376,7 @@ def _owner(
         chunk_bytes = np.add.reduceat(lengths, share.starts[:-1] - share.first_sample)
         num_abstract_chunks = abstract_chunks_for_budget(share.num_chunks, float(chunk_bytes.mean()), abstract_bytes)
         if num_abstract_chunks == 0 or int(chunk_bytes.max()) > abstract_bytes:
-            raise MemoryTooSmall(
-                f"memory too small: {abstract_bytes:,} bytes for the {share.num_samples:,} samples of a pod do not hold"
-                f" its largest chunk of {layout.chunk_size}, {int(chunk_bytes.max()):,} bytes: raise the memory or"
-                " lower the chunk size"
-            )
+            raise _too_small(abstract_bytes, share.num_samples, layout.chunk_size, int(chunk_bytes.max()))
     return LocalOwner(
         policy,
         AbstractMapping(share, num_abstract_chunks, analysis.group_order),
@@ -356,6 +387,13 @@ def _owner(
         window=analysis.simulated_window,
         key=f"analysis {analysis.seed} {pod}",
         own={} if analysis.classes_within(policy) is None else {"within": "class"},
+    )
+
+
+def _too_small(memory_bytes: int, num_samples: int, chunk_size: int, largest_bytes: int) -> MemoryTooSmall:
+    return MemoryTooSmall(
+        f"memory too small: {memory_bytes:,} bytes for the {num_samples:,} samples of a pod do not hold its largest "
+        f"chunk of {chunk_size}, {largest_bytes:,} bytes: raise the memory or lower the chunk size"
     )
 
 

@@ -1,15 +1,13 @@
 """What do planned epochs read, where memory is not what was planned for and requests come out of order?
 
-The machines of pods with no I/O, as of ``lockstep.py``: what is read has arrived before anybody asks again. Loaders are
-those of torch: a rank's loop takes its batches in their order, and its W workers have at most 2 W of them under way;
-batch b is asked for by worker b % W when that has loaded its batch before. A sample counts as one byte, so memory is in
-samples.
+The shares of pods with no I/O (``planned_pods.py``). Loaders are those of torch: a rank's loop takes its batches in
+their order, and its W workers have at most 2 W of them under way; batch b is asked for by worker b % W when that has
+loaded its batch before. A sample counts as one byte, so memory is in samples.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
-from refill.protocol.job_spec import JobSpec
-from refill_service.cache_core.epoch_order import Traces
-from refill_service.cache_core.home_machine import HomeMachine
-from refill_service.cache_core.owner_machine import OpenEpoch
-from refill_service.cache_core.planned.job_plan import JobPlan, with_plan
-from refill_service.cache_core.policies.interface import Read
-from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout
-from refill_service.planning.lockstep import LocalOwner, ask_batch
+from refill.protocol.dealing import Dealing
+from refill.protocol.plan_settings import PlanSettings
+from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.planning.planned_pods import PlannedPods, made_up_plan
 
-__all__ = ["PREFETCH_FACTOR", "PlannedReads", "PlannedRun", "made_up_plan", "simulate_planned"]
+__all__ = ["PREFETCH_FACTOR", "PlannedReads", "PlannedRun", "simulate_planned"]
 
 PREFETCH_FACTOR = 2
 """Batches that a worker of torch's DataLoader has under way unless it is told otherwise."""
@@ -49,7 +43,6 @@ class PlannedRun:
     chunk_size: int = 16
     num_pods: int = 1
     num_ranks: int = 1
-    """Rank r asks pod ``r % num_pods``."""
     batch_size: int = 256
     """Positions that a rank asks for at once."""
     num_workers: int = 0
@@ -62,17 +55,13 @@ class PlannedRun:
     num_shares: int = 0
     run: int = 0
     """About how many positions in a row are of one share."""
-    window: int = 0
-    """How many of a rank's next requests are looked at, to send ahead."""
-    remote_memory_samples: int = 0
-    """What each pod can hold of what others send ahead."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "memory_samples", "chunk_size", "num_pods", "num_ranks", "batch_size"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("num_workers", "plan_samples", "num_shares", "run", "window", "remote_memory_samples"):
+        for name in ("num_workers", "plan_samples", "num_shares", "run"):
             if getattr(self, name) < 0:
                 raise InvalidInput(f"{name} must be at least 0, got {getattr(self, name)}")
         if not 0 <= self.out_of_step < np.inf:
@@ -99,7 +88,7 @@ class PlannedReads:
     single_reads: int
     """GETs for one sample."""
     held_peak: int
-    """The most samples in memory after a batch, those of the next epoch included; what was sent ahead is not."""
+    """The most samples in memory after a batch, those of the next epoch included."""
     delivered: int
     """Different samples that ranks got."""
 
@@ -107,48 +96,9 @@ class PlannedReads:
         return dataclasses.asdict(self)
 
 
-class _Owner(LocalOwner):
-    """Counts reads of one sample, by epoch."""
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        self.single_reads: Counter[int] = Counter()
-        super().__init__(*arguments, **settings)
-
-    def _order(self, epoch: OpenEpoch, read: Read) -> None:
-        self.single_reads[epoch.number] += read.end - read.first == 1
-        super()._order(epoch, read)
-
-
-def made_up_plan(
-    layout: ChunkLayout,
-    lengths: NDArray[np.int64],
-    memory_bytes: int,
-    num_pods: int,
-    num_ranks: int,
-    seed: int,
-    *,
-    plan_bytes: int = 0,
-    num_shares: int = 0,
-    run: int = 0,
-) -> JobPlan:
-    """The plan that pods would make for a job with so much memory for samples on each of them."""
-    settings = {"plan_bytes": plan_bytes, "shares": num_shares, "run": run}
-    spec = JobSpec(
-        "simulated",
-        "memory://simulated",
-        world_size=num_ranks,
-        seed=seed,
-        chunk_size=layout.chunk_size,
-        policy="planned",
-        policy_settings=settings,
-    )
-    spec = with_plan(spec, memory_bytes, num_pods, int(lengths.sum()) / max(1, layout.num_chunks))
-    return JobPlan(spec, f"{len(lengths)} simulated samples", layout, lengths)
-
-
 def simulate_planned(
     run: PlannedRun, num_epochs: int, progress: Progress | None = None
-) -> tuple[JobPlan, Iterator[PlannedReads]]:
+) -> tuple[PlanSettings, Iterator[PlannedReads]]:
     """The plan, and what each epoch reads: the first is the job's first, and the job goes on after the last one. Ranks
     begin an epoch when all of them have ended the one before.
 
@@ -157,78 +107,53 @@ def simulate_planned(
     if num_epochs < 1:
         raise InvalidInput(f"epochs must be at least 1, got {num_epochs}")
     layout = ChunkLayout(np.array([0, run.num_samples], dtype=np.int64), run.chunk_size)
+    lengths = np.ones(run.num_samples, dtype=np.int64)
     plan = made_up_plan(
         layout,
-        np.ones(run.num_samples, dtype=np.int64),
+        lengths,
         run.memory_samples,
         run.num_pods,
-        run.num_ranks,
         run.seed,
         plan_bytes=run.plan_samples,
         num_shares=run.num_shares,
         run=run.run,
     )
-    return plan, _epochs(run, layout, plan, num_epochs, progress)
+    pods = PlannedPods(plan, layout, lengths, run.memory_samples, run.num_pods)
+    return plan, _epochs(run, plan, pods, num_epochs, progress)
 
 
 def _epochs(
-    run: PlannedRun, layout: ChunkLayout, plan: JobPlan, num_epochs: int, progress: Progress | None
+    run: PlannedRun, plan: PlanSettings, pods: PlannedPods, num_epochs: int, progress: Progress | None
 ) -> Iterator[PlannedReads]:
-    traces: list[Traces] = [plan.traces(0)]
-    owners = [_owner(run, layout, traces, pod) for pod in range(run.num_pods)]
-    bounds = layout.owner_bounds(run.num_pods)
-    homes: list[HomeMachine[int]] = [
-        HomeMachine(pod, bounds, run.remote_memory_samples) for pod in range(min(run.num_pods, run.num_ranks))
-    ]
-    behind = run.out_of_step * plan.settings.memory_bytes / (run.num_ranks * run.batch_size)
+    dealing = Dealing(run.num_samples, run.num_ranks)
+    behind = run.out_of_step * plan.memory_bytes / (run.num_ranks * run.batch_size)
     generator = np.random.default_rng([run.seed, 1])
-    num_batches = -(-traces[0].length(0) // run.batch_size)
+    num_batches = -(-dealing.per_rank // run.batch_size)
     done = 0
     for epoch in range(num_epochs):
-        traces.append(plan.traces(epoch + 1))
-        if epoch:
-            for owner in owners:
-                owner.begin(epoch)
-        for rank in range(run.num_ranks):
-            homes[rank % len(homes)].entered(epoch, rank)
         seen = np.zeros(run.num_samples, dtype=bool)
-        held_peak = sum(owner.held_bytes for owner in owners)
+        held_peak = pods.held_bytes
         for rank, batch in _in_order(num_batches, run, behind, generator):
-            positions = np.arange(batch * run.batch_size, (batch + 1) * run.batch_size, dtype=np.int64)
-            positions = positions[positions < traces[epoch].length(rank)]
-            asked, repeats = traces[epoch].asked(rank, positions)
-            _, _, samples = ask_batch(owners, homes[rank % len(homes)], epoch, rank, positions, asked, repeats)
-            seen[samples] = True
-            held_peak = max(held_peak, sum(owner.held_bytes for owner in owners))
+            places = np.arange(batch * run.batch_size, (batch + 1) * run.batch_size, dtype=np.int64)
+            positions = dealing.positions(rank, places[places < dealing.per_rank])
+            # Ranks that do not divide the epoch ask for its first positions once more.
+            seen[pods.ask(epoch, positions % run.num_samples)] = True
+            held_peak = max(held_peak, pods.held_bytes)
             done += 1
             if progress is not None:
                 progress(done, num_epochs * num_batches * run.num_ranks)
-        gets = sum(owner.counts.refills for owner in owners)
-        samples_read = sum(owner.counts.samples_read for owner in owners)
+        counts = pods.counts.pop(epoch)
         yield PlannedReads(
             epoch,
-            gets,
-            gets_for_64=64 * gets / run.num_samples,
-            samples_read=samples_read,
-            bytes_read=samples_read / run.num_samples,
-            misses=sum(owner.counts.positions_missed for owner in owners),
-            single_reads=sum(owner.single_reads[epoch] for owner in owners),
+            counts.gets,
+            gets_for_64=64 * counts.gets / run.num_samples,
+            samples_read=counts.samples_read,
+            bytes_read=counts.bytes_read / run.num_samples,
+            misses=counts.misses,
+            single_reads=counts.single_reads,
             held_peak=held_peak,
             delivered=int(seen.sum()),
         )
-
-
-def _owner(run: PlannedRun, layout: ChunkLayout, traces: list[Traces], pod: int) -> _Owner:
-    share = layout.share(pod, run.num_pods)
-    return _Owner(
-        "planned",
-        AbstractMapping(share, share.num_chunks),
-        traces,
-        run.num_ranks,
-        np.ones(share.num_samples, dtype=np.int64),
-        run.memory_samples,
-        window=run.window if run.num_pods > 1 else 0,
-    )
 
 
 def _in_order(

@@ -42,6 +42,8 @@ from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.fence import Fence
 from refill_service.peers.lease_clock import lease_time
 from refill_service.peers.peers import Peers
+from refill_service.planned.planned_jobs import PlannedJobs
+from refill_service.planned.pods_away import PodsAway
 from refill_service.pod.pod_phase import PodPhase
 from refill_service.settings import Settings
 
@@ -136,6 +138,8 @@ class CacheNode:
             self.opening,
             KeptParts(journal_dir),
         )
+        self.pods_away = PodsAway(self.peers)
+        self.planned = PlannedJobs(self.table, self.peers, self.pods_away)
         self.runs = Runs(self.table, self.peers)
         who_holds = WhoHolds(self.table, self.peers)
         self.jobs_here = JobsHere(self.table, self.peers, who_holds, self.fence)
@@ -163,6 +167,8 @@ class CacheNode:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         await self.successors.close()
+        await self.pods_away.close()
+        await self.planned.close()
         for name, at_pod in list(self.jobs.items()):
             try:
                 await self._close_job(at_pod)
@@ -220,6 +226,7 @@ class CacheNode:
         idle_seconds = self.settings.job_idle_seconds
         while True:
             await asyncio.sleep(min(10.0, idle_seconds / 4))
+            await self.planned.remove_idle(idle_seconds)
             for name in [n for n, at_pod in self.jobs.items() if at_pod.idle_seconds > idle_seconds]:
                 try:
                     if await self.registration.idle_everywhere(name):

@@ -7,12 +7,13 @@ waits; and left when the answer was sent, or nobody reads it any more.
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from starlette.requests import Request
 
 from refill.errors import PodBusy
+from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.shared_room import Asker
-from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.memory.byte_gate import ByteGate, Passage
 from refill_service.serving.request_guard import resources_of
 
@@ -23,20 +24,29 @@ _OVERHEAD_BYTES_PER_SAMPLE = 512
 """What Python needs for each sample meanwhile; and its place in the queue, as it costs time, however small it is."""
 
 
+class Answering(Protocol):
+    """A job at a pod, as far as answers need it."""
+
+    ordinal: int
+    spec: JobSpec
+
+    def mean_bytes(self, num_samples: int) -> int: ...
+
+
 class AnswerRoom:
     """Of one request, in a gate that bounds the bytes of answers."""
 
-    def __init__(self, request: Request, gate: ByteGate, at_pod: JobAtPod, wait_seconds: float) -> None:
+    def __init__(self, request: Request, gate: ByteGate, job: Answering, wait_seconds: float) -> None:
         self._request = request
         self._gate = gate
-        self._at_pod = at_pod
+        self._job = job
         self._wait_seconds = wait_seconds
         self._passage: Passage | None = None
         self._overhead_bytes = 0
 
     async def enter(self, num_samples: int) -> None:
         """Raises :class:`PodBusy` when no room came free in time."""
-        job = self._at_pod.job
+        job = self._job
         self._overhead_bytes = _OVERHEAD_BYTES_PER_SAMPLE * num_samples
         size_bytes = job.mean_bytes(num_samples) + self._overhead_bytes
         passage = self._gate.passage(size_bytes, Asker(job.spec.holder, job.spec.name))

@@ -14,13 +14,15 @@ from refill_service.serving.last_answer import LastAnswer
 from refill_service.serving.life_check import LifeCheck
 from refill_service.serving.metrics import node_registry
 from refill_service.serving.peer_routes import LIVES_ROUTES, PEER_ROUTES
+from refill_service.serving.planned_peer_routes import PLANNED_PEER_ROUTES
+from refill_service.serving.planned_routes import PLANNED_ROUTES
 from refill_service.serving.rank_routes import RANK_ROUTES
 from refill_service.serving.receipt_routes import RECEIPT_ROUTES
 from refill_service.serving.sampler_routes import SAMPLER_ROUTES
 
 __all__ = ["ROUTES_FOR_CLIENTS", "client_app", "metrics_app", "peer_app"]
 
-ROUTES_FOR_CLIENTS = (HEALTH_ROUTES, CLIENT_ROUTES, SAMPLER_ROUTES, RANK_ROUTES, RECEIPT_ROUTES)
+ROUTES_FOR_CLIENTS = (HEALTH_ROUTES, CLIENT_ROUTES, SAMPLER_ROUTES, RANK_ROUTES, RECEIPT_ROUTES, PLANNED_ROUTES)
 
 
 def client_app(node: CacheNode) -> FastAPI:
@@ -59,7 +61,7 @@ def peer_app(node: CacheNode) -> FastAPI:
     app = FastAPI(title="refill peers", openapi_url=None)
     add_error_answers(app)
     app.add_middleware(LifeCheck, fence=node.fence, of_pods=True)
-    _serve(node, app, LIVES_ROUTES, PEER_ROUTES)
+    _serve(node, app, LIVES_ROUTES, PEER_ROUTES, PLANNED_PEER_ROUTES)
     return app
 
 

@@ -9,6 +9,7 @@ from fastapi import Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from refill.errors import InvalidInput
+from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MAX_BATCH, MAX_SAMPLES, MEMORY_HEADER, Int64Array
 from refill_service.jobs.job_at_pod import JobAtPod
@@ -36,6 +37,7 @@ __all__ = [
     "is_the_rank",
     "life_of",
     "read_int64s",
+    "spec_of",
 ]
 
 BATCH_BODY_BYTES = 8 * MAX_BATCH + 64
@@ -80,6 +82,16 @@ class CheckpointBody(BaseModel):
     incarnation: str = Field(max_length=64, description="The registration of the job that the state is of.")
     epoch: int = Field(ge=0, lt=2**31)
     position: int = Field(ge=0, lt=2**62, description="The first position that each rank had not consumed.")
+
+
+def spec_of(job: str, settings: dict[str, Any], request: Request) -> JobSpec:
+    """The job that is asked for. Raises :class:`InvalidInput` for settings that no job has."""
+    node = node_of(request.scope)
+    if settings.get("name", job) != job:
+        raise InvalidInput(f"the URL names job {job!r} and the body {settings['name']!r}")
+    spec = JobSpec.from_dict({"name": job} | settings | {"holder": holder_of(request)})
+    node.settings.check_dataset(spec.dataset)
+    return spec
 
 
 def framed(request: Request, frame: OutgoingFrame) -> Response:

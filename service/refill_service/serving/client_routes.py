@@ -8,9 +8,8 @@ import numpy as np
 from fastapi import APIRouter, Body, Query, Request, Response
 from pydantic import BaseModel
 
-from refill.errors import InvalidInput, UnknownJob
+from refill.errors import UnknownJob
 from refill.protocol.incarnation import moves_of
-from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.membership.resuming import Checkpoint
 from refill_service.memory.outgoing_frame import OutgoingFrame
@@ -32,6 +31,7 @@ from refill_service.serving.client_requests import (
     checked_ids,
     framed,
     is_the_rank,
+    spec_of,
 )
 from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.node_of import node_of
@@ -51,15 +51,6 @@ class ResumeBody(BaseModel):
 CLIENT_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 
 
-def _asked_for(job: str, settings: dict[str, Any], request: Request) -> JobSpec:
-    node = node_of(request.scope)
-    if settings.get("name", job) != job:
-        raise InvalidInput(f"the URL names job {job!r} and the body {settings['name']!r}")
-    spec = JobSpec.from_dict({"name": job} | settings | {"holder": holder_of(request)})
-    node.settings.check_dataset(spec.dataset)
-    return spec
-
-
 @CLIENT_ROUTES.get("/v1/pods", tags=["health"], summary="URLs of all pods for clients, as this pod was told them.")
 async def pods(request: Request) -> dict[str, Any]:
     node = node_of(request.scope)
@@ -69,7 +60,9 @@ async def pods(request: Request) -> dict[str, Any]:
 @CLIENT_ROUTES.get("/v1/jobs", tags=["jobs"], summary="The jobs of this pod.")
 async def jobs(request: Request) -> list[dict[str, Any]]:
     node = node_of(request.scope)
-    return [at_pod.job.info() | at_pod.use() for at_pod in node.table.of_team(holder_of(request)).values()]
+    team = holder_of(request)
+    found = [at_pod.job.info() | at_pod.use() for at_pod in node.table.of_team(team).values()]
+    return found + [job.info() | job.use() for job in node.planned.jobs.values() if job.spec.holder in ("", team)]
 
 
 @CLIENT_ROUTES.put(
@@ -83,7 +76,10 @@ async def register(
     pods: Annotated[int | None, Query(ge=1, lt=2**16, description="On how many pods the job ran then.")] = None,
 ) -> dict[str, Any]:
     node = node_of(request.scope)
-    info = await node.registration.register(_asked_for(job, settings, request), incarnation, pods)
+    spec = spec_of(job, settings, request)
+    if spec.is_planned:
+        return await node.planned.register(spec, None, begun=False, again=False)
+    info = await node.registration.register(spec, incarnation, pods)
     if incarnation is not None and moves_of(info["incarnation"]) > moves_of(incarnation):
         was_done(request, "moved to", info["incarnation"])
     else:
@@ -94,7 +90,7 @@ async def register(
 @CLIENT_ROUTES.post("/v1/jobs/{job}/resume", tags=["jobs"], summary="Go on with a job from a checkpoint.")
 async def resume(job: JobName, body: ResumeBody, request: Request) -> dict[str, Any]:
     node = node_of(request.scope)
-    spec = _asked_for(job, body.settings, request)
+    spec = spec_of(job, body.settings, request)
     info = await node.resuming.resume(spec, Checkpoint(**body.checkpoint.model_dump()))
     was_done(request, "resumed", spec.dataset)
     return info
@@ -103,6 +99,8 @@ async def resume(job: JobName, body: ResumeBody, request: Request) -> dict[str, 
 @CLIENT_ROUTES.get("/v1/jobs/{job}", tags=["jobs"], summary="Settings and state of a job.")
 async def describe(job: JobName, request: Request) -> dict[str, Any]:
     node = node_of(request.scope)
+    if job in node.planned.jobs:
+        return node.planned.find(job, looked_at=True).info()
     return node.table.find(job, looked_at=True).job.info()
 
 
@@ -157,7 +155,7 @@ async def batch(
     begins_at = position if first or position == 0 else None
     await is_the_rank(node, at_pod, wanted.epoch, wanted.rank, life, anew, begins_at)
     opened = await at_pod.home.open(wanted, allow_skipped=allow_skipped, says_damage=damaged == "say")
-    room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
+    room = AnswerRoom(request, node.sending_to_clients, at_pod.job, node.settings.wait_seconds)
     await room.enter(len(wanted.positions))  # nothing was taken yet
     batch = await at_pod.home.assemble(opened)
     frame = OutgoingFrame(batch.positions, batch.sample_ids, batch.payloads)
@@ -180,7 +178,7 @@ async def samples(job: JobName, request: Request, incarnation: Incarnation = Non
     at_pod = node.table.find(job, incarnation)
     resources_of(request).enter_context(at_pod.in_use())
     ids = checked_ids(at_pod, await request.body())
-    room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
+    room = AnswerRoom(request, node.sending_to_clients, at_pod.job, node.settings.wait_seconds)
     await room.enter(len(ids))
     frame = OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact.read(ids))
     room.holds(frame.total_bytes)

@@ -11,11 +11,13 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from refill_service.cache_core.policies.interface import EpochCounts
 from refill_service.jobs.job_at_pod import MOST_CLIENTS, RECEIPT_OUTCOMES
 from refill_service.observing.metric_labels import JOB, OTHER_RANKS
 
 if TYPE_CHECKING:
-    from refill_service.jobs.job_at_pod import JobAtPod
+    from refill_service.jobs.job_at_pod import JobAtPod, JobFigures
+    from refill_service.planned.planned_job import PlannedJob
     from refill_service.pod.cache_node import CacheNode
 
 __all__ = ["node_registry"]
@@ -42,9 +44,14 @@ class _NodeCollector(Collector):
         yield from self._memory()
         yield from self._requests()
         yield from self._correctness()
-        yield from _jobs(self._node.jobs if self._team is None else self._node.table.of_team(self._team))
+        yield from _jobs(self._figures(self._team))
         yield from self._peers()
         yield from self._store()
+
+    def _figures(self, team: str | None = None) -> dict[str, JobFigures]:
+        """Of jobs that a team may hear of; None: of all."""
+        found: list[JobAtPod | PlannedJob] = [*self._node.jobs.values(), *self._node.planned.jobs.values()]
+        return {each.spec.name: each.figures() for each in found if team is None or each.spec.holder in ("", team)}
 
     def _memory(self) -> Iterator[Metric]:
         node = self._node
@@ -57,10 +64,10 @@ class _NodeCollector(Collector):
         resident = GaugeMetricFamily(
             "refill_resident_bytes", "Bytes of samples in memory, by kind of memory.", labels=["kind"]
         )
-        jobs = node.jobs.values()
-        resident.add_metric(["abstract"], sum(at_pod.owner.resident_bytes for at_pod in jobs))
-        resident.add_metric(["remote"], sum(at_pod.home.machine.remote_memory.used for at_pod in jobs))
-        resident.add_metric(["recent"], sum(at_pod.owner.recent_bytes for at_pod in jobs))
+        jobs = self._figures().values()
+        resident.add_metric(["abstract"], sum(figures.resident_bytes for figures in jobs))
+        resident.add_metric(["remote"], sum(figures.remote_bytes for figures in jobs))
+        resident.add_metric(["recent"], sum(figures.recent_bytes for figures in jobs))
         resident.add_metric(["in_flight"], node.gate.used_bytes)
         resident.add_metric(["pinned"], node.pinned.used_memory_bytes)
         resident.add_metric(["sending"], node.sending_to_clients.inside_bytes + node.sending_to_pods.inside_bytes)
@@ -73,7 +80,7 @@ class _NodeCollector(Collector):
         damaged.add_metric([], node.pinned.damaged_samples)
         yield damaged
         count = GaugeMetricFamily("refill_jobs", "Jobs registered on the pod.")
-        count.add_metric([], len(node.jobs))
+        count.add_metric([], len(jobs))
         yield count
 
     def _requests(self) -> Iterator[Metric]:
@@ -113,17 +120,17 @@ class _NodeCollector(Collector):
         )
         for pod in range(node.settings.num_pods):
             if pod != node.settings.ordinal:
-                waiting.add_metric([str(pod)], sum(at_pod.peers.waiting[pod] for at_pod in node.jobs.values()))
+                waiting.add_metric([str(pod)], sum(each.waiting.get(pod, 0) for each in self._figures().values()))
         yield waiting
 
     def _peers(self) -> Iterator[Metric]:
         node = self._node
         sent: dict[int, int] = dict(node.peer_bytes_sent)
         received: dict[int, int] = {}
-        for at_pod in node.jobs.values():
-            for pod in range(at_pod.job.num_pods):
-                sent[pod] = sent.get(pod, 0) + at_pod.peers.sent_bytes[pod]
-                received[pod] = received.get(pod, 0) + at_pod.peers.received_bytes[pod]
+        for figures in self._figures().values():
+            for of_all, of_job in ((sent, figures.sent_bytes), (received, figures.received_bytes)):
+                for pod, count in of_job.items():
+                    of_all[pod] = of_all.get(pod, 0) + count
         for name, help_text, by_peer in (
             ("refill_peer_sent_bytes", "Bytes sent to another pod.", sent),
             ("refill_peer_received_bytes", "Bytes received from another pod.", received),
@@ -148,7 +155,7 @@ class _NodeCollector(Collector):
         yield from (requests, moved, errors, *self._node.store_seconds.collect())
 
 
-def _jobs(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
+def _jobs(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
     answered = CounterMetricFamily(
         "refill_requests",
         "Positions that clients asked this pod for, by where they were answered.",
@@ -164,26 +171,27 @@ def _jobs(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
     )
     epoch = GaugeMetricFamily("refill_epoch", "The epoch that the job is in.", labels=[JOB])
     policy = GaugeMetricFamily("refill_job_policy", "1 for the policy that the job runs.", labels=[JOB, "policy"])
-    for name, at_pod in jobs.items():
-        policy.add_metric([name, at_pod.job.policy], 1)
-        homes, owners = list(at_pod.home.machine.history.values()), at_pod.owner.history
+    for name, figures in jobs.items():
+        policy.add_metric([name, figures.policy], 1)
+        homes, owners = figures.homes, figures.owners
         for kind in ("local", "remote_memory", "remote_on_demand", "repeats"):
             answered.add_metric([name, kind], sum(getattr(counts, kind) for counts in homes))
         prefetched.add_metric([name, "sent"], sum(counts.core.sent_ahead for counts in owners.values()))
         prefetched.add_metric([name, "used"], sum(counts.remote_memory for counts in homes))
         prefetched.add_metric([name, "refused"], sum(counts.ahead_refused for counts in homes))
-        if owners:
-            current = owners.get(at_pod.owner.epoch, owners[min(owners)]).core
+        if figures.epoch is not None:
+            begun = figures.epoch if figures.epoch in owners else min(owners, default=None)
+            current = EpochCounts() if begun is None else owners[begun].core
             if current.samples_read:
                 fill_ratio.add_metric([name], current.samples_filled / current.samples_read)
-            epoch.add_metric([name], at_pod.owner.epoch)
+            epoch.add_metric([name], figures.epoch)
     yield from (answered, prefetched, fill_ratio, epoch, policy)
     yield from _progress(jobs)
     yield from _owner_counters(jobs)
     yield from _client_counters(jobs)
 
 
-def _progress(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
+def _progress(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
     delivered = CounterMetricFamily("refill_bytes_delivered", "Bytes of samples in batches of this home.", labels=[JOB])
     share = GaugeMetricFamily("refill_share_bytes", "Bytes of the samples that this pod owns.", labels=[JOB])
     memory = GaugeMetricFamily("refill_job_memory_bytes", "Memory of this pod that the job was given.", labels=[JOB])
@@ -205,17 +213,18 @@ def _progress(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
         "are not over for good.",
         labels=[JOB],
     )
-    for name, at_pod in jobs.items():
-        unknown.add_metric([name], at_pod.job.life.unknown.num_ranks)
-        damaged.add_metric([name], at_pod.home.record.damaged.total)
-        delivered.add_metric([name], sum(counts.delivered_bytes for counts in at_pod.home.machine.history.values()))
-        share.add_metric([name], at_pod.job.share_bytes)
-        memory.add_metric([name], at_pod.job.memory_bytes)
-        if (progress := at_pod.owner.progress()) is not None:
-            answered.add_metric([name], progress[0])
-            positions.add_metric([name], progress[1])
-        for outcome in RECEIPT_OUTCOMES:
-            receipts.add_metric([name, outcome], at_pod.receipts[outcome])
+    for name, figures in jobs.items():
+        unknown.add_metric([name], figures.unknown_ranks)
+        damaged.add_metric([name], figures.damaged)
+        delivered.add_metric([name], sum(counts.delivered_bytes for counts in figures.homes))
+        share.add_metric([name], figures.share_bytes)
+        memory.add_metric([name], figures.memory_bytes)
+        if figures.progress is not None:
+            answered.add_metric([name], figures.progress[0])
+            positions.add_metric([name], figures.progress[1])
+        if figures.receipts is not None:
+            for outcome in RECEIPT_OUTCOMES:
+                receipts.add_metric([name, outcome], figures.receipts.get(outcome, 0))
     yield from (delivered, share, memory, positions, answered, receipts, damaged, unknown)
 
 
@@ -245,23 +254,23 @@ _SHELL_COUNTERS = {
 }
 
 
-def _owner_counters(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
+def _owner_counters(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
     refills = CounterMetricFamily(
         "refill_refills", "Chunks ordered into abstract memory, from the store or the pinned tier.", labels=[JOB]
     )
-    for name, at_pod in jobs.items():
-        refills.add_metric([name], sum(counts.core.refills for counts in at_pod.owner.history.values()))
+    for name, figures in jobs.items():
+        refills.add_metric([name], sum(counts.core.refills for counts in figures.owners.values()))
     yield refills
     for counters, of_core in ((_CORE_COUNTERS, True), (_SHELL_COUNTERS, False)):
         for field, (metric, help_text) in counters.items():
             family = CounterMetricFamily(metric, help_text, labels=[JOB])
-            for name, at_pod in jobs.items():
-                epochs = at_pod.owner.history.values()
+            for name, figures in jobs.items():
+                epochs = figures.owners.values()
                 family.add_metric([name], sum(getattr(counts.core if of_core else counts, field) for counts in epochs))
             yield family
 
 
-def _client_counters(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
+def _client_counters(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
     for field, metric, help_text in (
         ("data_wait_seconds", "refill_client_data_wait_seconds", "Time that training loops waited for data."),
         ("request_wait_seconds", "refill_client_request_wait_seconds", "Time that clients waited for batch answers."),
@@ -270,8 +279,10 @@ def _client_counters(jobs: dict[str, JobAtPod]) -> Iterator[Metric]:
     ):
         family = CounterMetricFamily(metric, help_text, labels=[JOB, "rank"])
         for name, at_pod in jobs.items():
-            for rank, counts in sorted(at_pod.clients.items()):
+            for rank, counts in sorted(at_pod.clients.of_rank.items()):
                 family.add_metric([name, str(rank)], getattr(counts, field))
-            if field in ("samples", "bytes") and len(at_pod.clients) >= MOST_CLIENTS:  # shares of time have no sum
-                family.add_metric([name, OTHER_RANKS], getattr(at_pod.other_clients, field))
+            if (
+                field in ("samples", "bytes") and len(at_pod.clients.of_rank) >= MOST_CLIENTS
+            ):  # shares of time have no sum
+                family.add_metric([name, OTHER_RANKS], getattr(at_pod.clients.others, field))
         yield family

@@ -33,7 +33,7 @@ from refill_service.serving.request_guard import resources_of
 from refill_service.serving.sampler_routes import SCORES_BODY_BYTES
 from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
-__all__ = ["LIVES_ROUTES", "PEER_ROUTES"]
+__all__ = ["LIVES_ROUTES", "PEER_ROUTES", "Number", "check_number_of_pods", "count_sent", "known_spec"]
 
 _MOST_PART_BYTES = 4 << 20
 
@@ -89,9 +89,7 @@ class Resume(BaseModel):
     checkpoint: CheckpointBody
 
 
-async def _check_number_of_pods(
-    request: Request, pods: Annotated[int | None, Header(alias=PODS_HEADER)] = None
-) -> None:
+async def check_number_of_pods(request: Request, pods: Annotated[int | None, Header(alias=PODS_HEADER)] = None) -> None:
     settings = node_of(request.scope).settings
     if pods is not None and pods != settings.num_pods:
         raise PodRecovering(
@@ -101,10 +99,10 @@ async def _check_number_of_pods(
         )
 
 
-LIVES_ROUTES = APIRouter(prefix="/peer/v1/lives", dependencies=[Depends(_check_number_of_pods)])
+LIVES_ROUTES = APIRouter(prefix="/peer/v1/lives", dependencies=[Depends(check_number_of_pods)])
 """Which run of each pod is the newest; see :mod:`refill_service.cache_core.pod_lives`."""
 
-PEER_ROUTES = APIRouter(prefix="/peer/v1/jobs/{job}", dependencies=[Depends(_check_number_of_pods)])
+PEER_ROUTES = APIRouter(prefix="/peer/v1/jobs/{job}", dependencies=[Depends(check_number_of_pods)])
 
 
 @LIVES_ROUTES.get("")
@@ -126,14 +124,14 @@ async def life_ended(pod: Ordinal, life: PodLifeText, request: Request) -> dict[
     return {"ended": True}
 
 
-def _known_spec(node: CacheNode, fields: dict[str, Any]) -> JobSpec:
+def known_spec(node: CacheNode, fields: dict[str, Any]) -> JobSpec:
     """Another pod has checked it, by its own settings."""
     spec = JobSpec.from_dict(fields)
     node.settings.check_dataset(spec.dataset)
     return spec
 
 
-def _count_sent(node: CacheNode, pod: int, sent: int) -> None:
+def count_sent(node: CacheNode, pod: int, sent: int) -> None:
     node.peer_bytes_sent[pod] = node.peer_bytes_sent.get(pod, 0) + sent
 
 
@@ -141,7 +139,7 @@ def _count_sent(node: CacheNode, pod: int, sent: int) -> None:
 async def register(job: str, body: Registration, request: Request) -> dict[str, Any]:
     node = node_of(request.scope)
     return await node.jobs_here.register(
-        _known_spec(node, body.spec), body.incarnation, body.fingerprint, begun=body.begun
+        known_spec(node, body.spec), body.incarnation, body.fingerprint, begun=body.begun
     )
 
 
@@ -149,7 +147,7 @@ async def register(job: str, body: Registration, request: Request) -> dict[str, 
 async def opening(job: str, body: Opening, request: Request) -> dict[str, bool]:
     node = node_of(request.scope)
     node.settings.check_dataset(body.dataset)
-    if job not in node.jobs:
+    if job not in node.jobs and job not in node.planned.jobs:
         node.opening.begin(body.dataset)
     return {"opening": True}
 
@@ -178,7 +176,7 @@ async def take(
     at_pod.peers.heard.count_came(pod, table)
     wanted = BatchRequest.decode(await request.body())
     asked, epoch = await at_pod.asked_of_this_pod(wanted)
-    room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
+    room = AnswerRoom(request, node.sending_to_pods, at_pod.job, node.settings.wait_seconds)
     await room.enter(len(asked.positions))  # nothing was taken yet
     sample_ids, payloads = await at_pod.owner.take(epoch, asked.rank, asked.samples, says_damage=damaged == "say")
     ahead_positions, ahead_ids, ahead_payloads = at_pod.owner.ahead(
@@ -195,7 +193,7 @@ async def take(
         OutgoingFrame(ahead_positions, ahead_ids, ahead_payloads),
     ]
     room.holds(sum(frame.total_bytes for frame in frames))
-    response = FrameResponse(frames, lambda sent: _count_sent(node, pod, sent))
+    response = FrameResponse(frames, lambda sent: count_sent(node, pod, sent))
     if (size := at_pod.owner.table_size()) is not None:
         response.headers[TABLE_HEADER] = encode_count(*size)
     return response
@@ -217,12 +215,12 @@ async def samples(
     at_pod = node.table.find(job, incarnation)
     resources_of(request).enter_context(at_pod.in_use())
     ids = checked_ids(at_pod, await request.body())
-    room = AnswerRoom(request, node.sending_to_pods, at_pod, node.settings.wait_seconds)
+    room = AnswerRoom(request, node.sending_to_pods, at_pod.job, node.settings.wait_seconds)
     await room.enter(len(ids))
     payloads = await at_pod.owner.exact(ids, says_damage=damaged == "say", repeats=repeats)
     frame = OutgoingFrame(np.full(len(ids), -1), ids, payloads)
     room.holds(frame.total_bytes)
-    return FrameResponse([frame], lambda sent: _count_sent(node, pod, sent))
+    return FrameResponse([frame], lambda sent: count_sent(node, pod, sent))
 
 
 @PEER_ROUTES.post("/epochs/{epoch}/ranks/{rank}")
@@ -341,13 +339,13 @@ async def unknown(job: str, incarnation: Incarnation, pod: Pod, request: Request
 @PEER_ROUTES.post("/resume")
 async def resume(job: str, body: Resume, request: Request) -> dict[str, Any]:
     node = node_of(request.scope)
-    return await node.resuming.resume(_known_spec(node, body.spec), Checkpoint(**body.checkpoint.model_dump()))
+    return await node.resuming.resume(known_spec(node, body.spec), Checkpoint(**body.checkpoint.model_dump()))
 
 
 @PEER_ROUTES.post("/move")
 async def move(job: str, body: Registration, request: Request) -> dict[str, Any]:
     node = node_of(request.scope)
-    return await node.moving.move(_known_spec(node, body.spec), body.incarnation)
+    return await node.moving.move(known_spec(node, body.spec), body.incarnation)
 
 
 @PEER_ROUTES.get("/consumed")
@@ -363,7 +361,7 @@ async def consumed(
 @PEER_ROUTES.put("/resumed")
 async def replace(job: str, body: Registration, request: Request) -> dict[str, bool]:
     node = node_of(request.scope)
-    await node.jobs_here.replace(_known_spec(node, body.spec), body.incarnation)
+    await node.jobs_here.replace(known_spec(node, body.spec), body.incarnation)
     return {"resumed": True}
 
 

@@ -158,7 +158,10 @@ async def take_over(
 )
 async def report(job: JobName, seen: Report, request: Request, incarnation: Incarnation = None) -> Response:
     node = node_of(request.scope)
-    client = node.table.find(job, incarnation).client(seen.rank)
+    if job in node.planned.jobs:
+        client = node.planned.find(job, incarnation, looked_at=True).clients.client(seen.rank)
+    else:
+        client = node.table.find(job, incarnation).client(seen.rank)
     client.data_wait_seconds += seen.data_wait_seconds
     client.samples += seen.samples
     client.bytes += seen.bytes

@@ -11,10 +11,12 @@ from fastapi import APIRouter, Request, Response
 
 from refill.errors import InvalidInput
 from refill.protocol.wire_format import MAX_LABELS, MAX_SCORES
+from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.scores import draw_from, read_scores, report_scores
 from refill_service.jobs.trace_posting import post_trace
 from refill_service.memory.outgoing_frame import OutgoingFrame
+from refill_service.planned.planned_job import PlannedJob
 from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.client_requests import (
     BINARY_BODY,
@@ -65,16 +67,23 @@ SAMPLER_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 @takes_body(16)
 async def labels_or_lengths(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
     what = request.scope["route"].name
-    at_pod = node_of(request.scope).table.find(job, incarnation)
+    node = node_of(request.scope)
+    at_pod: JobAtPod | PlannedJob
+    found: Job | PlannedJob
+    if job in node.planned.jobs:
+        at_pod = found = node.planned.find(job, incarnation)
+    else:
+        at_pod = node.table.find(job, incarnation)
+        found = at_pod.job
     resources_of(request).enter_context(at_pod.in_use())
 
     async def read(first: int, end: int) -> bytes:
-        dataset = at_pod.job.dataset
+        dataset = found.dataset
         if what == "labels":
             return (await dataset.labels(first, end)).astype("<i4").tobytes()
         return (await dataset.lengths(first, end)).astype("<i8").tobytes()
 
-    return await _of_range(request, at_pod, what, read)
+    return await _of_range(request, found, what, read)
 
 
 @SAMPLER_ROUTES.put(
@@ -145,25 +154,25 @@ async def drawn_from(
     at_pod = asked_of(node, job, incarnation, anew)
     resources_of(request).enter_context(at_pod.in_use())
     await is_the_rank(node, at_pod, epoch, rank, life, anew)
-    return await _of_range(request, at_pod, "scores", partial(draw_from, at_pod, epoch, rank))
+    return await _of_range(request, at_pod.job, "scores", partial(draw_from, at_pod, epoch, rank))
 
 
 async def _of_range(
-    request: Request, at_pod: JobAtPod, what: str, read: Callable[[int, int], Awaitable[bytes]]
+    request: Request, job: Job | PlannedJob, what: str, read: Callable[[int, int], Awaitable[bytes]]
 ) -> Response:
     """A frame with one sample, which is what ``read`` returns of the samples between the two ids of the body."""
     node = node_of(request.scope)
-    first, end = _checked_range(what, at_pod, await request.body())
-    room = AnswerRoom(request, node.sending_to_clients, at_pod, node.settings.wait_seconds)
+    first, end = _checked_range(what, job, await request.body())
+    room = AnswerRoom(request, node.sending_to_clients, job, node.settings.wait_seconds)
     await room.enter(1)
     frame = OutgoingFrame(np.array([-1]), np.array([first]), [await read(first, end)])
     room.holds(frame.total_bytes)
     return framed(request, frame)
 
 
-def _checked_range(what: str, at_pod: JobAtPod, body: bytes) -> tuple[int, int]:
+def _checked_range(what: str, job: Job | PlannedJob, body: bytes) -> tuple[int, int]:
     wanted = read_int64s(body).tolist()
-    num_samples = at_pod.job.layout.num_samples
+    num_samples = job.layout.num_samples
     if len(wanted) != 2 or not 0 <= wanted[0] < wanted[1] <= min(num_samples, wanted[0] + MAX_LABELS):
         raise InvalidInput(f"{what} are asked for by two ids of 0 to {num_samples}, {MAX_LABELS:,} apart at most")
     return wanted[0], wanted[1]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tests.chaos.kinds import bystanders, journals, links, ordered_ends, pods, ranks, resumes, store, zombies
+from tests.chaos.kinds import bystanders, journals, links, ordered_ends, planned, pods, ranks, resumes, store, zombies
 from tests.chaos.kinds.kind import Kind
 
 __all__ = ["ALL", "THEMES", "Kind"]
 
 ALL: dict[str, Kind] = {
     kind.name: kind
-    for module in (pods, journals, ordered_ends, links, ranks, resumes, bystanders, store, zombies)
+    for module in (pods, journals, ordered_ends, links, ranks, resumes, bystanders, store, zombies, planned)
     for kind in module.KINDS
 }
 

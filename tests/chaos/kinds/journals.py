@@ -94,7 +94,7 @@ def _a_place(setting: Setting, chooser: random.Random) -> tuple[int, ...]:
 
 
 def _weight(setting: Setting) -> int:
-    return 3 * (setting.volumes != "none")
+    return 3 * (setting.volumes != "none" and not setting.is_planned)
 
 
 KINDS = [

@@ -1,26 +1,18 @@
-"""The plan of one job at a pod: what its settings are where the job leaves them open, and the order of each epoch."""
+"""The plan of a job: what its settings are where the job leaves them open."""
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
-from refill_service.cache_core.planned.epoch_plan import EpochPlan
-from refill_service.cache_core.planned.planned_traces import PlannedTraces
-from refill_service.cache_core.planned.shares import Shares
-from refill_service.cache_core.resumed_epoch import ResumedEpoch
-from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
+from refill_service.cache_core.sample_mapping import ChunkLayout
 
-__all__ = ["PLAN_BYTES_PER_SAMPLE", "JobPlan", "is_planned", "with_plan"]
+__all__ = ["plan_memory", "plan_of", "with_plan"]
 
-PLAN_BYTES_PER_SAMPLE = 4 + 3 * 16
-"""Of the whole dataset: lengths, and the orders of three epochs, with each sample's place in them."""
+_BYTES_PER_SAMPLE = 60
+"""Of a pod's shares: which samples they are, their lengths and chunks, and of three epochs the order, each sample's
+place in it and where it is."""
 
 _PLANNED_PART = 0.8
 """Of memory: loader workers ask out of order, ranks are not in step, and chunks are read a little ahead."""
@@ -28,11 +20,11 @@ _CHUNKS_OF_SHARE = 128
 """In memory at once, for each share: with fewer, chunk-mates of a share meet in its runs."""
 _LEAST_SHARES, _FEW_SHARES = 8, 8
 _RUN, _RUN_OF_FEW = 64, 32
-_KEPT_EPOCHS = 3
 
 
-def is_planned(spec: JobSpec) -> bool:
-    return spec.policy == "planned" and spec.shuffle
+def plan_memory(num_samples: int, num_pods: int) -> int:
+    """What a plan takes at a pod, beside the index."""
+    return _BYTES_PER_SAMPLE * -(-num_samples // num_pods)
 
 
 def with_plan(spec: JobSpec, pod_bytes: int, num_pods: int, chunk_bytes: float) -> JobSpec:
@@ -40,63 +32,36 @@ def with_plan(spec: JobSpec, pod_bytes: int, num_pods: int, chunk_bytes: float) 
 
     :param pod_bytes: memory for samples that a job has on each pod.
     :param chunk_bytes: mean bytes of a chunk.
+
+    Each pod has two shares at least, so that memory of all is used. Beyond that there are as many as keep 128 chunks of
+    each in memory; orders of 2**n shares are most even.
     """
     given = spec.settings_of_policy()
-    plan_bytes = given["plan_bytes"] or max(1, int(_PLANNED_PART * pod_bytes * num_pods))
-    most_shares = max(1, int(plan_bytes / max(1.0, chunk_bytes)) // _CHUNKS_OF_SHARE)
-    wanted = 1 << (max(_LEAST_SHARES, 2 * num_pods) - 1).bit_length()
-    shares = given["shares"] or min(wanted, 1 << most_shares.bit_length() - 1)  # orders of 2**n shares are most even
+    pods_bytes = given["plan_bytes"] or int(_PLANNED_PART * pod_bytes * num_pods)
+    most_shares = max(1, int(pods_bytes / max(1.0, chunk_bytes)) // _CHUNKS_OF_SHARE)
+    wanted = _power_of_two(max(_LEAST_SHARES, 2 * num_pods))
+    least = _power_of_two(2 * num_pods) if num_pods > 1 else 1
+    shares = given["shares"] or max(least, min(wanted, 1 << most_shares.bit_length() - 1))
+    # A pod may have one share more than another, and no more memory.
+    of_pod = -(-shares // num_pods)
+    plan_bytes = given["plan_bytes"] or max(1, int(_PLANNED_PART * pod_bytes * shares / of_pod))
     run = given["run"] or (_RUN_OF_FEW if shares <= _FEW_SHARES else _RUN)
     return replace(spec, policy_settings={"plan_bytes": plan_bytes, "shares": shares, "run": run})
 
 
-class JobPlan:
-    """The orders of a job's epochs. May be asked by several threads.
+def plan_of(spec: JobSpec, fingerprint: str, layout: ChunkLayout) -> PlanSettings:
+    """:param spec: as :func:`with_plan` returns it; ``fingerprint``: of the dataset."""
+    given = spec.settings_of_policy()
+    return PlanSettings(
+        fingerprint,
+        layout.num_samples,
+        layout.chunk_size,
+        given["shares"],
+        given["plan_bytes"],
+        given["run"],
+        spec.seed,
+    )
 
-    :param spec: as :func:`with_plan` returns it.
-    :param fingerprint: of the dataset.
-    :param lengths: ``(samples,)`` bytes of each sample of the dataset.
-    """
 
-    def __init__(
-        self, spec: JobSpec, fingerprint: str, layout: ChunkLayout, lengths: NDArray[np.signedinteger[Any]]
-    ) -> None:
-        given = spec.settings_of_policy()
-        self._spec = spec
-        self._lengths = lengths
-        self.settings = PlanSettings(
-            fingerprint,
-            layout.num_samples,
-            layout.chunk_size,
-            given["shares"],
-            given["plan_bytes"],
-            given["run"],
-            spec.seed,
-        )
-        self._shares = Shares(layout, given["shares"])
-        self._traces: dict[tuple[int, bool], PlannedTraces] = {}
-        self._planning = threading.Lock()
-
-    def traces(self, epoch: int, resumed: ResumedEpoch | None = None) -> PlannedTraces:
-        """What ranks ask for in an epoch; of one that was resumed, in what is left of it. Takes some 0.3 s for a
-        million samples, once."""
-        done = resumed.done if resumed is not None and resumed.epoch == epoch else None
-        with self._planning:
-            name = epoch, done is not None
-            if name not in self._traces:
-                for old in sorted(self._traces)[: 1 - _KEPT_EPOCHS]:
-                    del self._traces[old]
-                self._traces[name] = self._planned(epoch, done)
-            return self._traces[name]
-
-    def _planned(self, epoch: int, done: Int64Array | None) -> PlannedTraces:
-        plan = EpochPlan(self.settings, self._shares, self._lengths_of, epoch, ramped=epoch == 0)
-        order = plan.whole()
-        if done is not None:
-            left = np.ones(len(order), dtype=bool)
-            left[done] = False
-            order = order[left[order]]
-        return PlannedTraces(order, self.settings.num_samples, self._spec.world_size, drop_last=self._spec.drop_last)
-
-    def _lengths_of(self, samples: Int64Array) -> Int64Array:
-        return self._lengths[samples].astype(np.int64)
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()

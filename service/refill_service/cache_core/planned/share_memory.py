@@ -11,13 +11,13 @@ share begins anew there.
 
 Where memory is smaller than planned, or ranks are further apart, a sample is asked for whose chunk has no room yet.
 Then what will be asked for last gives way, and is read again when its turn comes anew: what gave way last would give
-way again if it were read as soon as there is room.
+way again if it were read as soon as there is room. What a loop has left of an epoch, and broken off, gives way first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,13 +30,14 @@ __all__ = ["Asked", "ChunkRead", "PlacedOrder", "ShareMemory"]
 IndexArray = NDArray[np.signedinteger[Any]]
 
 _BLOCK = 1 << 12
-"""Places that are looked at together for samples that give way."""
+"""Places that are looked at together for samples that give way, or that nobody has asked for."""
 _BACK_PART = 8
-"""A share begins so many parts of its memory before the first place that it is asked for: loader workers are not in
+"""A share begins this part of its memory before the first place that it is asked for: loader workers are not in
 order."""
 _KEPT_ORDERS = 3
 _MOST_STRAY = 512
-"""Samples that are asked for again before a share begins anew where they are asked for; of a small share, 1/8."""
+"""Samples that are asked for again before a share begins anew where they are asked for; of a small share, 1/8. One
+request alone counts for half of them at most: it may be curious, or asked again since its answer was lost."""
 
 NO_SAMPLES: Int64Array = np.empty(0, dtype=np.int64)
 
@@ -56,6 +57,8 @@ class Asked(NamedTuple):
 
     samples: Int64Array
     """``(n,)`` local samples, in the order of the places."""
+    stay: NDArray[np.bool_]
+    """``(n,)`` which of them stay in memory when their bytes leave: others will ask for them, too."""
     reads: list[ChunkRead]
     dropped: list[tuple[int, Int64Array]]
     """``(epoch, samples)`` whose bytes are to be forgotten."""
@@ -85,21 +88,27 @@ class PlacedOrder:
 
 
 class _Epoch:
-    """One epoch of the share, from a place on."""
+    """One epoch of the share, from a place on.
 
-    def __init__(self, number: int, placed: PlacedOrder, first_place: int) -> None:
+    :param rest: the same order, of which nobody asks for what comes before that place.
+    """
+
+    def __init__(self, number: int, placed: PlacedOrder, first_place: int, rest: PlacedOrder, num_askers: int) -> None:
         num_samples = len(placed.order)
         self.number, self.placed = number, placed
         self.order, self.place = placed.order, placed.place
-        self.first_use, self.in_order = placed.first_use, placed.in_order
-        self.to_come = np.ones(num_samples, dtype=bool)
-        """Samples that nobody has asked for."""
-        self.to_come[self.order[:first_place]] = False
+        self.first_use, self.in_order = rest.first_use, rest.in_order
+        self.to_come = np.full(num_samples, num_askers, dtype=np.uint16)
+        """How many have yet to ask for each sample."""
+        self.to_come[self.order[:first_place]] = 0
         self.num_to_come = num_samples - first_place
+        """Samples that somebody has yet to ask for."""
         self.here = np.zeros(num_samples, dtype=bool)
         """Of them, those in memory."""
         self.coming = np.zeros(num_samples, dtype=bool)
         """Samples on their way, asked for or not."""
+        self.under_way: set[ChunkRead] = set()
+        """What brings them."""
         self.next = 0
         """All chunks whose turn was before have been ordered."""
         self.again: list[tuple[int, int]] = []
@@ -108,7 +117,7 @@ class _Epoch:
         self.here_below = 0
         """No sample at this place or behind it is in memory."""
         self.front = 0
-        """Behind the last place that was asked for; 0: none was."""
+        """Behind the last place that a request began with; 0: none came."""
         self.swept = 0
         """What lay before this place and was never asked for has been dropped."""
 
@@ -118,8 +127,8 @@ class _Epoch:
         return self.next == len(self.in_order) and not self.again
 
     def are_gone(self, samples: Int64Array) -> None:
-        """Fact: nobody will ask for these, which were to come."""
-        self.to_come[samples] = False
+        """Fact: nobody will ask for these any more, which were to come."""
+        self.to_come[samples] = 0
         self.num_to_come -= len(samples)
 
 
@@ -129,25 +138,32 @@ class ShareMemory:
     :param starts: ``(chunks + 1,)`` first local sample of each chunk, then their number.
     :param lengths: ``(n,)`` bytes of each sample.
     :param planned_bytes: memory that the share's order is planned for.
+    :param num_askers: how many ask for each sample: ranks that share their batches. It may change between epochs.
     """
 
-    def __init__(self, starts: Int64Array, lengths: Int64Array, planned_bytes: int) -> None:
+    def __init__(self, starts: Int64Array, lengths: Int64Array, planned_bytes: int, num_askers: int = 1) -> None:
+        self.num_askers = num_askers
         self._starts = starts
         self._lengths = lengths
         self.capacity_bytes = 0
         self.held_bytes = 0
-        """Of samples that are in memory or on their way, and that nobody has asked for."""
+        """Of samples that are in memory or on their way, and that somebody has yet to ask for."""
         num_samples, num_chunks = len(lengths), len(starts) - 1
         narrow = np.int32 if num_samples < 2**31 else np.int64
         self._chunk_of: IndexArray = np.repeat(np.arange(num_chunks, dtype=narrow), np.diff(starts))
         mean_bytes = max(1, int(lengths.sum()) // max(1, num_samples))
         self._planned_places = max(1, min(num_samples, planned_bytes // mean_bytes))
         self._most_stray = max(1, min(_MOST_STRAY, num_samples // 8))
+        self._sweep_places = max(1, min(_BLOCK, self._planned_places // _BACK_PART))
+        """Places that are given up together, of a small share."""
         self._stray = 0
         """Samples asked for again, less those asked for the first time since."""
         self._orders: dict[int, PlacedOrder] = {}
         self._epochs: list[_Epoch] = []
         """Those under way, ascending, without a gap."""
+        self._asked_last = 0
+        """The epoch of which somebody has asked for anything last: what a loop has left of an earlier one is not read
+        ahead."""
 
     # The orders of epochs. Planning takes a while, so it is done elsewhere.
 
@@ -160,9 +176,7 @@ class ShareMemory:
 
     def planned(self, epoch: int, placed: PlacedOrder) -> list[ChunkRead]:
         """Fact: this is the order of an epoch. Returns what it is time to read of it."""
-        self._orders[epoch] = placed
-        for old in list(self._orders)[:-_KEPT_ORDERS]:
-            del self._orders[old]
+        self._keep_order(epoch, placed)
         return self._read_ahead()
 
     def next_wanted(self) -> int | None:
@@ -180,36 +194,48 @@ class ShareMemory:
         self.capacity_bytes = capacity_bytes
         return self._read_ahead()
 
+    def warmed(self, epoch: int, place: int) -> list[ChunkRead]:
+        """Fact: somebody will ask for what comes from this place of an epoch on, whose order is known. Nothing comes of
+        it where others ask already."""
+        if not self._epochs:
+            self._begin_at(epoch, place)
+        return self._read_ahead()
+
     def asked(self, epoch: int, places: Int64Array) -> Asked:
         """Fact: somebody asks for ``(n,)`` places of an epoch whose order is known, all different."""
+        dropped: list[tuple[int, Int64Array]] = []
         if not self._epochs:
             self._begin(epoch, int(places.min()))
-        elif epoch == self._epochs[-1].number + 1:
+        elif not self._epochs[0].front and not self._was_warmed_for(epoch, places):
+            dropped += self._begin_anew(epoch, int(places.min()))
+        elif epoch == self._epochs[-1].number + 1 and self._epochs[-1].front:
             self._open(epoch)
         at = self._open_epoch(epoch)
         samples = self._placed(epoch).order[places].astype(np.int64)
         num_new = 0 if at is None else int(np.count_nonzero(at.to_come[samples]))
-        self._stray = max(0, self._stray + len(samples) - 2 * num_new)
-        dropped: list[tuple[int, Int64Array]] = []
+        if num_new:
+            self._asked_last = epoch
+        num_again = min(len(samples) - num_new, self._most_stray // 2 + 1)
+        self._stray = max(0, self._stray + num_again - num_new)
         if self._stray > self._most_stray:
-            placed = self._placed(epoch)
-            dropped += self.forget()
-            self._orders[epoch] = placed
-            at = self._begin(epoch, int(places.min()))
+            dropped += self._begin_anew(epoch, int(places.min()))
+            at = self._epochs[0]
         if at is None:
-            return Asked(samples, [], [])
+            return Asked(samples, np.zeros(len(samples), dtype=bool), [], [])
         reads = self._ask(at, samples, dropped)
-        at.front = max(at.front, int(places.max()) + 1)
+        at.front = max(at.front, int(places.min()) + 1)
         dropped += self._drop_stale()
-        return Asked(samples, reads + self._read_ahead(), dropped)
+        return Asked(samples, at.to_come[samples] > 0, reads + self._read_ahead(), dropped)
 
     def _ask(self, at: _Epoch, samples: Int64Array, dropped: list[tuple[int, Int64Array]]) -> list[ChunkRead]:
         """What is asked for, and neither in memory nor on its way, is read now."""
-        new = samples[at.to_come[samples]]
+        new = samples[at.to_come[samples] > 0]
         held = at.here[new] | at.coming[new]
-        self.held_bytes -= int(self._lengths[new[held]].sum())
-        at.are_gone(new)
-        at.here[new] = False
+        last = at.to_come[new] == 1
+        self.held_bytes -= int(self._lengths[new[held & last]].sum())
+        at.to_come[new] -= 1
+        at.num_to_come -= int(np.count_nonzero(last))
+        at.here[new[last]] = False
         reads: list[ChunkRead] = []
         missing = new[~held]
         chunks = self._chunk_of[missing]
@@ -223,13 +249,12 @@ class ShareMemory:
         :param damaged: of its samples those whose bytes are not right: who asks for one has it read alone.
         """
         stay = np.zeros(len(read.samples), dtype=bool)
-        at = self._under_way(read)
+        at = self._no_longer_under_way(read)
         if at is None:
             return stay
-        at.coming[read.samples] = False
         intact = np.ones(len(read.samples), dtype=bool)
-        intact[np.searchsorted(read.samples, damaged)] = not len(damaged)
-        stay = at.to_come[read.samples] & intact
+        intact[np.searchsorted(read.samples, damaged)] = False
+        stay = (at.to_come[read.samples] > 0) & intact
         kept = read.samples[stay]
         at.here[kept] = True
         if len(kept):
@@ -239,9 +264,8 @@ class ShareMemory:
 
     def failed(self, read: ChunkRead) -> None:
         """Fact: the bytes of a read will not come. What nobody has asked for yet is read when it is."""
-        at = self._under_way(read)
+        at = self._no_longer_under_way(read)
         if at is not None:
-            at.coming[read.samples] = False
             self._lost(at, read.samples)
             self._to_be_read(at, read.chunk)
 
@@ -254,17 +278,38 @@ class ShareMemory:
 
     # How it comes to that.
 
-    def _begin(self, epoch: int, place: int) -> _Epoch:
-        self._stray = 0
-        first_place = max(0, place - self._planned_places // _BACK_PART)
-        placed = self._orders[epoch]
+    def _keep_order(self, epoch: int, placed: PlacedOrder) -> None:
+        self._orders.pop(epoch, None)
+        self._orders[epoch] = placed
+        for old in list(self._orders)[:-_KEPT_ORDERS]:
+            del self._orders[old]
+
+    def _was_warmed_for(self, epoch: int, places: Int64Array) -> bool:
+        at = self._epochs[0]
+        return epoch == at.number and bool(at.to_come[at.order[places]].all())
+
+    def _begin_anew(self, epoch: int, place: int) -> list[tuple[int, Int64Array]]:
+        """Returns what was in memory."""
+        placed = self._placed(epoch)
+        dropped = self.forget()
+        self._keep_order(epoch, placed)
+        self._begin(epoch, place)
+        return dropped
+
+    def _begin(self, epoch: int, place: int) -> None:
+        """Somebody asks for this place, and others may ask for some before it."""
+        back = place if place < self._planned_places // 2 else self._planned_places // _BACK_PART
+        self._begin_at(epoch, max(0, place - back))
+
+    def _begin_at(self, epoch: int, first_place: int) -> None:
+        self._stray, self._asked_last = 0, epoch
+        placed = rest = self._orders[epoch]
         if first_place:
-            placed = PlacedOrder(placed.order, self._chunk_of, len(self._starts) - 1, first_place)
-        self._epochs = [_Epoch(epoch, placed, first_place)]
-        return self._epochs[0]
+            rest = PlacedOrder(placed.order, self._chunk_of, len(self._starts) - 1, first_place)
+        self._epochs = [_Epoch(epoch, placed, first_place, rest, self.num_askers)]
 
     def _open(self, epoch: int) -> None:
-        self._epochs.append(_Epoch(epoch, self._orders[epoch], 0))
+        self._epochs.append(_Epoch(epoch, self._orders[epoch], 0, self._orders[epoch], self.num_askers))
 
     def _placed(self, epoch: int) -> PlacedOrder:
         at = self._open_epoch(epoch)
@@ -273,13 +318,17 @@ class ShareMemory:
     def _open_epoch(self, number: int) -> _Epoch | None:
         return next((each for each in self._epochs if each.number == number), None)
 
-    def _under_way(self, read: ChunkRead) -> _Epoch | None:
-        """Its epoch; None: that was forgotten, and perhaps begun anew since."""
+    def _no_longer_under_way(self, read: ChunkRead) -> _Epoch | None:
+        """Take a read off its epoch. None: that was forgotten, and perhaps begun anew since."""
         at = self._open_epoch(read.epoch)
-        return at if at is not None and bool(at.coming[read.samples].all()) else None
+        if at is None or read not in at.under_way:
+            return None
+        at.under_way.remove(read)
+        at.coming[read.samples] = False
+        return at
 
     def _lost(self, at: _Epoch, samples: Int64Array) -> None:
-        self.held_bytes -= int(self._lengths[samples[at.to_come[samples]]].sum())
+        self.held_bytes -= int(self._lengths[samples[at.to_come[samples] > 0]].sum())
 
     def _read_now(
         self,
@@ -295,26 +344,28 @@ class ShareMemory:
         wanted_bytes = int(self._lengths[rest].sum())
         if len(rest) and self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes:
             dropped += self._give_up(at, wanted_bytes, int(at.place[rest].max()))
-        if self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes:
-            rest = NO_SAMPLES
-        spans = [np.union1d(asked, rest)] if len(rest) else np.split(asked, len(asked))
+        spans = [np.union1d(asked, rest)]
+        if not len(rest) or (self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes):
+            spans = np.split(asked, np.flatnonzero(np.diff(asked) > 1) + 1)
+            # What others will ask for in a moment stays for them, though memory be full.
+            rest = asked[at.to_come[asked] > 0]
         reads += [self._order(at, chunk, samples) for samples in spans]
         self.held_bytes += int(self._lengths[rest].sum())
-        self._to_be_read(at, chunk)
 
     def _give_up(self, at: _Epoch, wanted_bytes: int, place: int) -> list[tuple[int, Int64Array]]:
-        """Samples in memory that are asked for after a place of an epoch, those last asked for first, as many as make
-        room for so much; they are read again. None if they do not."""
+        """Samples in memory that are left of an earlier epoch, or asked for after a place of this one, those last asked
+        for first, as many as make room for so much; they are read again. None if they do not."""
         to_free = self.held_bytes + wanted_bytes - self.capacity_bytes
         found: list[tuple[_Epoch, Int64Array]] = []
-        for epoch in reversed(self._epochs):
-            if epoch.number < at.number or to_free <= 0:
-                break
+        earlier = [epoch for epoch in self._epochs if epoch.number < at.number]
+        for epoch in [*earlier, *reversed(self._epochs[len(earlier) :])]:
             last, end = place + 1 if epoch is at else 0, epoch.here_below
             while to_free > 0 and end > last:
                 start = max(last, end - _BLOCK)
                 last_first = epoch.order[start:end][::-1]
                 here = last_first[epoch.here[last_first]].astype(np.int64)
+                if not len(here) and end == epoch.here_below:
+                    epoch.here_below = start
                 freed = np.cumsum(self._lengths[here])
                 count = min(len(here), int(np.searchsorted(freed, to_free)) + 1)
                 if count:
@@ -332,14 +383,17 @@ class ShareMemory:
 
     def _drop_stale(self) -> list[tuple[int, Int64Array]]:
         """What lies so far behind that nobody is likely to ask for it any more: positions that a loop leaves out, and
-        the last of an epoch that ranks do not divide. A rank may be behind others by the memory that is planned for."""
+        the last of an epoch that ranks do not divide. A rank may be behind others by the memory that is planned for,
+        and no more than an epoch."""
         dropped: list[tuple[int, Int64Array]] = []
         newest = next(each for each in reversed(self._epochs) if each.front)
         past = newest.front - self._planned_places
-        while (first := self._epochs[0]) is not newest and (past > 0 or not first.num_to_come):
+        while (first := self._epochs[0]) is not newest and (
+            past > 0 or not first.num_to_come or first.number < newest.number - 1
+        ):
             self._sweep(first, len(self._lengths), dropped)
             self._epochs.pop(0)
-        if past > newest.swept + _BLOCK:
+        if past >= newest.swept + self._sweep_places:
             self._sweep(newest, past, dropped)
         return dropped
 
@@ -347,7 +401,7 @@ class ShareMemory:
         """Nobody will ask for what lies before this place."""
         behind = at.order[at.swept : end].astype(np.int64)
         at.swept = end
-        left = behind[at.to_come[behind]]
+        left = behind[at.to_come[behind] > 0]
         here = left[at.here[left]]
         self._drop(at, here)
         self._lost(at, left[at.coming[left]])
@@ -368,7 +422,7 @@ class ShareMemory:
     def _read_ahead(self) -> list[ChunkRead]:
         reads: list[ChunkRead] = []
         for at in self._epochs:
-            if not self._read_ahead_in(at, reads):
+            if at.number >= self._asked_last and not self._read_ahead_in(at, reads):
                 return reads
         # The first chunks of the next epoch take the place of the last ones of this.
         if self._epochs and self._epochs[-1].front and self._epochs[-1].number + 1 in self._orders:
@@ -384,8 +438,10 @@ class ShareMemory:
             if again:
                 chunk = at.again[0][1]
             rest = self._unread(at, chunk)
-            # Where a sample was read alone since, the chunk has a later place in the heap, too.
-            if len(rest) and not (again and int(at.place[rest].min()) != at.again[0][0]):
+            if again and len(rest) and (place := int(at.place[rest].min())) != at.again[0][0]:
+                heapreplace(at.again, (place, chunk))  # since then a sample was read alone, or is no longer to come
+                continue
+            if len(rest):
                 wanted_bytes = int(self._lengths[rest].sum())
                 if self.held_bytes + wanted_bytes > self.capacity_bytes:
                     return False
@@ -398,11 +454,13 @@ class ShareMemory:
         return True
 
     def _unread(self, at: _Epoch, chunk: int) -> Int64Array:
-        """Samples of a chunk that nobody has asked for, and that are neither in memory nor on their way."""
+        """Samples of a chunk that somebody has yet to ask for, and that are neither in memory nor on their way."""
         span = slice(int(self._starts[chunk]), int(self._starts[chunk + 1]))
-        there: NDArray[np.intp] = np.flatnonzero(at.to_come[span] & ~at.here[span] & ~at.coming[span])
+        there: NDArray[np.intp] = np.flatnonzero((at.to_come[span] > 0) & ~at.here[span] & ~at.coming[span])
         return there + span.start
 
     def _order(self, at: _Epoch, chunk: int, samples: Int64Array) -> ChunkRead:
+        read = ChunkRead(at.number, chunk, samples)
         at.coming[samples] = True
-        return ChunkRead(at.number, chunk, samples)
+        at.under_way.add(read)
+        return read

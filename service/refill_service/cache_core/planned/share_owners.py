@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from functools import lru_cache
+from heapq import heappush, heapreplace
 
 import numpy as np
 
@@ -20,26 +21,32 @@ __all__ = ["share_owners", "stand_in"]
 def share_owners(num_shares: int, num_pods: int) -> Int64Array:
     """``(shares,)`` ordinals: each pod has as many shares as any other, or one less. With one more pod, that one gets
     its shares from those that have most, and no other share moves."""
-    owners = np.zeros(num_shares, dtype=np.int64)
-    counts = [num_shares]
+    of_pods = [list(range(num_shares))]
+    fullest = [(-num_shares, 0)]
+    """``(-shares, -pod)``, a heap."""
     for pod in range(1, num_pods):
-        counts.append(0)
-        least = num_shares // (pod + 1)
-        of_pod = [np.flatnonzero(owners == each).tolist() for each in range(pod)]
-        while counts[pod] < least:
-            giver = max(range(pod), key=lambda each: (counts[each], each))
-            owners[of_pod[giver].pop()] = pod
-            counts[giver] -= 1
-            counts[pod] += 1
+        given = []
+        for _ in range(num_shares // (pod + 1)):
+            count, giver = fullest[0]
+            given.append(of_pods[-giver].pop())
+            heapreplace(fullest, (count + 1, giver))
+        of_pods.append(sorted(given))
+        heappush(fullest, (-len(given), -pod))
+    owners = np.empty(num_shares, dtype=np.int64)
+    for pod, shares in enumerate(of_pods):
+        owners[shares] = pod
     owners.flags.writeable = False
     return owners
 
 
-def stand_in(share: int, owner: int, num_pods: int, away: Container[int]) -> int:
-    """The pod that answers for a share whose owner is away: shares of one pod go to all others. The owner itself, where
-    all are away."""
+def stand_in(share: int, num_shares: int, num_pods: int, away: Container[int]) -> int:
+    """The pod that answers for a share whose owner is away: each of the others has as many of the owner's shares, or
+    one less, unless it is away, too. The owner itself, where all are away."""
+    owners = share_owners(num_shares, num_pods)
+    owner = int(owners[share])
+    number = int(np.count_nonzero(owners[:share] == owner))
     for step in range(num_pods - 1):
-        pod = (owner + 1 + (share + step) % (num_pods - 1)) % num_pods
+        pod = (owner + 1 + (number + step) % (num_pods - 1)) % num_pods
         if pod not in away:
             return pod
     return owner

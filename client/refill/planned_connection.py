@@ -1,0 +1,608 @@
+"""What does a rank ask of pods whose order is planned? Positions of an epoch, of any pod that answers.
+
+Which sample is at a position follows from the plan alone, and every request names it. So any pod answers, also one that
+was started a moment ago: it is brought the plan by the rank that asks. Where a rank's home does not answer, the next
+pod does. What has come is reported now and then, for receipts; nothing hangs on that.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing.util
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, MutableSequence
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refill.answer_checks import checked_job, read_as_of_a_pod
+from refill.batch_groups import BatchGroups
+from refill.credentials import Credentials
+from refill.errors import (
+    InvalidInput,
+    JobConflict,
+    PodBusy,
+    PodUnreachable,
+    RankHeld,
+    RefillError,
+    RequestTooLarge,
+    UnknownJob,
+)
+from refill.home_watch import watch_home
+from refill.own_life import has_ended, leaves_the_rank_to, own_life
+from refill.patience import Patience
+from refill.pod_channel import PodChannel, Wait
+from refill.pod_link import UNIX, checked_url
+from refill.protocol.dealing import Dealing
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.position_set import PositionSet
+from refill.protocol.rank_life import RankLife
+from refill.protocol.wire_format import MAX_LABELS, MAX_SAMPLES, BatchRequest, Int64Array
+from refill.received_batch import Expected, ReceivedBatch
+
+__all__ = ["PlannedConnection", "RankPlace"]
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+Attempt = Callable[[str, Wait], Answer]
+"""One try; gets the URL of the pod to ask, and how long it may wait."""
+
+_PROBE_SECONDS = 1.5
+"""A pod that is asked for a sign of life, and gives none for so long, is taken to be away."""
+_SILENT_SECONDS = 0.5
+"""After so long without an answer it is asked for one."""
+_BACK_SECONDS = 5.0
+"""Between looks whether the first of a rank's pods is there again."""
+_REPORT_SECONDS = 3.0
+_QUIET_SECONDS = 0.25
+"""What came is reported when nothing has come for so long, or every three seconds."""
+_MOST_UNREPORTED = 300
+"""Epochs: as many as a pod keeps."""
+_TURNS = 4
+_NAMED_DAMAGED = 20
+_OF_ONE_PROCESS = ("_process", "_of_thread", "_lock", "_received", "_of_ranks", "_ended", "_refused_by", "_watched")
+
+
+class RankPlace:
+    """What all processes of a rank know of where it is: by which plan samples have come, and from which position on an
+    epoch is dealt to the ranks that there are now.
+
+    :param shared: zeros in memory that these share.
+    """
+
+    NUM_SHARED = 4
+
+    def __init__(self, shared: MutableSequence[Any] | Any) -> None:
+        self._shared = shared
+
+    def goes_by(self, plan_id: str) -> None:
+        """Fact: samples have come by this plan. Raises :class:`JobConflict` when others have come by another one."""
+        number = int(plan_id[:15], 16)
+        if not self._shared[0]:
+            self._shared[0] = number
+        if int(self._shared[0]) != number:
+            raise JobConflict(
+                f"samples have come to this rank by another plan than {plan_id:.8}: end the job (refill end) and start "
+                "all ranks from the same state"
+            )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether samples have come, here or before the state that the loop goes on from."""
+        return bool(self._shared[0])
+
+    def is_dealt(self, epoch: int, start: int, had: int) -> None:
+        """Fact: the loop goes on in an epoch of which all positions before ``start`` were had when it was dealt, and
+        ``had`` of each rank's since."""
+        self._shared[2], self._shared[3] = start, had
+        self._shared[1] = epoch + 1
+
+    @property
+    def epoch(self) -> int | None:
+        """That is dealt so; None: the loop began with no state."""
+        return int(self._shared[1]) - 1 if self._shared[1] else None
+
+    def start(self, epoch: int) -> int:
+        return int(self._shared[2]) if epoch == self.epoch else 0
+
+    def had(self, epoch: int) -> int:
+        return int(self._shared[3]) if epoch == self.epoch else 0
+
+
+class PlannedConnection:
+    """A rank's connection to the pods of a planned job. Parameters and errors as those of :class:`PodConnection`, whose
+    place it takes. Picklable; the copy opens connections of its own.
+
+    :param place: shared by all copies.
+    :param groups: of ranks that share a batch; None: as many in a row as ``spec`` says.
+    """
+
+    look_every_seconds = _QUIET_SECONDS
+    _unreported: float
+    """Since when something has come that was not reported; 0: nothing has."""
+    _last_came: float
+    _heard_at: float
+    _watched: bool
+    _ended: RankLife | None
+    """Who was this rank before, and is gone."""
+    _refused_by: RankLife | None
+    """Who is this rank, as a pod has said last; other pods may not know it yet."""
+
+    def __init__(
+        self,
+        service_url: str,
+        spec: JobSpec,
+        rank: int,
+        home: str | None,
+        timeout_seconds: float,
+        credentials: Credentials | None = None,
+        allow_skipped: bool = False,
+        connect_timeout_seconds: float = 2.0,
+        *,
+        goes_without_damaged: bool = False,
+        place: RankPlace | None = None,
+        groups: BatchGroups | None = None,
+    ) -> None:
+        if not timeout_seconds >= 0:
+            raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
+        if not 0 < connect_timeout_seconds < float("inf"):
+            raise InvalidInput(f"connect_timeout_seconds must be above 0, got {connect_timeout_seconds!r}")
+        self.service_url = checked_url(service_url)
+        self.spec, self.rank, self.timeout_seconds = spec, rank, timeout_seconds
+        self.allow_skipped = allow_skipped
+        self._groups = groups or BatchGroups(spec.batch_group)
+        self.is_rank = True
+        """False: it has asked for no sample so far."""
+        self._given_home = None if home is None else checked_url(home)
+        self._goes_without_damaged = goes_without_damaged
+        self._num_damaged = 0
+        self._place = place or RankPlace([0] * RankPlace.NUM_SHARED)
+        self._made_in = os.getpid()
+        credentials = credentials or Credentials()
+        self._channel = PodChannel(credentials, connect_timeout_seconds)
+        self._probes = PodChannel(credentials, connect_timeout_seconds)
+        """Apart from requests that are under way."""
+        self._info: dict[str, Any] | None = None
+        self._plan: dict[str, Any] | None = None
+        self._pods: list[str] = []
+        """In the order in which this rank asks them."""
+        self._turn = 0
+        """How many of them were found away, one after another."""
+        self._back_at = 0.0
+        self._begin_process()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_ONE_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_process()
+
+    # The job, and its plan.
+
+    def info(self) -> dict[str, Any]:
+        """What the pods say of the job; registers it the first time. ``resumed``: the epoch of which only a rest is
+        dealt, and how many positions of it each rank has."""
+        if self._info is None:
+            self._registered(self._retried(self._register, of_home=False))
+        assert self._info is not None
+        epoch = self._dealt_epoch()
+        rest = None
+        if epoch is not None:
+            rest = {"epoch": epoch, "samples_per_rank": self.dealing(epoch).per_rank, "unknown": 0}
+        return self._info | {"samples_per_rank": self.dealing(-1).per_rank, "resumed": rest}
+
+    def goes_by(self, plan: dict[str, Any]) -> None:
+        """Fact: the loop goes on from a state by this plan. Raises :class:`JobConflict` when pods know that other ranks
+        go by another one."""
+        settings = PlanSettings.from_dict(plan)
+        self._place.goes_by(settings.plan_id)
+        known, self._plan = self._plan, settings.to_dict()
+        if self._info is None or known != self._plan:
+            self._registered(self._retried(self._register, of_home=False))
+
+    def deals(self, epoch: int, start: int, had: int) -> None:
+        """Fact: see :meth:`RankPlace.is_dealt`."""
+        self._place.is_dealt(epoch, start, had)
+
+    def dealing(self, epoch: int) -> Dealing:
+        """How the positions of an epoch are dealt to the ranks."""
+        assert self._info is not None
+        return Dealing(
+            self._info["num_samples"],
+            self.spec.num_groups,
+            start=self._place.start(epoch),
+            drop_last=self.spec.drop_last,
+        )
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The settings of the plan, whole."""
+        self.info()
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def plan_id(self) -> str:
+        return str(self.info()["plan_id"])
+
+    @property
+    def home(self) -> str:
+        """The pod that this rank's requests go to."""
+        self.info()
+        return self._pods[self._turn % len(self._pods)]
+
+    @property
+    def _group(self) -> int:
+        """As which rank it asks for samples: of those that share a batch, all ask as one."""
+        return self._groups.number(self.rank)
+
+    # Samples.
+
+    def batch(self, epoch: int, positions: Int64Array) -> ReceivedBatch:
+        """The samples that answer positions of this rank, in their order."""
+        self._own_process()
+        waited = getattr(self._of_thread, "waited_seconds", 0.0)
+        self.info()
+        self._check_positions(epoch, positions)
+        started = time.perf_counter()
+        asked_by = ""
+
+        def ask(pod: str, wait: Wait) -> ReceivedBatch:
+            nonlocal asked_by
+            asked_by = self.plan_id  # another thread may learn meanwhile that another plan stands
+            dealing = self.dealing(epoch)
+            wanted = dealing.positions(self._group, positions) % max(1, dealing.num_positions)
+            body = BatchRequest(epoch, self._group, wanted, waited_seconds=waited).encode()
+            path = self._path("batch", plan=asked_by, **self._about_batch(epoch, dealing))
+            return self._channel.fetch(pod, path, body, Expected(wanted), wait)
+
+        received = self._retried(ask)
+        self._refused_by = None
+        self._place.goes_by(asked_by)
+        with self._lock:
+            name = epoch, self._place.start(epoch)
+            known = self._received.setdefault(name, PositionSet())
+            known.add(0, self._place.had(epoch))
+            known.add_all(positions)
+            while len(self._received) > _MOST_UNREPORTED:
+                del self._received[next(iter(self._received))]
+            self._unreported = self._unreported or time.monotonic()
+            self._last_came = time.monotonic()
+        if not self._watched:
+            self._watched = True
+            watch_home(self)
+            multiprocessing.util.Finalize(None, _report_last, args=(weakref.ref(self), os.getpid()), exitpriority=10)
+        self._of_thread.waited_seconds = time.perf_counter() - started
+        return received
+
+    def _check_positions(self, epoch: int, positions: Int64Array) -> None:
+        length = self.dealing(epoch).per_rank
+        if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < length:
+            raise InvalidInput(
+                f"rank {self.rank} asks for position {int(positions.max())}, but epoch {epoch} of job {self.spec.name} "
+                f"has {length} positions for it"
+            )
+
+    def _about_batch(self, epoch: int, dealing: Dealing) -> dict[str, Any]:
+        about: dict[str, Any] = {"ranks": dealing.num_ranks, "start": dealing.start, "life": self._life().encode()}
+        if self._groups.size > 1:
+            about |= {"group": self._groups.size, "member": self._groups.member(self.rank)}
+        if dealing.drop_last:
+            about["drop_last"] = "true"
+        if had := self._place.had(epoch):
+            about["had"] = had
+        if self.allow_skipped:
+            about["allow_skipped"] = "true"
+        if self._goes_without_damaged:
+            about["damaged"] = "say"
+        if self._ended is not None:
+            about["ended"] = self._ended.encode()
+        elif self._refused_by is not None:
+            about["refused_by"] = self._refused_by.encode()
+        return about
+
+    def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
+        """Exactly these samples, outside of any epoch. In as many requests as pods want it split into."""
+        parts = []
+        to_ask = [sample_ids[start : start + MAX_SAMPLES] for start in range(0, len(sample_ids), MAX_SAMPLES)]
+        while to_ask:
+            ids = to_ask.pop(0)
+            try:
+                body = np.ascontiguousarray(ids, dtype="<i8").tobytes()
+                parts.append(self._fetched(lambda: self._path("samples"), body, Expected(sample_ids=ids)))
+            except RequestTooLarge:
+                if len(ids) < 2:
+                    raise
+                to_ask[:0] = np.array_split(ids, 2)
+        if len(parts) == 1:
+            return parts[0]
+        return ReceivedBatch(sample_ids.copy(), [payload for part in parts for payload in part.payloads])
+
+    def labels(self, num_samples: int) -> Int64Array:
+        """Of all samples of a dataset that has labels."""
+        return self._of_index("labels", num_samples, "<i4")
+
+    def lengths(self, num_samples: int) -> Int64Array:
+        """Bytes of all samples of a dataset."""
+        return self._of_index("lengths", num_samples, "<i8")
+
+    def _of_index(self, what: str, num_samples: int, dtype: str) -> Int64Array:
+        with read_as_of_a_pod(self.home):
+            found = np.empty(num_samples, dtype=np.int64)
+        for first in range(0, num_samples, MAX_LABELS):
+            end = min(first + MAX_LABELS, num_samples)
+            expected = Expected(sample_ids=np.array([first], dtype=np.int64))
+            body = np.array([first, end], dtype="<i8").tobytes()
+            part = self._fetched(lambda: f"{self._job_path(what)}?incarnation={self.plan_id}", body, expected)
+            with read_as_of_a_pod(self.home):
+                found[first:end] = np.frombuffer(part.payloads[0], dtype=dtype, count=end - first)
+        return found
+
+    def _fetched(self, path: Callable[[], str], body: bytes, expected: Expected) -> ReceivedBatch:
+        self.info()
+        return self._retried(lambda pod, wait: self._channel.fetch(pod, path(), body, expected, wait))
+
+    def post_trace(self, epoch: int, sample_ids: NDArray[np.int64]) -> None:
+        raise InvalidInput(f"job {self.spec.name} has an order of its own (policy planned): it takes no traces")
+
+    # Facts for receipts and for those who watch.
+
+    def goes_without(self, epoch: int, positions: Int64Array, sample_ids: Int64Array, why: list[RefillError]) -> None:
+        """Fact: this rank goes on without what came for these positions, since it is damaged. Receipts name it."""
+        for error in why:
+            self._num_damaged += 1
+            if self._num_damaged <= _NAMED_DAMAGED:
+                log.warning("job %s goes on without a sample: %s", self.spec.name, error)
+        if self._num_damaged - len(why) < _NAMED_DAMAGED <= self._num_damaged:
+            log.warning("job %s: this process names no further damaged samples; receipts do", self.spec.name)
+        body = self._dealt_to(epoch, self._place.start(epoch))
+        body["damaged"] = list(zip(positions.tolist(), sample_ids.tolist(), strict=True))
+        self._retried(lambda pod, wait: self._channel.call("PUT", pod, self._path("received"), wait, sent=body))
+
+    def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:
+        """Report to the home pod what the loop has seen since the last report; tried once."""
+        seen = {"rank": self.rank, "data_wait_seconds": data_wait_seconds, "samples": samples, "bytes": num_bytes}
+        path = f"{self._job_path('report')}?incarnation={self.plan_id}"
+        self._channel.call("POST", self.home, path, Wait(_PROBE_SECONDS), sent=seen)
+
+    def skipped(self, epoch: int, start: int, end: int) -> bool:
+        """Whether this rank has left out some of the positions ``[start, end)`` of an epoch so far: in all its
+        processes. False when the pods don't know."""
+        what = f"epochs/{epoch}/ranks/{self._group}"
+        answer = self._retried(
+            lambda pod, wait: self._channel.call("GET", pod, self._path(what, start=start, end=end), wait)
+        )
+        return answer.get("skipped") is not None
+
+    def epoch_counts(self, epoch: int) -> dict[str, Any]:
+        """Counts of an epoch, of each pod and in sum."""
+        path = self._job_path(f"epochs/{epoch}")
+        return self._retried(lambda pod, wait: self._channel.call("GET", pod, path, wait), registers=False)
+
+    def end_job(self) -> None:
+        """End the job on all pods and free its memory; nothing happens when that was done before."""
+        self.report_received()
+        try:
+            self._retried(
+                lambda pod, wait: self._channel.call("DELETE", pod, self._job_path(), wait),
+                registers=False,
+                of_home=self._info is not None,
+            )
+        except UnknownJob:
+            log.info("job %s had ended before", self.spec.name)
+
+    def of_rank(self, rank: int) -> PlannedConnection:
+        """A connection of this process for another rank, which asks for nothing itself: its process is given what this
+        one reads."""
+        self._own_process()
+        self.info()
+        if rank not in self._of_ranks:
+            other = PlannedConnection.__new__(PlannedConnection)
+            other.__setstate__(self.__getstate__())
+            other.rank = rank
+            self._of_ranks[rank] = other
+        return self._of_ranks[rank]
+
+    def look_after_home(self) -> None:
+        """As a thread of each process that asks does now and then: reports what has come, says that the rank is there,
+        and goes back to the first of its pods when that answers again."""
+        now = time.monotonic()
+        with self._lock:
+            due = self._unreported
+            is_due = due and (now - due > _REPORT_SECONDS or now - self._last_came > _QUIET_SECONDS)
+        if is_due:
+            self.report_received()
+        if now - self._heard_at > _REPORT_SECONDS:
+            self._heard_at = now
+            path = self._path("", rank=self.rank, life=self._life().encode())
+            try:
+                self._probes.call("GET", self.home, path, Wait(_PROBE_SECONDS))
+            except (UnknownJob, PodUnreachable):  # what it was told may be lost, and is told again
+                with self._lock:
+                    self._unreported = self._unreported or (now if self._received else 0.0)
+            except RefillError:
+                pass
+        if self._turn and now > self._back_at:
+            self._back_at = now + _BACK_SECONDS
+            if self._answers(self._pods[0]):
+                self._turn = 0
+
+    def report_received(self) -> None:
+        """Tried once at this time; what was not taken is reported with what comes next."""
+        with self._lock:
+            self._unreported = 0.0
+            found = [(epoch, start, list(spans)) for (epoch, start), spans in self._received.items()]
+        try:
+            for epoch, start, spans in found:
+                had = self._place.had(epoch) if start == self._place.start(epoch) else 0
+                self._tell_home(self._dealt_to(epoch, start) | {"spans": [(0, had), *spans] if had else spans})
+        except RefillError:
+            with self._lock:
+                self._unreported = self._unreported or time.monotonic()
+        else:
+            with self._lock:
+                for epoch, start, spans in found[:-2]:
+                    if list(self._received[epoch, start]) == spans:
+                        del self._received[epoch, start]
+
+    def _tell_home(self, received: dict[str, Any]) -> None:
+        """Tried once at each of this rank's pods."""
+
+        def tell(pod: str, wait: Wait) -> dict[str, Any]:
+            return self._probes.call("PUT", pod, self._path("received"), wait, sent=received)
+
+        for turn in range(len(self._pods)):
+            pod = self.home
+            try:
+                self._once(pod, tell, Wait(_PROBE_SECONDS), registers=True)
+                return
+            except PodUnreachable as error:
+                if isinstance(error, PodBusy) or turn + 1 == len(self._pods):
+                    raise
+                self._is_away(pod, said=False)
+
+    def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
+        spec = self.spec
+        of_rank = {"epoch": epoch, "rank": self._group, "num_ranks": spec.num_groups}
+        return of_rank | {"start": start, "drop_last": spec.drop_last}
+
+    # Which pod is asked, and what it is brought.
+
+    def _retried(self, attempt: Attempt[Answer], *, registers: bool = True, of_home: bool = True) -> Answer:
+        """Try until it works, an error is final, or time is up.
+
+        :param registers: whether a pod that does not know the job is brought it.
+        :param of_home: whether this rank's pods are asked, one after another; else the service.
+        """
+        patience = Patience(self.rank, self.timeout_seconds)
+        while True:
+            pod = self.home if of_home else self.service_url
+            try:
+                return self._once(pod, attempt, self._watchful(patience.next_try()), registers=registers)
+            except RefillError as error:
+                if error.status != PodUnreachable.status and not (registers and isinstance(error, UnknownJob)):
+                    raise
+                patience.failed(error, pod)
+                if of_home and isinstance(error, PodUnreachable) and not isinstance(error, PodBusy):
+                    self._is_away(pod)
+                    if self._turn % len(self._pods):
+                        continue  # the next one is asked at once
+                patience.pause(error)
+
+    def _once(self, pod: str, attempt: Attempt[Answer], wait: Wait, *, registers: bool) -> Answer:
+        for turn in range(_TURNS):
+            try:
+                return attempt(pod, wait)
+            except UnknownJob:
+                if not registers or self._info is None or turn + 1 == _TURNS:
+                    raise
+                self._registered(self._register(pod, wait))
+            except RankHeld as error:
+                holder = RankLife.decode(str(error.details.get("holder")))
+                is_free = has_ended(holder) or leaves_the_rank_to(holder, self._made_in)
+                if turn + 1 == _TURNS or not is_free:
+                    self._refused_by = holder
+                    raise
+                log.info("rank %d goes on in place of %s", self.rank, holder)
+                self._ended = holder
+        raise AssertionError("the last turn returns or raises")
+
+    def _watchful(self, wait: Wait) -> Wait:
+        """A pod that does not answer is asked for a sign of life, over another connection."""
+        started = time.monotonic()
+
+        def still_waits(pod: str) -> None:
+            wait.still_waits(pod)
+            if time.monotonic() - started > _SILENT_SECONDS and not self._answers(pod):
+                raise PodUnreachable(f"{pod} gives no sign of life", url=pod)
+
+        return Wait(wait.seconds, still_waits)
+
+    def _answers(self, pod: str) -> bool:
+        try:
+            self._probes.call("GET", pod, "/healthz", Wait(_PROBE_SECONDS))
+        except RefillError:
+            return False
+        return True
+
+    def _is_away(self, pod: str, *, said: bool = True) -> None:
+        """Fact: a pod was asked, and can't be. Several threads may find the same.
+
+        :param said: whether it is worth a line in the log; what has come is reported when pods have ended, too.
+        """
+        if self._info is not None and pod == self.home and len(self._pods) > 1:
+            self._turn += 1
+            self._back_at = time.monotonic() + _BACK_SECONDS
+            if said:
+                log.warning("%s does not answer: rank %d asks %s", pod, self.rank, self.home)
+
+    def _register(self, pod: str, wait: Wait) -> dict[str, Any]:
+        body = {"settings": self.spec.to_dict(), "plan": self._plan, "begun": self._place.has_begun}
+        body["again"] = self._info is not None
+        answer = checked_job(self._channel.call("PUT", pod, self._job_path("planned"), wait, sent=body), pod)
+        with read_as_of_a_pod(pod):
+            plan = PlanSettings.from_dict(answer["plan"])
+            if plan.plan_id != answer["plan_id"]:
+                raise InvalidInput(f"its plan is {plan.plan_id}, and it says {answer['plan_id']}")
+        return answer
+
+    def _registered(self, info: dict[str, Any]) -> None:
+        if self._place.has_begun:
+            self._place.goes_by(info["plan_id"])
+        self._plan, self._info = info["plan"], info
+        pods = [checked_url(url) for url in info["pods"]]
+        mine = [*pods[self.rank % len(pods) :], *pods[: self.rank % len(pods)]] if pods else []
+        if self._given_home is not None:
+            mine = [self._given_home]
+        elif self.service_url.startswith(UNIX):
+            mine = []
+        mine = [pod for pod in mine if self._channel.may_ask(pod, self.service_url)]
+        found = list(dict.fromkeys([*mine, self.service_url]))
+        if found != self._pods:
+            self._pods, self._turn = found, 0
+
+    def _path(self, what: str, **about: Any) -> str:
+        path = self._job_path(f"planned{what and '/'}{what}")
+        return f"{path}?{urlencode({'plan': self.plan_id} | about)}"
+
+    def _job_path(self, what: str = "") -> str:
+        return f"/v1/jobs/{quote(self.spec.name, safe='')}{what and '/'}{what}"
+
+    def _dealt_epoch(self) -> int | None:
+        """The epoch of which only a rest is dealt."""
+        epoch = self._place.epoch
+        return epoch if epoch is not None and self._place.start(epoch) else None
+
+    def _life(self) -> RankLife:
+        return own_life(self._made_in)
+
+    def _own_process(self) -> None:
+        if self._process != os.getpid():
+            self._begin_process()
+
+    def _begin_process(self) -> None:
+        self._process = os.getpid()
+        self._of_thread = threading.local()
+        self._lock = threading.Lock()
+        self._received: dict[tuple[int, int], PositionSet] = {}
+        """By epoch and where it was dealt from, what this process has received of the last two, and of those before
+        that it has not reported; with what lies in the checkpoint that the loop goes on from."""
+        self._unreported = self._last_came = self._heard_at = 0.0
+        self._watched = False
+        self._ended = self._refused_by = None
+        self._of_ranks: dict[int, PlannedConnection] = {}
+
+
+def _report_last(connection: weakref.ref[PlannedConnection], process: int) -> None:
+    """As a process ends: what came last."""
+    found = connection()
+    if found is not None and process == os.getpid() and found._unreported:
+        found.report_received()

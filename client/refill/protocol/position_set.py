@@ -1,0 +1,73 @@
+"""Which positions are there? Spans of positions in a row, which loops ask for mostly in order."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from refill.protocol.wire_format import Int64Array
+
+__all__ = ["PositionSet"]
+
+
+class PositionSet:
+    """Positions as spans ``[first, end)``, ascending, none beside another."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
+        self._firsts: list[int] = []
+        self._ends: list[int] = []
+        for first, end in spans:
+            self.add(first, end)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._firsts, self._ends, strict=True)
+
+    def __len__(self) -> int:
+        """How many spans."""
+        return len(self._firsts)
+
+    @property
+    def count(self) -> int:
+        return sum(self._ends) - sum(self._firsts)
+
+    @property
+    def end(self) -> int:
+        """Behind the last position; 0: there is none."""
+        return self._ends[-1] if self._ends else 0
+
+    def first_gap(self) -> tuple[int, int] | None:
+        """The first positions ``[start, end)`` that are not there, between others that are; None: there are none."""
+        return (self._ends[0], self._firsts[1]) if len(self) > 1 else None
+
+    def add(self, first: int, end: int) -> None:
+        if first >= end:
+            return
+        low, high = bisect_left(self._ends, first), bisect_right(self._firsts, end)
+        if low < high:
+            first, end = min(first, self._firsts[low]), max(end, self._ends[high - 1])
+        self._firsts[low:high], self._ends[low:high] = [first], [end]
+
+    def add_all(self, positions: Int64Array) -> None:
+        """``(n,)`` in any order."""
+        positions = np.unique(positions)
+        if len(positions):
+            breaks = np.flatnonzero(np.diff(positions) != 1)
+            firsts, ends = positions[np.append(0, breaks + 1)], positions[np.append(breaks, len(positions) - 1)] + 1
+            for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
+                self.add(first, end)
+
+    def first_missing(self, start: int, end: int) -> tuple[int, int] | None:
+        """The first span of ``[start, end)`` that is not there; None: all of it is."""
+        place = bisect_right(self._ends, start)
+        if place < len(self._firsts) and self._firsts[place] <= start:
+            start = self._ends[place]
+            place += 1
+        if start >= end:
+            return None
+        return start, min(end, self._firsts[place]) if place < len(self._firsts) else end
+
+    def has_any(self, start: int, end: int) -> bool:
+        place = bisect_right(self._ends, start)
+        return start < end and place < len(self._firsts) and self._firsts[place] < end

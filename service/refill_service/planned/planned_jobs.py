@@ -1,0 +1,531 @@
+"""Which planned jobs does this pod have, and by which plan? The one thing that pods and ranks must agree on.
+
+A plan is made once, by pod 0, where no pod and no rank has one of that job: its memory is what pods have for the job
+then. From then on it is brought along: by ranks that register the job at a pod that does not know it, by pods that ask
+others for samples, and in states of loops. Where two plans of one name meet, one that a rank has received samples by
+stands; if both are such, the request that shows it is refused, with both named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from refill.errors import (
+    InvalidInput,
+    JobConflict,
+    JobError,
+    JobLost,
+    PodUnreachable,
+    RefillError,
+    SamplesSkipped,
+    UnknownJob,
+)
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.position_set import PositionSet
+from refill_service.cache_core.job_holder import check_holder
+from refill_service.cache_core.planned.job_orders import JobOrders
+from refill_service.cache_core.planned.job_plan import plan_memory, plan_of, with_plan
+from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of
+from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.cache_core.skipped_positions import skipped_for_good
+from refill_service.datasets.dataset_reader import Dataset
+from refill_service.jobs.epoch_counts import counts_of, sum_of_counts
+from refill_service.jobs.job_table import JobTable
+from refill_service.membership.jobs_here import LEADER
+from refill_service.object_store.store_patience import within
+from refill_service.object_store.store_url import parse_url
+from refill_service.peers.peers import Peers
+from refill_service.planned.job_counts import JobCounts
+from refill_service.planned.planned_job import PlannedJob
+from refill_service.planned.pods_away import PodsAway, is_away
+
+__all__ = ["PlannedJobs"]
+
+log = logging.getLogger(__name__)
+
+_KEPT_ENDED = 100
+_OF_RANKS = ("world_size", "drop_last", "num_epochs", "batch_group")
+"""Settings of a job that its ranks may change: the order does not follow from them."""
+
+
+class _Ended(NamedTuple):
+    """What is kept of a job that was ended here."""
+
+    at: float
+    """By the clock."""
+    spec: JobSpec
+    received: ReceivedEpochs
+    counts: JobCounts
+
+
+class PlannedJobs:
+    """Of one pod. Memory is shared with the other jobs of the pod, by its table."""
+
+    def __init__(self, table: JobTable, peers: Peers, away: PodsAway) -> None:
+        self.jobs: dict[str, PlannedJob] = {}
+        table.planned = self.jobs
+        table.end_planned = self.end_here
+        self._table, self._settings = table, table.settings
+        self._peers, self._away = peers, away
+        self._registering = asyncio.Lock()
+        self._ended: OrderedDict[tuple[str, str], _Ended] = OrderedDict()
+        """By name and plan."""
+
+    def find(self, name: str, plan_id: str | None = None, *, looked_at: bool = False) -> PlannedJob:
+        """Raises :class:`UnknownJob`, for another plan of the name, too: who asks registers his.
+
+        :param looked_at: by somebody who watches, which does not keep an idle job alive.
+        """
+        job = self.jobs.get(name)
+        if job is None or (plan_id is not None and job.plan_id != plan_id):
+            raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name} of this plan: register it", job=name)
+        if not looked_at:
+            slept = job.sleeps
+            job.last_used = time.monotonic()
+            if slept:
+                self._table.share_memory()
+        return job
+
+    async def close(self) -> None:
+        for job in list(self.jobs.values()):
+            await job.close()
+        self.jobs.clear()
+
+    # How a job becomes known.
+
+    async def register(self, spec: JobSpec, plan: PlanSettings | None, *, begun: bool, again: bool) -> dict[str, Any]:
+        """For a client: on this pod, and on all that can be reached.
+
+        :param plan: that it brings; None: it knows none.
+        :param begun: whether it has received samples by that plan, in this process or before the state that it goes on
+            from.
+        :param again: whether this process had registered the job before.
+        """
+        is_new = spec.name not in self.jobs
+        if is_new:
+            self._table.check_taking_jobs()
+            self._table.opening.begin(spec.dataset)
+            announcing = asyncio.create_task(self._announce(spec))
+            announcing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if is_new and plan is None:
+            plan, begun = await self._plan_of_others(spec)
+        if is_new and plan is None and self._settings.ordinal != LEADER:
+            decided = await self._peers.call(LEADER, "PUT", _path(spec.name), {"spec": spec.to_dict()})
+            plan = PlanSettings.from_dict(decided["plan"])
+        job = await self.register_here(spec, plan, begun=begun, again=again)
+        if is_new:
+            try:
+                await self._introduce(job)
+            except RefillError:
+                await self._take_back(job)
+                raise
+            job = self.jobs.get(spec.name, job)
+        return job.info() | {"pods": list(self._settings.pod_urls)}
+
+    async def register_here(
+        self,
+        spec: JobSpec,
+        plan: PlanSettings | None,
+        *,
+        begun: bool,
+        again: bool = False,
+        of_pod: bool = False,
+        since: float | None = None,
+    ) -> PlannedJob:
+        """At this pod alone; parameters as of :meth:`register`. Raises :class:`JobConflict` when two plans or settings
+        of the name contradict each other, and :class:`JobLost` when it was ended while the process that asks ran.
+
+        :param of_pod: another pod has brought the plan. Of two that nobody has received anything by, all pods keep the
+            one with the smaller id.
+        :param since: when the run was registered at the first pod, as a pod says that has it; None: now.
+        """
+        async with self._registering:
+            known = self.jobs.get(spec.name)
+            if known is None and (live := self._table.jobs.get(spec.name)) is not None:
+                check_holder(spec.name, live.spec.holder, spec.holder)
+                raise JobConflict(f"job {spec.name} runs with policy {live.spec.policy}, and you ask for planned")
+            if known is not None:
+                check_holder(spec.name, known.spec.holder, spec.holder)
+                self._check_settings(known, spec, plan)
+                gives_way = begun or (of_pod and plan is not None and plan.plan_id < known.plan_id)
+                if plan is None or plan.plan_id == known.plan_id or not gives_way:
+                    known.confirmed |= begun and plan is not None
+                    known.ranks_are(spec)
+                    return known
+                if known.confirmed and not begun:
+                    return known
+                if known.confirmed:
+                    raise JobConflict(
+                        f"job {spec.name} runs here by plan {known.plan_id:.8}, and you go on by plan "
+                        f"{plan.plan_id:.8}: ranks of one run must go on from states of one run; end the job (refill "
+                        "end) and start all ranks from the same state, or use another name"
+                    )
+                log.warning(
+                    "job %s: plan %.8s, by which nobody has received anything, gives way", spec.name, known.plan_id
+                )
+                await self._close(known)
+            ended = None if plan is None else self._ended.get((spec.name, plan.plan_id))
+            if ended is not None and again and (since is None or since < ended.at):
+                raise JobLost(f"job {spec.name} was ended while it was asked for samples", job=spec.name)
+            job = await self._make(spec, plan, confirmed=begun)
+            self._ended.pop((spec.name, job.plan_id), None)
+            job.since = job.since if since is None else since
+            self.jobs[spec.name] = job
+            self._table.share_memory()
+            settings = job.orders.settings
+            log.info(
+                "job %s: %s, plan %.8s: %d shares, chunks of %d samples, memory for %s bytes",
+                spec.name,
+                spec.dataset,
+                settings.plan_id,
+                settings.num_shares,
+                settings.chunk_size,
+                f"{settings.memory_bytes:,}",
+            )
+            return job
+
+    async def other_plan(self, introduced: dict[str, Any]) -> None:
+        """Fact: another pod has the job by another plan. Errors as those of :meth:`register_here`."""
+        spec, plan = JobSpec.from_dict(introduced["spec"]), PlanSettings.from_dict(introduced["plan"])
+        await self.register_here(
+            spec, plan, begun=bool(introduced["confirmed"]), of_pod=True, since=introduced["since"]
+        )
+
+    def _check_settings(self, known: PlannedJob, spec: JobSpec, plan: PlanSettings | None) -> None:
+        alike = replace(spec, **{name: getattr(known.spec, name) for name in _OF_RANKS})
+        if plan is not None and spec.policy_settings == plan.policy_settings():
+            alike = replace(
+                alike, policy_settings=known.spec.policy_settings
+            )  # which of two plans stands is told below
+        if differences := known.spec.differences(alike):
+            raise JobConflict(
+                f"job {spec.name} is registered with other settings ({'; '.join(differences)}); end it first (refill "
+                "end), or use another name"
+            )
+
+    async def _announce(self, spec: JobSpec) -> None:
+        """Let the other pods open the dataset already. Errors are left to what follows."""
+        path, body = f"/peer/v1/jobs/{spec.name}/opening", {"dataset": spec.dataset}
+        calls = (self._peers.call(pod, "POST", path, body) for pod in self._settings.other_pods)
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _plan_of_others(self, spec: JobSpec) -> tuple[PlanSettings | None, bool]:
+        """As a pod has it that has the job; one that somebody has received samples by, if there is one. Raises
+        :class:`PodUnreachable` when none has it, and so many don't say so that ranks may have begun by a plan that
+        nobody knows on this side of a network that is cut."""
+        others = self._settings.other_pods
+        asked = (self._away.answer_of(pod, self._peers.call(pod, "GET", _path(spec.name))) for pod in others)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = [answer for answer in answers if isinstance(answer, dict)]
+        for answer in sorted(found, key=lambda answer: not answer["confirmed"]):
+            check_holder(spec.name, answer["spec"].get("holder", ""), spec.holder)
+            return PlanSettings.from_dict(answer["plan"]), bool(answer["confirmed"])
+        has_said = sum(isinstance(answer, UnknownJob) for answer in answers)
+        if 2 * (1 + has_said) <= self._settings.num_pods:
+            silent = next(answer for answer in answers if not isinstance(answer, UnknownJob))
+            raise PodUnreachable(
+                f"no plan is made for job {spec.name} while half of the pods or more can't say whether it has one: "
+                f"{silent}"
+            )
+        return None, False
+
+    async def _introduce(self, job: PlannedJob) -> None:
+        """To all other pods; one that can't be reached learns of it when it is asked for samples."""
+        body = job.introduction()
+        calls = (self._peers.call(pod, "PUT", _path(job.spec.name), body) for pod in self._settings.other_pods)
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(answer, BaseException) and not is_away(answer):
+                raise answer
+            if isinstance(answer, dict) and answer["plan"] != body["plan"]:
+                await self.other_plan(answer)
+
+    async def _make(self, spec: JobSpec, plan: PlanSettings | None, *, confirmed: bool) -> PlannedJob:
+        table, settings = self._table, self._settings
+        table.check_taking_jobs()
+        table.check_num_jobs(spec.holder)
+        async with within(settings.wait_seconds, f"pod {settings.ordinal} waits to open {spec.dataset}"):
+            dataset = await table.opening.take(spec.dataset)
+        try:
+            return await self._made_of(spec, plan, dataset, confirmed=confirmed)
+        except BaseException:
+            await dataset.close()
+            raise
+
+    async def _made_of(
+        self, spec: JobSpec, plan: PlanSettings | None, dataset: Dataset, *, confirmed: bool
+    ) -> PlannedJob:
+        table, settings = self._table, self._settings
+        fingerprint = f"{dataset.index.fingerprint:016x}"
+        if plan is not None and plan.dataset != fingerprint:
+            raise JobConflict(
+                f"dataset {spec.dataset} was replaced since job {spec.name} began: its plan is of another one; end the "
+                "job (refill end), and start it anew"
+            )
+        if plan is not None:
+            _check_plan(spec, plan, dataset.num_samples)
+        chunk_size = (spec.chunk_size or dataset.chunk_size_of(spec.policy)) if plan is None else plan.chunk_size
+        parts = replace(table.parts_of(dataset), remote_fraction=0.0)
+        claim = table.claim_of(spec, dataset, chunk_size, parts)
+        memory_bytes = table.memory_for(spec, 0, claim, ran_before=confirmed)
+        for_plan = plan_memory(dataset.num_samples, settings.num_pods)
+        dataset.check_room(dataset.num_samples)
+        layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
+        if plan is None:
+            of_pod = replace(parts, memory_bytes=max(0, (spec.memory_bytes or claim.most_bytes) - for_plan))
+            chunk_bytes = chunk_size * parts.sample_bytes
+            spec = with_plan(spec, of_pod.abstract_bytes, settings.num_pods, chunk_bytes)
+            plan = plan_of(spec, fingerprint, layout)
+        else:
+            spec = replace(spec, policy_settings=plan.policy_settings())
+        records = await dataset.load_records(0, dataset.num_samples)
+        return PlannedJob(
+            spec,
+            JobOrders(plan, layout, records.length),
+            dataset,
+            records,
+            layout,
+            settings=settings,
+            memory_bytes=memory_bytes,
+            for_plan=for_plan,
+            parts=replace(parts, memory_bytes=memory_bytes),
+            claim=None if spec.memory_bytes else replace(claim, least_bytes=min(claim.least_bytes, memory_bytes)),
+            gate=table.gate,
+            pinned=table.pinned.lease(str(parse_url(spec.dataset)), records),
+            peers=self._peers,
+            away=self._away,
+            confirmed=confirmed,
+            other_plan=self.other_plan,
+        )
+
+    async def warm(self, name: str, epoch: int, position: int) -> dict[str, int]:
+        """Have all pods read what an epoch goes on with from a position on; see :meth:`PlannedJob.warm`. Raises what
+        any of them does."""
+        job = self.find(name)
+        if not 0 <= position < max(1, job.layout.num_samples):
+            raise InvalidInput(f"an epoch of job {name} has {job.layout.num_samples} positions, got {position}")
+        path = f"{_path(name)}/warm?plan={job.plan_id}&epoch={epoch}&position={position}"
+        calls = (self._peers.call(pod, "POST", path) for pod in self._settings.other_pods)
+        parts = [job.warm(epoch, position), *await asyncio.gather(*calls)]
+        return {"pods": len(parts)} | {each: sum(part[each] for part in parts) for each in parts[0]}
+
+    # How it ends.
+
+    async def end_here(self, name: str) -> None:
+        """End a job on this pod, and keep what its ranks have received."""
+        if (job := self.jobs.get(name)) is not None:
+            self._ended.pop((name, job.plan_id), None)  # the newest is the last
+            self._ended[name, job.plan_id] = _Ended(time.time(), job.spec, job.received, job.counts)
+            while len(self._ended) > _KEPT_ENDED:
+                self._ended.popitem(last=False)
+            await self._close(job)
+
+    async def remove_idle(self, idle_seconds: float) -> None:
+        for name in [name for name, job in self.jobs.items() if job.idle_seconds > idle_seconds]:
+            log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
+            await self.end_here(name)
+
+    async def _take_back(self, job: PlannedJob) -> None:
+        """A job that not all pods can have, from all of them."""
+        path = f"{_path(job.spec.name)}?plan={job.plan_id}"
+        calls = (self._peers.call(pod, "DELETE", path) for pod in self._settings.other_pods)
+        await asyncio.gather(*calls, return_exceptions=True)
+        if self.jobs.get(job.spec.name) is job:
+            await self._close(job)
+
+    async def take_back_here(self, name: str, plan_id: str) -> None:
+        """Fact: a pod that brought this plan can't have the job. One that somebody has received samples by stays."""
+        job = self.jobs.get(name)
+        if job is not None and job.plan_id == plan_id and not job.confirmed:
+            await self._close(job)
+
+    async def _close(self, job: PlannedJob) -> None:
+        if self.jobs.get(job.spec.name) is job:
+            del self.jobs[job.spec.name]
+        await job.close()
+        self._table.pinned.release(job.pinned)
+        self._table.share_memory()
+
+    # What ranks have had of it.
+
+    def ended(self, team: str) -> list[dict[str, Any]]:
+        """Runs that were ended here and of which this pod has a receipt, as :meth:`Runs.ended` lists them."""
+        return [
+            {
+                "job": name,
+                "run": plan_id,
+                "dataset": found.spec.dataset,
+                "policy": found.spec.policy,
+                "world_size": found.spec.world_size,
+                "ended_at": found.at,
+                "first_epoch": found.received.epochs[0],
+                "last_epoch": found.received.epochs[-1],
+            }
+            for (name, plan_id), found in reversed(self._ended.items())
+            if found.spec.holder in ("", team) and found.received.epochs
+        ]
+
+    def about_here(self, name: str, epoch: int, run: str) -> dict[str, Any]:
+        """What this pod knows of a job that runs, or was ended here, and of an epoch of it. Raises
+        :class:`UnknownJob`.
+
+        :param run: the beginning of its plan_id.
+        """
+        known: PlannedJob | _Ended | None = self.jobs.get(name)
+        plan_id = "" if known is None else self.jobs[name].plan_id
+        is_ended = known is None or not plan_id.startswith(run)
+        if is_ended:
+            known = None
+            for (ended, plan_id_of), found in self._ended.items():
+                if ended == name and plan_id_of.startswith(run):
+                    known, plan_id = found, plan_id_of
+        if known is None:
+            raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name}", job=name)
+        received, counts = known.received.of(epoch), known.counts
+        return {
+            "spec": known.spec.to_dict(),
+            "plan_id": plan_id,
+            "ended": is_ended,
+            "newest": known.received.newest,
+            "received": None if received is None else received.to_dict(),
+            "counts": counts_of(self._settings.ordinal, epoch, counts.owners.get(epoch), counts.homes.get(epoch)),
+        }
+
+    async def _about(self, name: str, epoch: int, team: str, run: str) -> list[dict[str, Any]]:
+        """Of all pods that can be asked; of the job that runs, else of the one that was ended. Empty: no pod knows a
+        planned job of this name. Raises :class:`NotAllowed` for that of another team."""
+        if name in self._table.jobs and not run:
+            return []
+        found = await self._of_others("GET", f"{_path(name)}/epochs/{epoch}?run={quote(run, safe='')}")
+        with contextlib.suppress(UnknownJob):
+            found.insert(0, self.about_here(name, epoch, run))
+        there: list[dict[str, Any]] = [each for each in found if each is not None]
+        first = min(there, key=lambda each: bool(each["ended"]), default=None)
+        if first is None:
+            return []
+        check_holder(name, first["spec"].get("holder", ""), team)
+        of_run = ("plan_id", "ended")
+        return [first, *(each for each in there if each is not first and all(each[n] == first[n] for n in of_run))]
+
+    async def receipt(self, name: str, epoch: int, team: str, run: str) -> dict[str, Any] | None:
+        """None: no pod knows a planned job of this name. Raises :class:`UnknownJob` when none has heard of that
+        epoch.
+
+        :param run: the beginning of its plan_id; empty: of the run that there is, else of the one that ended last.
+        """
+        about = await self._about(name, epoch, team, run)
+        if not about:
+            return None
+        parts = [each["received"] for each in about if each["received"] is not None]
+        if not parts:
+            raise UnknownJob(f"epoch {epoch} of job {name} has not begun, or is long over", job=name)
+        found = receipt_of(parts)
+        spec, plan_id, ended = about[0]["spec"], about[0]["plan_id"], bool(about[0]["ended"])
+        of_what = {"job": name, "run": plan_id, "plan_id": plan_id, "seed": spec.get("seed", 0), "policy": "planned"}
+        is_newest = epoch >= max(int(each["newest"]) for each in about)
+        running = not ended and is_newest and not found["exact"]
+        return of_what | {"epoch": epoch, "ended": ended, "running": running} | found
+
+    async def counts(self, name: str, epoch: int, team: str, run: str) -> dict[str, Any] | None:
+        """What an epoch cost, at each pod and in sum. None: no pod knows a planned job of this name."""
+        about = await self._about(name, epoch, team, run)
+        if not about:
+            return None
+        of_what = {"job": name, "run": about[0]["plan_id"], "epoch": epoch, "ended": about[0]["ended"]}
+        return of_what | sum_of_counts(sorted((each["counts"] for each in about), key=lambda counts: counts["pod"]))
+
+    async def check_left(self, name: str, epoch: int, rank: int) -> None:
+        """Fact: a rank has left an epoch. Raises :class:`SamplesSkipped` when it has asked for positions of it far
+        behind others that it never asked for."""
+        if len(self.asked_here(name, epoch, rank)["asked"]) < 2:
+            return  # no other pod need be asked
+        asked, largest_batch = await self._asked(name, epoch, rank)
+        gap = None if asked is None else skipped_for_good(asked, largest_batch)
+        if gap is None:
+            return
+        start, end = gap
+        raise SamplesSkipped(
+            f"rank {rank} of job {name} has left epoch {epoch} and never asked for its positions {start} to {end - 1}, "
+            "while it asked for later ones: its samples are divided a second time, or batches are skipped. Let the "
+            "trainer take the sampler as it is (docs/TRAINERS.md); allow_skipped=True, given to the dataset, allows it",
+            epoch=epoch,
+            rank=rank,
+            start=start,
+            end=end,
+        )
+
+    async def left_out(self, name: str, epoch: int, rank: int, start: int, end: int) -> tuple[int, int] | None:
+        """The first part of a rank's positions ``[start, end)`` that no pod was asked for. None: there is none, or it
+        can't be said: a pod was restarted since, or does not answer."""
+        asked, _ = await self._asked(name, epoch, rank)
+        return None if asked is None else asked.first_missing(start, end)
+
+    async def _asked(self, name: str, epoch: int, rank: int) -> tuple[PositionSet | None, int]:
+        """Of all pods, and the most that were asked for at once; None: a pod was restarted since, or does not
+        answer."""
+        parts = [
+            self.asked_here(name, epoch, rank),
+            *await self._of_others("GET", f"{_path(name)}/epochs/{epoch}/ranks/{rank}"),
+        ]
+        asked = PositionSet()
+        for part in parts:
+            if part is None or not part["whole"]:
+                return None, 0
+            for first, end in part["asked"]:
+                asked.add(first, end)
+        return asked, max(int(part["largest_batch"]) for part in parts)
+
+    def asked_here(self, name: str, epoch: int, rank: int) -> dict[str, Any]:
+        job = self.find(name, looked_at=True)
+        found = job.received.of(epoch)
+        asked = None if found is None else found.asked.get(rank)
+        return {
+            "whole": not job.began_midway,
+            "asked": [] if asked is None else list(asked),
+            "largest_batch": 0 if found is None else found.largest_batch,
+        }
+
+    async def _of_others(self, method: str, path: str) -> list[Any]:
+        """None of a pod that does not know, or does not answer."""
+
+        async def ask(pod: int) -> Any:
+            if pod in self._away.away:
+                return None
+            with contextlib.suppress(JobError):
+                try:
+                    return await self._away.answer_of(pod, self._peers.call(pod, method, path))
+                except RefillError as error:
+                    if not is_away(error):
+                        raise
+            return None
+
+        return await asyncio.gather(*map(ask, self._settings.other_pods))
+
+
+def _check_plan(spec: JobSpec, plan: PlanSettings, num_samples: int) -> None:
+    """Raises :class:`JobConflict` for the plan of a job with other settings, and :class:`InvalidInput` for one that
+    nobody has made of this dataset."""
+    if plan.num_samples != num_samples:
+        raise InvalidInput(f"the plan is of {plan.num_samples:,} samples, and the dataset has {num_samples:,}")
+    if plan.selection:
+        raise InvalidInput(f"plan selection {plan.selection[:20]!r} is not known here")
+    given = {"seed": spec.seed, "chunk_size": spec.chunk_size or plan.chunk_size}
+    given |= {name: value for name, value in spec.policy_settings.items() if value}
+    planned = {"seed": plan.seed, "chunk_size": plan.chunk_size} | plan.policy_settings()
+    for name, value in given.items():
+        if planned[name] != value:
+            raise JobConflict(
+                f"job {spec.name} is to go on by a plan with {name} {planned[name]!r}, and has {name} {value!r}: give "
+                "it the same as before, or begin it anew without the state"
+            )
+
+
+def _path(name: str) -> str:
+    return f"/peer/v1/jobs/{name}/planned"

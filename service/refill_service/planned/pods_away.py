@@ -1,0 +1,84 @@
+"""Which other pods are away? Found out by who asks them, and by whether they give a sign of life; never by lateness.
+
+A pod that refuses connections, or breaks them off, is away; so is one that is asked for something and gives no sign of
+life for two seconds, which an idle pod gives at once and a busy one between two requests. It is looked at twice a
+second then, until it answers again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from refill.errors import PodBusy, PodRecovering, PodUnreachable, RefillError
+from refill_service.peers.peers import Peers
+
+__all__ = ["PodsAway", "is_away"]
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+_PATIENCE_SECONDS = 0.5
+"""How long a request may take before its pod is asked for a sign of life, again and again."""
+_SIGN_OF_LIFE_SECONDS = 1.5
+_LOOK_SECONDS = 0.5
+_ALIVE = "/peer/v1/lives"
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether a pod that answers so, or not at all, can't be asked now: another one answers in its place."""
+    return isinstance(error, (PodUnreachable, PodRecovering)) and not isinstance(error, PodBusy)
+
+
+class PodsAway:
+    """As this pod sees them, for all its jobs."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.away: set[int] = set()
+        self._peers = peers
+        self._looking: dict[int, asyncio.Task[None]] = {}
+
+    async def close(self) -> None:
+        for task in self._looking.values():
+            task.cancel()
+        await asyncio.gather(*self._looking.values(), return_exceptions=True)
+
+    def is_gone(self, pod: int, why: RefillError) -> None:
+        """Fact: a pod can't be asked."""
+        if pod not in self.away:
+            log.warning("pod %d is away, and others answer in its place: %s", pod, why)
+            self.away.add(pod)
+            self._looking[pod] = asyncio.create_task(self._look(pod))
+
+    async def answer_of(self, pod: int, answer: Awaitable[Answer]) -> Answer:
+        """What a pod answers. Raises :class:`PodUnreachable`, too, when it gives no sign of life while it is waited
+        for."""
+        asked = asyncio.ensure_future(answer)
+        asked.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever still wants to know it
+        try:
+            while not (await asyncio.wait([asked], timeout=_PATIENCE_SECONDS))[0]:
+                if not await self._is_alive(pod) and not asked.done():
+                    raise PodUnreachable(f"{self._peers.name(pod)} gives no sign of life", pod=pod)
+            return asked.result()
+        finally:
+            asked.cancel()  # its connection may stay busy for as long as the pod stands still: nobody waits for that
+
+    async def _look(self, pod: int) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if await self._is_alive(pod):
+                break
+        log.info("pod %d answers again", pod)
+        self.away.discard(pod)
+        del self._looking[pod]
+
+    async def _is_alive(self, pod: int) -> bool:
+        try:
+            async with asyncio.timeout(_SIGN_OF_LIFE_SECONDS):
+                await self._peers.call(pod, "GET", _ALIVE)
+        except (RefillError, TimeoutError) as error:
+            return isinstance(error, RefillError) and not is_away(error)
+        return True

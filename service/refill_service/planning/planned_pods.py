@@ -1,0 +1,147 @@
+"""What do the pods of a planned job read? Their shares with no I/O: what is read has arrived before anybody asks again.
+
+Which pod has a share, what memory it has there and what is read of it are decided by the code that decides in pods.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_settings import PlanSettings
+from refill_service.cache_core.planned.job_orders import JobOrders
+from refill_service.cache_core.planned.job_plan import plan_of, with_plan
+from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
+from refill_service.cache_core.planned.share_owners import share_owners
+from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
+
+__all__ = ["PlannedCounts", "PlannedPods", "made_up_plan"]
+
+
+def made_up_plan(
+    layout: ChunkLayout,
+    lengths: Int64Array,
+    pod_bytes: int,
+    num_pods: int,
+    seed: int,
+    *,
+    plan_bytes: int = 0,
+    num_shares: int = 0,
+    run: int = 0,
+) -> PlanSettings:
+    """The plan that pods would make for a job with so much memory for samples on each of them."""
+    settings = {"plan_bytes": plan_bytes, "shares": num_shares, "run": run}
+    spec = JobSpec(
+        "simulated",
+        "memory://simulated",
+        seed=seed,
+        chunk_size=layout.chunk_size,
+        policy="planned",
+        policy_settings=settings,
+    )
+    spec = with_plan(spec, pod_bytes, num_pods, int(lengths.sum()) / max(1, layout.num_chunks))
+    return plan_of(spec, f"{len(lengths)} simulated samples", layout)
+
+
+@dataclass
+class PlannedCounts:
+    """Of one epoch, over all pods."""
+
+    gets: int = 0
+    samples_read: int = 0
+    bytes_read: int = 0
+    misses: int = 0
+    """Samples that were not in memory when they were asked for."""
+    single_reads: int = 0
+    """GETs for one sample."""
+
+    def read(self, lengths: Int64Array) -> None:
+        """Fact: one GET brings samples of these lengths."""
+        self.gets += 1
+        self.samples_read += len(lengths)
+        self.bytes_read += int(lengths.sum())
+        self.single_reads += len(lengths) == 1
+
+
+class PlannedPods:
+    """
+    :param lengths: ``(samples,)`` bytes of each sample of the dataset.
+    :param pod_bytes: memory for samples on each pod.
+    """
+
+    def __init__(
+        self, settings: PlanSettings, layout: ChunkLayout, lengths: Int64Array, pod_bytes: int, num_pods: int
+    ) -> None:
+        self.counts: dict[int, PlannedCounts] = defaultdict(PlannedCounts)
+        """By epoch: also of what is read before anybody asks for it."""
+        self._orders = JobOrders(settings, layout, lengths)
+        self._shares = [_ShareAtPod(self._orders, number, self.counts) for number in range(settings.num_shares)]
+        owners, sizes = share_owners(settings.num_shares, num_pods), self._orders.shares.sizes
+        of_pods = np.zeros(num_pods, dtype=np.int64)
+        np.add.at(of_pods, owners, sizes)
+        for share, owner, size in zip(self._shares, owners.tolist(), sizes.tolist(), strict=True):
+            share.memory_is(pod_bytes * size // max(1, int(of_pods[owner])))
+
+    @property
+    def held_bytes(self) -> int:
+        """Of samples in memory that nobody has asked for."""
+        return sum(share.memory.held_bytes for share in self._shares)
+
+    def ask(self, epoch: int, positions: Int64Array) -> Int64Array:
+        """The samples at ``(n,)`` positions of an epoch, all different."""
+        shares, places = self._orders.places(epoch, positions)
+        found = np.empty(len(positions), dtype=np.int64)
+        for number in np.unique(shares).tolist():
+            here = np.flatnonzero(shares == number)
+            found[here] = self._shares[number].ask(epoch, places[here])
+        return found
+
+
+class _ShareAtPod:
+    """Carries out what the memory of a share decides."""
+
+    def __init__(self, orders: JobOrders, number: int, counts: dict[int, PlannedCounts]) -> None:
+        share, self._lengths = orders.share(number)
+        self.memory = ShareMemory(share.starts, self._lengths, orders.planned_bytes(number))
+        self._orders, self._number, self._samples, self._counts = orders, number, share.samples, counts
+        self._here: dict[int, NDArray[np.bool_]] = {}
+        """By epoch, which samples are in memory."""
+
+    def memory_is(self, capacity_bytes: int) -> None:
+        self._arrive(self.memory.memory_is(capacity_bytes))
+
+    def ask(self, epoch: int, places: Int64Array) -> Int64Array:
+        if not self.memory.knows(epoch):
+            self._plan(epoch)
+        asked, counts = self.memory.asked(epoch, places), self._counts[epoch]
+        missing = asked.samples[~self._in_memory(epoch)[asked.samples]]
+        counts.misses += len(missing)
+        ordered = [read.samples for read in asked.reads if read.epoch == epoch]
+        for sample in np.setdiff1d(missing, np.concatenate([missing[:0], *ordered])).tolist():
+            counts.read(self._lengths[sample : sample + 1])
+        self._in_memory(epoch)[asked.samples] = False
+        for number, samples in asked.dropped:
+            self._in_memory(number)[samples] = False
+        self._arrive(asked.reads)
+        while (wanted := self.memory.next_wanted()) is not None:
+            self._plan(wanted)
+        return self._samples[asked.samples]
+
+    def _plan(self, epoch: int) -> None:
+        order = self._orders.order(epoch, self._number)
+        self._arrive(self.memory.planned(epoch, self.memory.placed(order)))
+
+    def _arrive(self, reads: list[ChunkRead]) -> None:
+        for read in reads:
+            self._counts[read.epoch].read(self._lengths[read.samples[0] : read.samples[-1] + 1])
+            self._in_memory(read.epoch)[read.samples] = self.memory.arrived(read)
+
+    def _in_memory(self, epoch: int) -> NDArray[np.bool_]:
+        if epoch not in self._here:
+            self._here = {number: here for number, here in self._here.items() if here.any()}
+            self._here[epoch] = np.zeros(len(self._samples), dtype=bool)
+        return self._here[epoch]

@@ -1,0 +1,162 @@
+"""Was every position of a planned job answered with the sample that its plan has there, and each sample given once?
+
+Judged from what ranks wrote down and from the plan, which is a function: whatever was lost, there is one right answer.
+Legs are those of :mod:`tests.chaos.ground_truth`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.chaos.chaos_dataset import ChaosDataset
+from tests.chaos.ground_truth import Leg
+from tests.chaos.rank import read_answers
+
+from refill.protocol.dealing import Dealing
+from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.wire_format import Int64Array
+from refill_service.cache_core.planned.epoch_plan import EpochPlan
+from refill_service.cache_core.planned.shares import Shares
+from refill_service.cache_core.sample_mapping import ChunkLayout
+
+__all__ = ["PlannedTruth", "plan_ids_of", "wrong_bytes_of"]
+
+_SHOWN = 5
+
+
+class PlannedTruth:
+    """What the ranks of one job received.
+
+    :param leg: the last one.
+    :param plan: as the pods have it.
+    """
+
+    def __init__(self, leg: Leg, dataset: ChaosDataset, plan: dict[str, Any], *, drop_last: bool) -> None:
+        self.asked_again = 0
+        self.deliveries = 0
+        self.damaged: list[str] = []
+        """Whatever epoch they are of."""
+        self._leg, self._dataset = leg, dataset
+        self._settings = PlanSettings.from_dict(plan)
+        self._drop_last = drop_last
+        self._shares = Shares(ChunkLayout(dataset.first_sample, self._settings.chunk_size), self._settings.num_shares)
+        self._orders: dict[int, Int64Array] = {}
+        self._answered: dict[int, dict[tuple[int, int, int], int]] = {}
+        """Of each leg by its identity: samples by epoch, rank and position of the rank."""
+        each: Leg | None = leg
+        while each is not None:
+            self._answered[id(each)] = {}
+            for rank, path in enumerate(each.files):
+                self._read(each, rank, path)
+            each = each.before
+
+    def planned_in(self, epoch: int) -> int:
+        """How many positions are dealt, repeats not counted."""
+        dealing = self._dealing(self._leg, epoch)
+        each = self._leg
+        while epoch < each.epoch and each.before is not None:
+            each = each.before
+            dealing = self._dealing(each, epoch)
+        return min(dealing.num_positions, dealing.start + dealing.per_rank * dealing.num_ranks)
+
+    def problems_of(self, epoch: int) -> list[str]:
+        """In words, empty when the epoch gave every sample exactly once."""
+        counts: Counter[int] = Counter()
+        given: Counter[int] = Counter()
+        unanswered = 0
+        for leg, rank, positions in self._consumed(epoch):
+            dealing, answered = self._dealing(leg, epoch), self._answered[id(leg)]
+            places = dealing.positions(rank, positions)
+            for position, place in zip(positions.tolist(), places.tolist(), strict=True):
+                sample = answered.get((epoch, rank, position))
+                unanswered += sample is None
+                if place < dealing.num_positions:
+                    counts[place] += 1
+                    if sample is not None:
+                        given[sample] += 1
+        planned = self.planned_in(epoch)
+        problems = [f"epoch {epoch}: {unanswered} positions without an answer"] * bool(unanswered)
+        if sorted(counts) != list(range(planned)) or set(counts.values()) - {1}:
+            problems.append(f"epoch {epoch}: of {planned} positions, {len(counts)} were dealt, {counts.total()} times")
+        for what, samples in (
+            ("came more than once", [sample for sample, count in given.items() if count > 1]),
+            ("never came", sorted(set(self._order(epoch)[:planned].tolist()) - set(given))),
+        ):
+            if samples:
+                problems.append(f"epoch {epoch}: {len(samples)} samples that {what}: {samples[:_SHOWN]}")
+        return problems
+
+    def _consumed(self, epoch: int) -> Iterator[tuple[Leg, int, Int64Array]]:
+        """What loops have trained with and went on from, of each leg: ``(leg, rank, positions)``."""
+        leg, until = self._leg, None  # the first place that comes after it in the next leg
+        while True:
+            length = self._dealing(leg, epoch).per_rank
+            first = 0 if epoch > leg.epoch else leg.position if epoch == leg.epoch else length
+            end = length
+            if until is not None:
+                end = 0 if epoch > until[0] else until[1] if epoch == until[0] else length
+            for rank in range(len(leg.files)):
+                if first < end:
+                    yield leg, rank, np.arange(first, end)
+            if leg.before is None:
+                return
+            until = leg.epoch, leg.saved_at
+            leg = leg.before
+
+    def _read(self, leg: Leg, rank: int, path: Path) -> None:
+        answered = self._answered[id(leg)]
+        for answer in read_answers(path):
+            dealing, order = self._dealing(leg, answer.epoch), self._order(answer.epoch)
+            places = dealing.positions(rank, np.array(answer.positions)) % dealing.num_positions
+            for position, sample, checksum, right in zip(
+                answer.positions, answer.samples, answer.checksums, order[places].tolist(), strict=True
+            ):
+                self.deliveries += 1
+                where = f"epoch {answer.epoch}, rank {rank}, position {position}"
+                if sample != right:
+                    self.damaged.append(
+                        f"{where}: sample {sample}, and the plan has {right} (plan {answer.plan_id:.8})"
+                    )
+                elif checksum != self._dataset.checksums[sample]:
+                    self.damaged.append(f"{where}: the bytes of sample {sample} are wrong")
+                self.asked_again += (answer.epoch, rank, position) in answered
+                answered[answer.epoch, rank, position] = sample
+
+    def _dealing(self, leg: Leg, epoch: int) -> Dealing:
+        start = leg.dealt_from if epoch == leg.epoch else 0
+        return Dealing(self._settings.num_samples, len(leg.files), start=start, drop_last=self._drop_last)
+
+    def _order(self, epoch: int) -> Int64Array:
+        if epoch not in self._orders:
+            plan = EpochPlan(
+                self._settings, self._shares, lambda ids: self._dataset.lengths[ids], epoch, ramped=not epoch
+            )
+            found = plan.whole()
+            if sorted(found.tolist()) != list(range(len(self._dataset.checksums))):
+                self.damaged.append(f"epoch {epoch}: the plan does not give every sample once")
+            self._orders[epoch] = found
+        return self._orders[epoch]
+
+
+def plan_ids_of(paths: list[Path]) -> dict[str, list[str]]:
+    """By which plans samples came: names of the files of ranks, by plan."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        for plan_id in {answer.plan_id for answer in read_answers(path)}:
+            found.setdefault(plan_id, []).append(path.name)
+    return found
+
+
+def wrong_bytes_of(paths: list[Path], checksums: list[int]) -> list[str]:
+    """Of answers whose order is not looked at."""
+    return [
+        f"{path.name}, epoch {answer.epoch}: the bytes of sample {sample} are wrong"
+        for path in paths
+        for answer in read_answers(path)
+        for sample, checksum in zip(answer.samples, answer.checksums, strict=True)
+        if checksum != checksums[sample]
+    ][:_SHOWN]

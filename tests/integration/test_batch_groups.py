@@ -1,0 +1,87 @@
+"""Ranks that share a batch: all of a group get the same samples, which are read once, and receipts count them once."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.integration.job_ranks import Packed, cluster_of, receipt, settings_of
+from tests.pod_fixtures import NUM_SAMPLES, rank_of
+
+from refill.batch_groups import BatchGroups, batch_groups
+from refill.errors import InvalidInput
+from refill.protocol.job_spec import JobSpec
+
+
+def test_members_of_a_group_get_its_batches_and_a_killed_pod_changes_nothing(packed: Packed, tmp_path: Path) -> None:
+    """Members are half an epoch apart: what one has had waits for the other as long as memory goes."""
+    with cluster_of(tmp_path, 3, journal=False) as cluster:
+        job = settings_of(packed[0], policy="planned", world_size=4, batch_group=2, seed=3)
+        ranks = [rank_of(cluster, job, rank) for rank in range(4)]
+        length = ranks[0].info()["samples_per_rank"]
+        assert length == -(-NUM_SAMPLES // 2)
+
+        def ask(rank: int, first: int, end: int) -> list[int]:
+            starts = range(first, end, 20)
+            batches = [ranks[rank].batch(0, np.arange(start, min(start + 20, end))) for start in starts]
+            return [sample for batch in batches for sample in batch.sample_ids.tolist()]
+
+        half = length // 2
+        of_ranks = [ask(rank, 0, half) for rank in range(4)]
+        cluster.kill(1)
+        of_ranks = [had + ask(rank, half, length) for rank, had in enumerate(of_ranks)]
+        cluster.restart(1)
+        assert of_ranks[0] == of_ranks[1]
+        assert of_ranks[2] == of_ranks[3]
+        assert set(of_ranks[0]) | set(of_ranks[2]) == set(range(NUM_SAMPLES))
+        while not (found := receipt(cluster, job, 0))["exact"]:
+            time.sleep(0.1)
+        assert (found["planned"], found["received"], found["world_size"]) == (NUM_SAMPLES, NUM_SAMPLES, 2)
+
+
+def test_the_store_is_read_once_for_a_group(packed: Packed, tmp_path: Path) -> None:
+    with cluster_of(tmp_path, 1, journal=False) as cluster:
+        job = settings_of(packed[0], policy="planned", world_size=2, batch_group=2, num_epochs=1)
+        ranks = [rank_of(cluster, job, rank) for rank in range(2)]
+        for start in range(0, NUM_SAMPLES, 20):
+            for rank in ranks:
+                rank.batch(0, np.arange(start, min(start + 20, NUM_SAMPLES)))
+        counts = ranks[0].epoch_counts(0)["total"]
+    assert counts["takes"] == 2 * NUM_SAMPLES
+    assert (counts["samples_read"], counts["exact_reads"]) == (NUM_SAMPLES, 0), json.dumps(counts)
+
+
+class Mesh:
+    """As much as is asked of a dimension of a DeviceMesh."""
+
+    def __init__(self, *ranks: int) -> None:
+        self.mesh = np.array(ranks)
+
+
+@pytest.mark.parametrize(
+    ("given", "numbers", "members"),
+    [
+        (2, [0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 0, 1, 0, 1, 0, 1]),
+        (Mesh(2, 3), [0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 0, 1, 0, 1, 0, 1]),
+        (Mesh(1, 5), [0, 1, 2, 3, 0, 1, 2, 3], [0, 0, 0, 0, 1, 1, 1, 1]),
+        (Mesh(4, 6), [0, 1, 0, 1, 2, 3, 2, 3], [0, 0, 1, 1, 0, 0, 1, 1]),
+    ],
+)
+def test_groups_of_8_ranks(given: object, numbers: list[int], members: list[int]) -> None:
+    groups = batch_groups(given)
+    assert [groups.number(rank) for rank in range(8)] == numbers
+    assert [groups.member(rank) for rank in range(8)] == members
+
+
+def test_what_is_no_group_is_refused() -> None:
+    assert batch_groups(1) == BatchGroups()
+    for given in (0, -1, True, "tp", 1.5, None, Mesh(0, 1, 3)):
+        with pytest.raises(InvalidInput, match="batch_group"):
+            batch_groups(given)
+    with pytest.raises(InvalidInput, match=r"batch_group=2 does not divide world_size=3"):
+        JobSpec("job", "file:///data", world_size=3, batch_group=2, policy="planned")
+    with pytest.raises(InvalidInput, match="batch_group goes with policy='planned'"):
+        JobSpec("job", "file:///data", world_size=2, batch_group=2)

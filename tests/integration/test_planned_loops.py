@@ -1,0 +1,227 @@
+"""Training loops of policy ``planned`` on real pods: loaders with and without workers, trainers that divide positions a
+second time, and pods that stand still or are gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.integration.job_ranks import cluster_of, exact_receipt, receipt, settings_of
+from tests.integration.test_divided_samplers import EverySecond
+from tests.integration.test_top import rows, top
+from tests.integration.test_wrapped_iterables import NEVER_ASKED, STRETCH, Wrapped, in_first_only
+from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of
+from tests.waiting import until
+from torch.utils.data import BatchSampler, DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import refill
+from refill.errors import SamplesSkipped
+from refill_service.cli import main
+from refill_service.demo.local_cluster import LocalCluster
+
+Packed = tuple[str, dict[str, bytes]]
+BATCH = 20
+
+
+def dataset_at(cluster: LocalCluster, job: dict[str, Any], form: Any = refill.CacheDataset, **more: Any) -> Any:
+    arguments = {"job": job["name"], "policy": "planned", "rank": 0, "world_size": 1}
+    return form(cluster.pod_urls[0], **(arguments | {name: job[name] for name in job if name != "name"} | more))
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [sample["__id__"] for batch in batches for sample in batch]
+
+
+def shown(capsys: pytest.CaptureFixture[str], *command: str) -> tuple[int, str]:
+    status = main(list(command))
+    return status, capsys.readouterr().out
+
+
+def test_loops_go_on_while_a_pod_stands_still_and_when_it_is_gone(
+    packed: Packed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two ranks, two loader workers each. The home of rank 1 is paused in epoch 0, and killed in epoch 1."""
+    job = settings_of(packed[0], num_epochs=2, seed=3)
+    with cluster_of(tmp_path, 3, journal=False) as cluster:
+        datasets = [dataset_at(cluster, job, rank=rank, world_size=2) for rank in range(2)]
+        loaders = [
+            DataLoader(each, BATCH, sampler=refill.EpochSampler(each), num_workers=2, collate_fn=list)
+            for each in datasets
+        ]
+        for epoch, (away, back) in enumerate([(cluster.pause, cluster.resume), (cluster.kill, None)]):
+            loops = [iter(loader) for loader in loaders]
+            came = [ids_of(islice(loop, 8)) for loop in loops]
+            away(1)
+            for loop, ids in zip(loops, came, strict=True):
+                ids += ids_of(loop)  # all of it, while the pod is away
+            assert sorted(came[0] + came[1]) == list(range(NUM_SAMPLES)), f"epoch {epoch}"
+            if back is not None:
+                back(1)
+            exact_receipt(cluster, job, epoch)
+        for pod in (0, 2):
+            found = receipt(cluster, job, 0, pod)
+            assert (found["received"], found["ranks"]) == (NUM_SAMPLES, {"0": 500, "1": 500}), f"pod {pod}"
+        url = cluster.pod_urls[2]
+        status, text = shown(capsys, "receipt", job["name"], "1", "--url", url)
+        assert status == 0, text
+        lines = [line.split()[:2] for line in text.splitlines()]
+        assert text.splitlines()[0].endswith(": exact")
+        assert "policy planned, seed 3" in text.splitlines()[0]
+        expected = {"planned": "1,000", "received": "1,000", "unconfirmed": "0", "repeats": "0"}
+        assert expected.items() <= dict(lines[1:]).items()
+        assert [line.split() for line in text.splitlines()[-2:]] == [["rank", "0", "500"], ["rank", "1", "500"]]
+        assert rows(top(url), "job")[job["name"]][2] == "100%"
+
+
+def test_what_commands_and_metrics_say_of_a_job_that_goes_on_from_a_checkpoint(
+    three_pods: LocalCluster, packed: Packed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = settings_of(packed[0], num_epochs=2, policy="planned", world_size=2)
+    rank = rank_of(three_pods, job)
+    rank.batch(0, np.arange(100))
+    url = three_pods.pod_urls[1]
+    until(lambda: receipt(three_pods, job, 0)["received"] == 100, "what was received")
+    status, text = shown(capsys, "receipt", job["name"], "0", "--url", url)
+    assert (status, ": still running" in text) == (1, True)
+    rank.deals(0, 200, 0)
+    rank.batch(0, np.arange(400))
+    until(lambda: receipt(three_pods, job, 0)["received"] == 600, "what the checkpoint has, and what came since")
+    _, text = shown(capsys, "receipt", job["name"], "0", "--url", url)
+    assert any(line.split()[:2] == ["checkpoint", "200"] for line in text.splitlines()), text
+    rank.batch(1, np.arange(20))
+    _, text = shown(capsys, "receipt", job["name"], "0", "--url", url)
+    assert ": NOT ALL CONFIRMED" in text.splitlines()[0]
+    assert any(line.split()[:2] == ["unconfirmed", "400"] for line in text.splitlines()), text
+
+    listed = {each["name"]: each for each in json.loads(shown(capsys, "jobs", "--json", "--url", url)[1])}
+    found = listed[job["name"]]
+    assert (found["policy"], found["epoch"], found["world_size"]) == ("planned", 1, 2)
+    rank.report(0.5, 520, 1000)
+    labels = {"training_job": job["name"]}
+    for name in ("refill_takes_total", "refill_bytes_read_total", "refill_share_bytes", "refill_job_memory_bytes"):
+        assert all(metric(pod, name, **labels) > 0 for pod in three_pods.pod_urls), name
+    total = sum(metric(pod, "refill_takes_total", **labels) for pod in three_pods.pod_urls)
+    assert total == 520, "each position is taken once"
+    assert metric(rank.home, "refill_client_samples_total", rank="0", **labels) == 520
+    assert metric(rank.home, "refill_epoch", **labels) == 1
+    rank.end_job()
+    assert job["name"] not in shown(capsys, "jobs", "--json", "--url", url)[1]
+    status, text = shown(capsys, "receipt", job["name"], "0", "--url", url)
+    assert (status, ", ended): NOT ALL CONFIRMED" in text) == (1, True), "its receipt stays"
+    assert metric(url, "refill_takes_total", **labels) == 0
+    runs = json.loads(shown(capsys, "jobs", "--ended", "--json", "--url", url)[1])
+    (run,) = (each for each in runs if each["job"] == job["name"])
+    assert (run["run"], run["first_epoch"], run["last_epoch"]) == (rank.plan_id, 0, 1)
+    again = rank_of(three_pods, job | {"seed": 5})
+    again.batch(0, np.arange(20))
+    status, text = shown(capsys, "receipt", job["name"], "0", "--url", url, "--run", rank.plan_id[:8])
+    assert (status, f"run {rank.plan_id[:8]}, ended)" in text) == (1, True), "a new run has hidden the receipt"
+    again.end_job()
+
+
+@pytest.fixture
+def dataset_of(three_pods: LocalCluster, packed: Packed) -> Iterator[Callable[..., Any]]:
+    job = settings_of(packed[0], num_epochs=0, world_size=1)
+    made: list[Any] = []
+
+    def make(**more: Any) -> Any:
+        made.append(dataset_at(three_pods, job, **more))
+        return made[-1]
+
+    yield make
+    getattr(made[0], "dataset", made[0]).end_job()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_positions_that_are_divided_a_second_time_are_an_error(
+    dataset_of: Callable[..., Any], num_workers: int
+) -> None:
+    dataset = dataset_of(world_size=2)
+    sampler = refill.EpochSampler(dataset)
+    batches = iter(DataLoader(dataset, BATCH, sampler=EverySecond(sampler), num_workers=num_workers, collate_fn=list))
+    with pytest.raises(SamplesSkipped, match="asks for a part of its positions only: in epoch 0"):
+        list(batches)
+    if num_workers:
+        batches._shutdown_workers()  # type: ignore[attr-defined]  # else at 5 s a worker
+
+
+def test_whatever_asks_the_next_epoch_tells(three_pods: LocalCluster, packed: Packed) -> None:
+    """A loader of which the client sees nothing: processes that share no memory, each with a part of the positions."""
+    job = settings_of(packed[0], policy="planned", num_epochs=0, world_size=1)
+    rank = rank_of(three_pods, job)
+    for position in range(0, 1000, 100):
+        rank.batch(0, np.arange(position, position + 1))
+    with pytest.raises(SamplesSkipped, match="has left epoch 0 and never asked for its positions 1 to 99"):
+        rank.batch(1, np.arange(2))
+    rank.batch(0, np.arange(1, 2))  # the epoch before is still served
+    rank.allow_skipped = True
+    rank.batch(1, np.arange(2))
+    rank.end_job()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loop_that_stops_early_is_none_and_one_that_skips_what_was_had_neither(
+    dataset_of: Callable[..., Any], num_workers: int
+) -> None:
+    dataset = dataset_of()
+    sampler = refill.EpochSampler(dataset)
+    loader = DataLoader(dataset, BATCH, sampler=sampler, num_workers=num_workers, collate_fn=list)
+    for epoch, batches in enumerate([3, 50, 11]):
+        sampler.set_epoch(epoch)
+        ids = ids_of(islice(loader, batches))
+        assert len(set(ids)) == batches * BATCH, f"epoch {epoch}"
+    after = dataset_of()
+    again = refill.EpochSampler(after)
+    again.set_epoch(2)
+    rest = list(BatchSampler(again, BATCH, False))[11:]
+    assert len(ids_of(DataLoader(after, batch_sampler=rest, collate_fn=list))) == NUM_SAMPLES - 11 * BATCH
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_iterable_form_goes_on_with_any_number_of_workers(
+    dataset_of: Callable[..., Any], num_workers: int, three_pods: LocalCluster
+) -> None:
+    def loop() -> Any:
+        dataset = dataset_of(form=refill.CacheIterableDataset, batch_size=BATCH)
+        return refill.timed(DataLoader(dataset, BATCH, num_workers=num_workers, collate_fn=list), dataset)
+
+    first = loop()
+    batches = iter(first)
+    came = ids_of(islice(batches, 7))
+    state = first.state_dict()
+    again = loop()
+    num_workers = 2 - num_workers
+    again.load_state_dict(state)
+    came += ids_of(again)
+    assert sorted(came) == list(range(NUM_SAMPLES))
+    exact_receipt(three_pods, {"name": state["job"]}, 0)
+
+
+def test_a_wrapper_that_runs_in_one_worker_only_is_an_error(dataset_of: Callable[..., Any]) -> None:
+    dataset = dataset_of(form=refill.CacheIterableDataset, batch_size=STRETCH)
+    batches = iter(DataLoader(Wrapped(dataset, in_first_only), batch_size=None, num_workers=2))
+    with pytest.raises(SamplesSkipped, match=NEVER_ASKED):
+        list(batches)
+    batches._shutdown_workers()  # type: ignore[attr-defined]  # else at 5 s a worker
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stateful_loader_goes_on(dataset_of: Callable[..., Any], num_workers: int) -> None:
+    def loader() -> Any:
+        dataset = dataset_of()
+        sampler = refill.EpochSampler(dataset)
+        return StatefulDataLoader(dataset, BATCH, sampler=sampler, num_workers=num_workers, collate_fn=list)
+
+    first = loader()
+    came = ids_of(islice(first, 9))
+    state = first.state_dict()
+    again = loader()
+    again.load_state_dict(state)
+    came += ids_of(again)
+    assert sorted(came) == list(range(NUM_SAMPLES))

@@ -1,0 +1,407 @@
+"""Policy ``planned`` at pods that remember nothing: what comes is what the plan says, whoever dies and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.membership.planned_in_process import BATCH, PlannedDataset, Run, new_name
+from tests.membership.pods_in_process import PodsInProcess, Rule, Training
+from tests.pod_fixtures import NUM_SAMPLES, write_files
+from tests.waiting import until
+
+from refill.errors import InvalidInput, JobConflict, JobLost, RankTaken, SampleDamaged, SamplesSkipped
+from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core import rank_leases
+from refill_service.datasets.pack import pack
+
+Packed = tuple[str, dict[str, bytes]]
+
+
+def test_pods_that_die_change_nothing(packed: Packed, tmp_path: Path) -> None:
+    """One is gone for good from the middle of epoch 0 on, both ranks' home in turn; then all are, and come back with
+    nothing and other memory."""
+    with PodsInProcess(3, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2)
+        run.take(0, 0, 200)
+        pods.kill(1)
+        run.take(0, 200, 400)
+        pods.kill(0)
+        run.take(0, 400)
+        pods.start(0)
+        found = run.exact_receipt(0)
+        assert (found["planned"], found["received"], found["unconfirmed"]) == (NUM_SAMPLES, NUM_SAMPLES, 0)
+        assert found["ranks"] == {"0": 500, "1": 500}
+        run.take(1, 0, 100)
+        pods.kill(0, 2)
+        pods._settings["memory_bytes"] = "9MiB"
+        pods.start(0, 1, 2)
+        run.take(1, 100)
+        run.check(packed[0])
+        for epoch in (0, 1):
+            assert sorted(run.positions_of(epoch)) == list(range(NUM_SAMPLES)), f"epoch {epoch}"
+        run.exact_receipt(1, pod=2)
+        pods.kill(0, 1)  # who had been told it, and never comes back
+        run.exact_receipt(1, pod=2)
+
+
+@pytest.mark.parametrize(("way", "drop_last"), [("resume", False), ("load", True)])
+def test_a_run_goes_on_anywhere_with_any_number_of_ranks(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drop_last: bool, way: str
+) -> None:
+    """2, 3, 2 and 2 ranks, on pods of other numbers and memory that have never heard of it, within an epoch and over
+    its end. What was fetched behind a checkpoint comes again, the same."""
+    name, state, left = new_name(), None, list(range(NUM_SAMPLES))
+    seen = None
+    for leg, (num_ranks, num_pods, memory, took) in enumerate(
+        [(2, 2, "4MiB", 100), (3, 3, "6MiB", 60), (2, 1, "3MiB", 140), (2, 2, "4MiB", None)]
+    ):
+        folder = tmp_path / f"leg {leg}"
+        with PodsInProcess(num_pods, folder, journal=False, memory_bytes=memory) as pods:
+            run = Run(pods, packed[0], name, num_ranks, state, way, memory_bytes=0, drop_last=drop_last)
+            first = 0 if num_ranks != 2 or leg < 3 else 140
+            end = run.length(0) if took is None else took
+            run.take(0, first, end)
+            asked = num_ranks * (end - first)
+            assert sorted(run.positions_of(0)) == sorted([*left[:asked], *range(asked - len(left))]), f"leg {leg}"
+            seen = seen or run.plan
+            assert run.plan == seen, f"leg {leg}: another plan"
+            left = left[asked:]
+            state = run.states(0, end)[0]
+            if took is not None:
+                run.take(0, end, end + 2 * BATCH)  # fetched, and not consumed
+                run.check(packed[0])
+                continue
+            run.check(packed[0])
+            assert not left
+            found = run.exact_receipt(0)
+            assert (found["from_checkpoint"], found["world_size"]) == (380, 2)
+            monkeypatch.setattr(rank_leases, "LEASE_SECONDS", 0.0)  # as if those ranks had been silent for so long
+            again = Run(pods, packed[0], name, 3, state, way, memory_bytes=0, drop_last=drop_last)
+            again.take(1)
+            again.check(packed[0])
+            assert again.length(1) == (NUM_SAMPLES // 3 if drop_last else -(-NUM_SAMPLES // 3))
+            found = again.exact_receipt(1)
+            asked = 3 * again.length(1)
+            counted = {"planned": min(NUM_SAMPLES, asked), "dropped": max(0, NUM_SAMPLES - asked)}
+            counted |= {"repeats": max(0, asked - NUM_SAMPLES), "from_checkpoint": 0, "unconfirmed": 0}
+            assert {what: found[what] for what in counted} == counted
+
+
+def test_the_same_ranks_go_on_and_what_lies_in_their_checkpoint_is_received(packed: Packed, tmp_path: Path) -> None:
+    name = new_name()
+    with PodsInProcess(2, tmp_path / "before", journal=False) as pods:
+        run = Run(pods, packed[0], name, 2)
+        run.take(0, 0, 200)
+        states = run.states(0, 200)
+    with PodsInProcess(2, tmp_path / "after", journal=False) as pods:
+        again = Run(pods, packed[0], name, 2, states)
+        again.take(0, 200, 300)
+        again.look()
+        assert again.receipt(0)["received"] == 600, "what the checkpoint says, and what came since"
+        again.take(0, 300)
+        again.exact_receipt(0)
+        assert sorted(run.positions_of(0) + again.positions_of(0)) == list(range(NUM_SAMPLES))
+
+
+def test_ranks_live_on_while_pods_become_more_and_fewer_and_lose_memory(packed: Packed, tmp_path: Path) -> None:
+    """Each time all pods end in order, and another number of them starts; at last one has less memory than the job."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2, memory_bytes=2_000_000)
+        run.take(0, 0, 100)
+        for number, num_pods in enumerate((3, 1, 2)):
+            pods.scale(num_pods)
+            run.take(0, 100 * number + 100, 100 * number + 200)
+        pods.kill(1)
+        pods._settings["memory_bytes"] = "1MiB"
+        pods.start(1)
+        run.take(0, 400)
+        run.take(1)
+        run.check(packed[0])
+        for epoch in (0, 1):
+            assert sorted(run.positions_of(epoch)) == list(range(NUM_SAMPLES))
+            run.exact_receipt(epoch)
+
+
+def test_ranks_may_be_an_epoch_apart(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2)
+        run.take(0, ranks=[0])
+        run.take(1, ranks=[0])
+        run.take(0, ranks=[1])
+        run.take(1, ranks=[1])
+        run.check(packed[0])
+        for epoch in (0, 1):
+            run.exact_receipt(epoch)
+
+
+def test_who_gets_what_it_had_asked_for_does_not_ask_again_for_what_others_have(packed: Packed, tmp_path: Path) -> None:
+    """A pod is paused: it answers, but its sign of life is late. Nothing is lost, and it is asked again."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 1)
+        run.take(0, 0, 100)
+        lost = pods.rule("/planned/take", to=1, times=3)
+        run.take(0, 100, 300)
+        assert lost.seen >= 1
+        run.take(0, 300)
+        run.check(packed[0])
+        run.exact_receipt(0)
+
+
+def test_a_loop_that_is_broken_off_has_left_nothing_out_and_one_that_is_divided_has(
+    packed: Packed, tmp_path: Path
+) -> None:
+    """Its workers had batches under way, and one of them had not begun with its own."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 1)
+        for epoch, batches in enumerate(([0, 1, 3, 5], [0, 1, 2], [1, 3])):
+            for number in batches:
+                run.take_batch(0, epoch, np.arange(BATCH) + number * BATCH)
+        for position in (0, *range(400, 1000)):
+            run.take_batch(0, 3, np.array([position]))
+        with pytest.raises(SamplesSkipped, match="has left epoch 3 and never asked for its positions 1 to 399"):
+            run.take(4)
+        run.check(packed[0])
+
+
+def test_a_second_process_of_a_rank_is_refused_by_name(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        first = Run(pods, packed[0], new_name(), 2)
+        first.take(0, 0, 100)
+        twin = Run(pods, packed[0], first.name, 2, timeout_seconds=0)
+        with pytest.raises(RankTaken, match=r"rank 1 of job .* is process \d+ on test"):
+            twin.take(0, 0, 20, ranks=[1])
+        first.take(0, 100, 200)
+
+
+def test_plans_that_contradict_each_other_are_refused_by_name(packed: Packed, tmp_path: Path) -> None:
+    """All pods have lost the job, and have other memory now: a rank that is fresh gets another plan than one that goes
+    on, and is the first to ask."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
+        run.take(0, 0, 40)
+        pods.kill(0, 1)
+        pods._settings["memory_bytes"] = "9MiB"
+        pods.start(0, 1)
+        fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
+        assert fresh.plan != run.plan
+        fresh.take(0, 0, 20, ranks=[0])
+        with pytest.raises(JobConflict, match=rf"by plan {fresh.plan.plan_id:.8}, and you go on by plan") as refused:
+            run.take(0, 40, 60, ranks=[1])
+        assert "\n" not in str(refused.value)
+        pods.kill(1)
+        pods.start(1)
+        with pytest.raises(JobConflict, match="ranks of one run must go on from states of one run"):
+            run.take(0, 40, 60, ranks=[1])  # by way of a pod that has heard of neither
+        assert pods.get(0, f"/v1/jobs/{run.name}")["plan_id"] == fresh.plan.plan_id, "who is refused has ended the job"
+        fresh.take(0, 20, 40)
+        fresh.check(packed[0])
+
+
+def test_a_plan_that_nobody_has_received_anything_by_gives_way(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
+        run.take(0, 0, 40)
+        pods.kill(0, 1)
+        pods._settings["memory_bytes"] = "9MiB"
+        pods.start(0, 1)
+        fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
+        assert fresh.plan != run.plan, "pods would plan otherwise now"
+        run.take(0, 40, 60)
+        fresh.take(0, 0, 20, ranks=[])
+        assert pods.get(1, f"/v1/jobs/{run.name}")["plan_id"] == run.plan.plan_id
+        run.take(0, 60)
+        run.check(packed[0])
+        run.exact_receipt(0)
+
+
+def test_no_plan_is_made_while_half_of_the_pods_may_know_one(packed: Packed, tmp_path: Path) -> None:
+    """Pod 0 comes back with other memory, and is cut off from the other while a rank registers: the rank waits."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
+        pods.kill(0)
+        pods._settings["memory_bytes"] = "9MiB"
+        pods.start(0)
+        pods.rule("/planned", to=1, times=2)
+        fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
+        assert fresh.plan == run.plan
+        run.take(0, 0, 40, ranks=[1])
+        fresh.take(0, 0, 40, ranks=[0])
+        both = [*run.came, *fresh.came]
+        assert len({place for _, place, _ in both}) == len({sample for _, _, sample in both}) == 80
+
+
+def test_two_plans_that_nobody_has_received_anything_by_become_one(packed: Packed, tmp_path: Path) -> None:
+    """Two of three pods come back with other memory, and are cut off from the third while a rank registers."""
+    with PodsInProcess(3, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
+        pods.kill(0, 2)
+        pods._settings["memory_bytes"] = "9MiB"
+        pods.start(0, 2)
+        pods.rule("/planned", to=1, times=3)
+        fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
+        run.take(0, 0, 40, ranks=[1])
+        fresh.take(0, 0, 40, ranks=[0])
+        assert run.ranks[1].plan_id == fresh.ranks[0].plan_id
+        both = [*run.came, *fresh.came]
+        assert len({place for _, place, _ in both}) == len({sample for _, _, sample in both}) == 80
+
+
+def test_a_job_that_has_ended_begins_anew_and_its_last_receipt_stays_till_then(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2)
+        run.take(0)
+        for rank in run.ranks:
+            rank.report_received()
+        run.ranks[0].end_job()
+        ended = run.receipt(0)
+        assert (ended["ended"], ended["exact"], ended["running"]) == (True, True, False)
+        with pytest.raises(JobLost, match="was ended while it was asked for samples"):
+            run.take(1, 0, 20, ranks=[1])
+        other = Run(pods, packed[0], run.name, 1, seed=8)
+        other.take(0, 0, 100)
+        other.look()
+        assert (other.receipt(0)["received"], other.receipt(0)["ended"]) == (100, False)
+        other.take(0)
+        other.check(packed[0])
+        assert other.plan != run.plan
+        with pytest.raises(JobConflict, match="registered with other settings"):
+            run.take(1, 0, 20, ranks=[1])
+
+
+def test_a_name_has_one_job_whatever_its_policy(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 1)
+        run.take(0, 0, 40)
+        live = JobSpec(run.name, packed[0], chunk_size=16, memory_bytes=600_000)
+        with pytest.raises(JobConflict, match="runs with policy planned, and you ask for drain"):
+            Training(pods, live, NUM_SAMPLES, timeout_seconds=5)
+        assert [len(pods.get(pod, "/v1/jobs")) for pod in (0, 1)] == [1, 1]
+        run.ranks[0].end_job()
+        Training(pods, live, NUM_SAMPLES, timeout_seconds=5)
+        with pytest.raises(JobConflict, match="runs with policy drain, and you ask for planned"):
+            Run(pods, packed[0], run.name, 1).take(0, 0, 20)
+
+
+def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(packed: Packed, tmp_path: Path) -> None:
+    """It waits for another pod while the job ends on all pods, or comes when that pod has ended it already."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(2) as pool:
+        name = new_name()
+        for what in (f"/{name}/planned/take", f"/{name}?holder="):
+            run = Run(pods, packed[0], name, 1)
+            run.take(0, 0, 40)
+            goes_on = pods.do(_event())
+            rule = pods.rule(what, to=1, held=goes_on, answer="holder" in what)
+            first = pool.submit(run.ranks[0].end_job if "holder" in what else partial(run.take, 0, 40, 80))
+            until(partial(_was_seen, rule), f"a request for {what}")
+            second = pool.submit(partial(run.take, 0, 40, 80) if "holder" in what else run.ranks[0].end_job)
+            wait([second])
+            pods.do(_set(goes_on))
+            wait([first])
+            error = (second if "holder" in what else first).exception()
+            assert isinstance(error, JobLost), error
+            assert "was ended while it was asked for samples" in str(error)
+            assert [pods.get(pod, "/v1/jobs") for pod in (0, 1)] == [[], []], f"the job is there again: {what}"
+
+
+def _was_seen(rule: Rule) -> bool:
+    return rule.seen == 1
+
+
+async def _event() -> asyncio.Event:
+    return asyncio.Event()
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()
+
+
+def test_a_dataset_that_was_replaced_while_pods_were_away_is_an_error(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    _packed(tmp_path / "one", store, seed=1)
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, store.as_uri(), new_name(), 1, timeout_seconds=5)
+        run.take(0, 0, 40)
+        (state,) = run.states(0, 40)
+        pods.kill(0, 1)
+        shutil.rmtree(store)
+        _packed(tmp_path / "two", store, seed=2)
+        pods.start(0, 1)
+        with pytest.raises(JobConflict, match=r"was replaced since job .* began"):
+            run.take(0, 40, 60)
+        again = PlannedDataset(pods, dataset=store.as_uri(), job=run.name, resume=state, timeout_seconds=5)
+        with pytest.raises(JobConflict, match=r"was replaced since job .* began"):
+            again.register()
+
+
+def _packed(files: Path, store: Path, seed: int) -> None:
+    files.mkdir()
+    write_files(files, 200, seed=seed)
+    asyncio.run(pack(str(files), store.as_uri(), blob_bytes=100_000))
+
+
+def test_states_that_can_not_be_are_refused_in_one_line(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(1, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2)
+        run.take(0, 0, 100)
+        state, other = run.states(0, 100)[0], run.states(0, 40)[0]
+        damaged_plan = state["plan"] | {"num_shares": 0}
+        for change, kind, why in (
+            ({"plan": damaged_plan}, InvalidInput, "plan setting num_shares must be 1 to 65536, got 0"),
+            ({"plan": {}}, InvalidInput, "a plan is an object with chunk_size"),
+            ({"plan": state["plan"] | {"version": 9}}, InvalidInput, "plan version 9 is not known here"),
+            ({"plan": state["plan"] | {"dataset": "0" * 16}}, JobConflict, "was replaced since job"),
+            ({"plan": state["plan"] | {"seed": 99}}, JobConflict, "seed 99, and has seed 7"),
+            ({"plan": None}, InvalidInput, "by another policy, or an earlier version"),
+            ({"start": 1001}, InvalidInput, "an epoch of 1000 positions can't go on from position 1001"),
+            ({"start": -1}, InvalidInput, "start must be a number of at least 0, got -1"),
+            ({"length": 400}, InvalidInput, "counts 400 samples of rank 0 in epoch 0, and there are 500"),
+            ({"job": "another"}, InvalidInput, "the state is of job 'another'"),
+        ):
+            # Nobody is there any more, so that only the state can be wrong.
+            run.ranks[0].end_job()
+            with pytest.raises(kind, match=why) as refused:
+                PlannedDataset(
+                    pods,
+                    dataset=packed[0],
+                    job=run.name,
+                    rank=0,
+                    world_size=2,
+                    resume=state | change,
+                    timeout_seconds=2,
+                ).register()
+            assert "\n" not in str(refused.value), refused.value
+        unequal = Run(pods, packed[0], run.name, 2, [state, other])
+        unequal.take(0, 100, 120, ranks=[0])
+        unequal.take(0, 40, 60, ranks=[1])
+        unequal.check(packed[0])
+
+
+def test_damaged_samples_are_skipped_or_raised_and_named(tmp_path: Path) -> None:
+    """As many samples in every receipt, whoever reads in whose place."""
+    store = tmp_path / "store"
+    _packed(tmp_path / "files", store, seed=3)
+    blob = sorted(store.rglob("*.tar"))[1]
+    data = bytearray(blob.read_bytes())
+    data[700] ^= 0xFF
+    blob.write_bytes(data)
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        strict = Run(pods, store.as_uri(), new_name(), 1, timeout_seconds=5)
+        with pytest.raises(SampleDamaged, match=r"is damaged: its checksum is wrong"):
+            strict.take(0)
+        skipping = Run(pods, store.as_uri(), new_name(), 1, on_damaged="skip")
+        for epoch in (0, 1):
+            came = [
+                sample["__id__"]
+                for start in range(0, 200, BATCH)
+                for sample in skipping.datasets[0].samples_of(epoch, np.arange(start, start + BATCH))
+            ]
+            assert len(came) == len(set(came)) == 199
+            found = skipping.exact_receipt(epoch)
+            assert (found["damaged"], found["damaged_samples"]) == (1, sorted(set(range(200)) - set(came)))
+            pods.kill(1)

@@ -1,0 +1,54 @@
+"""Spans of positions hold what a plain set would, whatever comes in which order."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refill.protocol.position_set import PositionSet
+
+MOST = 40
+spans = st.tuples(st.integers(0, MOST), st.integers(0, MOST))
+added = st.lists(st.one_of(spans, st.lists(st.integers(0, MOST), max_size=8)), max_size=12)
+
+
+def both(steps: list[tuple[int, int] | list[int]]) -> tuple[PositionSet, set[int]]:
+    found, plain = PositionSet(), set()
+    for step in steps:
+        if isinstance(step, tuple):
+            found.add(*step)
+            plain |= set(range(*step))
+        else:
+            found.add_all(np.array(step, dtype=np.int64))
+            plain |= set(step)
+    return found, plain
+
+
+@given(added)
+def test_it_holds_what_was_added_in_as_few_spans_as_can_be(steps: list[tuple[int, int] | list[int]]) -> None:
+    found, plain = both(steps)
+    listed = [position for first, end in found for position in range(first, end)]
+    assert listed == sorted(plain)
+    assert found.count == len(plain)
+    assert found.end == max(plain, default=-1) + 1
+    between = [position for position in range(min(plain, default=0), found.end) if position not in plain]
+    gap = found.first_gap()
+    assert (gap is None) == (not between)
+    assert gap is None or (gap[0] == between[0] and set(range(*gap)) <= set(between) and gap[1] in plain)
+    assert len(found) == sum(position - 1 not in plain for position in plain), "spans touch each other"
+    assert list(PositionSet(found)) == list(found), "spans that are sent are the same where they arrive"
+
+
+@given(added, spans)
+def test_it_says_what_is_missing(steps: list[tuple[int, int] | list[int]], within: tuple[int, int]) -> None:
+    found, plain = both(steps)
+    start, end = within
+    missing = [position for position in range(start, end) if position not in plain]
+    first = found.first_missing(start, end)
+    assert (first is None) == (not missing)
+    if first is not None:
+        assert first[0] == missing[0]
+        assert set(range(*first)) <= set(missing), "of what it says, some is there"
+        assert first[1] == end or first[1] in plain, "more is missing than it says"
+    assert found.has_any(start, end) == any(position in plain for position in range(start, end))

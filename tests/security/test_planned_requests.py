@@ -1,0 +1,196 @@
+"""Whatever clients and pods send to the routes of planned jobs: one clear line, no 5xx, and the job goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.membership.planned_in_process import Run, new_name
+from tests.membership.pods_in_process import PodsInProcess
+from tests.pod_fixtures import NUM_SAMPLES
+
+from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.wire_format import BatchRequest
+
+Packed = tuple[str, dict[str, bytes]]
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def run(packed: Packed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """In the middle of epoch 0; after the tests it goes on to the end, exact."""
+    with PodsInProcess(2, tmp_path_factory.mktemp("hostile"), journal=False) as pods:
+        found = Run(pods, packed[0], new_name(), 2)
+        found.take(0, 0, 200)
+        yield found
+        found.take(0, 200)
+        found.check(packed[0])
+        assert sorted(found.positions_of(0)) == list(range(NUM_SAMPLES))
+        found.exact_receipt(0)
+
+
+def sent(run: Run, method: str, what: str, body: Any = None, asker: str = "client", **about: Any) -> tuple[int, str]:
+    """The status and the error's line."""
+    query = "&".join(f"{name}={value}" for name, value in about.items())
+    path = f"/{'peer/' if asker == 'peer' else ''}v1/jobs/{run.name}/planned{what}?{query}"
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {} if isinstance(body, bytes) else JSON
+    status, _, answer = run.pods.do(run.pods.request(asker, 0, method, path, content, headers))
+    return status, json.loads(answer)["message"] if status >= 400 and answer else ""
+
+
+def batch(epoch: int, rank: int, positions: list[int]) -> bytes:
+    return BatchRequest(epoch, rank, np.array(positions, dtype=np.int64)).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "about", "why"),
+    [
+        (batch(0, 0, [1000]), {}, "has positions 0 to 999, got 1000"),
+        (batch(0, 0, [2**62]), {}, "has positions 0 to 999, got"),
+        (batch(0, 2, [0]), {}, "rank 2 is not one of 2 ranks"),
+        (batch(2**31, 0, [0]), {}, "epoch"),
+        (batch(0, 2**21, [0]), {"ranks": 2**20}, "rank"),
+        (batch(0, 0, [0]), {"ranks": 0}, "ranks: Input should be greater"),
+        (batch(0, 0, [0]), {"start": 1001}, "can't go on from position 1001"),
+        (batch(0, 0, [0]), {"start": -1}, "start: Input should be greater"),
+        (batch(0, 0, [0]), {"had": 2**63}, "had: Input should be less"),
+        (batch(0, 0, [0]), {"life": "x"}, "names no training process"),
+        (batch(0, 0, [0]), {"life": "h:1:1:", "ended": "x"}, "names no training process"),
+        (batch(0, 0, [0, 0]), {}, "names a position twice"),
+        (batch(0, 0, [-1]), {}, "positions start at 0"),
+        (b"", {}, "shorter than its"),
+        (batch(0, 0, [0])[:-1], {}, "can't hold the 1 positions"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_batches_that_can_not_be(run: Run, body: bytes, about: dict[str, Any], why: str) -> None:
+    status, message = sent(run, "POST", "/batch", body, **({"plan": run.plan.plan_id, "ranks": 2} | about))
+    assert (status, why in message, "\n" in message) == (400, True, False), message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [batch(0, 0, [1000]), batch(2**32 - 1, 0, [0]), b"", b"RFQ1"],
+    ids=["position", "epoch", "nothing", "cut"],
+)
+def test_parts_that_can_not_be(run: Run, body: bytes) -> None:
+    status, message = sent(run, "POST", "/take", body, "peer", plan=run.plan.plan_id, pod=1)
+    assert status in (200, 400), message
+    assert (status == 200) == (body == batch(2**32 - 1, 0, [0]))
+
+
+DEALT = {"epoch": 0, "rank": 0, "num_ranks": 2}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (DEALT | {"spans": [[0, 501]]}, "rank 0 has 500 positions in epoch 0, got 0-501"),
+        (DEALT | {"spans": [[-1, 3]]}, "spans.0.0: Input should be greater"),
+        (DEALT | {"spans": [[5, 3]]}, "got 5-3"),
+        (DEALT | {"spans": [[0, 2**70]]}, "spans.0.1: Input should be less"),
+        (DEALT | {"spans": [[0]]}, "spans.0"),
+        (DEALT | {"spans": "0-3"}, "spans"),
+        (DEALT | {"damaged": [[500, 1]]}, "rank 0 has 500 positions in epoch 0, got 500"),
+        (DEALT | {"damaged": [[2**70, 1]]}, "damaged.0.0: Input should be less"),
+        (DEALT | {"damaged": [[1, 2**70]]}, "damaged.0.1: Input should be less"),
+        (DEALT | {"damaged": [[1, 1000]]}, "there is no sample 1000"),
+        (DEALT | {"rank": 2}, "rank 2 is not one of 2 ranks"),
+        (DEALT | {"epoch": -1}, "epoch: Input should be greater"),
+        (DEALT | {"num_ranks": 2**21}, "num_ranks: Input should be less"),
+        (DEALT | {"start": 1001}, "can't go on from position 1001"),
+        ([], "Input should be"),
+        ({}, "Field required"),
+        (b"no json", "Input should be"),
+    ],
+)
+def test_reports_that_can_not_be_change_nothing(run: Run, body: Any, why: str) -> None:
+    run.look()
+    before = run.receipt(0)
+    status, message = sent(run, "PUT", "/received", body, plan=run.plan.plan_id)
+    assert (status, why in message, "\n" in message) == (400, True, False), message
+    assert run.receipt(0) == before
+
+
+def changed(plan: PlanSettings, **changes: Any) -> dict[str, Any]:
+    return plan.to_dict() | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"num_samples": 999}, "is of 999 samples, and the dataset has 1,000"),
+        ({"num_samples": 10**12}, "samples, and the dataset has 1,000"),
+        ({"selection": "abc"}, "selection"),
+        ({"dataset": "x" * 100_000}, "was replaced since"),
+        ({"num_shares": 2**16 + 1}, "num_shares must be 1 to 65536"),
+        ({"run": 0}, "run must be 1 to"),
+        ({"memory_bytes": True}, "memory_bytes must be int"),
+        ({"seed": 2**63}, "seed must be"),
+        ({"version": 2}, "plan version 2 is not known here"),
+        ({"other": 1}, "a plan is an object with"),
+    ],
+)
+def test_plans_that_can_not_be_are_refused_and_leave_no_job(
+    run: Run, packed: Packed, changes: dict[str, Any], why: str
+) -> None:
+    other = Run(run.pods, packed[0], new_name(), 1)
+    settings = other.datasets[0].connection.spec.to_dict()
+    plan = changed(other.plan, **changes)
+    other.ranks[0].end_job()
+    for asker in ("client", "peer"):
+        body = {"settings": settings, "spec": settings, "plan": plan, "begun": True, "confirmed": True}
+        status, message = sent(other, "PUT", "", body, asker)
+        assert (status in (400, 409), why in message, "\n" in message) == (True, True, False), message
+        assert len(message) < 500, "what was sent comes back whole"
+    listed = [job["spec"]["name"] for pod in (0, 1) for job in _jobs(run.pods, pod)]
+    assert other.name not in listed
+
+
+def _jobs(pods: PodsInProcess, pod: int) -> Any:
+    return pods.get(pod, "/v1/jobs")
+
+
+def test_extreme_plans_that_can_be_are_carried_out(run: Run, packed: Packed) -> None:
+    for shares, memory_bytes, length in ((2**16, 1, 1), (1, 2**60, 2**20), (3, 0, 7)):
+        given = {"shares": shares, "plan_bytes": memory_bytes, "run": length}
+        settings = {name: value for name, value in given.items() if value}
+        other = Run(run.pods, packed[0], new_name(), 1, policy_settings=settings, timeout_seconds=10)
+        other.take(0, 0, 100)
+        assert len({sample for _, _, sample in other.came}) == 100
+        if shares < 2**16:  # all of that order takes a while
+            other.check(packed[0])
+        other.ranks[0].end_job()
+
+
+def test_anything_at_all(run: Run) -> None:
+    """Bodies of random bytes, and right ones that are damaged."""
+    draw = random.Random(4)
+    right = {
+        ("POST", "/batch"): batch(0, 0, [0, 2, 4]),
+        ("POST", "/samples"): np.arange(3, dtype="<i8").tobytes(),
+        ("PUT", "/received"): json.dumps(DEALT | {"spans": [[0, 3]], "damaged": []}).encode(),
+        ("PUT", ""): json.dumps({"settings": {}, "plan": run.plan.to_dict(), "begun": False}).encode(),
+    }
+    for (method, what), body in right.items():
+        for turn in range(60):
+            if turn % 3 == 0:
+                content = draw.randbytes(draw.randrange(200))
+            elif turn % 3 == 1:
+                content = body[: draw.randrange(len(body))]
+            else:
+                damaged = bytearray(body)
+                for _ in range(3):
+                    damaged[draw.randrange(len(body))] = draw.randrange(256)
+                content = bytes(damaged)
+            if what == "/batch" and content[4:8] == body[4:8]:
+                continue  # may be the first batch of another epoch or rank
+            path = f"/v1/jobs/none/planned{what}" if what == "" else f"/v1/jobs/{run.name}/planned{what}"
+            path += f"?plan={run.plan.plan_id}&ranks=2"
+            status, _, answer = run.pods.do(run.pods.request("client", 0, method, path, content, JSON))
+            assert status < 500, (method, what, content, answer)
