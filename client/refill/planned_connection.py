@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, MutableSequence
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from refill.answer_checks import checked_job, read_as_of_a_pod
 from refill.batch_groups import BatchGroups
 from refill.credentials import Credentials
+from refill.damage_log import DamageLog
 from refill.errors import (
     InvalidInput,
     JobConflict,
@@ -30,10 +32,10 @@ from refill.errors import (
     PodUnreachable,
     RankHeld,
     RefillError,
-    RequestTooLarge,
     UnknownJob,
 )
 from refill.home_watch import watch_home
+from refill.index_reads import numbers_of_index, samples_by_ids
 from refill.own_life import has_ended, leaves_the_rank_to, own_life
 from refill.patience import Patience
 from refill.pod_channel import PodChannel, Wait
@@ -43,7 +45,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.position_set import PositionSet
 from refill.protocol.rank_life import RankLife
-from refill.protocol.wire_format import MAX_LABELS, MAX_SAMPLES, BatchRequest, Int64Array
+from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch
 
 __all__ = ["PlannedConnection", "RankPlace"]
@@ -66,7 +68,6 @@ _QUIET_SECONDS = 0.25
 _MOST_UNREPORTED = 300
 """Epochs: as many as a pod keeps."""
 _TURNS = 4
-_NAMED_DAMAGED = 20
 _OF_ONE_PROCESS = ("_process", "_of_thread", "_lock", "_received", "_of_ranks", "_ended", "_refused_by", "_watched")
 
 
@@ -162,7 +163,7 @@ class PlannedConnection:
         """False: it has asked for no sample so far."""
         self._given_home = None if home is None else checked_url(home)
         self._goes_without_damaged = goes_without_damaged
-        self._num_damaged = 0
+        self._damage = DamageLog()
         self._place = place or RankPlace([0] * RankPlace.NUM_SHARED)
         self._made_in = os.getpid()
         credentials = credentials or Credentials()
@@ -311,20 +312,7 @@ class PlannedConnection:
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         """Exactly these samples, outside of any epoch. In as many requests as pods want it split into."""
-        parts = []
-        to_ask = [sample_ids[start : start + MAX_SAMPLES] for start in range(0, len(sample_ids), MAX_SAMPLES)]
-        while to_ask:
-            ids = to_ask.pop(0)
-            try:
-                body = np.ascontiguousarray(ids, dtype="<i8").tobytes()
-                parts.append(self._fetched(lambda: self._path("samples"), body, Expected(sample_ids=ids)))
-            except RequestTooLarge:
-                if len(ids) < 2:
-                    raise
-                to_ask[:0] = np.array_split(ids, 2)
-        if len(parts) == 1:
-            return parts[0]
-        return ReceivedBatch(sample_ids.copy(), [payload for part in parts for payload in part.payloads])
+        return samples_by_ids(sample_ids, partial(self._fetched, lambda: self._path("samples")))
 
     def labels(self, num_samples: int) -> Int64Array:
         """Of all samples of a dataset that has labels."""
@@ -335,16 +323,8 @@ class PlannedConnection:
         return self._of_index("lengths", num_samples, "<i8")
 
     def _of_index(self, what: str, num_samples: int, dtype: str) -> Int64Array:
-        with read_as_of_a_pod(self.home):
-            found = np.empty(num_samples, dtype=np.int64)
-        for first in range(0, num_samples, MAX_LABELS):
-            end = min(first + MAX_LABELS, num_samples)
-            expected = Expected(sample_ids=np.array([first], dtype=np.int64))
-            body = np.array([first, end], dtype="<i8").tobytes()
-            part = self._fetched(lambda: f"{self._job_path(what)}?incarnation={self.plan_id}", body, expected)
-            with read_as_of_a_pod(self.home):
-                found[first:end] = np.frombuffer(part.payloads[0], dtype=dtype, count=end - first)
-        return found
+        fetch = partial(self._fetched, lambda: f"{self._job_path(what)}?incarnation={self.plan_id}")
+        return numbers_of_index(num_samples, dtype, fetch, self.home)
 
     def _fetched(self, path: Callable[[], str], body: bytes, expected: Expected) -> ReceivedBatch:
         self.info()
@@ -357,12 +337,7 @@ class PlannedConnection:
 
     def goes_without(self, epoch: int, positions: Int64Array, sample_ids: Int64Array, why: list[RefillError]) -> None:
         """Fact: this rank goes on without what came for these positions, since it is damaged. Receipts name it."""
-        for error in why:
-            self._num_damaged += 1
-            if self._num_damaged <= _NAMED_DAMAGED:
-                log.warning("job %s goes on without a sample: %s", self.spec.name, error)
-        if self._num_damaged - len(why) < _NAMED_DAMAGED <= self._num_damaged:
-            log.warning("job %s: this process names no further damaged samples; receipts do", self.spec.name)
+        self._damage.goes_without(self.spec.name, why)
         body = self._dealt_to(epoch, self._place.start(epoch))
         body["damaged"] = list(zip(positions.tolist(), sample_ids.tolist(), strict=True))
         self._retried(lambda pod, wait: self._channel.call("PUT", pod, self._path("received"), wait, sent=body))

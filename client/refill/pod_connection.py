@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,16 @@ from numpy.typing import NDArray
 
 from refill.answer_checks import read_as_of_a_pod
 from refill.credentials import Credentials
+from refill.damage_log import DamageLog
 from refill.delivery_record import DeliveryRecord
-from refill.errors import InvalidInput, RefillError, RequestTooLarge, UnknownJob
+from refill.errors import InvalidInput, RefillError, UnknownJob
+from refill.index_reads import numbers_of_index, samples_by_ids
 from refill.job_pods import JobPods
 from refill.pod_channel import PodChannel, Wait
 from refill.protocol.incarnation import moves_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
-from refill.protocol.wire_format import MAX_LABELS, MAX_SAMPLES, MAX_SCORES, BatchRequest, Int64Array
+from refill.protocol.wire_format import MAX_LABELS, MAX_SCORES, BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch
 from refill.run_start import RunStart
 
@@ -29,7 +32,6 @@ __all__ = ["PodConnection", "ReceivedBatch"]
 log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 5.0
-_NAMED_DAMAGED = 20
 _OF_ONE_PROCESS = ("_process", "_of_thread", "_of_ranks")
 
 
@@ -73,7 +75,7 @@ class PodConnection:
             raise InvalidInput(f"connect_timeout_seconds must be above 0, got {connect_timeout_seconds!r}")
         self.allow_skipped = allow_skipped
         self._goes_without_damaged = goes_without_damaged
-        self._num_damaged = 0
+        self._damage = DamageLog()
         self._record = record or DeliveryRecord()
         self._channel = PodChannel(credentials or Credentials(), connect_timeout_seconds)
         self._pods = JobPods(service_url, spec, rank, home, timeout_seconds, self._record, self._channel, start)
@@ -172,12 +174,7 @@ class PodConnection:
 
     def goes_without(self, epoch: int, positions: Int64Array, sample_ids: Int64Array, why: list[RefillError]) -> None:
         """Fact: this rank goes on without what came for these positions, since it is damaged. Receipts name it."""
-        for error in why:
-            self._num_damaged += 1
-            if self._num_damaged <= _NAMED_DAMAGED:
-                log.warning("job %s goes on without a sample: %s", self.spec.name, error)
-        if self._num_damaged - len(why) < _NAMED_DAMAGED <= self._num_damaged:
-            log.warning("job %s: this process names no further damaged samples; receipts do", self.spec.name)
+        self._damage.goes_without(self.spec.name, why)
         damaged = Record(Kind.DAMAGED, epoch, self.rank, (positions, sample_ids))
         while not self._record.add(damaged, self._record.num_reports()):
             pass  # reported in between, without this
@@ -189,24 +186,7 @@ class PodConnection:
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         """Exactly these samples, outside of any epoch. In as many requests as pods want it split into."""
-        parts = []
-        to_ask = [sample_ids[start : start + MAX_SAMPLES] for start in range(0, len(sample_ids), MAX_SAMPLES)]
-        while to_ask:
-            ids = to_ask.pop(0)
-            try:
-                parts.append(self._samples(ids))
-            except RequestTooLarge:
-                if len(ids) < 2:
-                    raise
-                to_ask[:0] = np.array_split(ids, 2)
-        if len(parts) == 1:
-            return parts[0]
-        return ReceivedBatch(sample_ids.copy(), [payload for part in parts for payload in part.payloads])
-
-    def _samples(self, sample_ids: Int64Array) -> ReceivedBatch:
-        body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
-        expected = Expected(sample_ids=sample_ids)
-        return self._fetched("samples", body, expected)
+        return samples_by_ids(sample_ids, partial(self._fetched, "samples"))
 
     def _fetched(self, what: str, body: bytes, expected: Expected) -> ReceivedBatch:
         return self._pods.retried(
@@ -215,23 +195,11 @@ class PodConnection:
 
     def labels(self, num_samples: int) -> Int64Array:
         """Of all samples of a dataset that has labels."""
-        return self._of_index("labels", num_samples, "<i4")
+        return numbers_of_index(num_samples, "<i4", partial(self._fetched, "labels"), self.home)
 
     def lengths(self, num_samples: int) -> Int64Array:
         """Bytes of all samples of a dataset."""
-        return self._of_index("lengths", num_samples, "<i8")
-
-    def _of_index(self, what: str, num_samples: int, dtype: str) -> Int64Array:
-        with read_as_of_a_pod(self.home):
-            found = np.empty(num_samples, dtype=np.int64)
-        for first in range(0, num_samples, MAX_LABELS):
-            end = min(first + MAX_LABELS, num_samples)
-            body = np.array([first, end], dtype="<i8").tobytes()
-            expected = Expected(sample_ids=np.array([first], dtype=np.int64))
-            part = self._fetched(what, body, expected)
-            with read_as_of_a_pod(self.home):
-                found[first:end] = np.frombuffer(part.payloads[0], dtype=dtype, count=end - first)
-        return found
+        return numbers_of_index(num_samples, "<i8", partial(self._fetched, "lengths"), self.home)
 
     def post_trace(self, epoch: int, sample_ids: Int64Array) -> None:
         """Say which samples this rank asks for in an epoch, in which order."""

@@ -1,0 +1,51 @@
+"""How are samples read by their ids, and what the index says of all of them? In as many requests as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from refill.answer_checks import read_as_of_a_pod
+from refill.errors import RequestTooLarge
+from refill.protocol.wire_format import MAX_LABELS, MAX_SAMPLES, Int64Array
+from refill.received_batch import Expected, ReceivedBatch
+
+__all__ = ["Fetch", "numbers_of_index", "samples_by_ids"]
+
+Fetch = Callable[[bytes, Expected], ReceivedBatch]
+"""One request: its body, and what the answer has to be."""
+
+
+def samples_by_ids(sample_ids: Int64Array, fetch: Fetch) -> ReceivedBatch:
+    """Exactly these samples ``(n,)``. A request that pods find too large is split."""
+    parts = []
+    to_ask = [sample_ids[start : start + MAX_SAMPLES] for start in range(0, len(sample_ids), MAX_SAMPLES)]
+    while to_ask:
+        ids = to_ask.pop(0)
+        try:
+            parts.append(fetch(np.ascontiguousarray(ids, dtype="<i8").tobytes(), Expected(sample_ids=ids)))
+        except RequestTooLarge:
+            if len(ids) < 2:
+                raise
+            to_ask[:0] = np.array_split(ids, 2)
+    if len(parts) == 1:
+        return parts[0]
+    return ReceivedBatch(sample_ids.copy(), [payload for part in parts for payload in part.payloads])
+
+
+def numbers_of_index(num_samples: int, dtype: str, fetch: Fetch, pod: str) -> Int64Array:
+    """A number of each sample of a dataset, ``(num_samples,)``.
+
+    :param dtype: as pods send them.
+    :param pod: who is asked, for errors.
+    """
+    with read_as_of_a_pod(pod):
+        found = np.empty(num_samples, dtype=np.int64)
+    for first in range(0, num_samples, MAX_LABELS):
+        end = min(first + MAX_LABELS, num_samples)
+        body = np.array([first, end], dtype="<i8").tobytes()
+        part = fetch(body, Expected(sample_ids=np.array([first], dtype=np.int64)))
+        with read_as_of_a_pod(pod):
+            found[first:end] = np.frombuffer(part.payloads[0], dtype=dtype, count=end - first)
+    return found
