@@ -37,7 +37,7 @@ SOAK_FLAGS ?=
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-exactly-once bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-all quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-exactly-once bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(READY)
 	@$(BIN)/refill demo
@@ -131,6 +131,11 @@ bench-core: $(READY)
 
 bench-pods: $(READY)
 	$(BIN)/python benchmarks/pod_throughput.py
+
+# What a sample costs in CPU with 1, 2, 4 and 8 pods.
+bench-pods-scale: $(READY)
+	mkdir -p build
+	$(BIN)/python benchmarks/pods_scale.py --plot build/pods_scale.svg
 
 bench-exactly-once: $(READY)
 	$(BIN)/python benchmarks/exactly_once_cost.py
