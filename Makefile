@@ -3,7 +3,7 @@
 # make test TEST_FLAGS=--hypothesis-profile=thorough  the same with more draws, others each time
 # make quick  in under a minute, for work on the core, the protocol or the client: style, types, their tests, no pods
 # make check  what CI checks besides the tests: style, types, import contracts, known vulnerabilities
-# make test-all   what make test leaves out, too: every parameter, every trainer, the slow attacks
+# make test-all   what make test leaves out, too: every variant, every trainer, the slow attacks
 # make test-security  attacks on real pods, the slow ones, too (the quick ones are in make test)
 # make test-trainers  every trainer in 1, 2 and 4 processes (make test has some of them)
 # make test-image    the tests that build the container image and run it, as root, with podman
@@ -15,12 +15,13 @@
 # make test-cluster  a job on a release in a real cluster, KUBECONFIG's: pods deleted, drained, updated. docs/CLUSTER.md
 # make soak-cluster  the same for two hours, one event a minute at random, with a plot into soak-cluster/
 # make dist          the distribution refill-cache, a wheel and its sources, checked, into dist/
-# Each makes its own virtual environment, .venv, the first time.
+# Each makes its own virtual environment, .venv, the first time; make demo installs less into it than the others.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO_READY := $(VENV)/.ready-demo
 READY := $(VENV)/.ready
 PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
@@ -39,8 +40,9 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-exactly-once bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	@$(BIN)/refill demo
+	@echo "next, for the commands of the README: . $(BIN)/activate"
 
 test: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS)
@@ -199,12 +201,24 @@ clean:
 # Torch first and by its exact version, so that what follows finds it installed and brings no other build. That is
 # uv's work, in half the time; pip's where uv finds no index, since it does not read how pip is configured. Nothing is
 # compiled that nobody imports: that took longer than all the rest.
-$(READY): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(TORCH) uv
-	$(BIN)/uv pip install --quiet --python $(VENV) -e '.[torch,service,dev]' || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,service,dev]'
+$(DEMO_READY): pyproject.toml
+	@echo "making a virtual environment in $(VENV) (1 of 3)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "installing PyTorch, which is the most of it (2 of 3)"
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(TORCH) uv
+	@echo "installing refill and what the demo needs (3 of 3)"
+	@$(call install,$(DEMO_PACKAGES))
 	@touch $@
+
+$(READY): $(DEMO_READY)
+	@echo "installing what tests, checks and docs need"
+	@$(call install,$(DEV_PACKAGES))
+	@touch $@
+
+DEMO_PACKAGES = -e '.[torch,service]' scikit-learn
+DEV_PACKAGES = -e '.[torch,service,dev]'
+install = $(BIN)/uv pip install --quiet --python $(VENV) $(1) || \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(1)
 
 $(PEERS_READY): pyproject.toml benchmarks/peers/requirements.txt benchmarks/peers/requirements-no-deps.txt
 	$(PYTHON) -m venv $(PEERS)

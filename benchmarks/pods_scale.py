@@ -103,6 +103,7 @@ def _epoch(cluster: LocalCluster, dataset: str, policy: str, count: int, pod_byt
     begin.wait(120)
     of_ranks = sum(results.get(timeout=300) for _ in ranks)
     of_pods = _cpu_seconds(cluster) - before
+    begin.wait(120)
     for rank in ranks:
         rank.join(60)
     return 1e6 * of_pods / count, 1e6 * of_ranks / count
@@ -113,13 +114,15 @@ def _rank(url: str, job: dict[str, Any], rank: int, begin: Any, results: Any) ->
     kind = PlannedConnection if spec.is_planned else PodConnection
     connection = kind(url, spec, rank, None, 60)
     length = connection.info()["samples_per_rank"]
+    if isinstance(connection, PlannedConnection):
+        connection.asks_in_batches(BATCH)  # as a DataLoader of such batches has it
     _ask(connection, 0, length)
     begin.wait(120)
     begin.wait(120)
     before = time.process_time()
     _ask(connection, 1, length)
     results.put(time.process_time() - before)
-    time.sleep(1)
+    begin.wait(120)  # all have come to the epoch's end
     if rank == 0:
         connection.end_job()
 

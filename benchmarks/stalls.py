@@ -176,7 +176,7 @@ def measured(name: str, dataset: str, folder: Path, policy: str) -> Stall:
         finally:
             epochs = ranks.end()
     logging.getLogger("refill").removeHandler(handler)
-    waits = [each for each in warnings if "waits for" in each]
+    waits = [each for each in warnings if "has waited" in each]
     stall = ranks.longest_stall(failed_at)
     return Stall(description, over_at - failed_at, stall, epochs, waits[-1] if waits else "")
 

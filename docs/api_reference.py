@@ -10,6 +10,7 @@ from typing import Any
 
 import refill
 from refill import errors
+from refill.job_samples import JobSamples
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.app import client_app
 from refill_service.settings import Settings
@@ -18,7 +19,8 @@ PAGE = Path(__file__).with_name("API.md")
 _HEAD = """# API reference
 
 Every class, function, error and route of refill, to look things up in. To learn how they are used together, read
-[CLIENT.md](CLIENT.md) and [POD.md](POD.md) first. `python docs/api_reference.py` writes this page from the code.
+[The PyTorch client](CLIENT.md) and [The pod](POD.md) first. `python docs/api_reference.py` writes this page from the
+code.
 
 """
 
@@ -29,22 +31,28 @@ def page() -> str:
 
 def _python() -> str:
     parts = ["## Python: `import refill`\n\n"]
+    written: list[Any] = []
     for name in refill.__all__:
         found = getattr(refill, name)
         if inspect.isclass(found) and issubclass(found, Exception):
             continue
         parts.append(f"### `refill.{name}`\n\n{_signature(name, found)}{_text(found)}")
         if inspect.isclass(found) and not issubclass(found, tuple):
-            parts += [_member(name, member, each) for member, each in _public(found)]
+            members = _public(found)
+            parts += [_member(name, member, each) for member, each in members if each not in written]
+            if also := [f"`{member}`" for member, each in members if each in written]:
+                parts.append(f"As `CacheDataset` it has {', '.join(also)}.\n\n")
+            written += [each for _, each in members]
     return "".join(parts)
 
 
 def _public(kind: type) -> list[tuple[str, Any]]:
-    """Methods and properties that are written down here, in their order, not those of torch. Those that refill calls
-    itself come last."""
-    own = [(name, each) for name, each in vars(kind).items() if inspect.isfunction(each) or isinstance(each, property)]
-    public = [(name, each) for name, each in own if not name.startswith("_") and inspect.getdoc(each)]
-    return sorted(public, key=lambda member: "Called " in (inspect.getdoc(member[1]) or ""))
+    """Methods and properties that are written down here, in their order, not those of torch, nor those that refill
+    calls itself."""
+    own = [member for base in (kind, JobSamples) if base in kind.__mro__ for member in vars(base).items()]
+    members = {name: each for name, each in reversed(own) if inspect.isfunction(each) or isinstance(each, property)}
+    said = [(name, each, inspect.getdoc(each) or "") for name, each in reversed(members.items())]
+    return [(name, each) for name, each, text in said if text and name[0] != "_" and "Called " not in text]
 
 
 def _member(of: str, name: str, found: Any) -> str:
@@ -80,8 +88,14 @@ def _text(found: Any) -> str:
     text = re.sub(r":(?:class|meth|mod|func|data):`~?\.?([^`]+)`", r"`\1`", text).replace("``", "`")
     text = re.sub(r"^:param ([^:]+):", r"- `\1`:", text, flags=re.MULTILINE)
     text = re.sub(r"^:raises ([^:]+):", r"- raises `\1`:", text, flags=re.MULTILINE)
-    text = re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", text)
+    text = re.sub(r"\bdocs/(\w+\.md)", lambda page: f"[{_title(page[1])}]({page[1]})", text)
     return f"{text}\n\n"
+
+
+def _title(page: str) -> str:
+    """By which it is linked: its heading, up to a comma or a colon."""
+    heading = (PAGE.parent / page).read_text().partition("\n")[0]
+    return re.split("[,:]", heading.removeprefix("# "))[0]
 
 
 def _errors() -> str:

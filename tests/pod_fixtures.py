@@ -41,6 +41,23 @@ def three_pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluste
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+def leaves_no_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The pods are those of many tests: jobs of one that go on take the memory of the next one's."""
+    if "three_pods" not in request.fixturenames:
+        yield
+        return
+    url = request.getfixturevalue("three_pods").pod_urls[0]
+    before = _names_of_jobs(url)
+    yield
+    for name in _names_of_jobs(url) - before:
+        httpx.delete(f"{url}/v1/jobs/{name}").raise_for_status()
+
+
+def _names_of_jobs(url: str) -> set[str]:
+    return {each["spec"]["name"] for each in httpx.get(f"{url}/v1/jobs").raise_for_status().json()}
+
+
 @pytest.fixture
 def job(three_pods: LocalCluster, packed: tuple[str, dict[str, bytes]]) -> Iterator[dict[str, Any]]:
     """Settings of a job of the test's own, which is ended after it."""

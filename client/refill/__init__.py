@@ -18,6 +18,7 @@ from refill.errors import RefillError
 if TYPE_CHECKING:
     from refill.class_samplers import BucketSampler, ClassBalancedSampler, ClassSampler
     from refill.data_wait import timed
+    from refill.epoch_reader import EpochReader, iterate
     from refill.epoch_sampler import EpochSampler, Position, TraceSampler
     from refill.importance_sampler import ImportanceSampler
     from refill.iterable_dataset import CacheIterableDataset
@@ -30,11 +31,13 @@ __all__ = [
     "CacheIterableDataset",
     "ClassBalancedSampler",
     "ClassSampler",
+    "EpochReader",
     "EpochSampler",
     "ImportanceSampler",
     "Position",
     "RefillError",
     "TraceSampler",
+    "iterate",
     "timed",
 ]
 
@@ -44,10 +47,12 @@ _HOMES = {
     "ClassSampler": "refill.class_samplers",
     "CacheDataset": "refill.torch_dataset",
     "CacheIterableDataset": "refill.iterable_dataset",
+    "EpochReader": "refill.epoch_reader",
     "EpochSampler": "refill.epoch_sampler",
     "ImportanceSampler": "refill.importance_sampler",
     "Position": "refill.epoch_sampler",
     "TraceSampler": "refill.epoch_sampler",
+    "iterate": "refill.epoch_reader",
     "timed": "refill.data_wait",
 }
 

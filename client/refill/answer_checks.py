@@ -17,7 +17,7 @@ _WHOLE_NUMBERS = ("num_samples", "samples_per_rank")
 
 
 def not_of_a_pod(source: str, what: str) -> RefillError:
-    return RefillError(f"{source} answered with something else than a pod would: {what[:200]}")
+    return RefillError(f"{source} answered, but not as a pod does: {what[:200]}")
 
 
 @contextmanager

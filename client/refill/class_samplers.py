@@ -2,19 +2,26 @@
 
 Batches are composed as asked, each sample comes once an epoch, and bytes are read once: docs/ORDERS.md. The order of
 classes follows from the job's seed and the epoch, so each rank knows all of it and posts its part.
+
+With policy ``planned`` each position gets the sample of its class whose turn it is in the plan's order: then what lies
+beside each other is asked for at about the same time. So the samples of every position are known, and nothing is left
+to choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from refill.dataset_parts import dataset_alone
 from refill.epoch_place import Iteration
 from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput
+from refill.planned_connection import PlannedConnection
 from refill.protocol.class_order import (
     balanced_order,
     bucket_boundaries,
@@ -35,7 +42,8 @@ __all__ = ["BucketSampler", "ClassBalancedSampler", "ClassSampler"]
 
 class ClassSampler(PlacedSampler):
     """Asks for classes in an order of your own: a curriculum in stages, sources in proportions. Which sample of the
-    class a position gets is for the pods to choose. Each sample comes once an epoch.
+    class a position gets is for the pods to choose, or with policy ``planned`` for the plan. Each sample comes once an
+    epoch.
 
     :param batch_size: of the DataLoader; all ranks have the same.
     :param order: the class of each position of all ranks, batch after batch: the first batch is rank 0's, the next one
@@ -44,7 +52,7 @@ class ClassSampler(PlacedSampler):
     :param classes: the class of each sample, by id: whole numbers. None: ``dataset.labels``.
 
     Raises :class:`InvalidInput` for classes or an order that do not fit the dataset, and for a policy other than
-    ``drain``.
+    ``drain`` and ``planned``.
     """
 
     def __init__(
@@ -54,14 +62,15 @@ class ClassSampler(PlacedSampler):
         order: Sequence[int] | Int64Array | Callable[[int], Sequence[int] | Int64Array],
         classes: ArrayLike | None = None,
     ) -> None:
-        _configure(type(self).__name__, dataset, batch_size)
+        _configure(type(self).__name__, dataset, batch_size, "labels" if classes is None else classes)
         self._names, self._classes = _numbered(dataset, classes)
         self._order = order
         super().__init__(dataset)
         self.batch_size = self.composes = batch_size
+        self._num_parts = dataset.connection.spec.num_groups
 
     def _num_positions(self) -> int:
-        return positions_of_rank(self._num_asked(), self.num_replicas, drop_last=self.drop_last)
+        return positions_of_rank(self._num_asked(), self._num_parts, drop_last=self.drop_last)
 
     def _num_asked(self) -> int:
         """Positions of all ranks, before what does not divide is dropped or filled up."""
@@ -70,9 +79,7 @@ class ClassSampler(PlacedSampler):
     def begin(self) -> Iteration:
         epoch, resumed = self.place.begin()
         entries = self._entries(epoch)
-        self.dataset.connection.post_trace(epoch, entries)
-        self.iteration = Iteration(epoch, 0 if resumed is None else resumed.start, len(entries))
-        return self.iteration
+        return self.asks_for(epoch, entries, 0 if resumed is None else resumed.start)
 
     def _known_length(self, epoch: int) -> int:
         return self._num_positions()
@@ -85,11 +92,18 @@ class ClassSampler(PlacedSampler):
             )
 
     def _entries(self, epoch: int) -> Int64Array:
-        """Of this rank's trace."""
+        """What this rank asks for."""
         random = np.random.default_rng([self.seed % 2**64, epoch])
         order = self._classes_in(epoch, random)
-        samples = samples_for(order, self._classes, random)
-        part = rank_part(samples, self.rank, self.num_replicas, self.batch_size, drop_last=self.drop_last)
+        connection, num_samples = self.dataset.connection, len(self._classes)
+        if isinstance(connection, PlannedConnection):
+            turns, rank = connection.plan_order(epoch, num_samples), connection.group
+        else:
+            turns, rank = random.permutation(num_samples), self.rank
+        samples = samples_for(order, self._classes, turns, random)
+        part = rank_part(samples, rank, self._num_parts, self.batch_size, drop_last=self.drop_last)
+        if isinstance(connection, PlannedConnection):
+            return part
         return entries_of(part, 1 + self._classes[part])  # 0 would be none
 
     def _classes_in(self, epoch: int, random: np.random.Generator) -> Int64Array:
@@ -130,7 +144,10 @@ class BucketSampler(ClassSampler):
         boundaries: Sequence[int] | None = None,
         num_buckets: int = 10,
     ) -> None:
-        _configure(type(self).__name__, dataset, batch_size)
+        by_lengths = "lengths" if lengths is None else lengths
+        _configure(
+            type(self).__name__, dataset, batch_size, by_lengths, num_buckets, () if boundaries is None else boundaries
+        )
         found = dataset.lengths if lengths is None else _of_each_sample("lengths", lengths, len(dataset))
         if boundaries is not None:
             self.boundaries = np.unique(np.asarray(boundaries, dtype=np.int64))
@@ -141,7 +158,7 @@ class BucketSampler(ClassSampler):
         super().__init__(dataset, batch_size, (), np.searchsorted(self.boundaries, found, side="right"))
 
     def _classes_in(self, epoch: int, random: np.random.Generator) -> Int64Array:
-        return bucket_order(self._classes, self.num_replicas * self.batch_size, random)
+        return bucket_order(self._classes, self._num_parts * self.batch_size, random)
 
 
 class ClassBalancedSampler(ClassSampler):
@@ -174,14 +191,28 @@ class ClassBalancedSampler(ClassSampler):
         return balanced_order(counts if self.per_class is None else np.full_like(counts, self.per_class), random)
 
 
-def _configure(name: str, dataset: CacheDataset, batch_size: int) -> None:
+def _configure(name: str, dataset: CacheDataset, batch_size: int, *classes_by: ArrayLike) -> None:
+    """:param classes_by: what the classes follow from, beside the dataset."""
     if batch_size < 1:
         raise InvalidInput(f"batch_size must be at least 1, got {batch_size}")
-    try:
-        dataset.configure(order="explicit", policy_settings={"within": "class"})
-    except InvalidInput as error:
-        raise InvalidInput(f"{name} needs policy drain, redirecting within classes: {error}") from error
+    dataset_alone(name, dataset)
+    if dataset.policy == "planned":
+        dataset.configure(order="explicit")
+        dataset.selects_by(_digest(classes_by))
+    else:
+        try:
+            dataset.configure(order="explicit", policy_settings={"within": "class"})
+        except InvalidInput as error:
+            raise InvalidInput(f"{name} needs policy planned, or drain, redirecting within classes: {error}") from error
     dataset.register()
+
+
+def _digest(parts: Iterable[ArrayLike]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for part in map(np.asarray, parts):
+        numbers = part.astype("<i8") if part.dtype.kind in "iu" else part.astype(str)
+        found.update(f"{numbers.dtype.kind}{numbers.shape}".encode() + numbers.tobytes())
+    return found.hexdigest()
 
 
 def _numbered(dataset: CacheDataset, classes: ArrayLike | None) -> tuple[Int64Array, Int64Array]:

@@ -8,10 +8,14 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from refill.dataset_parts import dataset_inside
 from refill.errors import RefillError
+from refill.job_samples import JobSamples
 from refill.loop_progress import LoopProgress
 
 if TYPE_CHECKING:
+    from torch.utils.data import Subset
+
     from refill.iterable_dataset import CacheIterableDataset
     from refill.torch_dataset import CacheDataset
 
@@ -24,7 +28,7 @@ _REPORT_EVERY_SECONDS = 1.0
 _LAST_REPORT_SECONDS = 10.0
 
 
-def timed(loader: Iterable[Batch], dataset: CacheDataset | CacheIterableDataset) -> TimedLoader[Batch]:
+def timed(loader: Iterable[Batch], dataset: CacheDataset | CacheIterableDataset | Subset[Any]) -> TimedLoader[Batch]:
     """Wraps a loader: ``for batch in refill.timed(loader, dataset)`` gives the same batches.
 
     What it returns measures how long the loop waits for data (``wait_seconds``, ``batches``). It has ``state_dict``
@@ -47,9 +51,8 @@ class TimedLoader(Generic[Batch]):
     that it has not had, each exactly once. Keep this object for all epochs then.
     """
 
-    def __init__(self, loader: Iterable[Batch], dataset: CacheDataset | CacheIterableDataset) -> None:
-        inner: Any = getattr(dataset, "dataset", dataset)
-        self._dataset: CacheDataset = inner
+    def __init__(self, loader: Iterable[Batch], dataset: CacheDataset | CacheIterableDataset | Subset[Any]) -> None:
+        self._dataset = _read_by(loader, dataset)
         self._loader = loader
         self.wait_seconds = 0.0
         self.batches = 0
@@ -137,3 +140,12 @@ class TimedLoader(Generic[Batch]):
         else:
             self._reported = seen
             self._failing = False
+
+
+def _read_by(loader: Any, dataset: Any) -> CacheDataset:
+    """The dataset that is asked for samples: of a Subset, its part, though the whole one be given."""
+    found = dataset_inside(getattr(loader, "dataset", None))
+    if isinstance(found, JobSamples):
+        return found  # type: ignore[return-value]  # what a loader reads is a dataset
+    inner: CacheDataset = getattr(dataset_inside(dataset), "dataset", dataset_inside(dataset))
+    return inner

@@ -88,7 +88,7 @@ def _image(data: bytes) -> NDArray[Any]:
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
-        raise InvalidInput("decoding images needs Pillow: pip install 'refill-cache[torch]'") from error
+        raise InvalidInput("decoding images needs Pillow: pip install pillow") from error
     with Image.open(io.BytesIO(data), formats=_IMAGE_FORMATS) as image:
         if image.width * image.height > _MOST_PIXELS:
             raise ValueError(

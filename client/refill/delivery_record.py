@@ -43,6 +43,8 @@ _NUM_REPORTS, _MOVES, _SINCE, _NUM_EPOCHS, _EPOCHS = range(5)
 from which on the record is complete, and the epochs of which there must be a file, after their number."""
 _LEFTOVER_SECONDS = 86_400
 _NEW = "refill-new-"
+_OF_RANK = "-rank-"
+"""Between the name of the first rank's folder and the number of another one."""
 _WHOLE = "whole"
 """A file that is there while the record is complete, from the epoch on that the lock file says."""
 _NOTHING_LOST = "nothing-lost"
@@ -107,7 +109,7 @@ class DeliveryRecord:
     def of_rank(self, rank: int) -> DeliveryRecord:
         """The record of another rank for which this process reads, too. All processes of this rank get the same one."""
         other = DeliveryRecord.__new__(DeliveryRecord)
-        folder = Path(f"{self._first_folder}-rank-{rank}")
+        folder = Path(f"{self._first_folder}{_OF_RANK}{rank}")
         other.__setstate__(self.__getstate__() | {"_folder": folder, "_fails": False})
         return other
 
@@ -397,7 +399,7 @@ def _epochs(lock: int) -> set[int]:
 
 def _remove(folder: Path, process: int) -> None:
     if os.getpid() == process:
-        for path in (folder, *folder.parent.glob(f"{folder.name}-rank-*")):
+        for path in (folder, *folder.parent.glob(f"{folder.name}{_OF_RANK}*")):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -406,10 +408,17 @@ def _remove_leftovers(folder: Path) -> None:
     for path in folder.glob("refill-*-*"):
         try:
             status = path.stat()
-            if status.st_uid == os.getuid() and _has_ended(path, status.st_mtime):
+            if status.st_uid == os.getuid() and _has_ended(_kept_by(path), status.st_mtime):
                 shutil.rmtree(path, ignore_errors=True)
         except OSError:
             continue
+
+
+def _kept_by(path: Path) -> Path:
+    """The folder whose lock shows that its training process lives. Another rank's is open in loader workers alone, and
+    between two epochs there may be none."""
+    first = path.with_name(path.name.partition(_OF_RANK)[0])
+    return first if first.exists() else path
 
 
 def _has_ended(path: Path, changed_at: float) -> bool:

@@ -25,6 +25,6 @@ def check_spelling(names: Collection[str], known: Collection[str]) -> list[str]:
         if not name.upper().startswith("REFILL_") or name.upper() in known or _OF_KUBERNETES.fullmatch(name):
             continue
         if meant := difflib.get_close_matches(name.upper(), known, 1, _ALIKE):
-            raise InvalidInput(f"nobody reads the variable {name}; {meant[0]} is meant? Set that, or unset this one")
+            raise InvalidInput(f"there is no variable {name} (is {meant[0]} meant?): set that one, or unset this one")
         unread.append(name)
     return unread

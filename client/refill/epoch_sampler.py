@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch.utils.data
 
+from refill.dataset_parts import dataset_and_ids, job_number
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
 from refill.lightning_place import lightning_place
+from refill.loader_turns import batch_of_loader
+from refill.planned_connection import PlannedConnection
+from refill.pod_connection import PodConnection
+from refill.protocol.class_order import positions_of_rank
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
 from refill.trainer_division import Division, division_of_sampler, is_a_loaders_count
@@ -21,6 +26,13 @@ if TYPE_CHECKING:
     from refill.torch_dataset import CacheDataset
 
 __all__ = ["EpochSampler", "PlacedSampler", "Position", "TraceSampler"]
+
+
+_NO_INDEX = (
+    "a position of refill's samplers is no index: make the sampler of what the DataLoader reads, the CacheDataset or "
+    "the Subset of it. A ConcatDataset can't be read by one: give each dataset a DataLoader of its own, or make one "
+    "Subset of parts of one dataset"
+)
 
 
 class Position(NamedTuple):
@@ -36,6 +48,18 @@ class Position(NamedTuple):
     """Of which iteration of the sampler (:mod:`refill.hole_guard`); 0: not known."""
     rank: int = -1
     """Whose position it is; -1: that of the dataset's own rank."""
+    job: int = 0
+    """The number of its job (:func:`refill.dataset_parts.job_number`); 0: not known."""
+    sample: int = -1
+    """Which sample is wanted there; -1: pods know."""
+
+    def __index__(self) -> int:
+        raise InvalidInput(_NO_INDEX)
+
+    def __lt__(self, other: object) -> bool:
+        if isinstance(other, int):  # as a ConcatDataset compares an index
+            raise InvalidInput(_NO_INDEX)
+        return tuple.__lt__(self, other)  # type: ignore[operator]  # says itself what it can't compare with
 
     def __eq__(self, other: object) -> bool:
         """Whether both name the same request, in whichever iteration."""
@@ -65,6 +89,7 @@ class _Positions(Iterator[Position]):
         self._division: Division | None = None
         self._number = 0
         self._next = self._end = 0
+        self._listed: Int64Array | None = None
 
     def __next__(self) -> Position:
         iteration = self._iteration or self._begin()
@@ -74,16 +99,23 @@ class _Positions(Iterator[Position]):
                 raise StopIteration
         self._next += 1
         if self._division is None:
-            return Position(iteration.epoch, self._next - 1, self._number)
+            return self._position(iteration, self._next - 1)
         return self._dealt(iteration, self._division, self._next - 1 - iteration.start)
 
     def _begin(self) -> Iteration:
         sampler = self._sampler
         sampler.follow_lightning()
         self._division = division_of_sampler(sampler)
+        if self._division is not None and self._division.dispatched and sampler.dataset.connection.spec.is_listed:
+            raise InvalidInput(
+                "process 0 reads for all (dispatch_batches=True), and knows the samples of its own rank alone: set "
+                "dispatch_batches=False"
+            )
         reads_nothing = self._division is not None and self._division.reads_nothing
+        sampler.asks_in_batches(batch_of_loader(sampler) if self._division is None else self._division.run)
         iteration = self._iteration = sampler.begin_nothing() if reads_nothing else sampler.begin()
         self._next, self._end = iteration.start, iteration.length
+        self._listed = sampler.listed
         if self._division is None:
             self._number = sampler.dataset.positions_begin(iteration.start, sampler.composes)
         elif reads_nothing:
@@ -102,7 +134,11 @@ class _Positions(Iterator[Position]):
         if place is None:
             return Position(iteration.epoch, -1)
         rank = place[0] if division.dispatched else -1
-        return Position(iteration.epoch, iteration.start + place[1], self._number, rank)
+        return self._position(iteration, iteration.start + place[1], rank)
+
+    def _position(self, iteration: Iteration, position: int, rank: int = -1) -> Position:
+        sample = -1 if self._listed is None else int(self._listed[position])
+        return Position(iteration.epoch, position, self._number, rank, self._sampler.job, sample)
 
     def state_dict(self) -> dict[str, Any]:
         """The place of the next position."""
@@ -133,9 +169,14 @@ class PlacedSampler(torch.utils.data.DistributedSampler[Position]):
     def __init__(self, dataset: CacheDataset) -> None:
         # Not torch's own: it would ask for the length, and for a process group.
         self.dataset = dataset
+        self.job = job_number(dataset.job)
         self.place = EpochPlace()
         self.iteration: Iteration | None = None
         """The one that began last; None when the place was set since."""
+        self.listed: Int64Array | None = None
+        """The samples of its positions, where each request names them; None: pods know them."""
+        self.list_of_state: Int64Array | None = None
+        """Those of the epoch that a state is of, which was loaded since."""
         self._refused: InvalidInput | None = None
         spec = dataset.connection.spec
         self.num_replicas, self.rank = spec.world_size, dataset.rank
@@ -226,6 +267,12 @@ class PlacedSampler(torch.utils.data.DistributedSampler[Position]):
         elif found.epoch is not None:
             self.place.set_epoch(found.epoch)
 
+    def asks_in_batches(self, of_loader: int) -> None:
+        """Called before an iteration begins.
+
+        :param of_loader: how many positions its loader puts into a batch; 0: not known.
+        """
+
     def begin(self) -> Iteration:
         """Called when the first position of an iteration is asked for."""
         raise NotImplementedError
@@ -234,6 +281,39 @@ class PlacedSampler(torch.utils.data.DistributedSampler[Position]):
         """Fact: an iteration begins in a process that is given what another one reads."""
         epoch, _ = self.place.begin()
         return Iteration(epoch, 0, 0)
+
+    def asks_for(self, epoch: int, sample_ids: Int64Array, start: int) -> Iteration:
+        """Fact: an epoch begins, at position ``start`` of these samples. They are posted to the pods."""
+        connection = self.dataset.connection
+        if isinstance(connection, PlannedConnection):
+            self.listed = sample_ids
+            connection.post_list(epoch, sample_ids, start)
+        else:
+            connection.post_trace(epoch, sample_ids)
+        self.iteration = Iteration(epoch, start, len(sample_ids))
+        return self.iteration
+
+    def list_at(self, iteration: Iteration, position: int) -> dict[str, Any]:
+        """For a state within an epoch of which pods don't keep the samples: these."""
+        listed = self.list_of_state if self.iteration is None else self.listed
+        if listed is not None and 0 < position < iteration.length == len(listed):
+            return {"list": torch.from_numpy(listed)}
+        return {}
+
+    def load_list(self, state: ResumeState) -> None:
+        """Fact: the sampler goes on from a state. Raises :class:`InvalidInput` if that lacks the samples of its
+        epoch."""
+        self.list_of_state = None
+        if not state.mid_epoch or not self.dataset.connection.spec.is_listed:
+            return
+        kept = state.sampler if isinstance(state.sampler, dict) else {}
+        listed = kept.get("list")
+        if not isinstance(listed, torch.Tensor) or tuple(listed.shape) != (state.length,):
+            raise InvalidInput(
+                f"the state is damaged, or not of a {type(self).__name__}: it does not list the {state.length} samples "
+                f"of epoch {state.epoch}"
+            )
+        self.list_of_state = checked_samples(listed.numpy().astype(np.int64), len(self.dataset))
 
     def _known_length(self, epoch: int) -> int:
         """Positions of an epoch that has not begun, 0 if that can't be told yet."""
@@ -260,37 +340,84 @@ class EpochSampler(PlacedSampler):
 
     Call ``set_epoch`` before each epoch, as with DistributedSampler. Without it, the next epoch follows each complete
     iteration.
+
+    :param dataset: or a torch ``Subset`` of one, as of ``random_split``; the DataLoader reads the same. Each sample of
+        the part comes once an epoch, over all ranks. It is a job of its own, and ``sampler.dataset`` its dataset.
+    :param batch_size: with ``policy="planned"``: how many positions in a row of the epoch's one order a rank gets
+        together, the same for all ranks. None: as many as the DataLoader puts into a batch. Then a batch needs few
+        pods, and global steps are the same for any number of ranks. 1 goes with loaders of any batch size.
     """
 
     def __init__(
         self,
-        dataset: CacheDataset,
+        dataset: CacheDataset | torch.utils.data.Subset[Any],
         num_replicas: int | None = None,
         rank: int | None = None,
         shuffle: bool | None = None,
         seed: int | None = None,
         drop_last: bool | None = None,
+        batch_size: int | None = None,
     ) -> None:
-        dataset.configure(
-            world_size=num_replicas, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last, order="keyed"
-        )
-        super().__init__(dataset)
-        self.num_samples = dataset.samples_per_rank
+        if batch_size is not None and batch_size < 1:
+            raise InvalidInput(f"batch_size must be at least 1, got {batch_size}")
+        self._batch_size = batch_size
+        read, self._ids = dataset_and_ids("EpochSampler", dataset)
+        order = "keyed" if self._ids is None else "explicit"
+        read.configure(world_size=num_replicas, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last, order=order)
+        super().__init__(read)
+        if self._ids is None:
+            self.num_samples = read.samples_per_rank
+        else:
+            num_parts = read.connection.spec.num_groups
+            self.num_samples = positions_of_rank(len(self._ids), num_parts, drop_last=self.drop_last)
         self.total_size = self.num_samples * self.num_replicas
 
     def _num_positions(self) -> int:
         return self.num_samples
 
+    def asks_in_batches(self, of_loader: int) -> None:
+        if found := self._batch_size or of_loader:
+            self.dataset.asks_in_batches(found)
+
     def begin(self) -> Iteration:
         epoch, resumed = self.place.begin()
-        self.iteration = resumed or Iteration(epoch, 0, self.dataset.positions_in(epoch))
+        connection = self.dataset.connection
+        if self._ids is not None and isinstance(connection, PlannedConnection):
+            trace = self._of_rank(self._ids, epoch, connection.group, connection.spec.num_groups)
+            return self.asks_for(epoch, trace, 0 if resumed is None else resumed.start)
+        if self._ids is not None and isinstance(connection, PodConnection):
+            self._post(self._ids, epoch, connection)
+        self.iteration = resumed or Iteration(epoch, 0, self._known_length(epoch))
         return self.iteration
 
+    def _of_rank(self, ids: Int64Array, epoch: int, rank: int, num_ranks: int) -> Int64Array:
+        """What a rank asks for of a part: as DistributedSampler deals it, in an order that follows from seed and
+        epoch."""
+        if self.shuffle:
+            ids = np.random.default_rng([self.seed % 2**64, epoch]).permutation(ids)
+        return np.resize(ids, self.num_samples * num_ranks)[rank::num_ranks]
+
+    def _post(self, ids: Int64Array, epoch: int, connection: PodConnection) -> None:
+        """Tell pods what this rank asks for of a part; and where this process reads for all ranks, what they do."""
+        division = division_of_sampler(self)
+        for rank in range(self.num_replicas):
+            trace = self._of_rank(ids, epoch, rank, self.num_replicas)
+            if rank == self.rank:
+                connection.post_trace(epoch, trace)
+            elif division is not None and division.dispatched:
+                connection.of_rank(rank).post_trace(epoch, trace)
+
     def _known_length(self, epoch: int) -> int:
-        return self.dataset.positions_in(epoch)
+        return self.dataset.positions_in(epoch) if self._ids is None else self.num_samples
 
     def _check_length(self, state: ResumeState) -> None:
-        self.dataset.check_epoch_length(state)
+        if self._ids is None:
+            self.dataset.check_epoch_length(state)
+        elif state.length != self.num_samples:
+            raise InvalidInput(
+                f"the state counts {state.length} samples of rank {state.rank} in an epoch of this part, and there are "
+                f"{self.num_samples}: drop_last has changed since it was saved"
+            )
 
 
 _IN_RANDOM_ORDER = (
@@ -301,30 +428,38 @@ _IN_RANDOM_ORDER = (
 
 
 class TraceSampler(PlacedSampler):
-    """Reads what a sampler of your own chooses: a subset, or by weights. With ``policy="exact"`` its order is kept,
-    too; see docs/CLIENT.md.
+    """Reads what a sampler of your own chooses: a subset, or by weights. With ``policy="planned"`` or ``"exact"`` its
+    order is kept, too; see docs/CLIENT.md.
 
-    At the start of each epoch the ids are listed and posted to the pods. The pods then hand out only these samples,
-    each as often as it was listed, in an order of their own. An epoch begins when all ranks have posted. Give
-    ``order="explicit"`` to the dataset if your sampler asks for its length, because that registers the job.
+    At the start of each epoch the ids are listed and posted to the pods. With other policies pods then hand out only
+    these samples, each as often as it was listed, in an order of their own, and an epoch begins when all ranks have
+    posted. Give ``order="explicit"`` to the dataset if your sampler asks for its length, because that registers the
+    job.
 
+    :param dataset: or a torch ``Subset`` of one, whose samples are numbered from 0 on then.
     :param sampler: yields sample ids, ``0 <= id < len(dataset)``. With several ranks each one wraps its own.
     :param any_order: True says that the order of the sampler does not matter. Without it there is a warning when the
         sampler is not one of torch's random ones.
     """
 
-    def __init__(self, dataset: CacheDataset, sampler: Iterable[int], any_order: bool = False) -> None:
-        dataset.configure(order="explicit")
-        dataset.register()
-        spec = dataset.connection.spec
-        if spec.shuffle and spec.policy != "exact" and not any_order and not _in_random_order(sampler):
+    def __init__(
+        self,
+        dataset: CacheDataset | torch.utils.data.Subset[Any],
+        sampler: Iterable[int],
+        any_order: bool = False,
+    ) -> None:
+        read, self._ids_of_part = dataset_and_ids("TraceSampler", dataset)
+        read.configure(order="explicit")
+        read.register()
+        spec = read.connection.spec
+        if spec.shuffle and spec.policy not in ("exact", "planned") and not any_order and not _in_random_order(sampler):
             warnings.warn(
                 f"the order of {type(sampler).__name__} is not kept: pods hand out its ids in an order of their own. "
                 "If any will do, say TraceSampler(..., any_order=True); CacheDataset(..., policy='exact') keeps it and "
                 "reads more from the store",
                 stacklevel=2,
             )
-        super().__init__(dataset)
+        super().__init__(read)
         self.sampler = sampler
         self._state_is_of_another_rank = False
 
@@ -339,28 +474,30 @@ class TraceSampler(PlacedSampler):
 
     def begin(self) -> Iteration:
         epoch, resumed = self.place.begin()
-        if resumed is not None and resumed.start > 0 and not self._state_is_of_another_rank:
-            self.iteration = resumed  # the pods have its ids, and listing them again might give others
+        start = 0 if resumed is None else resumed.start
+        if resumed is not None and start > 0 and not self._state_is_of_another_rank:
+            # Listing them again might give others.
+            if self.list_of_state is not None:
+                return self.asks_for(epoch, self.list_of_state, start)
+            self.iteration = resumed  # the pods have its ids
             return resumed
         ids = self._ids()
-        start = 0 if resumed is None else resumed.start
         if start > len(ids):
             raise InvalidInput(f"the state is of position {start}, and rank {self.rank} asks for {len(ids)} samples")
-        self.dataset.connection.post_trace(epoch, ids)
-        self.iteration = Iteration(epoch, start, len(ids))
-        return self.iteration
+        return self.asks_for(epoch, ids, start)
 
     def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:
         """The state at a position. It holds the state of your sampler, too, or of its generator, so that the epochs to
-        come are the same."""
+        come are the same. Within an epoch of policy ``planned`` it holds the ids of that epoch: pods do not keep
+        them."""
         inner: Any = self.sampler
+        kept: dict[str, Any] = {}
         if hasattr(inner, "state_dict"):
             kept = {"state": inner.state_dict()}
         elif isinstance(generator := getattr(inner, "generator", None), torch.Generator):
             kept = {"generator": generator.get_state()}
-        else:
-            kept = None
-        return self.dataset.state_at(iteration.epoch, position, iteration.length, kept)
+        kept |= self.list_at(iteration, position)
+        return self.dataset.state_at(iteration.epoch, position, iteration.length, kept or None)
 
     def resume(self, state: Any) -> ResumeState:
         found = super().resume(state)
@@ -372,6 +509,7 @@ class TraceSampler(PlacedSampler):
         if hasattr(inner, "set_epoch"):
             inner.set_epoch(self.epoch)
         kept = found.sampler if isinstance(found.sampler, dict) else {}
+        self.load_list(found)
         if "state" in kept and hasattr(inner, "load_state_dict"):
             inner.load_state_dict(kept["state"])
         elif "generator" in kept and isinstance(generator := getattr(inner, "generator", None), torch.Generator):
@@ -397,10 +535,18 @@ class TraceSampler(PlacedSampler):
             raise InvalidInput(
                 f"TraceSampler takes a sampler of sample ids, one by one (a BatchSampler goes around it): {error}"
             ) from error
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.dataset):
-            wrong = ids[(ids < 0) | (ids >= len(self.dataset))][0]
-            raise InvalidInput(f"there is no sample {wrong}; the dataset has samples 0 to {len(self.dataset) - 1}")
-        return ids
+        part = self._ids_of_part
+        if part is None:
+            return checked_samples(ids, len(self.dataset))
+        return part[checked_samples(ids, len(part))]
+
+
+def checked_samples(ids: Int64Array, num_samples: int) -> Int64Array:
+    """Raises :class:`InvalidInput` for samples that the dataset does not have."""
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_samples:
+        wrong = ids[(ids < 0) | (ids >= num_samples)][0]
+        raise InvalidInput(f"there is no sample {wrong}; the dataset has samples 0 to {num_samples - 1}")
+    return ids
 
 
 def _in_random_order(sampler: Iterable[int]) -> bool:

@@ -93,12 +93,20 @@ __all__ = [
 ]
 
 
+_MOST_LETTERS = 4000
+
+
 class RefillError(Exception):
-    """Base of all errors of refill. ``details`` holds JSON-able facts beside the text."""
+    """Base of all errors of refill. ``details`` holds JSON-able facts beside the text.
+
+    The text may hold what somebody sent: of one that is very long, beginning and end are kept.
+    """
 
     status: ClassVar[int] = 500
 
     def __init__(self, message: str, **details: Any) -> None:
+        if len(message) > _MOST_LETTERS:
+            message = f"{message[: _MOST_LETTERS // 2]} ... {message[-_MOST_LETTERS // 2 :]}"
         super().__init__(message)
         self.message = message
         self.details = details

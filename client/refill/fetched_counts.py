@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-import torch.utils.data
+import os
+import threading
+from typing import Any
+
+from refill.own_life import loader_worker
 
 __all__ = ["FetchedCounts"]
 
@@ -11,20 +14,27 @@ _COUNTED_WORKERS = 256
 
 
 class FetchedCounts:
-    """Of one dataset object, and of its copies in workers, forked or spawned."""
+    """Of one dataset object, and of its copies in workers, forked or spawned.
 
-    def __init__(self) -> None:
-        # Row 0 is for the training process. One writer for each row, so that no lock is needed.
-        self._rows = torch.zeros((1 + _COUNTED_WORKERS, 3), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+    :param shared: zeros of ``SHAPE`` in memory that these share.
+    """
+
+    SHAPE = (1 + _COUNTED_WORKERS, 3)
+
+    def __init__(self, shared: Any) -> None:
+        # Row 0 is for the training process. One process writes each row, so that they need no lock between them.
+        self._rows = shared
 
     def add(self, samples: int, num_bytes: int, damaged: int = 0) -> None:
         """Fact: this process has fetched these.
 
         :param damaged: samples that came, too, and that it goes on without.
         """
-        worker = torch.utils.data.get_worker_info()
-        row = self._rows[0 if worker is None else 1 + worker.id % _COUNTED_WORKERS]
-        row += torch.tensor([samples, num_bytes, damaged])
+        worker = loader_worker()
+        row = self._rows[0 if worker is None else 1 + worker % _COUNTED_WORKERS]
+        with _adding:
+            for column, more in enumerate((samples, num_bytes, damaged)):
+                row[column] += more
 
     @property
     def samples(self) -> int:
@@ -37,3 +47,15 @@ class FetchedCounts:
     @property
     def damaged(self) -> int:
         return int(self._rows[:, 2].sum())
+
+
+_adding = threading.Lock()
+"""Between threads of this process."""
+
+
+def _in_child() -> None:
+    global _adding
+    _adding = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from refill.dataset_parts import dataset_alone
 from refill.epoch_place import Iteration
 from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput, JobLost
-from refill.pod_connection import PodConnection
+from refill.gathered_scores import GatheredScores
+from refill.planned_connection import PlannedConnection
 from refill.protocol.importance import order_of_rank
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
@@ -30,7 +32,9 @@ class ImportanceSampler(PlacedSampler):
     told, with replacement: ``len(dataset)`` draws, each sample as probable as its score is high, and each rank takes
     its share of them. What is in the pods' memory goes first. Pods keep the samples that are most important.
 
-    The dataset's job gets ``policy="exact"`` with eviction ``importance``, and ``order="explicit"``.
+    The dataset's job gets ``policy="exact"`` with eviction ``importance``, and ``order="explicit"``. With
+    ``policy="planned"``, given to the dataset, ranks gather scores by ``torch.distributed`` as an epoch begins, and
+    pods read what was drawn ahead; nothing is in memory then that could go first.
 
     :param repetition: how often a draw that is in memory comes (the paper's repetition factor). With 1 nothing is
         repeated that was not drawn so often. More hits more, and trains with fewer different samples.
@@ -41,14 +45,10 @@ class ImportanceSampler(PlacedSampler):
     def __init__(self, dataset: CacheDataset, repetition: float = 1.0) -> None:
         if not 1 <= repetition < 1000:
             raise InvalidInput(f"repetition must be at least 1, got {repetition!r}")
-        given = dataset.policy_settings
-        if given.get("eviction", "importance") != "importance":
-            raise InvalidInput(
-                f"policy_settings eviction={given['eviction']!r} contradicts ImportanceSampler: leave it out"
-            )
-        if given and "eviction" not in given:
-            raise InvalidInput("policy_settings of an ImportanceSampler need eviction='importance', too")
-        dataset.configure(order="explicit", policy="exact", policy_settings=given or {"eviction": "importance"})
+        if dataset_alone("ImportanceSampler", dataset).policy == "planned":
+            dataset.configure(order="explicit")
+        else:
+            _configure(dataset)
         dataset.register()
         super().__init__(dataset)
         self.repetition = repetition
@@ -57,12 +57,17 @@ class ImportanceSampler(PlacedSampler):
         self._best: float | None = None
         self.drawn_from: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None
         """``(scores, cached)``, by sample: what the last epoch was drawn from, and what was in memory then."""
-        connection = dataset.connection
-        assert isinstance(connection, PodConnection)  # policy exact
-        self._training = TrainingScores(connection, len(dataset))
+        connection, spec = dataset.connection, dataset.connection.spec
+        self._num_parts = spec.num_groups
+        self._part = self.rank
+        if isinstance(connection, PlannedConnection):
+            self._part = connection.group
+            self._training = TrainingScores(GatheredScores(spec, self.rank, len(dataset)), len(dataset))
+        else:
+            self._training = TrainingScores(connection, len(dataset))
 
     def _num_positions(self) -> int:
-        return -(-len(self.dataset) // self.num_replicas)
+        return -(-len(self.dataset) // self._num_parts)
 
     def update(self, sample_ids: Any, logits: Any = None, labels: Any = None, *, losses: Any = None) -> None:
         """Say what training found in a batch; returns at once.
@@ -109,20 +114,19 @@ class ImportanceSampler(PlacedSampler):
     def begin(self) -> Iteration:
         epoch, resumed = self.place.begin()
         if resumed is not None and resumed.start > 0:
+            if self.list_of_state is not None:
+                return self.asks_for(epoch, self.list_of_state, resumed.start)
             self.iteration = resumed  # the pods have what it drew
             return resumed
-        ids = self._drawn(epoch)
-        self.dataset.connection.post_trace(epoch, ids)
-        self.iteration = Iteration(epoch, 0, len(ids))
-        return self.iteration
+        return self.asks_for(epoch, self._drawn(epoch), 0)
 
     def _drawn(self, epoch: int) -> Int64Array:
         self.drawn_from = scores, cached = self._training.drawn_from(epoch)
         return order_of_rank(
             scores,
             cached,
-            self.rank,
-            self.num_replicas,
+            self._part,
+            self._num_parts,
             seed=self.dataset.connection.spec.seed % 2**64,
             epoch=epoch,
             repetition=self.repetition,
@@ -136,6 +140,7 @@ class ImportanceSampler(PlacedSampler):
         """The state at a position, with the scores of all samples."""
         scores = torch.from_numpy(self._training.snapshot())
         kept = {"scores": scores, "improving": self.improving, "best": self._best}
+        kept |= self.list_at(iteration, position)
         return self.dataset.state_at(iteration.epoch, position, iteration.length, kept)
 
     def resume(self, state: Any) -> ResumeState:
@@ -144,6 +149,12 @@ class ImportanceSampler(PlacedSampler):
         except JobLost:  # the epoch has to start over, and does so with what training knew
             self._restore(ResumeState.from_dict(state))
             raise
+        if found.mid_epoch and found.rank != self.rank and self.dataset.connection.spec.is_listed:
+            raise InvalidInput(
+                f"the state is of rank {found.rank} in the midst of epoch {found.epoch}, whose draws are each rank's "
+                f"own: give rank {self.rank} its own state, or go on from the end of an epoch"
+            )
+        self.load_list(found)
         self._restore(found)
         return found
 
@@ -154,3 +165,14 @@ class ImportanceSampler(PlacedSampler):
             raise InvalidInput("the state has no scores of this dataset's samples: it is not of an ImportanceSampler")
         self._training.restore(scores.numpy())
         self.improving, self._best = bool(kept.get("improving")), kept.get("best")
+
+
+def _configure(dataset: CacheDataset) -> None:
+    given = dataset.policy_settings
+    if given.get("eviction", "importance") != "importance":
+        raise InvalidInput(
+            f"policy_settings eviction={given['eviction']!r} contradicts ImportanceSampler: leave it out"
+        )
+    if given and "eviction" not in given:
+        raise InvalidInput("policy_settings of an ImportanceSampler need eviction='importance', too")
+    dataset.configure(order="explicit", policy="exact", policy_settings=given or {"eviction": "importance"})

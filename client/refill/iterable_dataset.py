@@ -104,15 +104,25 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         return self.state_of(iteration, iteration.start + consumed)
 
     @property
+    def transform(self) -> Any:
+        """As that of :class:`CacheDataset`."""
+        return self.dataset.transform
+
+    @transform.setter
+    def transform(self, function: Any) -> None:
+        self.dataset.transform = function
+
+    @property
     def iteration(self) -> Iteration:
-        """The running iteration, or else the next. Another object after each ``set_epoch`` and ``load_state_dict``."""
+        """The running iteration, or else the next. Another object after each ``set_epoch`` and ``load_state_dict``.
+        Called by what counts batches."""
         if self._iteration is None:
             epoch, start = self._shared_place.tolist()
             self._iteration = Iteration(epoch, start, self.dataset.positions_in(epoch))
         return self._iteration
 
     def next_state(self) -> dict[str, Any]:
-        """The state of a loop that has not begun its next iteration yet."""
+        """The state of a loop that has not begun its next iteration yet. Called by what counts batches."""
         return self.state_of(self.iteration, self.iteration.start)
 
     def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:
@@ -126,6 +136,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         epoch, start = self._shared_place.tolist()
         division = division_of_dataset(self) or self._division
+        self.dataset.asks_in_batches(self.batch_size)
         is_direct = is_iterated_by_loader()
         wrapped = None if division is not None or is_direct else loader_deals() or self._dealing or LoaderDeals()
         dealt = _DealtSamples(self.dataset, epoch, start, self.batch_size, self._parts, wrapped)

@@ -26,6 +26,7 @@ from refill.errors import (
     RunEnded,
     UnknownJob,
 )
+from refill.goodbyes import Goodbye, says_goodbye
 from refill.home_watch import EVERY_SECONDS, watch_home
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
 from refill.patience import Patience
@@ -268,6 +269,12 @@ class JobPods:
         with read_as_of_a_pod(self.service_url):
             self._warn_of_memory(info)
         self._watch_home()
+        self._will_say_goodbye()
+
+    def _will_say_goodbye(self) -> None:
+        life = self._life()
+        if is_of_this_process(life) and self._home is not None:
+            says_goodbye(Goodbye(self._home, self.spec.name, self.rank, life, self._channel.credentials))
 
     def _warn_of_memory(self, info: dict[str, Any]) -> None:
         """Whether its samples are spread well, if that is up to the pods."""
@@ -276,7 +283,7 @@ class JobPods:
         has, good = info.get("chunks_in_memory"), info.get("good_chunks_in_memory")
         if has is not None and good is not None and has < good and self.rank == 0:
             log.warning(
-                "job %s has memory for %d chunks of %d samples on pod %s, and its shuffle is good from %d on: end jobs "
+                "job %s has memory for %d chunks of %d samples on pod %s, and below %d the shuffle suffers: end jobs "
                 "that are over (refill jobs), give the pods more memory, or lower chunk_size",
                 self.spec.name,
                 has,
@@ -292,8 +299,8 @@ class JobPods:
             return
         if line_of(str(again.get("incarnation"))) != line_of(self._info["incarnation"]):
             raise JobLost(
-                f"job {self.spec.name} was ended on the pods and begun anew while it ran here: its epoch can't go on "
-                "with every sample exactly once; end the job and start it anew, or use another name",
+                f"job {self.spec.name} was ended on the pods and started again while it ran here: its epoch can't go "
+                "on with every sample exactly once; end the job and start it again, or use another name",
                 job=self.spec.name,
             )
         if moves_of(again["incarnation"]) < self.record.moves():
@@ -305,6 +312,7 @@ class JobPods:
             self._home_is_given and self._answers(self.home)
         ):
             self._home = self._find_home(again["pods"])
+        self._will_say_goodbye()
 
     def _begin_again(self, url: str, wait: Wait) -> None:
         """The run had ended, and this object begins a new one: it goes on by that one's name."""
@@ -313,11 +321,11 @@ class JobPods:
         if self._began_again or line_of(again["incarnation"]) == line_of(before["incarnation"]):
             return  # by another thread; or not all pods know it yet
         if line_of(again["incarnation"]) != next_run(line_of(before["incarnation"])):
-            raise JobLost(f"job {self.spec.name} was ended and begun anew while it ran here", job=self.spec.name)
+            raise JobLost(f"job {self.spec.name} was ended and started again while it ran here", job=self.spec.name)
         assert self.start is not None
         if not self.start.has_begun_again:
             log.warning(
-                "job %s: the run before has ended, and this one goes on from no state, so it is a new run; refill "
+                "job %s: the run before has ended, and this one starts without a state, so it is a new run; refill "
                 "receipt %s EPOCH --run %.8s shows the receipts of the one before",
                 self.spec.name,
                 self.spec.name,

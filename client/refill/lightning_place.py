@@ -7,11 +7,14 @@ As :mod:`refill.trainer_division`, this looks for Lightning's loop among the cal
 
 from __future__ import annotations
 
+import re
 import sys
 from types import FrameType
 from typing import Any, NamedTuple
 
-__all__ = ["LightningPlace", "lightning_place"]
+from refill.errors import JobConflict
+
+__all__ = ["LightningPlace", "lightning_place", "said_of_ranks"]
 
 _MODULES = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
 _MOST_CALLERS = 60
@@ -40,6 +43,23 @@ def lightning_place(sampler: object) -> LightningPlace | None:
             return _place_of(caller, frame.f_code.co_name) if trains and _goes_on(caller) else None
         frame = frame.f_back
     return None
+
+
+def said_of_ranks(error: JobConflict) -> JobConflict:
+    """The error, with what to do where the job was registered for one rank, and this process is one of several: by the
+    main script of the same run, perhaps, before Lightning or another launcher had started the other processes."""
+    differences = error.details.get("differences")
+    if not isinstance(differences, list) or len(differences) != 1:
+        return error
+    if re.fullmatch(r"world_size: yours is \d+, the job's 1", str(differences[0])) is None:
+        return error
+    where = "after init_process_group, or give it rank= and world_size="
+    if any(name in sys.modules for name in _MODULES):
+        where = "and its loader in train_dataloader of the LightningModule or LightningDataModule"
+    return JobConflict(
+        f"{error}. If this is one run, its dataset was made before the ranks were known: make the dataset {where}",
+        **error.details,
+    )
 
 
 def _goes_on(fit_loop: Any) -> bool:

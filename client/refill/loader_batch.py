@@ -13,10 +13,14 @@ from typing import Any
 
 import torch.utils.data
 
-from refill.errors import InvalidInput
+from refill.sample_decoder import check_alike, shapes_of
 
 __all__ = ["check_one_shape"]
 
+_REMEDY = (
+    "Have them made alike by transform=function of CacheDataset, as in step 3 of README, where photos are resized; or "
+    "give the DataLoader a collate_fn that takes all shapes"
+)
 _MOST_CALLERS = 12
 """Frames between a dataset and the loader's fetcher, which may have a Subset or a concatenation between them."""
 
@@ -26,9 +30,9 @@ def check_one_shape(samples: Sequence[Any], yielded: int | None = None) -> None:
 
     :param yielded: of the iterable form, how many samples the loader has had: these may be of several batches.
     """
-    if not samples or (shapes := _shapes(samples[0])) == {}:
+    if not samples or (shapes := shapes_of(samples[0])) == {}:
         return
-    if all(_shapes(sample) == shapes for sample in samples):
+    if all(shapes_of(sample) == shapes for sample in samples):
         return
     size = _stacked_by_torch()
     if size is None:
@@ -36,39 +40,8 @@ def check_one_shape(samples: Sequence[Any], yielded: int | None = None) -> None:
     ends = [len(samples)] if yielded is None else range(size - yielded % size, len(samples) + size, size)
     start = 0
     for end in ends:
-        _check_batch(samples[start:end])
+        check_alike(samples[start:end], _REMEDY)
         start = end
-
-
-def _check_batch(samples: Sequence[Any]) -> None:
-    for other in samples[1:]:
-        first, here = _shapes(samples[0]), _shapes(other)
-        for name in first.keys() & here.keys():
-            if first[name] != here[name]:
-                raise InvalidInput(
-                    f"a batch can't be made of samples of several shapes: {name or 'one'}{_of(samples[0])} is "
-                    f"{first[name]}, and {name or 'another'}{_of(other)} is {here[name]}. Have them made alike by "
-                    "transform=function of CacheDataset, as in step 3 of README, where photos are resized; or give the "
-                    "DataLoader a collate_fn that takes all shapes"
-                )
-
-
-def _shapes(sample: Any) -> dict[str, tuple[int, ...]]:
-    """Of the arrays and tensors in a sample."""
-    if isinstance(sample, dict):
-        items = [(str(name), value) for name, value in sample.items()]
-    elif isinstance(sample, (tuple, list)):
-        items = [(f"item {place}", value) for place, value in enumerate(sample)]
-    else:
-        items = [("", sample)]
-    return {name: tuple(value.shape) for name, value in items if hasattr(value, "shape")}
-
-
-def _of(sample: Any) -> str:
-    """Which one it is, where it says so."""
-    if not isinstance(sample, dict) or "__id__" not in sample:
-        return ""
-    return f" of sample {sample['__id__']}" + (f" ({sample['__key__']!r})" if "__key__" in sample else "")
 
 
 def _stacked_by_torch() -> int | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch.utils.data
 
-__all__ = ["LoaderDeals", "LoaderTurns", "is_iterated_by_loader", "loader_deals"]
+__all__ = ["LoaderDeals", "LoaderTurns", "batch_of_loader", "is_iterated_by_loader", "loader_deals"]
 
 _LOOP = "_worker_loop"
 _NUMBER = "idx"
@@ -47,6 +47,15 @@ def loader_deals() -> LoaderDeals | None:
             in_order = bool(getattr(loader, "in_order", True))  # older ones know nothing else
             return LoaderDeals(in_order, ((loader.prefetch_factor or 0) + 1) * (loader.batch_size or 1))
     return None
+
+
+def batch_of_loader(sampler: object) -> int:
+    """How many of a sampler's positions the loader that iterates it now puts into a batch; 0: not to be seen."""
+    for frame in _callers():
+        known = getattr(frame.f_locals.get("self"), "__dict__", {})
+        if known.get("sampler") is sampler and isinstance(batch_size := known.get("batch_size"), int):
+            return max(0, batch_size)
+    return 0
 
 
 class LoaderTurns:

@@ -26,8 +26,8 @@ _SAY_EVERY_SECONDS = 10.0
 _REQUEST_SECONDS = 60.0
 """A pod that is silent for longer is asked again."""
 _LAST_REQUEST_SECONDS = 15.0
-"""A request just before the end of the time may take so long. Pods wait 10 s (``wait_seconds``) before they answer what
-they wait for, and that answer is worth the delay."""
+"""Where no pod has answered yet, a request just before the end of the time may take so long. Pods wait 10 s
+(``wait_seconds``) before they answer what they wait for, and that answer is worth the delay."""
 
 
 class Patience:
@@ -53,7 +53,9 @@ class Patience:
         """Fact: the request is made now."""
         self._tried = time.monotonic()
         left = self._started + self._timeout_seconds - self._tried
-        return Wait(min(max(left, _LAST_REQUEST_SECONDS), _REQUEST_SECONDS), self._still_waits)
+        if self._last_answer is None:
+            left = max(left, _LAST_REQUEST_SECONDS)
+        return Wait(min(max(left, _FIRST_PAUSE_SECONDS), _REQUEST_SECONDS), self._still_waits)
 
     def failed(self, error: RefillError, asked: str) -> None:
         """Fact: a try has failed, and another one may help. Raises the error to end with when time is up.
@@ -97,4 +99,4 @@ class Patience:
 
     def _say(self, asked: str, why: str) -> None:
         self._said = time.monotonic()
-        log.warning("rank %d waits for %s since %.0f s: %s", self._rank, asked, self._said - self._started, why)
+        log.warning("rank %d has waited %.0f s for %s: %s", self._rank, self._said - self._started, asked, why)

@@ -1,54 +1,57 @@
 """What does a rank ask of pods whose order is planned? Positions of an epoch, of any pod that answers.
 
-Which sample is at a position follows from the plan alone, and every request names it. So any pod answers, also one that
-was started a moment ago: it is brought the plan by the rank that asks. Where a rank's home does not answer, the next
-pod does. What has come is reported now and then, for receipts; nothing hangs on that.
+Which sample is at a position follows from the plan alone, and every request names it; or, where ranks have the order in
+lists of their own, each request says which samples it wants. So any pod answers, also one that was started a moment
+ago: it is brought the plan by the rank that asks. Where a rank's home does not answer, the next pod does. What has come
+is reported now and then, for receipts; nothing hangs on that.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import multiprocessing.util
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 import numpy as np
-from numpy.typing import NDArray
 
 from refill.answer_checks import checked_job, read_as_of_a_pod
 from refill.batch_groups import BatchGroups
 from refill.credentials import Credentials
 from refill.damage_log import DamageLog
+from refill.direct_pods import DirectPods
 from refill.errors import (
     InvalidInput,
-    JobConflict,
     PodBusy,
     PodUnreachable,
     RankHeld,
     RefillError,
     UnknownJob,
 )
+from refill.goodbyes import Goodbye, says_goodbye
 from refill.home_watch import watch_home
 from refill.index_reads import numbers_of_index, samples_by_ids
-from refill.own_life import has_ended, leaves_the_rank_to, own_life
+from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
 from refill.patience import Patience
-from refill.pod_channel import PodChannel, Wait
+from refill.planned_place import RankPlace
+from refill.pod_channel import Asked, PodChannel, Wait
 from refill.pod_link import UNIX, checked_url
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.position_set import PositionSet
 from refill.protocol.rank_life import RankLife
-from refill.protocol.wire_format import BatchRequest, Int64Array
-from refill.received_batch import Expected, ReceivedBatch
+from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
+from refill.received_batch import Expected, ReceivedBatch, joined
 
-__all__ = ["PlannedConnection", "RankPlace"]
+__all__ = ["PlannedConnection"]
 
 log = logging.getLogger(__name__)
 
@@ -68,53 +71,20 @@ _QUIET_SECONDS = 0.25
 _MOST_UNREPORTED = 300
 """Epochs: as many as a pod keeps."""
 _TURNS = 4
-_OF_ONE_PROCESS = ("_process", "_of_thread", "_lock", "_received", "_of_ranks", "_ended", "_refused_by", "_watched")
-
-
-class RankPlace:
-    """What all processes of a rank know of where it is: by which plan samples have come, and from which position on an
-    epoch is dealt to the ranks that there are now.
-
-    :param shared: zeros in memory that these share.
-    """
-
-    NUM_SHARED = 4
-
-    def __init__(self, shared: MutableSequence[Any] | Any) -> None:
-        self._shared = shared
-
-    def goes_by(self, plan_id: str) -> None:
-        """Fact: samples have come by this plan. Raises :class:`JobConflict` when others have come by another one."""
-        number = int(plan_id[:15], 16)
-        if not self._shared[0]:
-            self._shared[0] = number
-        if int(self._shared[0]) != number:
-            raise JobConflict(
-                f"samples have come to this rank by another plan than {plan_id:.8}: end the job (refill end) and start "
-                "all ranks from the same state"
-            )
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether samples have come, here or before the state that the loop goes on from."""
-        return bool(self._shared[0])
-
-    def is_dealt(self, epoch: int, start: int, had: int) -> None:
-        """Fact: the loop goes on in an epoch of which all positions before ``start`` were had when it was dealt, and
-        ``had`` of each rank's since."""
-        self._shared[2], self._shared[3] = start, had
-        self._shared[1] = epoch + 1
-
-    @property
-    def epoch(self) -> int | None:
-        """That is dealt so; None: the loop began with no state."""
-        return int(self._shared[1]) - 1 if self._shared[1] else None
-
-    def start(self, epoch: int) -> int:
-        return int(self._shared[2]) if epoch == self.epoch else 0
-
-    def had(self, epoch: int) -> int:
-        return int(self._shared[3]) if epoch == self.epoch else 0
+_OF_ONE_PROCESS = (
+    "_process",
+    "_epoch",
+    "_of_thread",
+    "_lock",
+    "_received",
+    "_lists",
+    "_of_ranks",
+    "_ended",
+    "_refused_by",
+    "_watched",
+)
+_KEPT_LISTS = 2
+"""Epochs."""
 
 
 class PlannedConnection:
@@ -130,6 +100,7 @@ class PlannedConnection:
     """Since when something has come that was not reported; 0: nothing has."""
     _last_came: float
     _heard_at: float
+    _epoch: int
     _watched: bool
     _ended: RankLife | None
     """Who was this rank before, and is gone."""
@@ -166,9 +137,9 @@ class PlannedConnection:
         self._damage = DamageLog()
         self._place = place or RankPlace([0] * RankPlace.NUM_SHARED)
         self._made_in = os.getpid()
-        credentials = credentials or Credentials()
-        self._channel = PodChannel(credentials, connect_timeout_seconds)
-        self._probes = PodChannel(credentials, connect_timeout_seconds)
+        self._credentials = credentials or Credentials()
+        self._channel = PodChannel(self._credentials, connect_timeout_seconds)
+        self._probes = PodChannel(self._credentials, connect_timeout_seconds)
         """Apart from requests that are under way."""
         self._info: dict[str, Any] | None = None
         self._plan: dict[str, Any] | None = None
@@ -177,6 +148,10 @@ class PlannedConnection:
         self._turn = 0
         """How many of them were found away, one after another."""
         self._back_at = 0.0
+        self._direct: DirectPods | None = None
+        """None: its own pod is asked for everything."""
+        self._away: set[str] = set()
+        """Pods that did not answer, and are asked by way of others."""
         self._begin_process()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -209,17 +184,24 @@ class PlannedConnection:
         if self._info is None or known != self._plan:
             self._registered(self._retried(self._register, of_home=False))
 
-    def deals(self, epoch: int, start: int, had: int) -> None:
+    def deals(self, epoch: int, start: int, had: int, batch: int = 0) -> None:
         """Fact: see :meth:`RankPlace.is_dealt`."""
-        self._place.is_dealt(epoch, start, had)
+        self._place.is_dealt(epoch, start, had, batch)
+
+    def asks_in_batches(self, batch: int) -> None:
+        """Fact: see :meth:`RankPlace.asks_in_batches`."""
+        self._place.asks_in_batches(batch)
 
     def dealing(self, epoch: int) -> Dealing:
         """How the positions of an epoch are dealt to the ranks."""
         assert self._info is not None
+        if self.spec.is_listed:
+            return Dealing.of_lists(self.spec.num_groups)
         return Dealing(
             self._info["num_samples"],
             self.spec.num_groups,
-            start=self._place.start(epoch),
+            self._place.batch(epoch),
+            self._place.start(epoch),
             drop_last=self.spec.drop_last,
         )
 
@@ -241,33 +223,40 @@ class PlannedConnection:
         return self._pods[self._turn % len(self._pods)]
 
     @property
-    def _group(self) -> int:
+    def group(self) -> int:
         """As which rank it asks for samples: of those that share a batch, all ask as one."""
         return self._groups.number(self.rank)
 
     # Samples.
 
-    def batch(self, epoch: int, positions: Int64Array) -> ReceivedBatch:
-        """The samples that answer positions of this rank, in their order."""
+    def batch(self, epoch: int, positions: Int64Array, sample_ids: Int64Array | None = None) -> ReceivedBatch:
+        """The samples that answer positions of this rank, in their order.
+
+        :param sample_ids: ``(n,)`` which ones, where ranks have the order in lists of their own.
+        """
         self._own_process()
         waited = getattr(self._of_thread, "waited_seconds", 0.0)
         self.info()
         self._check_positions(epoch, positions)
+        self._place.asks_in_batches(1)  # unless a loader has said more: from now on it must not change
         started = time.perf_counter()
-        asked_by = ""
+        dealing = self.dealing(epoch)
+        wanted = _Wanted(dealing.positions(self.group, positions) % max(1, dealing.num_positions), sample_ids)
+        asked_by = self.plan_id
+        parts, left = self._of_their_pods(epoch, wanted, waited)
+        if parts:
+            self._place.goes_by(asked_by)
+        if len(left):
 
-        def ask(pod: str, wait: Wait) -> ReceivedBatch:
-            nonlocal asked_by
-            asked_by = self.plan_id  # another thread may learn meanwhile that another plan stands
-            dealing = self.dealing(epoch)
-            wanted = dealing.positions(self._group, positions) % max(1, dealing.num_positions)
-            body = BatchRequest(epoch, self._group, wanted, waited_seconds=waited).encode()
-            path = self._path("batch", plan=asked_by, **self._about_batch(epoch, dealing))
-            return self._channel.fetch(pod, path, body, Expected(wanted), wait)
+            def ask(pod: str, wait: Wait) -> ReceivedBatch:
+                nonlocal asked_by
+                asked_by = self.plan_id  # another thread may learn meanwhile that another plan stands
+                return self._channel.fetch(*self._asked(pod, epoch, wanted.at(left), waited), wait)
 
-        received = self._retried(ask)
+            parts.append((left, self._retried(ask)))
+            self._place.goes_by(asked_by)
+        received = joined(len(positions), parts)
         self._refused_by = None
-        self._place.goes_by(asked_by)
         with self._lock:
             name = epoch, self._place.start(epoch)
             known = self._received.setdefault(name, PositionSet())
@@ -277,12 +266,57 @@ class PlannedConnection:
                 del self._received[next(iter(self._received))]
             self._unreported = self._unreported or time.monotonic()
             self._last_came = time.monotonic()
+        self._watch()
+        self._of_thread.waited_seconds = time.perf_counter() - started
+        return received
+
+    def _watch(self) -> None:
         if not self._watched:
             self._watched = True
             watch_home(self)
             multiprocessing.util.Finalize(None, _report_last, args=(weakref.ref(self), os.getpid()), exitpriority=10)
-        self._of_thread.waited_seconds = time.perf_counter() - started
-        return received
+
+    def _of_their_pods(
+        self, epoch: int, wanted: _Wanted, waited: float
+    ) -> tuple[list[tuple[Int64Array, ReceivedBatch]], Int64Array]:
+        """What comes of the pods that have the samples in memory, with the places of each part; and the places of what
+        this rank's own pod is to be asked for."""
+        is_first, self._epoch = epoch != self._epoch, epoch
+        # At first its own pod looks whether it has left anything out of another epoch. Of samples that a list names it
+        # knows whose they are.
+        if self._direct is None or is_first or wanted.sample_ids is not None:
+            return [], np.arange(len(wanted.positions))
+        home = self.home
+        of_pods = dict(self._direct.parts(epoch, wanted.positions))
+        left = [of_pods.pop(pod) for pod in list(of_pods) if pod in self._away]
+        if not left and list(of_pods) == [home]:
+            return [], of_pods[home]
+        asked = [
+            self._asked(pod, epoch, wanted.at(places), waited, is_part=pod != home) for pod, places in of_pods.items()
+        ]
+        wait = self._watchful(Patience(self.rank, self.timeout_seconds).next_try())
+        parts: list[tuple[Int64Array, ReceivedBatch]] = []
+        for (pod, places), answer in zip(of_pods.items(), self._channel.fetch_all(asked, wait), strict=True):
+            if isinstance(answer, ReceivedBatch):
+                parts.append((places, answer))
+                continue
+            if answer.status != PodUnreachable.status and not isinstance(answer, UnknownJob):
+                raise answer
+            left.append(places)
+            if isinstance(answer, RankHeld):  # its own pod may not know it yet
+                self._refused_by = RankLife.decode(str(answer.details.get("holder")))
+            if isinstance(answer, PodUnreachable) and not isinstance(answer, PodBusy):
+                log.warning("%s is asked by way of others until it answers: %s", pod, answer)
+                self._away.add(pod)
+                self._is_away(pod)
+        return parts, np.sort(np.concatenate([np.arange(0), *left]))
+
+    def _asked(self, pod: str, epoch: int, wanted: _Wanted, waited: float, *, is_part: bool = False) -> Asked:
+        """:param is_part: of a batch of which this rank's own pod sees no more than its own part."""
+        about = self._about_batch(epoch) | ({"part": "true"} if is_part else {})
+        positions, ids = wanted
+        body = BatchRequest(epoch, self.group, positions, waited_seconds=waited, sample_ids=ids).encode()
+        return Asked(pod, self._path("batch", **about), body, Expected(positions, ids))
 
     def _check_positions(self, epoch: int, positions: Int64Array) -> None:
         length = self.dealing(epoch).per_rank
@@ -292,8 +326,10 @@ class PlannedConnection:
                 f"has {length} positions for it"
             )
 
-    def _about_batch(self, epoch: int, dealing: Dealing) -> dict[str, Any]:
-        about: dict[str, Any] = {"ranks": dealing.num_ranks, "start": dealing.start, "life": self._life().encode()}
+    def _about_batch(self, epoch: int) -> dict[str, Any]:
+        dealing = self.dealing(epoch)
+        about: dict[str, Any] = {"ranks": dealing.num_ranks, "life": self._life().encode()}
+        about |= {"batch": dealing.batch, "start": dealing.start}
         if self._groups.size > 1:
             about |= {"group": self._groups.size, "member": self._groups.member(self.rank)}
         if dealing.drop_last:
@@ -330,8 +366,51 @@ class PlannedConnection:
         self.info()
         return self._retried(lambda pod, wait: self._channel.fetch(pod, path(), body, expected, wait))
 
-    def post_trace(self, epoch: int, sample_ids: NDArray[np.int64]) -> None:
-        raise InvalidInput(f"job {self.spec.name} has an order of its own (policy planned): it takes no traces")
+    def plan_order(self, epoch: int, num_samples: int) -> Int64Array:
+        """The sample at each position of the plan's order of an epoch, of which lists are composed."""
+        fetch = partial(self._fetched, lambda: self._path(f"epochs/{epoch}/order"))
+        return numbers_of_index(num_samples, "<i8", fetch, self.home)
+
+    def post_list(self, epoch: int, sample_ids: Int64Array, start: int = 0) -> None:
+        """Say which samples this rank will ask for in an epoch, in which order, so that pods read ahead. Nothing else
+        hangs on it.
+
+        :param start: positions before it were had.
+        """
+        self._own_process()
+        self.info()
+        found = np.ascontiguousarray(sample_ids, dtype="<i8")
+        posted = _PostedList(found, start, hashlib.blake2b(found.tobytes(), digest_size=16).hexdigest())
+        with self._lock:
+            self._lists[epoch] = posted
+            for old in sorted(self._lists)[:-_KEPT_LISTS]:
+                del self._lists[old]
+        for put in self._pieces(epoch, posted, self._channel):
+            self._retried(put)
+        self._watch()
+
+    def _pieces(self, epoch: int, posted: _PostedList, channel: PodChannel) -> Iterator[Attempt[Any]]:
+        """Of a list, to be posted one after another."""
+        about = {"num_ranks": self.spec.num_groups, "length": len(posted.sample_ids), "start": posted.start}
+        for first in range(posted.start, max(posted.start + 1, len(posted.sample_ids)), MAX_LISTED):
+            piece = posted.sample_ids[first : first + MAX_LISTED].tobytes()
+            what = f"epochs/{epoch}/ranks/{self.group}/list"
+
+            def put(pod: str, wait: Wait, what: str = what, first: int = first, piece: bytes = piece) -> None:
+                path = self._path(what, digest=posted.digest, first=first, **about)
+                channel.call("PUT", pod, path, wait, content=piece)
+
+            yield put
+
+    def _post_again(self, known: Any) -> None:
+        """Tried once at this time.
+
+        :param known: the digests of this rank's lists that its home has, by epoch."""
+        with self._lock:
+            lost = {epoch: posted for epoch, posted in self._lists.items() if known.get(str(epoch)) != posted.digest}
+        for epoch, posted in lost.items():
+            for put in self._pieces(epoch, posted, self._probes):
+                self._once(self.home, put, Wait(_PROBE_SECONDS), registers=True)
 
     # Facts for receipts and for those who watch.
 
@@ -351,7 +430,7 @@ class PlannedConnection:
     def skipped(self, epoch: int, start: int, end: int) -> bool:
         """Whether this rank has left out some of the positions ``[start, end)`` of an epoch so far: in all its
         processes. False when the pods don't know."""
-        what = f"epochs/{epoch}/ranks/{self._group}"
+        what = f"epochs/{epoch}/ranks/{self.group}"
         answer = self._retried(
             lambda pod, wait: self._channel.call("GET", pod, self._path(what, start=start, end=end), wait)
         )
@@ -397,18 +476,27 @@ class PlannedConnection:
             self.report_received()
         if now - self._heard_at > _REPORT_SECONDS:
             self._heard_at = now
-            path = self._path("", rank=self.rank, life=self._life().encode())
+            process = self.group * self._groups.size + self._groups.member(self.rank)
+            path = self._path("", rank=process, list_of=self.group, life=self._life().encode())
             try:
-                self._probes.call("GET", self.home, path, Wait(_PROBE_SECONDS))
-            except (UnknownJob, PodUnreachable):  # what it was told may be lost, and is told again
-                with self._lock:
-                    self._unreported = self._unreported or (now if self._received else 0.0)
-            except RefillError:
+                answer = self._probes.call("GET", self.home, path, Wait(_PROBE_SECONDS))
+                self._post_again(answer.get("lists") or {})
+            except UnknownJob:  # what it was told is lost, and is told again
+                self._is_unreported(now)
+                self._post_again({})
+            except PodUnreachable:  # perhaps it is lost
+                self._is_unreported(now)
+            except RefillError:  # it has heard of the rank, and whoever asks for samples is told what is wrong
                 pass
-        if self._turn and now > self._back_at:
+        if (self._turn or self._away) and now > self._back_at:
             self._back_at = now + _BACK_SECONDS
-            if self._answers(self._pods[0]):
+            self._away -= {pod for pod in list(self._away) if self._answers(pod)}
+            if self._turn and self._answers(self._pods[0]):
                 self._turn = 0
+
+    def _is_unreported(self, since: float) -> None:
+        with self._lock:
+            self._unreported = self._unreported or (since if self._received else 0.0)
 
     def report_received(self) -> None:
         """Tried once at this time; what was not taken is reported with what comes next."""
@@ -446,8 +534,8 @@ class PlannedConnection:
 
     def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
         spec = self.spec
-        of_rank = {"epoch": epoch, "rank": self._group, "num_ranks": spec.num_groups}
-        return of_rank | {"start": start, "drop_last": spec.drop_last}
+        of_rank = {"epoch": epoch, "rank": self.group, "num_ranks": spec.num_groups}
+        return of_rank | {"batch": self._place.batch(epoch), "start": start, "drop_last": spec.drop_last}
 
     # Which pod is asked, and what it is brought.
 
@@ -520,7 +608,9 @@ class PlannedConnection:
                 log.warning("%s does not answer: rank %d asks %s", pod, self.rank, self.home)
 
     def _register(self, pod: str, wait: Wait) -> dict[str, Any]:
-        body = {"settings": self.spec.to_dict(), "plan": self._plan, "begun": self._place.has_begun}
+        # Another process of the rank may have gone on by a state's plan since this one was started.
+        brought = None if self._plan is None or not self._place.may_go_by(self._plan) else self._plan
+        body = {"settings": self.spec.to_dict(), "plan": brought, "begun": self._place.has_begun}
         body["again"] = self._info is not None
         answer = checked_job(self._channel.call("PUT", pod, self._job_path("planned"), wait, sent=body), pod)
         with read_as_of_a_pod(pod):
@@ -543,6 +633,13 @@ class PlannedConnection:
         found = list(dict.fromkeys([*mine, self.service_url]))
         if found != self._pods:
             self._pods, self._turn = found, 0
+        self._direct, self._away = None, set()
+        if len(mine) == len(pods) > 1:
+            self._direct = DirectPods(PlanSettings.from_dict(self._plan), info["share_sizes"], pods, self.home)
+            self._channel.asks_pods(len(pods))
+        if is_of_this_process(life := self._life()):
+            self._watch()  # its loader workers come and go
+            says_goodbye(Goodbye(found[0], self.spec.name, self.rank, life, self._credentials))
 
     def _path(self, what: str, **about: Any) -> str:
         path = self._job_path(f"planned{what and '/'}{what}")
@@ -567,13 +664,33 @@ class PlannedConnection:
         self._process = os.getpid()
         self._of_thread = threading.local()
         self._lock = threading.Lock()
+        self._lists: dict[int, _PostedList] = {}
+        """By epoch, what this process has posted last."""
         self._received: dict[tuple[int, int], PositionSet] = {}
         """By epoch and where it was dealt from, what this process has received of the last two, and of those before
         that it has not reported; with what lies in the checkpoint that the loop goes on from."""
         self._unreported = self._last_came = self._heard_at = 0.0
+        self._epoch = -1
+        """The one that it has asked for last."""
         self._watched = False
         self._ended = self._refused_by = None
         self._of_ranks: dict[int, PlannedConnection] = {}
+
+
+class _Wanted(NamedTuple):
+    """What a batch asks for."""
+
+    positions: Int64Array
+    sample_ids: Int64Array | None
+
+    def at(self, places: Int64Array) -> _Wanted:
+        return _Wanted(self.positions[places], None if self.sample_ids is None else self.sample_ids[places])
+
+
+class _PostedList(NamedTuple):
+    sample_ids: Int64Array
+    start: int
+    digest: str
 
 
 def _report_last(connection: weakref.ref[PlannedConnection], process: int) -> None:

@@ -1,14 +1,87 @@
-"""Where does a rank of a planned job go on from a state of its loop? By the plan that the state holds."""
+"""Where is a rank of a planned job, and where does it go on from a state? By the plan that the state holds."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import MutableSequence
+from typing import TYPE_CHECKING, Any
 
-from refill.errors import InvalidInput
-from refill.planned_connection import PlannedConnection
+from refill.errors import InvalidInput, JobConflict
+from refill.protocol.plan_settings import PlanSettings
 from refill.resume_state import ResumeState
 
-__all__ = ["goes_on_from", "state_at"]
+if TYPE_CHECKING:
+    from refill.planned_connection import PlannedConnection
+
+__all__ = ["RankPlace", "goes_on_from", "state_at"]
+
+
+class RankPlace:
+    """What all processes of a rank know of where it is: by which plan samples have come, from which position on an
+    epoch is dealt to the ranks that there are now, and how many positions are dealt to a rank together.
+
+    :param shared: zeros in memory that these share.
+    """
+
+    NUM_SHARED = 6
+
+    def __init__(self, shared: MutableSequence[Any] | Any) -> None:
+        self._shared = shared
+
+    def goes_by(self, plan_id: str) -> None:
+        """Fact: samples have come by this plan. Raises :class:`JobConflict` when others have come by another one."""
+        number = _number_of(plan_id)
+        if not self._shared[0]:
+            self._shared[0] = number
+        if int(self._shared[0]) != number:
+            raise JobConflict(
+                f"samples have come to this rank by another plan than {plan_id:.8}: end the job (refill end) and start "
+                "all ranks from the same state"
+            )
+
+    def may_go_by(self, plan: dict[str, Any]) -> bool:
+        """Whether nothing has come to this rank by another plan."""
+        return not self.has_begun or int(self._shared[0]) == _number_of(PlanSettings.from_dict(plan).plan_id)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether samples have come, here or before the state that the loop goes on from."""
+        return bool(self._shared[0])
+
+    def is_dealt(self, epoch: int, start: int, had: int, batch: int) -> None:
+        """Fact: the loop goes on in an epoch of which all positions before ``start`` were had when it was dealt, and
+        ``had`` of each rank's since.
+
+        :param batch: how many positions of that epoch are dealt to a rank together; 0: as in the other epochs.
+        """
+        self._shared[2], self._shared[3], self._shared[4] = start, had, batch
+        self._shared[1] = epoch + 1
+
+    @property
+    def epoch(self) -> int | None:
+        """That is dealt so; None: the loop began with no state."""
+        return int(self._shared[1]) - 1 if self._shared[1] else None
+
+    def start(self, epoch: int) -> int:
+        return int(self._shared[2]) if epoch == self.epoch else 0
+
+    def had(self, epoch: int) -> int:
+        return int(self._shared[3]) if epoch == self.epoch else 0
+
+    def asks_in_batches(self, batch: int) -> None:
+        """Fact: the loop's loader makes batches of so many. The first one that says so stands: what has been asked for
+        stays dealt as it was."""
+        if not self._shared[5]:
+            self._shared[5] = batch
+
+    def batch(self, epoch: int) -> int:
+        """Positions of an epoch that are dealt to a rank together, as far as that is known."""
+        return int(epoch == self.epoch and self._shared[4]) or int(self._shared[5]) or 1
+
+
+def _number_of(plan_id: str) -> int:
+    """As memory that processes share can hold it."""
+    return int(plan_id[:15], 16)
 
 
 def goes_on_from(state: ResumeState, connection: PlannedConnection) -> ResumeState:
@@ -22,15 +95,23 @@ def goes_on_from(state: ResumeState, connection: PlannedConnection) -> ResumeSta
             "planned; start the epoch over, without it"
         )
     connection.goes_by(state.plan)
+    if connection.spec.is_listed:
+        return _goes_on_in_list(state, connection)
     same_ranks = state.num_groups == connection.spec.num_groups
     num_positions = connection.info()["num_samples"]
     if state.at_end or not state.position:
         start, position = (0, 0) if state.at_end else (state.start, 0)
     elif same_ranks:
         start, position = state.start, state.position
+    elif state.position % state.batch and state.position != state.length:
+        raise InvalidInput(
+            f"the state is of {state.num_groups} ranks that had {state.position} samples each in batches of "
+            f"{state.batch}: within a batch it goes on with as many ranks only, and there are "
+            f"{connection.spec.num_groups}; save states between batches"
+        )
     else:
         start, position = min(state.num_had, num_positions), 0
-    connection.deals(state.epoch, start, position)
+    connection.deals(state.epoch, start, position, state.batch if position else 0)
     length = connection.dealing(state.epoch).per_rank
     if state.at_end:
         position = length
@@ -48,12 +129,27 @@ def goes_on_from(state: ResumeState, connection: PlannedConnection) -> ResumeSta
         position=position,
         length=length,
         start=start,
+        batch=connection.dealing(state.epoch).batch,
+    )
+
+
+def _goes_on_in_list(state: ResumeState, connection: PlannedConnection) -> ResumeState:
+    """Each rank has a list of its own: the state stays that of its rank."""
+    spec = connection.spec
+    if state.num_groups != spec.num_groups:
+        raise InvalidInput(
+            f"the state was saved with world_size {state.world_size}, and this job has {spec.world_size}: ranks ask "
+            "by lists of their own, so as many go on as there were, or the epoch starts over without the state"
+        )
+    connection.deals(state.epoch, 0, 0 if state.at_end else state.position)
+    return dataclasses.replace(
+        state, incarnation=connection.plan_id, world_size=spec.world_size, group=spec.batch_group, start=0
     )
 
 
 def state_at(connection: PlannedConnection, epoch: int, position: int, length: int) -> ResumeState:
     """Of a loop of this rank that has come to ``position`` of the ``length`` positions of an epoch."""
-    spec = connection.spec
+    spec, dealing = connection.spec, connection.dealing(epoch)
     return ResumeState(
         spec.name,
         spec.dataset,
@@ -64,6 +160,7 @@ def state_at(connection: PlannedConnection, epoch: int, position: int, length: i
         position,
         length,
         plan=connection.plan,
-        start=connection.dealing(epoch).start,
+        start=dealing.start,
+        batch=dealing.batch,
         group=spec.batch_group,
     )

@@ -28,12 +28,13 @@ from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER
 from refill.received_batch import Expected, ReceivedBatch, decode_frame, read_frame
 from refill.shared_segments import SharedSegment, SharedSegments
 
-__all__ = ["PodChannel", "Wait"]
+__all__ = ["Asked", "PodChannel", "Wait"]
 
 log = logging.getLogger(__name__)
 
-_MOST_LINKS = 4
+_LEAST_LINKS = 4
 """Of a thread: to its home, to the service, and to those that were its home before."""
+_BINARY = {"Content-Type": "application/octet-stream"}
 _MOST_JSON_BYTES = 64 << 20
 """A dataset's metadata has 4 MiB at most."""
 _MOST_ERROR_BYTES = 1 << 20
@@ -50,6 +51,22 @@ class Wait(NamedTuple):
     """That the pod may be silent for."""
     still_waits: Callable[[str], None] = lambda pod: None
     """Called about once a second while nothing comes."""
+
+
+class Asked(NamedTuple):
+    """A POST that is answered with a frame."""
+
+    pod: str
+    path: str
+    body: bytes
+    expected: Expected
+
+
+class Sent(NamedTuple):
+    """A request that is on its way, over this thread's connection to its pod."""
+
+    was_idle: bool
+    """Whether that was open before, so that the pod may have closed it meanwhile."""
 
 
 class _Runs(NamedTuple):
@@ -70,11 +87,16 @@ class PodChannel:
     """
 
     def __init__(self, credentials: Credentials, connect_timeout_seconds: float) -> None:
-        self._credentials = credentials
+        self.credentials = credentials
         self._connect_timeout_seconds = connect_timeout_seconds
+        self.most_links = _LEAST_LINKS
         self._runs: dict[int, _Runs] = {}
         """By ordinal."""
         self._forget()
+
+    def asks_pods(self, count: int) -> None:
+        """Fact: so many pods are asked, again and again."""
+        self.most_links = max(self.most_links, count + _LEAST_LINKS)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_process", "_of_thread")}
@@ -85,7 +107,7 @@ class PodChannel:
 
     def may_ask(self, pod: str, service_url: str) -> bool:
         """Whether a pod that the service has named may be sent the token, if there is one."""
-        return self._credentials.may_be_shown(pod, service_url)
+        return self.credentials.may_be_shown(pod, service_url)
 
     def call(
         self,
@@ -124,17 +146,22 @@ class PodChannel:
             raise not_of_a_pod(pod + path, repr(text[:100]))
         return answer
 
-    def fetch(self, pod: str, path: str, body: bytes, expected: Expected, wait: Wait) -> ReceivedBatch:
+    def fetch(
+        self, pod: str, path: str, body: bytes, expected: Expected, wait: Wait, *, sent: Sent | None = None
+    ) -> ReceivedBatch:
         """One POST that is answered with a frame: over the socket, or in memory that is lent to a pod on this
-        machine."""
+        machine.
+
+        :param sent: it is on its way already.
+        """
         segments = self._shared_segments(pod)
         segment = segments.lend() if segments is not None else None
         response: http.client.HTTPResponse | None = None
         try:
-            headers = {"Content-Type": "application/octet-stream"}
+            headers = dict(_BINARY)
             if segment is not None:
                 headers[MEMORY_HEADER] = segment.name
-            response = self._send("POST", pod, path, body, headers, wait)
+            response = self._send("POST", pod, path, body, headers, wait, sent)
             if response.status != 200:
                 _raise_answer(response.status, self._text_of(response, pod), pod)
             self._links()[pod].takes(response.length or 0)
@@ -159,6 +186,28 @@ class PodChannel:
         self._learn_size(segments, segment, response)
         return received
 
+    def fetch_all(self, asked: list[Asked], wait: Wait) -> list[ReceivedBatch | RefillError]:
+        """Several of these at once, each of another pod: all are sent before the first answer is read. An error stands
+        in the place of an answer that did not come."""
+        found: list[ReceivedBatch | RefillError] = []
+        try:
+            sent: list[Sent | RefillError] = []
+            for each in asked:
+                try:
+                    sent.append(self._begin("POST", each.pod, each.path, each.body, dict(_BINARY), wait))
+                except RefillError as error:
+                    sent.append(error)
+            for each, begun in zip(asked, sent, strict=True):
+                try:
+                    found.append(begun if isinstance(begun, RefillError) else self.fetch(*each, wait, sent=begun))
+                except RefillError as error:
+                    found.append(error)
+        except BaseException:
+            for each in asked[len(found) :]:
+                self.hang_up(each.pod)  # its answer must not be taken for the next one's
+            raise
+        return found
+
     def hang_up(self, pod: str) -> None:
         """The next request of this thread opens another connection."""
         link = self._links().pop(pod, None)
@@ -166,26 +215,26 @@ class PodChannel:
             link.close()
 
     def _send(
-        self, method: str, pod: str, path: str, body: bytes, headers: dict[str, str], wait: Wait
+        self,
+        method: str,
+        pod: str,
+        path: str,
+        body: bytes,
+        headers: dict[str, str],
+        wait: Wait,
+        sent: Sent | None = None,
     ) -> http.client.HTTPResponse:
         """The answer's head has come, and its body is to be read."""
-        links = self._links()
         while True:
-            headers |= self._credentials.headers()
-            link = links.pop(pod, None)
-            was_idle = link is not None
-            if link is None:
-                for unused in list(links)[: 1 - _MOST_LINKS]:
-                    self.hang_up(unused)
-                link = PodLink(pod, self._credentials, self._connect_timeout_seconds)
-            links[pod] = link  # now the one that was used last
+            was_idle = (sent or self._begin(method, pod, path, body, headers, wait)).was_idle
+            sent = None
+            link = self._links()[pod]
             try:
-                link.send_request(method, path, body, headers, wait.seconds)
                 _await_answer(link, pod, wait)
                 response = link.getresponse()
                 if response.status != NotAuthenticated.status:  # who does not take the token may be no pod of these
                     self._check_life(response.getheader(LIFE_HEADER), pod, link.opened_at)
-                elif self._credentials.were_refused():
+                elif self.credentials.were_refused():
                     self._text_of(response, pod)
                     continue
                 return response
@@ -193,6 +242,29 @@ class PodChannel:
                 self.hang_up(pod)
                 if was_idle and isinstance(error, ConnectionError):
                     continue  # the pod had closed a connection that was not in use: no reason to wait
+                if isinstance(error, (OSError, http.client.HTTPException)):
+                    raise _unreachable(pod, error) from error
+                raise
+
+    def _begin(self, method: str, pod: str, path: str, body: bytes, headers: dict[str, str], wait: Wait) -> Sent:
+        """The request is on its way."""
+        links = self._links()
+        while True:
+            headers |= self.credentials.headers()
+            link = links.pop(pod, None)
+            was_idle = link is not None
+            if link is None:
+                for unused in list(links)[: 1 - self.most_links]:
+                    self.hang_up(unused)
+                link = PodLink(pod, self.credentials, self._connect_timeout_seconds)
+            links[pod] = link  # now the one that was used last
+            try:
+                link.send_request(method, path, body, headers, wait.seconds)
+                return Sent(was_idle)
+            except BaseException as error:
+                self.hang_up(pod)
+                if was_idle and isinstance(error, ConnectionError):
+                    continue
                 if isinstance(error, (OSError, http.client.HTTPException)):
                     raise _unreachable(pod, error) from error
                 raise

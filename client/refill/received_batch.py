@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,7 +12,7 @@ from refill.answer_checks import decoded, not_of_a_pod
 from refill.errors import InvalidInput, RefillError, SampleDamaged, error_from_wire
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
 
-__all__ = ["Expected", "ReceivedBatch", "decode_frame", "read_frame"]
+__all__ = ["Expected", "ReceivedBatch", "decode_frame", "joined", "read_frame"]
 
 _MOST_ERROR_BYTES = 1 << 20
 
@@ -30,6 +30,22 @@ class ReceivedBatch:
         self.payloads = payloads
         self.damaged = damaged or {}
         self.num_bytes = sum(map(len, payloads))
+
+
+def joined(count: int, parts: Sequence[tuple[Int64Array, ReceivedBatch]]) -> ReceivedBatch:
+    """Samples of several answers, each with the places ``(n,)`` of its own among all."""
+    if len(parts) == 1 and np.array_equal(parts[0][0], np.arange(count)):
+        return parts[0][1]
+    ids = np.empty(count, dtype=np.int64)
+    payloads = [memoryview(b"")] * count
+    damaged: dict[int, RefillError] = {}
+    for places, part in parts:
+        ids[places] = part.sample_ids
+        at = places.tolist()
+        for place, payload in zip(at, part.payloads, strict=True):
+            payloads[place] = payload
+        damaged |= {at[place]: error for place, error in part.damaged.items()}
+    return ReceivedBatch(ids, payloads, damaged)
 
 
 class Expected:
@@ -109,7 +125,7 @@ def _translated(source: str) -> Iterator[None]:
     try:
         yield
     except InvalidInput as error:
-        raise RefillError(f"{source} sent something else than a pod would: {error.message}") from error
+        raise RefillError(f"{source} sent what no pod sends: {error.message}") from error
 
 
 def _read_into(response: http.client.HTTPResponse, buffer: memoryview) -> None:

@@ -38,6 +38,8 @@ class ResumeState:
     """Of a job whose order is planned: the settings that it follows from (refill.protocol.plan_settings)."""
     start: int = 0
     """The position of the epoch's one order from which on it is dealt to these ranks."""
+    batch: int = 1
+    """How many positions of it were dealt to a rank together."""
     group: int = 1
     """How many ranks shared each batch."""
     sampler: Any = None
@@ -73,7 +75,7 @@ class ResumeState:
             if found[name] is None:
                 del found[name]
         if self.plan is None:
-            del found["start"], found["group"]
+            del found["start"], found["batch"], found["group"]
         return found
 
     @classmethod
@@ -98,6 +100,7 @@ class ResumeState:
             length=_count(state, "length"),
             plan=state.get("plan"),
             start=_count({"start": 0} | state, "start"),
+            batch=max(1, _count({"batch": 1} | state, "batch")),
             group=max(1, _count({"group": 1} | state, "group")),
             sampler=state.get("sampler"),
         )

@@ -1,4 +1,4 @@
-"""How do the bytes of a sample become what the training loop gets, and does torch put samples of one batch together?"""
+"""How do the bytes of a sample become what the training loop gets, and are samples alike enough for one batch?"""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from refill.decoders import Decode, decode_member, make_decode
+from refill.errors import InvalidInput
 from refill.pod_connection import ReceivedBatch
 from refill.tar_samples import parse_members
 
-__all__ = ["SampleDecoder", "Transform", "why_not_alike"]
+__all__ = ["SampleDecoder", "Transform", "check_alike", "shapes_of", "why_not_alike"]
 
 Transform = Callable[[dict[str, Any]], Any]
 
 
 class SampleDecoder:
-    """Raw tar ranges -> samples: ``{"__key__": str, "__id__": int, extension: value, ...}``, then ``transform``."""
+    """Raw tar ranges -> samples: ``{"__key__": str, "__id__": int, extension: value, ...}``, then ``transform``, then
+    the members that ``as_tuple`` names."""
 
-    def __init__(self, decode: Decode, transform: Transform | None) -> None:
+    def __init__(self, decode: Decode, transform: Transform | None, as_tuple: Sequence[str] | None = None) -> None:
         self._decode = make_decode(decode)
-        self._transform = transform
+        self.transform = transform
+        self.transform_of_first: Callable[[Any], Any] | None = None
+        """Of the first item of a tuple."""
+        self._wanted = None if as_tuple is None else _alternatives(as_tuple)
+
+    @property
+    def makes_tuples(self) -> bool:
+        return self._wanted is not None
 
     def __call__(self, batch: ReceivedBatch, place: int, with_keys: bool = True) -> Any:
         """The sample at a place of a batch. Raises what the transform raises, with a note that names the sample, and
@@ -29,7 +38,7 @@ class SampleDecoder:
         """
         if place in batch.damaged:
             raise batch.damaged[place]
-        decode, transform = self._decode, self._transform
+        decode, transform = self._decode, self.transform
         sample_id = int(batch.sample_ids[place])
         key, members = parse_members(batch.payloads[place], sample_id)
         sample: dict[str, Any] = {"__key__": key, "__id__": sample_id} if with_keys else {"__id__": sample_id}
@@ -37,29 +46,92 @@ class SampleDecoder:
             # A copy: one sample kept by the caller must not keep the whole batch's buffer.
             data = bytes(view)
             sample[extension] = data if decode is None else decode_member(decode, extension, data, sample_id, key)
-        if transform is None:
-            return sample
         try:
-            return transform(sample)
+            found = sample if transform is None else transform(sample)
+            if self._wanted is None:
+                return found
+            items = tuple(_chosen(found, names) for names in self._wanted)
+            return items if self.transform_of_first is None else (self.transform_of_first(items[0]), *items[1:])
+        except _NotThere as error:
+            raise InvalidInput(f"sample {sample_id} ({key!r}) {error}") from None
         except Exception as error:
             error.add_note(f"in the transform of sample {sample_id} ({key!r}), which has {_listed(members)}")
             raise
 
 
+class _NotThere(Exception):
+    pass
+
+
+def _alternatives(as_tuple: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """For each item of a tuple, the names of members of which the first is taken that there is."""
+    if isinstance(as_tuple, str) or not isinstance(as_tuple, Sequence) or not len(as_tuple):
+        raise InvalidInput(f'as_tuple must be names of members, as ("jpg", "cls"), got {as_tuple!r:.100}')
+    found = []
+    for item in as_tuple:
+        names = tuple(name.strip().lstrip(".") for name in item.split(";")) if isinstance(item, str) else ()
+        if not names or not all(names):
+            raise InvalidInput(f'as_tuple must be names of members, as ("jpg;png", "cls"), got {item!r:.100} in it')
+        found.append(names)
+    return tuple(found)
+
+
+def _chosen(sample: Any, names: tuple[str, ...]) -> Any:
+    if not isinstance(sample, dict):
+        raise _NotThere(
+            f"is of type {type(sample).__name__}, as its transform returns it, and as_tuple takes members of a dict: "
+            "have the transform return one, or leave as_tuple out"
+        )
+    for name in names:
+        if name in sample:
+            return sample[name]
+    wanted = " or ".join(map(repr, names))
+    there = ", ".join(repr(name) for name in sorted(sample))
+    raise _NotThere(f"has no {wanted} for as_tuple: it has {there}")
+
+
 def why_not_alike(samples: Sequence[Any]) -> str | None:
-    """Why torch does not put samples of one batch together, whose own error would name neither sample nor remedy; None
-    where nothing is wrong, or where samples are no dicts."""
+    """Two samples with different members, in words; None where there are none, or where samples are no dicts."""
     if not samples or type(samples[0]) is not dict:
         return None
     members = samples[0].keys()
     other = next((each for each in samples if type(each) is dict and each.keys() != members), None)
     if other is None:
         return None
-    return (
-        f"samples of one batch have different members: {_members_of(samples[0])}, and {_members_of(other)}. "
-        "torch's default collate_fn fails on that with a KeyError: transform=function of CacheDataset can give "
-        "them the same names, or a collate_fn of your own deal with both"
-    )
+    return f"samples of one batch have different members: {_members_of(samples[0])}, and {_members_of(other)}"
+
+
+def check_alike(samples: Sequence[Any], remedy: str) -> None:
+    """Raises :class:`InvalidInput`, naming two shapes, when the arrays in these samples are of several.
+
+    :param remedy: what to do, in a sentence.
+    """
+    for other in samples[1:]:
+        first, here = shapes_of(samples[0]), shapes_of(other)
+        for name in first.keys() & here.keys():
+            if first[name] != here[name]:
+                raise InvalidInput(
+                    f"a batch can't be made of samples of several shapes: {name or 'one'}{_of(samples[0])} is "
+                    f"{first[name]}, and {name or 'another'}{_of(other)} is {here[name]}. {remedy}"
+                )
+
+
+def shapes_of(sample: Any) -> dict[str, tuple[int, ...]]:
+    """Of the arrays and tensors in a sample."""
+    if isinstance(sample, dict):
+        items = [(str(name), value) for name, value in sample.items()]
+    elif isinstance(sample, (tuple, list)):
+        items = [(f"item {place}", value) for place, value in enumerate(sample)]
+    else:
+        items = [("", sample)]
+    return {name: tuple(value.shape) for name, value in items if hasattr(value, "shape")}
+
+
+def _of(sample: Any) -> str:
+    """Which one it is, where it says so."""
+    if not isinstance(sample, dict) or "__id__" not in sample:
+        return ""
+    return f" of sample {sample['__id__']}" + (f" ({sample['__key__']!r})" if "__key__" in sample else "")
 
 
 def _members_of(sample: dict[str, Any]) -> str:

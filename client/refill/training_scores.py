@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refill.errors import RefillError
+from refill.gathered_scores import GatheredScores
 from refill.pod_connection import PodConnection
 from refill.protocol.importance import rank_scores
 from refill.protocol.wire_format import Int64Array
@@ -29,7 +30,7 @@ _REPORT_EVERY_SECONDS = 0.5
 class TrainingScores:
     """Of one rank. Scores of other ranks come with what an epoch is drawn from."""
 
-    def __init__(self, connection: PodConnection, num_samples: int) -> None:
+    def __init__(self, connection: PodConnection | GatheredScores, num_samples: int) -> None:
         self.scores = np.full(num_samples, np.nan, dtype=np.float32)
         self._connection = connection
         self._of_others = np.arange(num_samples) % connection.spec.world_size != connection.rank

@@ -9,32 +9,47 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from refill.errors import InvalidInput, RefillError
 
 __all__ = ["main", "run"]
 
+
+@dataclass(frozen=True)
+class _Command:
+    module: str
+    """The file of ``commands`` that has it. A pod need not import what packs and draws."""
+    summary: str
+    """Its line of ``refill --help``, which imports no command."""
+    needs_service: bool = True
+    """Whether it needs more packages than the distribution alone brings."""
+
+
 _COMMANDS = {
-    "pack": "datasets",
-    "index": "datasets",
-    "inspect": "datasets",
-    "serve": "serve",
-    "receipt": "receipt",
-    "jobs": "jobs",
-    "end": "jobs",
-    "warm": "warm",
-    "top": "top",
-    "simulate": "simulate",
-    "analyze": "analyze",
-    "cost": "cost",
-    "plan": "plan",
-    "demo": "demo",
+    "pack": _Command("datasets", "make a dataset of a folder: shuffled WebDataset tars and their index"),
+    "index": _Command("datasets", "make the index for WebDataset tars that lie in a bucket already"),
+    "inspect": _Command("datasets", "show what is in a dataset, and check it"),
+    "serve": _Command("serve", "run a pod of the cache"),
+    "receipt": _Command("receipt", "show whether an epoch delivered every sample exactly once", needs_service=False),
+    "jobs": _Command("jobs", "list the jobs: epoch, ranks that are alive, memory, idle time", needs_service=False),
+    "end": _Command("jobs", "end a job and free its memory", needs_service=False),
+    "warm": _Command("warm", "fill the pods' memory with what a job's epoch begins with", needs_service=False),
+    "top": _Command("top", "watch jobs, ranks and pods live in the terminal"),
+    "simulate": _Command("simulate", "simulate an epoch, and print its misses and reads"),
+    "analyze": _Command(
+        "analyze", "compare chunk sizes by what an epoch costs and how well it shuffles, and recommend one"
+    ),
+    "cost": _Command("cost", "say what a training run costs: requests, storage, machines", needs_service=False),
+    "plan": _Command("plan", "write the planned order of an epoch, and say how good it is", needs_service=False),
+    "demo": _Command("demo", "train a small model through three pods on this machine"),
 }
-"""The file of ``commands`` for each, in the order of ``refill --help``. A pod need not import what packs and draws."""
+"""In the order of ``refill --help``."""
 
 _WITH_STORES = ("pack", "index", "inspect", "analyze", "plan")
 
@@ -45,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        args = _parser(argv).parse_args(argv)
+        args = _parser(list(argv)).parse_args(argv)
         status: int = args.func(args)
         sys.stdout.flush()
         return status
@@ -99,27 +114,36 @@ class _Parser(argparse.ArgumentParser):
         raise InvalidInput(f"{message}; see {self.prog} --help")
 
 
-def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """:param argv: of the command that it names, only what that needs is imported; otherwise everything."""
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """:param argv: only the command that it names is imported; it alone can be parsed. The others have their line of
+    the help."""
     from refill import __version__
 
     parser = _Parser(prog="refill", description="A data cache for model training: every sample exactly once an epoch.")
     parser.add_argument("--version", action="version", version=f"refill {__version__}")
-    if argv and not argv[0].startswith("-") and argv[0] not in _COMMANDS:
-        near = difflib.get_close_matches(argv[0], _COMMANDS, 1)
+    is_for_all = argv[:1] in (["-h"], ["--help"])
+    named = None if is_for_all else next((word for word in argv if not word.startswith("-")), None)
+    if named is not None and named not in _COMMANDS:
+        near = difflib.get_close_matches(named, _COMMANDS, 1)
         meant = f" (is {near[0]} meant?)" if near else f": there are {', '.join(_COMMANDS)}"
-        parser.error(f"there is no command {argv[0]}{meant}")
+        parser.error(f"there is no command {named}{meant}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    named = _COMMANDS.get(argv[0]) if argv else None
-    for module in [named] if named else dict.fromkeys(_COMMANDS.values()):
-        try:
-            importlib.import_module(f"refill_service.commands.{module}").add_commands(commands)
-        except ModuleNotFoundError:
-            if named:
-                raise
-            for name in (name for name, place in _COMMANDS.items() if place == module):
-                commands.add_parser(name, help=f"needs: {_SERVICE}")
+    if named is not None:
+        importlib.import_module(f"refill_service.commands.{_COMMANDS[named].module}").add_commands(commands)
+        return parser
+    without_service = not _is_service_installed()
+    for name, command in _COMMANDS.items():
+        is_missing = command.needs_service and without_service
+        commands.add_parser(name, help=f"needs: {_SERVICE}" if is_missing else command.summary)
     return parser
+
+
+def _is_service_installed() -> bool:
+    """By a package of the extra that nothing else brings; found, and not imported."""
+    try:
+        return importlib.util.find_spec("granian") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 if __name__ == "__main__":

@@ -15,11 +15,12 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from refill.errors import InvalidInput, NotAllowed
+from refill_service.cache_core.job_memory import PodMemory
 from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.object_store.store_url import StoreUrl, parse_url, parse_url_beginning
 from refill_service.peers.certificates import Certificates
 
-__all__ = ["Settings", "load_settings", "parse_bytes"]
+__all__ = ["Settings", "default_pod_memory", "load_settings", "parse_bytes"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -192,8 +193,11 @@ class Settings(BaseSettings):
         0.5,
         gt=0,
         le=1,
-        description="Part of the pod's memory that one job gets at most, if it names no memory_bytes. Jobs that run "
-        "share the memory.",
+        description=(
+            "Part of the jobs' memory that one job keeps at most while others want some, if it names no memory_bytes. "
+            "One that can't give back while it runs (policies redox and exact, order=explicit, shuffle=False) gets no "
+            "more of what is left."
+        ),
     )
     job_idle_seconds: float = Field(
         3600,
@@ -484,6 +488,19 @@ class Settings(BaseSettings):
         return None
 
     @property
+    def pod_memory(self) -> PodMemory:
+        """How memory is divided."""
+        return PodMemory(
+            self.memory_bytes,
+            self.num_pods,
+            pinned_fraction=self.pinned_fraction,
+            remote_fraction=self.remote_memory_fraction,
+            recent_fraction=self.recent_fraction,
+            in_flight_fraction=self.in_flight_fraction,
+            kept_fraction=self.job_memory_fraction,
+        )
+
+    @property
     def promised_bytes(self) -> int:
         """What the pod's resident set stays below, with all that it needs beside samples."""
         return int(self.memory_bytes * 1.15) + 200_000_000
@@ -495,6 +512,11 @@ class Settings(BaseSettings):
     @property
     def num_pods(self) -> int:
         return max(1, len(self.peer_urls))
+
+
+def default_pod_memory(memory_bytes: int, num_pods: int) -> PodMemory:
+    """How pods divide so much memory each, whose other settings nobody has changed."""
+    return Settings.model_construct(memory_bytes=memory_bytes, peer_urls=("",) * num_pods).pod_memory
 
 
 def load_settings(**overrides: Any) -> Settings:

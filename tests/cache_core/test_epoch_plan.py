@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.weaving import Weaving
 from refill_service.cache_core.planned.epoch_plan import EpochPlan
 from refill_service.cache_core.planned.shares import Shares
-from refill_service.cache_core.planned.weaving import Weaving
 from refill_service.cache_core.sample_mapping import ChunkLayout
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
+import zlib
 from typing import Any
 
 import pytest
@@ -26,6 +29,29 @@ def test_a_part_comes_back_from_bytes_with_its_epochs() -> None:
 def test_what_is_no_part_is_refused(damage: bytes) -> None:
     with pytest.raises((ValueError, KeyError, TypeError, IndexError)):
         RunPart.decode(damage)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(b"\n" * (64 << 20), id="newlines"),
+        pytest.param(b" " * (64 << 20), id="spaces"),
+        pytest.param(b"[" * 1_000_000, id="deep"),
+    ],
+)
+def test_a_part_that_unpacks_to_very_much_is_refused(lines: bytes) -> None:
+    about = json.dumps(part().about).encode()
+    packed = zlib.compress(lines)
+    assert len(packed) < 100_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"longer than those of any|too deep|lacks|Expecting"):
+            RunPart.decode(about + b"\n" + packed)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(ValueError, match="has 300000 bytes"):
+        RunPart.decode(b"[" * 300_000)
 
 
 def test_of_many_epochs_the_last_are_kept() -> None:

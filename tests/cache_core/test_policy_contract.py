@@ -38,7 +38,7 @@ NUM_EPOCHS = 2
 NUM_RANKS = 2
 FACTS = (
     *("ask", "ask", "ask one", "ask again", "repeat", "repeat"),
-    *("arrives", "arrives", "pinned", "fails", "damaged", "memory", "restart"),
+    *("arrives", "arrives", "pinned", "fails", "damaged", "memory", "gives back", "restart"),
 )
 
 
@@ -186,6 +186,17 @@ class Shell:
             self.bytes_here -= set((ahead.samples if stays is None else ahead.samples[~stays]).tolist())
             self.carry_out(ahead.orders)
 
+    def gives_back(self, wanted_bytes: int) -> None:
+        """Others want memory: what nobody was promised is forgotten, and read again."""
+        held_bytes = self.core.held_bytes
+        orders = self.core.gives_back(wanted_bytes)
+        assert set(orders.drops.tolist()) <= self.bytes_here - set(self.given.values()), "gives what was promised"
+        dropped_bytes = int(self.lengths[orders.drops].sum())
+        assert dropped_bytes < wanted_bytes + self.chunk_size * 2 * 100, "gives more than was wanted"
+        if len(orders.drops):
+            assert self.core.held_bytes == held_bytes - dropped_bytes, "counts as held what it gave back"
+        self.carry_out(orders)
+
     def repeat(self) -> None:
         """Positions repeat some samples. Their bytes are taken as they come: nothing in memory waits for that."""
         samples = np.array(self.random.sample(range(len(self.lengths)), min(3, len(self.lengths))))
@@ -275,6 +286,8 @@ def drive(shell: Shell, facts: list[str]) -> Shell:
                 shell.repeat()
             elif fact == "memory":
                 shell.carry_out(shell.core.memory_changed(shell.random.randrange(2000)))
+            elif fact == "gives back":
+                shell.gives_back(shell.random.randrange(2000))
             elif fact == "restart":
                 shell.restarts()
                 counts = shell.core.counts

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from refill.errors import InvalidInput
 from refill.protocol.dealing import Dealing
+from refill.protocol.rank_life import RankLife
 from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of
 
 dealings = st.builds(
@@ -30,8 +31,8 @@ class Pod(ReceivedEpochs):
 
     _clock = itertools.count(1.0)
 
-    def at(self, epoch: int, dealing: Dealing, now: float = 0) -> Any:
-        return super().at(epoch, dealing, next(self._clock))
+    def _at(self, epoch: int, dealing: Dealing, now: float = 0) -> Any:
+        return super()._at(epoch, dealing, next(self._clock))
 
     def asks(self, *told: Any, **more: Any) -> None:
         super().asks(*told, now=0, **more)
@@ -142,3 +143,97 @@ def test_what_is_kept_is_bounded() -> None:
     asked = [epoch for epoch in kept if (found := pod.of(epoch)) is not None and found.asked]
     assert asked == [397, 398, 399]
     assert receipt(pod, epoch=100)["exact"]
+
+
+class TestDealings:
+    """Ranks that go through an epoch by different dealings are found out; ranks that take others' places are not."""
+
+    WHOLE, OF_THREE, FROM_40 = Dealing(100, 2), Dealing(100, 3, start=30), Dealing(100, 2, start=40)
+
+    def test_ranks_of_one_dealing_are_never_refused(self) -> None:
+        pod = ReceivedEpochs()
+        for now in range(100):
+            assert pod.goes_by(now // 20, self.WHOLE, now % 2, now) is None
+
+    def test_other_ranks_take_the_places_of_those_before(self) -> None:
+        pod = ReceivedEpochs()
+        assert all(pod.goes_by(0, self.WHOLE, rank, 1.0) is None for rank in range(2))
+        assert all(pod.goes_by(0, self.OF_THREE, rank, 1.1 + rank / 10) is None for rank in (2, 0, 1))
+        assert all(pod.goes_by(0, self.OF_THREE, rank, 2.0) is None for rank in range(3))
+
+    def test_a_rank_that_goes_on_from_an_earlier_step_than_others_is_found_out(self) -> None:
+        pod = ReceivedEpochs()
+        assert pod.goes_by(0, self.WHOLE, 0, 0.0) is None
+        assert pod.goes_by(0, self.FROM_40, 1, 1.0) is None, "rank 0 may have ended"
+        assert pod.goes_by(0, self.WHOLE, 0, 1.5) == (1, self.FROM_40, False)
+        assert pod.goes_by(0, self.FROM_40, 1, 2.0) is None, "who was refused has asked for nothing"
+        assert pod.goes_by(0, self.WHOLE, 0, 12.0) == (1, self.FROM_40, False)
+        assert pod.goes_by(0, self.WHOLE, 0, 12.1) is None, "rank 1 is gone"
+        assert pod.goes_by(0, self.FROM_40, 1, 12.2) == (0, self.WHOLE, False), "and came back too late"
+
+    def test_it_is_for_good_where_both_processes_live(self) -> None:
+        """Loaders of two batch sizes: who waits would be let in once the other waits for it, in each step anew."""
+        pod = ReceivedEpochs()
+        of_32, of_16 = Dealing(1000, 2, 32), Dealing(1000, 2, 16)
+        rank_0, rank_1, rank_0_anew = (RankLife("host", number, 1, "") for number in (1, 2, 3))
+        assert pod.goes_by(0, of_32, 0, 0.0, rank_0) is None
+        assert pod.goes_by(0, of_16, 1, 1.0, rank_1) is None
+        assert pod.goes_by(0, of_32, 0, 2.0, rank_0) == (1, of_16, False), "the other may be one that only looks"
+        assert pod.goes_by(0, of_16, 1, 2.5, rank_1) is None
+        assert pod.goes_by(0, of_32, 0, 2.8, rank_0) == (1, of_16, True)
+        assert pod.goes_by(0, of_32, 0, 3.0, rank_0_anew) == (1, of_16, False), "a process that goes back waits"
+
+    def test_it_is_for_good_where_each_waits_for_the_other(self) -> None:
+        """In one step with it, the other asks for nothing until it has its batch."""
+        pod = ReceivedEpochs()
+        of_32, of_16 = Dealing(1000, 2, 32), Dealing(1000, 2, 16)
+        lives = [RankLife("host", number, 1, "") for number in range(2)]
+        assert pod.goes_by(0, of_32, 0, 0.0, lives[0]) is None
+        assert pod.goes_by(0, of_16, 1, 1.0, lives[1]) is None
+        assert pod.goes_by(0, of_32, 0, 2.0, lives[0]) == (1, of_16, False)
+        assert pod.goes_by(0, of_32, 0, 12.0, lives[0]) is None, "the other may be gone"
+        assert pod.goes_by(0, of_16, 1, 13.0, lives[1]) == (0, of_32, True), "it is not"
+
+    def test_a_process_that_goes_back_waits_for_the_others_to_follow(self) -> None:
+        pod = ReceivedEpochs()
+        lives = [RankLife("host", number, 1, "") for number in range(2)]
+        for dealing, at in ((self.WHOLE, 0.0), (self.FROM_40, 1.0)):
+            assert all(pod.goes_by(0, dealing, rank, at, lives[rank]) is None for rank in range(2))
+        assert pod.goes_by(0, self.WHOLE, 0, 2.0, lives[0]) == (1, self.FROM_40, False)
+
+    def test_ranks_in_different_epochs_are_not_compared(self) -> None:
+        pod = ReceivedEpochs()
+        assert pod.goes_by(0, self.FROM_40, 0, 0.0) is None
+        assert pod.goes_by(1, self.WHOLE, 1, 0.0) is None
+        assert pod.goes_by(0, self.FROM_40, 0, 0.1) is None
+
+    def test_a_late_report_by_a_dealing_of_before_does_not_take_the_receipt_over(self) -> None:
+        pod = ReceivedEpochs()
+        pod.goes_by(0, self.WHOLE, 0, 0.0)
+        pod.goes_by(0, self.FROM_40, 0, 1.0)
+        pod.received(0, self.FROM_40, 0, [(0, 30)], now=2.0)
+        pod.received(0, self.WHOLE, 0, [(0, 50)], now=3.0)
+        assert receipt(pod)["received"] == 40 + 30
+
+
+def test_a_receipt_of_lists_counts_what_each_rank_has_of_its_own() -> None:
+    """Pods know parts of it."""
+    dealing = Dealing.of_lists(2)
+    pods = [ReceivedEpochs(), ReceivedEpochs()]
+
+    def receipt() -> dict[str, Any]:
+        return receipt_of(part.to_dict() for pod in pods if (part := pod.of(0)) is not None)
+
+    pods[0].is_listed(0, dealing, 0, 30, "a", now=1)
+    pods[0].received(0, dealing, 0, [(0, 30)], now=1)
+    found = receipt()
+    assert (found["planned"], found["received"], found["lists"], found["exact"]) == (30, 30, 1, False), "one is unknown"
+    pods[1].is_listed(0, dealing, 1, 10, "b", now=2)
+    pods[1].received(0, dealing, 1, [(0, 4), (6, 99)], now=2)
+    found = receipt()
+    assert (found["planned"], found["received"], found["unconfirmed"], found["lists"]) == (40, 38, 2, 2)
+    assert not found["exact"]
+    pods[0].received(0, dealing, 1, [(4, 6)], now=2)
+    assert receipt()["exact"]
+    pods[1].is_listed(0, dealing, 1, 10, "c", now=3)
+    assert receipt()["asked"] != found["asked"], "it says what was asked for"

@@ -171,6 +171,18 @@ class Pod:
         self._read_what_does_not_come(read)
         self._check(before)
 
+    def give_back(self) -> None:
+        """Others wait for what is beyond the capacity, which is less than before."""
+        coming_bytes = self.memory.held_bytes - sum(
+            int(self.share.lengths[self._here(at.number)].sum()) for at in self.memory._epochs
+        )
+        before = self.memory.held_bytes
+        for epoch, samples in self.memory.gives_back():
+            assert self._here(epoch)[samples].all()
+            self._here(epoch)[samples] = False
+        assert self.memory.held_bytes <= max(self.memory.capacity_bytes, coming_bytes), "not at once"
+        self._check(before)
+
     def forget(self) -> None:
         for epoch, samples in self.memory.forget():
             assert self._here(epoch)[samples].all()
@@ -386,6 +398,7 @@ def test_nothing_is_lost_of_what_is_asked_for_nearly_in_order(share: MadeUp, mos
                 pod.arrive(read)
         if draws.random() < 0.05:
             pod.memory_is(draws.choice([0, share.planned_bytes // 3, share.planned_bytes, 2 * share.planned_bytes]))
+            pod.give_back()
     pod.arrive_all()
     assert pod.is_all_here
     assert set(pod.alone) <= did_not_come
@@ -411,7 +424,7 @@ def test_with_less_memory_more_is_read_and_nothing_is_lost(
 
 FACTS = (
     *("ask", "ask", "ask", "ask", "ask next", "ask next", "ask next", "ask again", "ask far"),
-    *("arrives", "arrives", "arrives", "arrives", "fails", "damaged", "memory", "plan", "forget", "warm"),
+    *("arrives", "arrives", "arrives", "arrives", "fails", "damaged", "memory", "give back", "plan", "forget", "warm"),
 )
 
 
@@ -454,6 +467,8 @@ def test_whatever_is_asked_for(
             pod.memory_is(int(draws.choice([0, 0.3, 1, 2]) * share.planned_bytes))
         elif fact == "plan":
             pod.plan(max(0, epoch + draws.randint(-2, 3)))
+        elif fact == "give back":
+            pod.give_back()
         elif fact == "forget":
             pod.forget()
         elif fact == "warm":
@@ -468,6 +483,24 @@ def test_whatever_is_asked_for(
     assert stray <= pod.memory._most_stray + 2 * 16
     assert not in_order(pod, at + 2, 16)
     assert pod.is_all_here
+
+
+def test_what_is_given_back_is_read_again_when_its_turn_comes() -> None:
+    """What will be asked for last goes first, so that the next requests find their samples."""
+    share = even(256, 8, 64)
+    pod = Pod(share, 128)
+    for at in (0, 16):
+        pod.ask(0, range(at, at + 16))
+    pod.memory_is(64)
+    assert pod.num_here == 128, "until somebody wants it"
+    pod.give_back()
+    assert 0 < pod.num_here <= 64
+    order = share.order(0)
+    here = [bool(pod.here[0][order[place]]) for place in range(32, 256)]
+    read = [place for place, is_here in enumerate(here) if is_here]
+    assert here[: len(read) // 2] == [True] * (len(read) // 2), "what comes next is gone"
+    assert not in_order(pod, 0, 16, first=32)
+    assert sum(pod.gets(0).values()) < 2 * 32, "chunks are read once more at most"
 
 
 # Where reads do not come.

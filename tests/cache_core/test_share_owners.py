@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill_service.cache_core.planned.share_owners import share_owners, stand_in
+from refill.protocol.share_owners import share_owners, stand_in
 
 numbers_of_shares = st.one_of(st.integers(1, 300), st.sampled_from([512, 1024, 8192]))
 

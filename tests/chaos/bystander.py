@@ -40,6 +40,7 @@ def main() -> None:
     pods: PodConnection | PlannedConnection
     if spec.is_planned:
         pods = PlannedConnection(plan.service, spec, plan.rank, plan.home or None, plan.timeout_seconds)
+        pods.asks_in_batches(plan.batch)
     else:
         pods = PodConnection(plan.service, spec, plan.rank, plan.home, plan.timeout_seconds, start=start)
     pods.is_rank = plan.workers == ASKS

@@ -394,7 +394,8 @@ class ChaosRun:
                     else:
                         continue
                     return
-            if self._dataset_replaced and all(process.failure is not None for process in self.ranks):
+            have_ended = not self.ranks_down and all(process.failure is not None for process in self.ranks)
+            if self._dataset_replaced and have_ended:
                 self._verdict.dataset_was_replaced([process.failure or "" for process in self.ranks], self.dataset.url)
                 return
             if not self._todo:
@@ -451,9 +452,18 @@ class ChaosRun:
         if plan is None or len(by_plan) != 1:
             self._verdict.problems.append(f"ranks went by these plans: {by_plan}")
             return
-        truth = PlannedTruth(self._legs.leg(), self.dataset, plan, drop_last=self.setting.drop_last)
+        is_listed = self.setting.order == "explicit"
+        truth = PlannedTruth(
+            self._legs.leg(),
+            self.dataset,
+            plan,
+            _BATCH,
+            drop_last=self.setting.drop_last,
+            listed_by=self.setting.seed if is_listed else None,
+        )
         self._outcome.deliveries, self._outcome.asked_again = truth.deliveries, truth.asked_again
-        self._verdict.judge_planned(truth, self.setting.epochs, self._losses, self._last_receipt)
+        epochs, losses = self.setting.epochs, self._losses
+        self._verdict.judge_planned(truth, epochs, losses, self._last_receipt, is_listed=is_listed)
 
     @property
     def _files(self) -> list[Path]:

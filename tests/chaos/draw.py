@@ -31,6 +31,7 @@ def setting_of(
     of_planned = random.Random(f"planned {seed}")
     drop_last, has_home = of_planned.random() < 0.3, of_planned.random() < 0.5
     names_memory = of_planned.random() < 0.4
+    of_ranks = of_planned.choice(("keyed", "keyed", "explicit"))
     is_planned = (policy or drawn_policy) == "planned"
     return Setting(
         seed=seed,
@@ -42,7 +43,7 @@ def setting_of(
         workers=chooser.choice((1, 2)),
         epochs=chooser.choice((3, 3, 5)),
         chunk_size=chooser.choice((8, 16)),
-        order="keyed" if "resumes" in themes or is_planned else order,
+        order="keyed" if "resumes" in themes else of_ranks if is_planned else order,
         pinned_fraction=chooser.choice((0.0, 0.0, 0.1)),
         unix_socket=chooser.random() < 0.25 and "zombies" not in themes,  # it is the machine's, which is another one
         drop_last=drop_last and is_planned,

@@ -3,7 +3,8 @@
     python -m tests.chaos.planned_rank '{"service": ..., "home": ..., ...}'
 
 After every few batches that its loop has consumed it saves ``FILE.state``. Killed and started again it goes on from
-there: what it had received since comes again, with the same samples.
+there: what it had received since comes again, with the same samples. Where its order is explicit, it lists the samples
+of each epoch, and names them in its requests.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from tests.chaos.rank import Answer, Begun, RankPlan, end_half_a_line, end_with_input
+from tests.chaos.rank import Answer, Begun, RankPlan, end_half_a_line, end_with_input, trace_of
 
 from refill.errors import RefillError
 from refill.planned_connection import PlannedConnection
@@ -36,6 +37,7 @@ class _Rank:
         self._plan = plan
         spec = JobSpec.from_dict(plan.spec)
         self._pods = PlannedConnection(plan.service, spec, plan.rank, plan.home or None, plan.timeout_seconds)
+        self._pods.asks_in_batches(plan.batch)
         self._chooser = random.Random(f"{plan.seed} {plan.rank} {os.getpid()}")
         self._writing = threading.Lock()
         end_half_a_line(Path(plan.file))
@@ -46,13 +48,15 @@ class _Rank:
         batch, last = self._plan.batch, self._plan.epochs - 1
         with ThreadPoolExecutor(self._plan.workers) as workers:
             for each in range(epoch, self._plan.epochs):
-                length = self._pods.dealing(each).per_rank
-                starts = range(position if each == epoch else 0, length, batch)
+                length, first = self._length(each), position if each == epoch else 0
+                if self._pods.spec.is_listed:
+                    self._pods.post_list(each, trace_of(self._plan, each, length), first)
+                starts = range(first, length, batch)
                 steps = workers.map(lambda start, each=each, length=length: self._step(each, start, length), starts)
                 for number, end in enumerate(steps, 1):
                     if number % _SAVES_EVERY == 0 or end == length:
                         self._save(state_at(self._pods, each, end, length))
-            length = self._pods.dealing(last).per_rank
+            length = self._length(last)
             again = range(position if epoch == last else 0, length, batch)
             list(workers.map(lambda start: self._ask(last, start, length), again))
         _touch(self._plan.file, "done")
@@ -67,7 +71,7 @@ class _Rank:
         state = json.loads(saved.read_text()) if saved.exists() else self._plan.state
         if state is None:
             self._pods.info()
-            first = state_at(self._pods, 0, 0, self._pods.dealing(0).per_rank)
+            first = state_at(self._pods, 0, 0, self._length(0))
         else:
             first = goes_on_from(ResumeState.from_dict(state), self._pods)
         epoch, position = first.next_place
@@ -76,12 +80,17 @@ class _Rank:
             dealing = self._pods.dealing(epoch)
             dealt_anew = state is not None and state["world_size"] != self._pods.spec.world_size
             line = Begun(
-                self._pods.plan_id, epoch, position, dealing.per_rank, dealt_anew, dealing.start, self._pods.plan
+                self._pods.plan_id, epoch, position, self._length(epoch), dealt_anew, dealing.start, self._pods.plan
             )
             new = begun.with_suffix(".new")
             new.write_text(json.dumps(line))
             new.replace(begun)
         return epoch, position
+
+    def _length(self, epoch: int) -> int:
+        if self._pods.spec.is_listed:
+            return int(self._pods.info()["num_samples"]) // self._pods.spec.world_size
+        return self._pods.dealing(epoch).per_rank
 
     def _step(self, epoch: int, start: int, length: int) -> int:
         """Returns the position behind it."""
@@ -94,7 +103,8 @@ class _Rank:
 
     def _ask(self, epoch: int, start: int, length: int) -> None:
         positions = np.arange(start, min(start + self._plan.batch, length))
-        answer = self._pods.batch(epoch, positions)
+        wanted = trace_of(self._plan, epoch, length)[positions] if self._pods.spec.is_listed else None
+        answer = self._pods.batch(epoch, positions, wanted)
         checksums = [zlib.crc32(payload) for payload in answer.payloads]
         line = Answer(epoch, positions.tolist(), answer.sample_ids.tolist(), checksums, self._pods.plan_id)
         with self._writing:

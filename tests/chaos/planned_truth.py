@@ -33,16 +33,31 @@ class PlannedTruth:
 
     :param leg: the last one.
     :param plan: as the pods have it.
+    :param batch: positions that are dealt to a rank together.
+    :param listed_by: the seed of the lists by which ranks ask (:func:`tests.chaos.rank.trace_of`); None: they ask by
+        the plan's order.
     """
 
-    def __init__(self, leg: Leg, dataset: ChaosDataset, plan: dict[str, Any], *, drop_last: bool) -> None:
+    def __init__(
+        self,
+        leg: Leg,
+        dataset: ChaosDataset,
+        plan: dict[str, Any],
+        batch: int,
+        *,
+        drop_last: bool,
+        listed_by: int | None = None,
+    ) -> None:
         self.asked_again = 0
         self.deliveries = 0
         self.damaged: list[str] = []
         """Whatever epoch they are of."""
         self._leg, self._dataset = leg, dataset
         self._settings = PlanSettings.from_dict(plan)
-        self._drop_last = drop_last
+        self._batch, self._drop_last = 1 if listed_by is not None else batch, drop_last
+        self._listed_by = listed_by
+        num_samples, num_ranks = self._settings.num_samples, len(leg.files)
+        self._num_positions = num_samples if listed_by is None else num_samples // num_ranks * num_ranks
         self._shares = Shares(ChunkLayout(dataset.first_sample, self._settings.chunk_size), self._settings.num_shares)
         self._orders: dict[int, Int64Array] = {}
         self._answered: dict[int, dict[tuple[int, int, int], int]] = {}
@@ -128,9 +143,11 @@ class PlannedTruth:
 
     def _dealing(self, leg: Leg, epoch: int) -> Dealing:
         start = leg.dealt_from if epoch == leg.epoch else 0
-        return Dealing(self._settings.num_samples, len(leg.files), start=start, drop_last=self._drop_last)
+        return Dealing(self._num_positions, len(leg.files), self._batch, start, self._drop_last)
 
     def _order(self, epoch: int) -> Int64Array:
+        if epoch not in self._orders and self._listed_by is not None:
+            self._orders[epoch] = np.random.default_rng([self._listed_by, epoch]).permutation(self._num_positions)
         if epoch not in self._orders:
             plan = EpochPlan(
                 self._settings, self._shares, lambda ids: self._dataset.lengths[ids], epoch, ramped=not epoch

@@ -118,9 +118,18 @@ class Verdict:
                 self.problems += [f"the receipt of epoch {epoch} says: {receipt}", *in_words]
 
     def judge_planned(
-        self, truth: PlannedTruth, epochs: int, losses: Sequence[Loss], receipt_of: Callable[[int], httpx.Response]
+        self,
+        truth: PlannedTruth,
+        epochs: int,
+        losses: Sequence[Loss],
+        receipt_of: Callable[[int], httpx.Response],
+        *,
+        is_listed: bool = False,
     ) -> None:
-        """Of a planned job: all is exact, whatever was lost. Receipts may have been, but for the last epoch's."""
+        """Of a planned job: all is exact, whatever was lost. Receipts may have been, but for the last epoch's.
+
+        :param is_listed: whether ranks ask by lists: those of earlier epochs may have been lost, too.
+        """
         self.problems += truth.damaged[:_SHOWN]
         for epoch in range(epochs):
             in_words = truth.problems_of(epoch)
@@ -135,8 +144,13 @@ class Verdict:
             receipt: dict[str, Any] = answer.json()
             may_lack = bool(losses) and epoch + 1 < epochs
             says = receipt["exact"], receipt["planned"], receipt["damaged"]
+            if is_listed and may_lack:
+                says = receipt["exact"], truth.planned_in(epoch), receipt["damaged"]
             is_right = says in ((True, truth.planned_in(epoch), 0), (not may_lack, truth.planned_in(epoch), 0))
-            if not is_right or receipt["exact"] is (receipt["unconfirmed"] != 0):
+            confirms_all = (
+                receipt["unconfirmed"] == 0 and receipt.get("lists", receipt["world_size"]) == receipt["world_size"]
+            )
+            if not is_right or receipt["exact"] is not confirms_all:
                 self.problems.append(f"the receipt of epoch {epoch} says: {receipt}")
 
 

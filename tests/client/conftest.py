@@ -33,7 +33,7 @@ def dataset_of(pod: FakePod) -> Callable[..., CacheDataset]:
 @pytest.fixture(autouse=True)
 def no_dataset_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Datasets of a rank in one process share what it has received, and those of other tests may not be collected."""
-    monkeypatch.setattr("refill.torch_dataset._records", WeakValueDictionary())
+    monkeypatch.setattr("refill.job_samples._records", WeakValueDictionary())
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ def test_what_does_not_fit_the_dataset_is_refused(
     [
         (
             {"policy": "exact"},
-            "ClassSampler needs policy drain, redirecting within classes: policy exact has no setting",
+            "ClassSampler needs policy planned, or drain, redirecting within classes: policy exact has no setting",
         ),
         ({"policy": "redox"}, "policy redox has no setting 'within'"),
         ({"shuffle": False}, "goes with order='explicit' and shuffle=True"),

@@ -21,7 +21,7 @@ from refill_service.settings import Settings
 )
 def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, meant: str) -> None:
     monkeypatch.setenv(name, "anything")
-    with pytest.raises(InvalidInput, match=f"variable {name}; {meant} is meant"):
+    with pytest.raises(InvalidInput, match=rf"variable {name} \(is {meant} meant\?\)"):
         Credentials()
 
 

@@ -98,7 +98,7 @@ def test_bytes_that_can_not_be_decoded_are_named(extension: str, data: bytes) ->
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InvalidInput, match=r"pip install 'refill-cache\[torch\]'"):
+    with pytest.raises(InvalidInput, match="pip install pillow"):
         decoded(True, "jpg", b"")
 
 

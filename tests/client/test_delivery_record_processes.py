@@ -166,6 +166,26 @@ def add_as_a_new_process(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def add_for_another_rank(record: DeliveryRecord) -> None:
+    other = record.of_rank(1)
+    other.add(received(0, 0), other.num_reports())
+
+
+def test_what_a_worker_keeps_for_another_rank_stays_while_the_training_process_lives(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where process 0 of a trainer reads for all: between two epochs no worker lives. A dataset that was made then,
+    by whomever on the machine, took the other ranks' records for those of a process that was killed."""
+    record = DeliveryRecord()
+    worker = multiprocessing.get_context("fork").Process(target=add_for_another_rank, args=(record,))
+    worker.start()
+    worker.join(30)
+    assert worker.exitcode == 0
+    DeliveryRecord()
+    assert reported(record.of_rank(1)) == ([0, 1, 2, 3], True)
+    assert caplog.messages == []
+
+
 def test_it_goes_with_the_training_process(tmp_path: Path) -> None:
     def train() -> None:
         record = DeliveryRecord()

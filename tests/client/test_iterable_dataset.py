@@ -70,7 +70,7 @@ def test_a_worker_that_is_resumed_says_which_positions_it_had(pod: FakePod, monk
     for _ in range(10):
         next(samples)
     state = samples.state_dict()  # type: ignore[attr-defined]  # of a worker of torchdata's StatefulDataLoader
-    monkeypatch.setattr("refill.torch_dataset._records", {})  # it is another process
+    monkeypatch.setattr("refill.job_samples._records", {})  # it is another process
     resumed = iterable_of(pod)
     again = iter(resumed)
     again.load_state_dict(state)  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from refill.errors import InvalidInput, JobConflict
-from refill.planned_connection import RankPlace
+from refill.planned_place import RankPlace
 from refill.protocol.plan_settings import PlanSettings
 from refill.resume_state import ResumeState
 
@@ -33,9 +33,9 @@ def test_one_epoch_is_dealt_from_where_the_loop_goes_on() -> None:
     shared = [0] * RankPlace.NUM_SHARED
     place, of_worker = RankPlace(shared), RankPlace(shared)
     assert (place.epoch, place.start(0), place.had(0)) == (None, 0, 0)
-    place.is_dealt(0, 0, 40)
+    place.is_dealt(0, 0, 40, 20)
     assert (of_worker.epoch, of_worker.start(0), of_worker.had(0)) == (0, 0, 40)
-    place.is_dealt(3, 200, 0)
+    place.is_dealt(3, 200, 0, 0)
     assert [of_worker.start(epoch) for epoch in (2, 3, 4)] == [0, 200, 0]
     assert of_worker.had(0) == 0, "an epoch that the loop has left"
 
@@ -67,3 +67,18 @@ def test_states_of_other_jobs_hold_neither_plan_nor_start() -> None:
 def test_a_start_that_is_no_place_is_refused(start: Any) -> None:
     with pytest.raises(InvalidInput, match="the state is damaged: start must be a number of at least 0"):
         ResumeState.from_dict(state().to_dict() | {"start": start})
+
+
+def test_batches_stay_what_the_first_loader_makes_them() -> None:
+    """What was asked for stays dealt as it was: a position must not become another sample."""
+    shared = [0] * RankPlace.NUM_SHARED
+    place, of_worker = RankPlace(shared), RankPlace(shared)
+    assert place.batch(0) == 1, "nobody has said so far"
+    place.asks_in_batches(32)
+    of_worker.asks_in_batches(1)
+    place.asks_in_batches(64)
+    assert (place.batch(0), of_worker.batch(0)) == (32, 32)
+    place.is_dealt(3, 0, 96, 48)
+    assert [of_worker.batch(epoch) for epoch in (2, 3, 4)] == [32, 48, 32], "as the state says"
+    place.is_dealt(3, 192, 0, 0)
+    assert of_worker.batch(3) == 32, "what is left is dealt anew"

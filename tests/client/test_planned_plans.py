@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from refill.errors import JobConflict
-from refill.planned_connection import PlannedConnection, RankPlace
+from refill.planned_connection import PlannedConnection
+from refill.planned_place import RankPlace
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.received_batch import ReceivedBatch

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,7 @@ def test_an_error_that_time_does_not_mend_is_raised_at_once(pod: FakePod, error:
 def test_a_wrong_frame_is_refused_and_the_next_is_read(pod: FakePod, fault: str, why: str) -> None:
     connection = connection_to(pod)
     pod.faults.append(fault)
-    with pytest.raises(RefillError, match=f"{pod.url} sent something else than a pod would: .*{why}"):
+    with pytest.raises(RefillError, match=f"{pod.url} sent what no pod sends: .*{why}"):
         connection.batch(0, POSITIONS)
     assert len(connection.batch(0, POSITIONS).payloads) == 8
 
@@ -203,6 +204,30 @@ def test_a_pod_that_is_not_there_is_named() -> None:
         connection.info()
 
 
+def test_a_pod_that_has_said_what_it_waits_for_is_asked_until_the_time_is_up_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only where none has answered yet is the first answer, after the pod's 10 s, worth a delay."""
+    clock = FakeClock(monkeypatch)
+    tried = patience.Patience(0, 15)
+    assert tried.next_try().seconds == 15
+    clock.now += 10
+    tried.failed(EpochNotReady("waits for rank 1"), "http://pod")
+    assert tried.next_try().seconds == 5
+    clock.now += 5
+    with pytest.raises(EpochNotReady, match=r"^rank 0 gives up on http://pod after 15 s: waits for rank 1$"):
+        tried.failed(PodUnreachable("http://pod does not answer", silent=True), "http://pod")
+    assert patience.Patience(0, 5).next_try().seconds == 15
+
+
+class FakeClock:
+    """That of :mod:`refill.patience`, which moves only here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+
 def test_what_is_waited_for_is_said(
     pod: FakePod, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +236,7 @@ def test_what_is_waited_for_is_said(
     with caplog.at_level(logging.WARNING):
         connection_to(pod).batch(0, POSITIONS)
     assert [record.getMessage() for record in caplog.records] == [
-        f"rank 0 waits for {pod.url} since 0 s: the store is slow"
+        f"rank 0 has waited 0 s for {pod.url}: the store is slow"
     ]
 
 
@@ -220,7 +245,7 @@ def test_a_job_that_began_anew_is_not_gone_on_with(pod: FakePod) -> None:
     connection.batch(0, POSITIONS)
     pod.incarnation = "2"
     pod.faults.append("forget")
-    with pytest.raises(JobLost, match="end the job and start it anew"):
+    with pytest.raises(JobLost, match="end the job and start it again"):
         connection.batch(0, POSITIONS)
 
 

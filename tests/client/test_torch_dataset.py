@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -214,6 +216,106 @@ def test_batches_of_plain_integers_are_warned_of_once(pod: FakePod, dataset_of: 
     assert pod.count("POST samples") == NUM_SAMPLES // 8
 
 
+def test_samples_that_are_read_one_by_one_are_warned_of_in_each_process_and_a_look_is_not(
+    dataset_of: DatasetOf,
+) -> None:
+    dataset = dataset_of()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        dataset[0]
+        assert said_of_one_by_one(caught) == [], "a look"
+        for index in range(1, 10):
+            dataset[index]
+        assert said_of_one_by_one(caught) == [os.getpid()]
+        with multiprocessing.get_context("fork").Pool(1, initializer=warnings.resetwarnings) as pool:
+            process, said = pool.apply(read_one_by_one, (dataset,))
+        assert said == [process] != [os.getpid()]
+
+
+def read_one_by_one(dataset: CacheDataset) -> tuple[int, list[int]]:
+    """In a worker. Returns its number, and which processes it warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        for index in range(10):
+            dataset[index]
+    return os.getpid(), said_of_one_by_one(caught)
+
+
+def said_of_one_by_one(caught: list[warnings.WarningMessage]) -> list[int]:
+    """The processes that the warnings name."""
+    text = r"read one by one, .* slow: .*sampler=refill\.EpochSampler\(dataset\)\) \(process (\d+)\)"
+    return [int(found[1]) for each in caught if (found := re.search(text, str(each.message)))]
+
+
+AS_TUPLES = [
+    tar_range([(f"{i}.{'png' if i % 2 else 'jpg'}", b"picture %d" % i), (f"{i}.cls", b"%d" % i)]) for i in range(8)
+]
+
+
+@pytest.mark.parametrize("form", ["map-style", "iterable"])
+def test_samples_as_tuples_of_members_of_which_one_may_have_several_names(form: str) -> None:
+    """What timm and much else want: WebDataset's ``to_tuple``."""
+    arguments: dict[str, Any] = {"dataset": "file:///data", "job": "job", "decode": {"png": bytes, "jpg": bytes}}
+    with serving(FakePod(AS_TUPLES)) as pod:
+        if form == "iterable":
+            loader = DataLoader(CacheIterableDataset(pod.url, as_tuple=("jpg;png", "cls"), **arguments), batch_size=4)
+        else:
+            dataset = CacheDataset(pod.url, as_tuple=("jpg;png", "cls"), **arguments)
+            loader = DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset))
+        batches = [(pictures, numbers.tolist()) for pictures, numbers in loader]
+    assert sorted(n for _, numbers in batches for n in numbers) == list(range(8))
+    assert all(list(pictures) == [b"picture %d" % n for n in numbers] for pictures, numbers in batches)
+
+
+def test_a_tuple_is_of_what_the_transform_makes_and_names_of_refill_may_be_in_it() -> None:
+    with serving(FakePod(AS_TUPLES)) as pod:
+        dataset = CacheDataset(
+            pod.url,
+            dataset="file:///data",
+            job="job",
+            transform=lambda sample: sample | {"twice": 2 * int(sample["cls"])},
+            as_tuple=["__key__", "twice", "__id__"],
+        )
+        assert dataset[3] == ("3", 6, 3)
+
+
+@pytest.mark.parametrize("form", [CacheDataset, CacheIterableDataset])
+def test_a_transform_that_is_set_later_is_called_with_the_first_item_as_timm_means_it(form: type[Any]) -> None:
+    """Its ``create_loader`` sets ``dataset.transform`` to a function of the picture."""
+    with serving(FakePod(AS_TUPLES)) as pod:
+        arguments = {"dataset": "file:///data", "job": "job", "shuffle": False}
+        tuples = form(pod.url, as_tuple=("jpg;png", "cls"), **arguments)
+        tuples.transform = len
+        dicts = form(pod.url, **arguments)
+        dicts.transform = sorted
+        for dataset, expected in ((tuples, (9, b"0")), (dicts, ["__id__", "__key__", "cls", "jpg"])):
+            loader = iter(dataset) if form is CacheIterableDataset else iter([dataset[0]])
+            assert next(loader) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"as_tuple": ("jpg", "cls")}, r"sample 1 \('1'\) has no 'jpg' for as_tuple: it has '__id__', .*'cls', 'png'$"),
+        ({"as_tuple": ("bmp;tif",)}, r"sample 1 \('1'\) has no 'bmp' or 'tif' for as_tuple"),
+        (
+            {"as_tuple": ("cls",), "transform": len},
+            r"sample 1 \('1'\) is of type int, as its transform returns it, .* a dict",
+        ),
+    ],
+)
+def test_a_member_that_a_sample_does_not_have_is_an_error_that_names_both(arguments: dict[str, Any], says: str) -> None:
+    with serving(FakePod(AS_TUPLES)) as pod:
+        dataset = CacheDataset(pod.url, dataset="file:///data", job="job", on_damaged="skip", **arguments)
+        with pytest.raises(InvalidInput, match=says):
+            dataset[1]
+
+
+@pytest.mark.parametrize("wrong", ["jpg cls", "jpg", (), [3], ("jpg", ";"), {"jpg", "cls"}])
+def test_what_names_no_members_is_refused_at_once(dataset_of: DatasetOf, wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match=r'as_tuple must be names of members, as \("jpg(;png)?", "cls"\)'):
+        dataset_of(as_tuple=wrong)
+
+
 def test_a_batch_sampler_as_the_sampler_makes_one_request_a_batch(pod: FakePod, dataset_of: DatasetOf) -> None:
     dataset = dataset_of()
     batches = BatchSampler(EpochSampler(dataset), 10, drop_last=False)
@@ -262,7 +364,7 @@ def test_two_datasets_of_one_rank_in_a_process_share_what_it_has_received(
     ids_of(loader_of(first))
     assert len(looks) == NUM_SAMPLES
     ids_of(loader_of(second))
-    assert "another CacheDataset of this process has asked as rank 0 of job job" in caplog.text
+    assert "another dataset object of this process has asked as rank 0 of job job" in caplog.text
     reported = RecordReader(second._record.report(0))
     positions = [position for record in reported if record.kind is Kind.RECEIVED for position in record.columns[0]]
     assert set(positions) == set(range(NUM_SAMPLES))

@@ -7,7 +7,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-__all__ = ["PAGES", "ROOT", "blocks", "commands", "prose", "sources", "spans"]
+__all__ = ["PAGES", "ROOT", "blocks", "commands", "commands_with_output", "prose", "sources", "spans"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -17,6 +17,12 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def blocks(page: Path, *languages: str) -> list[str]:
     """What stands in fences of these languages; ``""`` is one of none."""
     return [text for language, text in _BLOCK.findall(page.read_text()) if language in languages]
+
+
+def commands_with_output(page: Path, beginning: str) -> list[tuple[str, str]]:
+    """Commands that stand alone in a fence, with what stands in the fence of text after it."""
+    found = re.findall(r"```sh\n([^\n]+)\n```\n+```text\n(.*?)```", page.read_text(), re.DOTALL)
+    return [(command, printed) for command, printed in found if command.startswith(beginning)]
 
 
 def prose(page: Path) -> str:

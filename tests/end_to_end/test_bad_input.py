@@ -83,17 +83,30 @@ class TestCommands:
             (["pack", "/tmp", "ftp://x/y"], ["'ftp://x/y' is not a URL of a store; write s3://bucket/prefix"]),
             (["inspect", "s3:///prefix"], ["names no bucket; write s3://bucket/prefix"]),
             (["inspect", "file://host/x"], ["three slashes"]),
-            (["inspect", "/no/such/dataset"], ["/no/such/dataset", "refill pack"]),
+            (["inspect", "/no/such/dataset"], ["there is no folder /no/such/dataset"]),
+            (["inspect", "file:///no/such/dataset"], ["there is no folder /no/such/dataset"]),
+            (["inspect", "shards/wds"], ["there is no folder", "is s3://shards/wds meant?"]),
+            (["inspect", "/etc"], ["file:///etc: no dataset there", "refill pack"]),
+            (
+                ["index", "s3://bucket/wds/{000..009}.tar"],
+                ["'s3://bucket/wds/{000..009}.tar' names tars; give the folder that holds them: s3://bucket/wds"],
+            ),
+            (["index", "/data/wds/*.tar"], ["give the folder that holds them: /data/wds"]),
+            (["index", "s3://bucket/wds/000.tar"], ["give the folder that holds them: s3://bucket/wds"]),
             (["analyze"], ["name a DATASET or give --samples N, one of them", "--help"]),
             (["analyze", "s3://b/x", "--samples", "9"], ["name a DATASET or give --samples N, one of them"]),
-            (["analyze", "/no/such/dataset"], ["/no/such/dataset", "refill pack"]),
+            (["analyze", "/no/such/dataset"], ["there is no folder /no/such/dataset"]),
             (["analyze", "--samples", "some"], ["--samples: 'some' is not a whole number"]),
             (["analyze", "--samples", "9", "--pods", "0"], ["--pods: must be at least 1, got 0"]),
             (["analyze", "--samples", "9", "--chunk-sizes", "4,,8"], ["--chunk-sizes: '' is not a whole number"]),
-            (["analyze", "--samples", "9", "--memory", "lots"], ["--memory: 'lots' is not a number of bytes", "2GiB"]),
-            (["analyze", "--samples", "9", "--memory", "120%"], ["--memory '120%' is not a part", "10% or 64GiB"]),
             (
-                ["analyze", "--samples", "900", "--memory", "1kB"],
+                ["analyze", "--samples", "9", "--pod-memory", "lots"],
+                ["--pod-memory: 'lots' is not a number of bytes", "2GiB"],
+            ),
+            (["analyze", "--samples", "9", "--chunk-memory", "120%"], ["--chunk-memory '120%' is not a part", "64GiB"]),
+            (["analyze", "--samples", "9", "--memory", "2GiB"], ["--memory (is --pod-memory meant?)"]),
+            (
+                ["analyze", "--samples", "900", "--chunk-memory", "1kB"],
                 ["largest chunk of 4, 400,000 bytes", "raise the memory"],
             ),
             (["analyze", "--samples", "9", "--chunk-sizes", "16"], ["chunk size 16 is larger than every blob"]),
@@ -156,6 +169,7 @@ class TestCommands:
     def test_a_missing_bucket(self, s3_server: S3Server) -> None:
         line = refill_says("inspect", "s3://no-such-bucket-here/x", environment=s3_server.environment)
         assert "no bucket 'no-such-bucket-here'" in line
+        assert line.endswith("; check its name")
 
     def test_no_permission(self, s3_server: S3Server, tmp_path: Path) -> None:
         bucket = s3_server.new_bucket()

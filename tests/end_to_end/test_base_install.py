@@ -37,7 +37,7 @@ sys.exit(main())
         "serve --pods 3",
         "top",
         "simulate --samples 1000",
-        "analyze --samples 1000 --sample-bytes 1000 --memory 1MB",
+        "analyze --samples 1000 --sample-bytes 1000 --chunk-memory 1MB",
         "demo",
     ],
 )

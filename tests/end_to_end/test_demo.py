@@ -40,6 +40,7 @@ def test_trains_and_every_sample_comes_once(tmp_path: Path) -> None:
     process = demo(tmp_path, "--epochs", "2", "--json")
     output, errors = process.communicate(timeout=150)
     assert process.returncode == 0, errors
+    assert "memory for" not in errors, "pods that the demo started are large enough for it"
     rows = [json.loads(line) for line in output.splitlines()]
     assert [row["epoch"] for row in rows] == [0, 1]
     for row in rows:

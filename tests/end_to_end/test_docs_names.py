@@ -30,6 +30,7 @@ FOREIGN = {
     *("--nnodes", "NODE_RANK", "JOB_UID"),
     *("on_train_epoch_start", "overfit_batches", "use_distributed_sampler", "val_check_interval"),
     *("ddp_spawn", "notebook_launcher"),
+    *("process_count", "to_picture"),
     *("accelerator_config", "eval_dataset", "group_by_length", "ignore_data_skip", "pixel_values"),
     "train_sampling_strategy",
     *("ContainerCreating", "WaitForFirstConsumer", "allowVolumeExpansion", "volumeBindingMode"),
@@ -79,6 +80,11 @@ def test_files_exist(page: Path) -> None:
     for path in re.findall(rf"(?<![\w/.-])({top}/[\w./*-]*\w)", page.read_text()):
         places = (ROOT, ROOT / "service", page.parent)
         assert any(list(place.glob(path.removeprefix("./"))) for place in places), f"{page.name} names {path}"
+
+
+@each_page
+def test_links_have_titles(page: Path) -> None:
+    assert not re.findall(r"\[[\w/]+\.md\]\(", page.read_text()), "a link says what it leads to, not in which file"
 
 
 @each_page

@@ -42,3 +42,13 @@ def test_each_page_is_there_and_its_links_lead_to_pages_and_headings_of_the_site
 def test_no_link_leads_out_of_the_site_into_the_repository(site: Path) -> None:
     for path in site.rglob("*.html"):
         assert not re.findall(r'href="[^":]*\.md[#"]', path.read_text()), path.relative_to(site)
+
+
+def test_a_page_that_is_opened_as_a_file_can_search(site: Path) -> None:
+    """It finds the index and the search's own script beside it, and asks nobody else for anything."""
+    assert "read amplification" in (site / "search" / "search_index.js").read_text()
+    for path in site.rglob("*.html"):
+        scripts = re.findall(r'<script[^>]* src="([^"]+)"', path.read_text())
+        assert any(script.endswith("iframe-worker.js") for script in scripts), path.relative_to(site)
+        if path.name != "404.html":
+            assert all((path.parent / script).exists() for script in scripts), path.relative_to(site)

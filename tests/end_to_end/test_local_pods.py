@@ -138,5 +138,5 @@ def test_who_listens_there_already_is_not_taken_for_a_pod() -> None:
 def test_what_can_not_be_is_one_line() -> None:
     assert "--pods must be 1 to 16" in refused("--pods", "0")
     assert "leave it out, and REFILL_ORDINAL, too" in refused("--pods", "2", REFILL_ORDINAL="1")
-    assert "REFILL_MEMORY_BYTES is meant" in refused("--pods", "2", REFILL_MEMORY_BYTE="1GiB")
+    assert "is REFILL_MEMORY_BYTES meant?" in refused("--pods", "2", REFILL_MEMORY_BYTE="1GiB")
     assert "setting memory_bytes" in refused("--pods", "2", "--memory-bytes", "lots")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import ssl
 import subprocess
 import sys
@@ -111,6 +112,30 @@ def test_an_epoch_with_tokens_and_tls_on_all_ways(secured: Secured, job: dict[st
     assert sorted(i for batch in batches for i in batch.sample_ids.tolist()) == list(range(NUM_SAMPLES))
     receipt = secured.get(f"/v1/jobs/{job['name']}/epochs/0/receipt", "vision").json()
     assert receipt["exact"]
+
+
+def test_a_command_in_a_pod_asks_that_pod_by_tls(secured: Secured, job: dict[str, Any], tmp_path: Path) -> None:
+    """With a team's token and the pod's own environment alone, as ``kubectl exec`` starts it."""
+    secured.rank("vision", job).info()
+    shutil.copy(secured.folder / "ca.pem", tmp_path / "ca.crt")
+    for file in ("cert.pem", "key.pem"):
+        shutil.copy(secured.folder / file, tmp_path / file)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        "REFILL_TLS_CERT": str(tmp_path / "cert.pem"),
+        "REFILL_TLS_KEY": str(tmp_path / "key.pem"),
+        "REFILL_POD_URLS": ",".join(secured.cluster.pod_urls),
+        "REFILL_PEER_URLS": "https://a:1,https://b:1,https://c:1",
+        "REFILL_PEER_TLS_CERT": str(tmp_path / "cert.pem"),
+        "REFILL_PEER_TLS_KEY": str(tmp_path / "key.pem"),
+        "REFILL_PEER_TLS_CA": str(tmp_path / "ca.crt"),
+        "REFILL_ORDINAL": "1",
+    }
+    command = [sys.executable, "-m", "refill_service.cli", "jobs", "--token-file", secured.token_file("vision")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert job["name"] in done.stdout
 
 
 @pytest.mark.parametrize(

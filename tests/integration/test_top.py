@@ -13,6 +13,7 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def test_jobs_and_ranks_and_all_pods(three_pods: LocalCluster, job: dict[str, An
     rank = rank_of(three_pods, job)
     whole_epoch(rank, 0)
     rank.report(0.0, 1000, 0)
+    assert rows(top(three_pods.pod_urls[0]), "job")[job["name"]], "a job whose rank is alive has a line of its own"
     for url in three_pods.pod_urls:
         lines = top(url)
         epoch, _, progress, *_, memory, unit = rows(lines, "job")[job["name"]]
@@ -72,33 +74,56 @@ def test_a_pod_that_is_away_is_shown_as_such(tmp_path: Path) -> None:
         assert rows(lines, "work")[cluster.pod_urls[1].removeprefix("http://")] == ["does", "not", "answer"]
 
 
+@contextmanager
+def top_on_a_terminal(url: str, rows: int) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """``(the terminal that it runs on, its process)``; gives the terminal back as it was."""
+    terminal, its_end = pty.openpty()
+    fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 120, 0, 0))
+    settings_before = termios.tcgetattr(terminal)
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "refill_service.cli", "top", url, "--interval", "0.2"]
+    process = subprocess.Popen(
+        command, stdin=its_end, stdout=its_end, stderr=its_end, env=environment | {"TERM": "xterm"}
+    )
+    try:
+        yield terminal, process
+        assert process.wait(30) == 0
+        assert termios.tcgetattr(terminal) == settings_before, "the terminal is as it was"
+    finally:
+        process.kill()
+        process.wait()
+        os.close(its_end)
+        os.close(terminal)
+
+
 @pytest.mark.parametrize("leave_by", ["ctrl-c", "q"])
 def test_on_a_terminal_it_goes_on_until_it_is_left_and_outlives_its_pods(tmp_path: Path, leave_by: str) -> None:
-    with LocalCluster(1, tmp_path, {"memory_bytes": "1MiB"}) as cluster:
-        terminal, its_end = pty.openpty()
-        fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        settings_before = termios.tcgetattr(terminal)
-        command = [sys.executable, "-m", "refill_service.cli", "top", cluster.pod_urls[0], "--interval", "0.2"]
-        process = subprocess.Popen(
-            command, stdin=its_end, stdout=its_end, stderr=its_end, env=os.environ | {"TERM": "xterm"}
-        )
-        try:
-            read_until(terminal, b"1 pod, 0 jobs")
-            if leave_by == "q":
-                os.write(terminal, b"q")
-            else:
-                cluster.kill(0)
-                read_until(terminal, b"does not answer")
-                cluster.restart(0)
-                read_until(terminal, b"1.05 MB")
-                process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
-            assert termios.tcgetattr(terminal) == settings_before, "the terminal is as it was"
-        finally:
-            process.kill()
-            process.wait()
-            os.close(its_end)
-            os.close(terminal)
+    with (
+        LocalCluster(1, tmp_path, {"memory_bytes": "1MiB"}) as cluster,
+        top_on_a_terminal(cluster.pod_urls[0], 40) as (terminal, process),
+    ):
+        read_until(terminal, b"1 pod, 0 jobs")
+        if leave_by == "q":
+            os.write(terminal, b"q")
+        else:
+            cluster.kill(0)
+            read_until(terminal, b"does not answer")
+            cluster.restart(0)
+            read_until(terminal, b"1.05 MB")
+            process.send_signal(signal.SIGINT)
+
+
+def test_on_a_terminal_of_few_rows_it_is_scrolled(tmp_path: Path) -> None:
+    with (
+        LocalCluster(3, tmp_path, {"memory_bytes": "1MiB"}) as cluster,
+        top_on_a_terminal(cluster.pod_urls[0], 10) as (terminal, _),
+    ):
+        read_until(terminal, b"lines 1 to 9 of 14: arrows and pages scroll, q ends")
+        os.write(terminal, b"\x1b[B")
+        read_until(terminal, b"lines 2 to 10 of 14")
+        os.write(terminal, b"\x1b[6~")
+        read_until(terminal, b"lines 6 to 14 of 14")
+        os.write(terminal, b"q")
 
 
 def read_until(terminal: int, text: bytes) -> None:

@@ -172,7 +172,7 @@ def test_a_twin_is_refused_by_name_and_the_first_goes_on(three_pods: LocalCluste
         assert refused.startswith(
             f"process {os.getpid()} on {host} calls itself rank 0 of job {job['name']}, and process "
         )
-        assert f" and process {first.pid} on {host} is that rank since 20" in refused
+        assert f" and process {first.pid} on {host} has been that rank since 20" in refused
         assert refused.endswith(
             "two runs need two job names, and each process of a run a rank of its own (RANK, or rank=)"
         )

@@ -36,6 +36,13 @@ class PlannedRank(PlannedConnection):
     """A rank's connection as it is, but that pods are called, and that tests say when it looks after its home."""
 
     life = RankLife("test", 1, 1, "")
+    is_direct = True
+    """Whether it asks pods itself for what they have, or has its home do so."""
+
+    def _registered(self, info: dict[str, Any]) -> None:
+        super()._registered(info)
+        if not self.is_direct:
+            self._direct = None
 
     def _life(self) -> RankLife:
         return self.life

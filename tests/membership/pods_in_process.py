@@ -23,9 +23,9 @@ from tests.waiting import until_answered
 
 from refill.credentials import Credentials
 from refill.delivery_record import DeliveryRecord
-from refill.errors import PodStopping, PodUnreachable, error_from_wire
+from refill.errors import PodStopping, PodUnreachable, RefillError, error_from_wire
 from refill.job_pods import JobPods
-from refill.pod_channel import PodChannel, Wait
+from refill.pod_channel import Asked, PodChannel, Wait
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
@@ -339,6 +339,15 @@ class CalledPods(PodChannel):
         if status != 200:
             raise error_from_wire(json.loads(answer), status=status, source=pod)
         return decode_frame(memoryview(answer), expected, pod)
+
+    def fetch_all(self, asked: list[Asked], wait: Wait) -> list[ReceivedBatch | RefillError]:
+        found: list[ReceivedBatch | RefillError] = []
+        for each in asked:
+            try:
+                found.append(self.fetch(*each, wait))
+            except RefillError as error:
+                found.append(error)
+        return found
 
 
 class PodsOfRank(JobPods):

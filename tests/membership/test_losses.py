@@ -116,7 +116,7 @@ def test_who_has_begun_is_not_replaced_by_a_rank_of_before(packed: Packed, tmp_p
         pods.start(0, 1)
         again = Training(pods, before.spec, NUM_SAMPLES, process=2)
         again.ask(1, 0, 0, 20)
-        with pytest.raises(JobLost, match=r"was ended on the pods and begun anew|was ended or lost by the pods"):
+        with pytest.raises(JobLost, match=r"was ended on the pods and started again|was ended or lost by the pods"):
             before.ask(0, 0, 100, 120)
         again.all_ask(0)
         again.check(0)

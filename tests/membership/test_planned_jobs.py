@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -10,17 +12,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.membership.planned_in_process import BATCH, PlannedDataset, Run, new_name
+from tests.membership.planned_in_process import BATCH, PlannedDataset, PlannedRank, Run, new_name
 from tests.membership.pods_in_process import PodsInProcess, Rule, Training
 from tests.pod_fixtures import NUM_SAMPLES, write_files
 from tests.waiting import until
 
-from refill.errors import InvalidInput, JobConflict, JobLost, RankTaken, SampleDamaged, SamplesSkipped
+from refill.errors import EpochNotReady, InvalidInput, JobConflict, JobLost, RankTaken, SampleDamaged, SamplesSkipped
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core import rank_leases
 from refill_service.datasets.pack import pack
 
 Packed = tuple[str, dict[str, bytes]]
+
+
+@pytest.fixture(autouse=True, params=["/planned/batch", "/planned/take"], ids=["direct", "by way of a home"])
+def asked_for_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The route by which pods are asked for their parts of a batch: by ranks themselves, or by their homes."""
+    monkeypatch.setattr(PlannedRank, "is_direct", request.param == "/planned/batch")
+    return str(request.param)
 
 
 def test_pods_that_die_change_nothing(packed: Packed, tmp_path: Path) -> None:
@@ -39,7 +49,7 @@ def test_pods_that_die_change_nothing(packed: Packed, tmp_path: Path) -> None:
         assert found["ranks"] == {"0": 500, "1": 500}
         run.take(1, 0, 100)
         pods.kill(0, 2)
-        pods._settings["memory_bytes"] = "9MiB"
+        pods._settings["memory_bytes"] = "2MiB"
         pods.start(0, 1, 2)
         run.take(1, 100)
         run.check(packed[0])
@@ -140,12 +150,14 @@ def test_ranks_may_be_an_epoch_apart(packed: Packed, tmp_path: Path) -> None:
             run.exact_receipt(epoch)
 
 
-def test_who_gets_what_it_had_asked_for_does_not_ask_again_for_what_others_have(packed: Packed, tmp_path: Path) -> None:
-    """A pod is paused: it answers, but its sign of life is late. Nothing is lost, and it is asked again."""
+def test_who_gets_what_it_had_asked_for_does_not_ask_again_for_what_others_have(
+    packed: Packed, tmp_path: Path, asked_for_parts: str
+) -> None:
+    """A pod can't be reached for a while. Nothing is lost, and it is asked again."""
     with PodsInProcess(2, tmp_path, journal=False) as pods:
         run = Run(pods, packed[0], new_name(), 1)
         run.take(0, 0, 100)
-        lost = pods.rule("/planned/take", to=1, times=3)
+        lost = pods.rule(asked_for_parts, to=1, times=3)
         run.take(0, 100, 300)
         assert lost.seen >= 1
         run.take(0, 300)
@@ -179,6 +191,49 @@ def test_a_second_process_of_a_rank_is_refused_by_name(packed: Packed, tmp_path:
         first.take(0, 100, 200)
 
 
+def test_loaders_of_two_batch_sizes_are_refused_by_name(packed: Packed, tmp_path: Path) -> None:
+    """Else some samples would come twice, and some never."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2, timeout_seconds=0)
+        for dataset, batch in zip(run.datasets, (20, 10), strict=True):
+            dataset.asks_in_batches(batch)
+        run.take(0, 0, 20, ranks=[0])
+        run.take(0, 0, 20, ranks=[1])
+
+        def go_on() -> None:
+            for turn in range(6):
+                with contextlib.suppress(EpochNotReady):  # the other may be one that only looks
+                    run.take(0, 20 * (1 + turn // 2), 20 * (2 + turn // 2), ranks=[turn % 2])
+
+        with pytest.raises(JobConflict) as refused:
+            go_on()
+        one, other = (
+            rf"rank {rank} of 2 goes through epoch 0 from the start in batches of {20 // (1 + rank)}" for rank in (0, 1)
+        )
+        said = str(refused.value)
+        assert re.search(f"{one}, and {other}", said) or re.search(f"{other}, and {one}", said)
+        assert "EpochSampler(batch_size=1)" in said
+
+
+def test_within_a_batch_a_state_goes_on_with_as_many_ranks_only(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 2)
+        for dataset in run.datasets:
+            dataset.asks_in_batches(40)
+        run.take(0, 0, 60)
+        states = run.states(0, 60)
+        with pytest.raises(InvalidInput, match=r"2 ranks that had 60 samples each in batches of 40.*and there are 1"):
+            Run(pods, packed[0], run.name, 1, states[0], "load")
+        again = Run(pods, packed[0], run.name, 2, states, "load")
+        for dataset in again.datasets:
+            dataset.asks_in_batches(32)  # another loader: what is left of the epoch stays dealt as it was
+        again.take(0, 60)
+        again.take(1)
+        came = {position for _, position, _ in run.came} | {p for epoch, p, _ in again.came if not epoch}
+        assert came == set(range(NUM_SAMPLES))
+        again.check(packed[0])
+
+
 def test_plans_that_contradict_each_other_are_refused_by_name(packed: Packed, tmp_path: Path) -> None:
     """All pods have lost the job, and have other memory now: a rank that is fresh gets another plan than one that goes
     on, and is the first to ask."""
@@ -186,7 +241,7 @@ def test_plans_that_contradict_each_other_are_refused_by_name(packed: Packed, tm
         run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
         run.take(0, 0, 40)
         pods.kill(0, 1)
-        pods._settings["memory_bytes"] = "9MiB"
+        pods._settings["memory_bytes"] = "2MiB"
         pods.start(0, 1)
         fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
         assert fresh.plan != run.plan
@@ -208,7 +263,7 @@ def test_a_plan_that_nobody_has_received_anything_by_gives_way(packed: Packed, t
         run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
         run.take(0, 0, 40)
         pods.kill(0, 1)
-        pods._settings["memory_bytes"] = "9MiB"
+        pods._settings["memory_bytes"] = "2MiB"
         pods.start(0, 1)
         fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
         assert fresh.plan != run.plan, "pods would plan otherwise now"
@@ -225,7 +280,7 @@ def test_no_plan_is_made_while_half_of_the_pods_may_know_one(packed: Packed, tmp
     with PodsInProcess(2, tmp_path, journal=False) as pods:
         run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
         pods.kill(0)
-        pods._settings["memory_bytes"] = "9MiB"
+        pods._settings["memory_bytes"] = "2MiB"
         pods.start(0)
         pods.rule("/planned", to=1, times=2)
         fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
@@ -241,7 +296,7 @@ def test_two_plans_that_nobody_has_received_anything_by_become_one(packed: Packe
     with PodsInProcess(3, tmp_path, journal=False) as pods:
         run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
         pods.kill(0, 2)
-        pods._settings["memory_bytes"] = "9MiB"
+        pods._settings["memory_bytes"] = "2MiB"
         pods.start(0, 2)
         pods.rule("/planned", to=1, times=3)
         fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
@@ -288,11 +343,13 @@ def test_a_name_has_one_job_whatever_its_policy(packed: Packed, tmp_path: Path) 
             Run(pods, packed[0], run.name, 1).take(0, 0, 20)
 
 
-def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(packed: Packed, tmp_path: Path) -> None:
+def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(
+    packed: Packed, tmp_path: Path, asked_for_parts: str
+) -> None:
     """It waits for another pod while the job ends on all pods, or comes when that pod has ended it already."""
     with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(2) as pool:
         name = new_name()
-        for what in (f"/{name}/planned/take", f"/{name}?holder="):
+        for what in (f"/{name}{asked_for_parts}", f"/{name}?holder="):
             run = Run(pods, packed[0], name, 1)
             run.take(0, 0, 40)
             goes_on = pods.do(_event())
@@ -307,6 +364,53 @@ def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(packed: Pac
             assert isinstance(error, JobLost), error
             assert "was ended while it was asked for samples" in str(error)
             assert [pods.get(pod, "/v1/jobs") for pod in (0, 1)] == [[], []], f"the job is there again: {what}"
+
+
+@pytest.mark.parametrize("has_begun", [False, True], ids=["before it begins", "while it waits"])
+def test_a_read_under_way_as_its_job_ends_leaves_nothing_behind(
+    packed: Packed, tmp_path: Path, has_begun: bool
+) -> None:
+    """Who waits for it is told so, and another job that waits for what it was to put into the pinned tier goes on."""
+    with PodsInProcess(1, tmp_path, journal=False, pinned_fraction=0.2) as pods:
+        first = Run(pods, packed[0], new_name(), 1)
+        first.ranks[0].info()
+        job = pods.node(0).planned.jobs[first.name]
+        reading = pods.do(_event())
+
+        async def stands_still(*_: object) -> memoryview:
+            reading.set()
+            return await asyncio.Future()
+
+        async def ask_and_end() -> BaseException:
+            taking = asyncio.create_task(job.take(BatchRequest(0, 0, np.arange(20)), says_damage=False))
+            while not job.counts.owner(0).core.refills:  # noqa: ASYNC110 - the step at which reads are ordered
+                await asyncio.sleep(0)
+            if has_begun:
+                await reading.wait()
+            assert reading.is_set() is has_begun
+            await pods.node(0).planned.end_here(first.name)
+            (error,) = await asyncio.gather(taking, return_exceptions=True)
+            assert isinstance(error, BaseException)
+            return error
+
+        job.dataset.read_samples = stands_still  # type: ignore[method-assign]
+        error = pods.do(ask_and_end())
+        assert isinstance(error, JobLost), repr(error)
+        assert "was ended while it was asked for samples" in str(error)
+        second = Run(pods, packed[0], new_name(), 1)
+        second.take(0)
+        assert second.exact_receipt(0)["planned"] == NUM_SAMPLES
+
+
+def test_a_pod_that_stands_still_is_asked_once_for_all_who_wait_for_it(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(16) as pool:
+        run = Run(pods, packed[0], new_name(), 16)
+        for what in ("/planned/take", "/peer/v1/lives"):  # the first batch is asked of its home in any case
+            pods.rule(what, to=1, times=-1, held=pods.do(_event()))
+        stands_still = pods.rules[-1]
+        wait([pool.submit(partial(run.take, 0, 0, 20, [rank])) for rank in range(0, 16, 2)])
+        assert len(run.came) == 8 * 20
+        assert 1 <= stands_still.seen <= 4, "8 requests waited for it"
 
 
 def _was_seen(rule: Rule) -> bool:

@@ -68,7 +68,7 @@ def test_pods_may_not_read_it(packed: Packed, pods: PodsInProcess, tmp_path: Pat
 
 
 def test_a_chunk_does_not_fit(packed: Packed, pods: PodsInProcess) -> None:
-    spec = spec_of(packed, world_size=1, chunk_size=64, memory_bytes=50_000)
+    spec = spec_of(packed, world_size=1, chunk_size=64, memory_bytes=150_000)
     with pytest.raises(MemoryTooSmall, match=r"memory too small: .* its largest chunk of 64 samples takes"):
         Rank(pods, spec, 0).info()
 

@@ -10,15 +10,18 @@ import pytest
 from tests.membership.jobs import Packed, spec_of
 from tests.membership.pods_in_process import PodsInProcess, Training
 from tests.pod_fixtures import NUM_SAMPLES
-from tests.waiting import until
 
 from refill.errors import MemoryTooSmall
-from refill_service.jobs import job_at_pod
+from refill_service.cache_core import job_memory
+from refill_service.jobs import job_use
 
 
 @pytest.fixture
-def pods(tmp_path: Path) -> Iterator[PodsInProcess]:
-    """One pod with memory for a few jobs that shuffle well."""
+def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PodsInProcess]:
+    """One pod with memory for a few jobs that shuffle well. Their chunks have a sample each, whose tables take as much
+    as the samples: that is not what is tested here."""
+    monkeypatch.setattr(job_memory, "_TABLES_PER_CHUNK", 0)
+    monkeypatch.setattr(job_memory, "_TABLES_PER_SAMPLE", 0)
     with PodsInProcess(1, tmp_path, journal=False, memory_bytes="4MB") as pods:
         yield pods
 
@@ -34,6 +37,16 @@ def memory_of(pods: PodsInProcess, *trainings: Training) -> list[int]:
     return [jobs[training.spec.name].job.memory_bytes for training in trainings]
 
 
+def most_of(pods: PodsInProcess, training: Training) -> int:
+    claim = pods.node(0).jobs[training.spec.name].claim
+    assert claim is not None
+    return claim.most_bytes
+
+
+def resident(pods: PodsInProcess, training: Training) -> int:
+    return pods.node(0).jobs[training.spec.name].owner.resident_bytes
+
+
 def taken(pods: PodsInProcess) -> int:
     return sum(at_pod.taken_bytes for at_pod in pods.node(0).jobs.values())
 
@@ -43,20 +56,25 @@ def test_jobs_share_give_back_and_get_again(packed: Packed, pods: PodsInProcess)
     first = training_of(pods, packed)
     first.ask(0, 0, 0, 300)
     (alone,) = memory_of(pods, first)
-    assert alone == total // 2
+    dataset_bytes = first.ranks[0].info()["total_bytes"]
+    assert alone > most_of(pods, first) * 0.99, "one alone has less than it can use"
     second = training_of(pods, packed)
+    given_back = [resident(pods, first), memory_of(pods, first)[0]]
+    assert memory_of(pods, second)[0] > total // 2 - (1 << 17), "the second had to wait for its memory"
+    assert max(given_back) <= total // 2 + 1, "the first did not give back at once"
     second.ask(0, 0, 0, 20)
-    assert memory_of(pods, second)[0] >= total // 3 - (1 << 16), "the second had to wait for its memory"
     first.ask(0, 0, 300)
     second.ask(0, 0)
-    until(lambda: max(memory_of(pods, first, second)) <= total // 3 + 1, "equal shares")
     assert taken(pods) <= total
+    counts = pods.get(0, f"/v1/jobs/{first.spec.name}/epochs/0")["total"]
+    assert dataset_bytes < counts["bytes_read"] < 2 * dataset_bytes, "what was given back is read again, and counted"
+    assert counts["exact_reads"] == 0, "by whole chunks"
     for training in (first, second):
         training.ask(0, 1)
         training.check(0)
         training.check(1)
     second.ranks[0].end_job()
-    assert memory_of(pods, first) == [alone], "what the second had is not the first one's again, at once"
+    assert memory_of(pods, first)[0] > alone - (1 << 17), "what the second had is not the first one's again, at once"
     first.ask(0, 2)
     first.check(2)
 
@@ -67,16 +85,16 @@ def test_who_sleeps_leaves_its_memory_and_goes_on_all_the_same(
     """Dead runs in a row, each broken off in its epoch with its memory full."""
     total = pods.node(0).settings.memory_bytes
     dead = []
-    monkeypatch.setattr(job_at_pod, "SLEEPS_AFTER_SECONDS", -1.0)  # whoever asks for nothing at the moment
+    monkeypatch.setattr(job_use, "SLEEPS_AFTER_SECONDS", -1.0)  # whoever asks for nothing at the moment
     for _ in range(5):
         dead.append(training_of(pods, packed))
         dead[-1].ask(0, 0, 0, 100)
-    monkeypatch.setattr(job_at_pod, "SLEEPS_AFTER_SECONDS", 1000.0)
+    monkeypatch.setattr(job_use, "SLEEPS_AFTER_SECONDS", 1000.0)
     for at_pod in pods.node(0).jobs.values():
-        at_pod.job.last_used -= 2000
+        at_pod.use.last_used -= 2000
     alive = training_of(pods, packed)
     alive.ask(0, 0, 0, 20)
-    assert memory_of(pods, alive) == [total // 2], "a live job has less for those that sleep"
+    assert memory_of(pods, alive)[0] > most_of(pods, alive) * 0.99, "a live job has less for those that sleep"
     assert taken(pods) <= total
     alive.ask(0, 0)
     alive.check(0)

@@ -35,7 +35,7 @@ def test_each_sample_comes_once_and_steps_are_of_one_bucket(
     whole = (steps == steps[:, :1]).all(axis=1)
     assert np.count_nonzero(whole) >= (counts // step_size).sum(), "more steps are mixed than must be"
     assert (np.diff(steps) >= 0).all(), "neighbouring buckets are not together"
-    samples = samples_for(order, classes, random_of(2))
+    samples = samples_for(order, classes, random_of(2).permutation(len(classes)), random_of(2))
     assert sorted(samples.tolist()) == list(range(len(classes)))
     assert (classes[samples] == order).all()
     parts = [rank_part(samples, rank, world_size, batch_size, drop_last=drop_last) for rank in range(world_size)]
@@ -79,8 +79,35 @@ def test_classes_are_balanced_in_every_batch() -> None:
 def test_classes_with_too_few_samples_come_again() -> None:
     classes = np.array([0, 1, 1, 1, 1])
     order = balanced_order(np.array([3, 3]), random_of(1))
-    samples = samples_for(order, classes, random_of(1))
+    samples = samples_for(order, classes, np.arange(5), random_of(1))
     assert sorted(samples[order == 0].tolist()) == [0, 0, 0]
     assert len(set(samples[order == 1].tolist())) == 3
     with pytest.raises(InvalidInput, match="positions ask for class 2, which no sample has"):
-        samples_for(np.array([2]), classes, random_of(1))
+        samples_for(np.array([2]), classes, np.arange(5), random_of(1))
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=120),
+    st.lists(st.integers(0, 20), min_size=5, max_size=5),
+    st.integers(0, 99),
+)
+def test_samples_of_a_class_come_in_their_turn(numbers: list[int], wanted: list[int], seed: int) -> None:
+    """Whatever part of them is asked for, or however often."""
+    classes, turns = np.array(numbers), random_of(seed).permutation(len(numbers))
+    wanted = [count if there else 0 for count, there in zip(wanted, np.bincount(classes, minlength=5), strict=True)]
+    order = random_of(seed).permutation(np.repeat(np.arange(5), wanted))
+    samples = samples_for(order, classes, turns, random_of(seed))
+    assert classes[samples].tolist() == order.tolist()
+    turn_of = np.argsort(turns)
+    for each in range(5):
+        there, came = np.count_nonzero(classes == each), turn_of[samples[order == each]]
+        assert len(set(came.tolist())) == min(there, len(came)), "all are different as far as there are so many"
+        for first in range(0, len(came), max(1, there)):
+            assert (np.diff(came[first : first + there]) > 0).all()
+
+
+def test_a_part_of_a_class_is_from_all_of_the_epoch() -> None:
+    samples = samples_for(np.zeros(100, dtype=np.int64), np.zeros(1000, dtype=np.int64), np.arange(1000), random_of(1))
+    assert set(np.diff(samples).tolist()) == {10}
+    others = samples_for(np.zeros(100, dtype=np.int64), np.zeros(1000, dtype=np.int64), np.arange(1000), random_of(2))
+    assert set(samples.tolist()) != set(others.tolist())

@@ -57,6 +57,9 @@ REQUEST = golden("""
     000000000000f83f                        # waited_seconds 1.5
     0900000000000000                        # position 9
 """)
+LISTED = REQUEST.replace(b"RFQ1", b"RFL1") + golden("""
+    4600000000000000                        # sample 70 is wanted there
+""")
 ANNOUNCED = golden("""
     52464631 00000000                       # RFF1
     0100000000000000 0000000000000000       # one sample, no payload
@@ -85,6 +88,9 @@ class TestWire:
         request = BatchRequest(1, 3, ids(9), room_bytes=4096, started_below=10, ahead_from=10, waited_seconds=1.5)
         check("a request", request.encode(), REQUEST, THE_MAGIC)
         assert BatchRequest.decode(REQUEST).encode() == REQUEST
+        listed = request._replace(sample_ids=ids(70))
+        check("a request that names its samples", listed.encode(), LISTED, THE_MAGIC)
+        assert BatchRequest.decode(LISTED).encode() == LISTED
 
     def test_frames(self) -> None:
         check("a frame without payload", encode_frame_head(ids(12), ids(71), ids(0)), ANNOUNCED, THE_MAGIC)

@@ -43,6 +43,21 @@ def test_a_difference_says_whose_value_is_which() -> None:
     assert of_the_job.differences(of_the_client) == ["seed: yours is 7, the job's 0"]
 
 
+def test_what_is_left_to_the_pods_is_no_number() -> None:
+    of_the_job = JobSpec("run", "s3://b/d", policy="planned")
+    of_the_client = JobSpec("run", "s3://b/d", policy="planned", chunk_size=64, policy_settings={"shares": 8})
+    chunks, shares = of_the_job.differences(of_the_client)
+    assert chunks == "chunk_size: yours is 64, the job's chosen by refill"
+    assert shares == "policy_settings shares: yours is 8, the job's not given"
+    assert of_the_client.differences(of_the_job)[0] == "chunk_size: yours is chosen by refill, the job's 64"
+
+
+@pytest.mark.parametrize("shards", ["{000..009}.tar", "{a,b}/*.tar", "000.tar"])
+def test_shards_in_place_of_their_folder_are_answered_by_it(shards: str) -> None:
+    with pytest.raises(InvalidInput, match=r"names tars; give the folder that holds them: s3://b/wds$"):
+        JobSpec("run", f"s3://b/wds/{shards}")
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

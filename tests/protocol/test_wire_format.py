@@ -11,6 +11,7 @@ from refill.errors import InvalidInput
 from refill.protocol.wire_format import (
     FRAME_HEADER_BYTES,
     MAX_BATCH,
+    MAX_EPOCHS,
     BatchRequest,
     FrameHeader,
     Int64Array,
@@ -24,13 +25,14 @@ u64 = st.integers(0, 2**63 - 1)  # larger ones are refused: they are counts and 
 position_lists = st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=30, unique=True)
 requests = st.builds(
     BatchRequest,
-    u32,
+    st.integers(0, MAX_EPOCHS - 1),
     u32,
     position_lists.map(lambda values: np.array(values, dtype=np.int64)),
     u64,
     u64,
     u64,
     st.floats(0, 1e9, exclude_max=True),
+    st.none(),
 )
 
 
@@ -48,6 +50,18 @@ def test_a_request_is_read_as_written(request: BatchRequest) -> None:
     found = BatchRequest.decode(request.encode())
     for read, written in zip(found, request, strict=True):
         np.testing.assert_array_equal(read, written)
+
+
+@given(requests, st.data())
+def test_a_request_that_names_its_samples_is_read_as_written(request: BatchRequest, data: st.DataObject) -> None:
+    count = len(request.positions)
+    named = request._replace(sample_ids=array(data.draw(st.lists(int64s, min_size=count, max_size=count))))
+    found = BatchRequest.decode(named.encode())
+    assert found.sample_ids is not None
+    np.testing.assert_array_equal(found.sample_ids, named.sample_ids)
+    assert found._replace(sample_ids=None).encode() == request.encode()
+    with pytest.raises(InvalidInput):
+        BatchRequest.decode(named.encode()[:-8])
 
 
 @given(requests, st.data())
@@ -73,6 +87,14 @@ def test_a_damaged_request_is_refused_or_one_that_could_be_made(request: BatchRe
     assert 1 <= len(found.positions) <= MAX_BATCH
     assert (found.positions >= 0).all()
     assert 0 <= found.waited_seconds < 1e9
+    assert found.epoch < MAX_EPOCHS
+
+
+@pytest.mark.parametrize("epoch", [MAX_EPOCHS, 2**32 - 1])
+def test_an_epoch_that_no_other_request_can_name_is_refused(epoch: int) -> None:
+    """It would end all epochs before it."""
+    with pytest.raises(InvalidInput, match=f"there is no epoch {epoch}"):
+        BatchRequest.decode(BatchRequest(epoch, 0, array([1])).encode())
 
 
 @pytest.mark.parametrize("positions", [[-1], [3, 3], []])

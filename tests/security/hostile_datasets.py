@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from refill_service.cache_core.dataset_index import (
     encode_head,
     sample_checksum,
 )
+from refill_service.datasets.index_writer import RECORD, IndexWriter
 
 _NUMBERS = (
     "num_samples", "num_blobs", "sample_bytes", "metadata_bytes", "names_bytes", "fingerprint", "metadata_checksum",
@@ -106,3 +109,15 @@ def header_bytes(**fields: Any) -> bytes:
         packed[24 + 8 * place : 32 + 8 * place] = getattr(header, name).to_bytes(8, "little")
     packed[-8:] = xxhash.xxh3_64_intdigest(bytes(packed[:-8])).to_bytes(8, "little")
     return bytes(packed)
+
+
+def write_many_samples(folder: Path, num_samples: int) -> str:
+    """A sound dataset whose samples have a byte each, all in one blob. Returns its URL."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "blob-000000.tar").write_bytes(b"x" * num_samples)
+    records = np.zeros(num_samples, dtype=RECORD)
+    records["offset"], records["length"], records["checksum"] = np.arange(num_samples), 1, sample_checksum(b"x")
+    with tempfile.TemporaryDirectory() as spool, IndexWriter(Path(spool)) as writer:
+        writer.add_blob("blob-000000.tar", num_samples, [records])
+        shutil.copy(writer.finish({}), folder / INDEX_KEY)
+    return folder.as_uri()

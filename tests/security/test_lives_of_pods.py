@@ -216,7 +216,7 @@ def test_a_pod_starts_on_a_volume_whatever_its_life_is_there(pods: Pods, packed:
     assert before < pods.life(1).number < time.time_ns()
     assert (pods.folder / "journal-1" / "life").read_text() == pods.life(1).encode()
     last = pods.log(1).splitlines()[-20:]
-    assert any("journal-1/life" in line and ("has not come yet" in line or "written anew" in line) for line in last)
+    assert any("journal-1/life" in line and ("has not come yet" in line or "put aside" in line) for line in last)
     pods.check_both_work(packed[0])
 
 

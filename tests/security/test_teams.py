@@ -19,6 +19,10 @@ import trustme
 from tests.conftest import free_port
 from tests.pod_fixtures import metric
 
+from refill.credentials import Credentials
+from refill.planned_connection import PlannedConnection
+from refill.pod_connection import PodConnection
+from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -83,6 +87,16 @@ def test_a_team_can_not_take_all_memory(register: Any) -> None:
         assert found.status_code == 200, found.text
 
 
+def test_a_team_that_names_its_memory_leaves_others_theirs(register: Any) -> None:
+    """What is kept for it is in use, and not kept a second time: jobs that name no memory get half of their part."""
+    taken = register("greedy", MEMORY_BYTES - 2 * PART_BYTES)
+    assert taken.status_code == 200, taken.text
+    for team in ("speech", "vision"):
+        found = register(team)
+        assert found.status_code == 200, found.text
+        assert found.json()["memory_bytes"] > 0.49 * PART_BYTES
+
+
 def test_a_refusal_names_no_job_of_another_team(register: Any) -> None:
     mine, theirs = register("speech", 4 << 20).json()["spec"]["name"], register("greedy", 20 << 20)
     refused = register("speech", MEMORY_BYTES).json()["message"]
@@ -135,8 +149,47 @@ def test_a_team_can_not_read_look_at_or_end_the_planned_job_of_another(pod: Loca
     assert name not in ask(pod, "vision", path="/v1/jobs").text + ask(pod, "vision", path="/metrics").text
     assert ask(pod, "speech", "DELETE", path).status_code == 200
     for what in (f"{path}/epochs/0/receipt", f"{path}/epochs/0"):
-        assert ask(pod, "vision", path=what).status_code == 403, what
+        assert ask(pod, "vision", path=what).status_code == 404, what
         assert ask(pod, "speech", path=what).status_code == 200, what
+
+
+@pytest.mark.parametrize("ended", ["planned", "drain"])
+@pytest.mark.parametrize("running", ["planned", "drain"])
+def test_who_takes_the_name_of_a_job_that_has_ended_takes_no_receipts_with_it(
+    pod: LocalCluster, packed: Packed, tmp_path: Path, ended: str, running: str
+) -> None:
+    """Each team has those of its own runs of that name, and none of the other's."""
+    name = f"shared-{uuid.uuid4().hex[:8]}"
+
+    def delivers_one_batch(team: str, policy: str) -> PodConnection | PlannedConnection:
+        token = tmp_path / team
+        token.write_text(TOKENS[team])
+        settings = {"name": name, "dataset": packed[0], "chunk_size": 16, "memory_bytes": 1 << 20, "policy": policy}
+        kind = PlannedConnection if policy == "planned" else PodConnection
+        shown = Credentials(token_file=str(token))
+        rank = kind(pod.pod_urls[0], JobSpec.from_dict(settings), 0, None, 20, credentials=shown)
+        rank.batch(0, np.arange(10 if team == "speech" else 20))
+        return rank
+
+    def seen(team: str) -> tuple[str, dict[str, int]]:
+        """The run of the receipt, and what the epoch cost."""
+        found = [ask(pod, team, path=f"/v1/jobs/{name}/epochs/0{what}") for what in ("/receipt", "")]
+        assert [each.status_code for each in found] == [200, 200], [each.text for each in found]
+        return found[0].json()["run"], found[1].json()["total"]
+
+    delivers_one_batch("speech", ended).end_job()
+    of_speech = seen("speech")
+    rank = delivers_one_batch("vision", running)
+    of_vision = seen("vision")
+    assert of_vision[1] != of_speech[1], "they have received another number of samples"
+    assert seen("speech") == of_speech, "the name is another team's now, and the run is still its own"
+    for team, theirs in (("speech", of_vision), ("vision", of_speech)):
+        if of_vision[0] != of_speech[0]:  # a planned run is called by what was planned
+            for what in ("", "/receipt"):
+                refused = ask(pod, team, path=f"/v1/jobs/{name}/epochs/0{what}", params={"run": theirs[0]})
+                assert refused.status_code in (403, 404), refused.text
+    rank.end_job()
+    assert (seen("speech"), seen("vision")) == (of_speech, of_vision)
 
 
 def test_a_team_that_asks_all_the_time_is_told_to_wait_and_others_are_not(pod: LocalCluster) -> None:

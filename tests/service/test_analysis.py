@@ -258,7 +258,7 @@ class TestCommand:
     def test_a_dataset(self, packed: tuple[str, dict[str, bytes]], tmp_path: Path) -> None:
         plot = tmp_path / "frontier.svg"
         sizes = ("--chunk-sizes", "4,8,500", "--redox-chunk-sizes", "16", "--planned-chunk-sizes", "8")
-        arguments = ("--memory", "1MB", "--pods", "2", *sizes)
+        arguments = ("--chunk-memory", "1MB", "--pods", "2", *sizes)
         answer = json.loads(self.refill(packed[0], *arguments, "--json", "--plot", str(plot)))
         assert answer["num_samples"] == answer["simulated_samples"] == 1000
         assert [(row["policy"], row["chunk_size"]) for row in answer["rows"]] == [
@@ -277,8 +277,23 @@ class TestCommand:
         # Of the settings' defaults: a quarter of a pod's memory is for what is sent ahead, in flight or just sent; of
         # the rest each sample takes 250 bytes beside its own.
         sample_bytes = answer["dataset_bytes"] / 1000
-        assert answer["pod_memory_bytes"] == pytest.approx(500_000 / 0.75 * (1 + 250 / sample_bytes), abs=1)
+        assert answer["job_memory_bytes"] == pytest.approx(500_000 / 0.75 * (1 + 250 / sample_bytes), abs=1)
         assert "<svg" in plot.read_text()
+
+    def test_what_pods_need_at_the_speed_of_training(self) -> None:
+        """By hand: 1,000 samples/s of 100 kB over four pods of 1 GB, a fifth of it pinned."""
+        speed = ("--compute-samples-per-second", "1000", "--chunk-sizes", "8", "--simulate-samples", "4000")
+        of_pods = ("--pods", "4", "--pod-memory", "1GB", "--samples", "100000")
+        needs = json.loads(self.refill(*of_pods, *speed, "--json"))["needs"]
+        assert needs["bytes_per_second"] == 1e8
+        assert needs["store_bytes_per_second"] == pytest.approx(1e8 * (1 - 4 * 0.2 / 10)), "read again each epoch"
+        assert needs["cores"] == pytest.approx(0.25), "2.5 CPU seconds a GB"
+        assert needs["in_bytes_per_second"] == pytest.approx((0.92e8 + 0.75e8) / 4), "the store's, and other pods'"
+        assert needs["out_bytes_per_second"] == pytest.approx((1e8 + 0.75e8) / 4)
+        assert (needs["limit_bytes"], needs["extra_bytes"]) == (1_350_000_000, 0)
+        text = self.refill(*of_pods, *speed)
+        assert "1,000 samples/s: 100 MB/s to training" in text
+        assert "pinned: 200 MB on each pod, 8.0% of the dataset on all" in text
 
     def test_the_table(self, tmp_path: Path) -> None:
         plot = tmp_path / "frontier.png"
@@ -288,6 +303,9 @@ class TestCommand:
         assert "1,000,000 samples, 100 GB; memory for chunks 10 GB (10.0% of the dataset) over 1 pod" in text
         assert "simulated on the first 4,000 samples" in text
         assert "\nrecommended: drain with K=8" in text
+        # 13 bytes a position, 49 with classes, of four epochs that ask for each sample twice on average.
+        assert "sets 104 MB of its memory on each pod aside for that" in text
+        assert text.endswith("names classes (BucketSampler) 392 MB; a quarter of it at most\n")
         assert plot.read_bytes().startswith(b"\x89PNG")
 
     def test_no_matplotlib(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

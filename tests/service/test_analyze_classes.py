@@ -77,7 +77,7 @@ def test_of_a_dataset(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     store = tmp_path / "store"
     asyncio.run(pack(str(tmp_path / "files"), store.as_uri(), blob_bytes=20_000))
     capsys.readouterr()
-    memory = (str(store), "--memory", "60%", "--batch-size", "12", "--pods", "2")
+    memory = (str(store), "--chunk-memory", "60%", "--batch-size", "12", "--pods", "2")
     labels = analyzed(capsys, *memory, "--classes", "labels")
     assert (labels["classes"], labels["class_order"]) == (3, "balanced")
     lengths = analyzed(capsys, *memory, "--classes", "lengths")

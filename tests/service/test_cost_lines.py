@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -176,6 +177,18 @@ class TestCommand:
             "memory at 1, 2, 5, 10, 15, 20, 35, 50, 100%",
         ):
             assert text in shown
+
+    def test_providers_that_agree_share_a_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        shown = self.compared(capsys, "--simulate-samples", "256")
+        tables = [table for table in shown.split("\n\n") if table.startswith("cheapest")]
+        assert len(tables) == 3
+        for table in tables:
+            lines = re.findall(r"^  (\w+(?:, \w+)*) +(any order|order kept) +(.+)$", table, re.MULTILINE)
+            assert len({(order, ways) for _, order, ways in lines}) == len(lines), table
+            for order in ("any order", "order kept"):
+                named = [name for names, of_order, _ in lines if of_order == order for name in names.split(", ")]
+                assert sorted(named) == sorted(PROVIDERS), table
+        assert "  s3, gcs, r2  " in shown
 
     def test_of_fewer_samples_than_a_chunk_has(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["cost", "--samples", "20", "--memory", "50%", "--json"]) == 0

@@ -185,6 +185,25 @@ def test_empty_files_and_links_to_nothing_are_counted_and_named(tmp_path: Path) 
     ]
 
 
+def test_links_out_of_the_folder_are_followed_and_named(tmp_path: Path) -> None:
+    """Of files and of folders, by any path; links from one place of the folder to another are nobody's surprise."""
+    source, elsewhere = tmp_path / "src", tmp_path / "src-of-others"
+    write_files(source, {"top/1.jpg": b"1", "deep/2.jpg": b"2"})
+    write_files(elsewhere, {"3.jpg": b"3", "more/4.jpg": b"4"})
+    os.symlink(source / "top" / "1.jpg", source / "deep" / "5.jpg")
+    assert packed(source)[1] == []
+    os.symlink("../../src-of-others/3.jpg", source / "deep" / "6.jpg")
+    summary, warnings, _ = packed(source, force=True)
+    assert (summary.num_samples, warnings) == (
+        4,
+        ["1 link out of the folder, packed with what is there: deep/6.jpg"],
+    )
+    os.symlink(elsewhere / "more", source / "deep" / "more")
+    summary, warnings, _ = packed(source, force=True)
+    assert summary.num_samples == 5
+    assert [text.rpartition(":")[0] for text in warnings] == ["2 links out of the folder, packed with what is there"]
+
+
 def on_a_disk_of(size: str, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run refill where ``folder`` is a file system of this size, which holds what the folder held."""
     script = (

@@ -178,7 +178,6 @@ def test_a_tenth_is_in_memory_unless_it_is_said(capsys: pytest.CaptureFixture[st
         (("--shares", "70000"), "setting shares of policy planned must be at most 65536, got 70000"),
         (("--trace", "order.txt"), "--trace does not go with --policy planned"),
         (("--clock", "clock.json"), "--clock does not go with --policy planned"),
-        (("--classes", "3"), "--classes does not go with --policy planned"),
         (("--paper",), "--paper does not go with --policy planned"),
         (("--prefetch", "on"), "--prefetch does not go with --policy planned"),
         (("--window", "0"), "--window does not go with --policy planned"),

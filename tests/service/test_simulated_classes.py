@@ -31,6 +31,15 @@ def test_batches_are_as_asked_and_bytes_are_read_once(
         assert found["co_batch"] < 2
 
 
+@pytest.mark.parametrize(("order", "gets"), [("buckets", 9), ("balanced", 8.1), ("random", 8.5), ("sorted", 35)])
+def test_a_plans_samples_of_each_class_in_turn(capsys: pytest.CaptureFixture[str], order: str, gets: float) -> None:
+    found = simulated(capsys, "--classes", "4", "--class-order", order, "--policy", "planned", *SMALL)
+    assert found["composed"] == found["batches"] == 120
+    assert (found["duplicates"], found["missing"], found["misses"]) == (0, 0, 0)
+    assert 8 <= found["gets_for_64"] <= gets
+    assert found["read_amplification"] <= 1.1 or order == "sorted"
+
+
 def test_classes_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Numbers are names; one class has a single sample. Nothing divides."""
     path = tmp_path / "classes"
@@ -45,7 +54,7 @@ def test_classes_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     [
         (("--classes", "0"), "--classes must be 1 to the number of samples, 131072, got 0"),
         (("--classes", "/nowhere"), "--classes must be a number, or a file with one in each line"),
-        (("--classes", "3", "--policy", "exact"), "--classes goes with --policy drain"),
+        (("--classes", "3", "--policy", "exact"), "--classes goes with --policy drain or planned, not with exact"),
         (("--classes", "3", "--epochs", "2"), "--epochs does not go with --classes"),
         (("--class-order", "sorted"), "--class-order goes with --classes"),
         (("--classes", "3", "--memory-samples", "0"), "memory_samples must be at least 1, got 0"),

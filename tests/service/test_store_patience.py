@@ -39,5 +39,5 @@ def test_reads_that_take_long_are_said_until_they_end(
 
     with caplog.at_level(logging.WARNING):
         said = asyncio.run(slow())
-    assert "2 reads wait for the store, the longest since 0 s: s3://bucket/slow" in caplog.text
+    assert "2 reads wait for the store, the longest for 0 s: s3://bucket/slow" in caplog.text
     assert len(caplog.records) == said, "it is said though nothing waits"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -10,7 +13,7 @@ from rich.console import Console
 from refill.errors import InvalidInput
 from refill_service.top.scrape import PodScrape, Scrape
 from refill_service.top.top_figures import Figures, JobFigures, PodFigures, RankFigures, figures_between
-from refill_service.top.top_view import frame
+from refill_service.top.top_view import Screen, frame
 
 JOB = 'training_job="run-1"'
 
@@ -107,14 +110,14 @@ def test_ranks_in_the_order_of_their_numbers() -> None:
 
 def test_a_job_that_no_rank_has_asked_anything_of() -> None:
     job = job_between(scrape(0, a=""), scrape(1, a=metrics()))
-    assert (job.epoch, job.progress, job.ranks, job.receipts) == (-1, None, [], {})
+    assert (job.epoch, job.progress, job.ranks, job.receipts) == (None, None, [], {})
 
 
 def test_jobs_are_told_apart() -> None:
     other = 'training_job="a"'
     now = scrape(10, p=metrics(epoch=4, requests_total=10) + metrics(other, epoch=-1, requests_total=20))
     jobs = figures_between(scrape(0, p=""), now).jobs
-    assert [(job.name, job.epoch, job.samples_per_second) for job in jobs] == [("a", -1, 2), ("run-1", 4, 1)]
+    assert [(job.name, job.epoch, job.samples_per_second) for job in jobs] == [("a", None, 2), ("run-1", 4, 1)]
 
 
 def test_receipts_are_summed_over_pods() -> None:
@@ -155,7 +158,7 @@ def test_memory_and_store_of_a_pod() -> None:
 
 
 def test_what_is_no_metrics_is_refused_in_one_line() -> None:
-    with pytest.raises(InvalidInput, match=r"^http://elsewhere answered something else than metrics$"):
+    with pytest.raises(InvalidInput, match=r"^http://elsewhere answered, but not with metrics$"):
         PodScrape.parse("<html>Welcome</html>", "http://elsewhere")
 
 
@@ -164,11 +167,29 @@ def test_a_job_has_the_memory_of_all_pods() -> None:
     assert job_between(scrape(0, a=""), now).memory_bytes == 100
 
 
+POD = PodFigures(
+    "http://refill-12.refill-peers.machine-learning.svc:8000",
+    True,
+    dict.fromkeys(("abstract", "remote", "recent", "pinned", "in_flight"), 999_000_000_000),
+    999_000_000_000,
+    999_000_000_000,
+    999_000_000_000,
+    31.99,
+    999e9,
+    12345.6,
+    12.3456,
+    1234,
+    12,
+    3,
+)
+
+
 def test_a_frame_fits_70_columns() -> None:
     """Long names are cut there, and figures are not."""
     job = JobFigures(
         "resnet50-imagenet-2024-06-01-attempt-12",
         1234,
+        1024,
         0.999,
         360_000.0,
         1_234_567.0,
@@ -180,24 +201,9 @@ def test_a_frame_fits_70_columns() -> None:
         {"delivered": 1, "missing": 1_234_567, "unknown": 1_234_567},
         [RankFigures("resnet50-imagenet-2024-06-01-attempt-12", 1023, 1.0, 1_234_567.0)],
     )
-    pod = PodFigures(
-        "http://refill-12.refill-peers.machine-learning.svc:8000",
-        True,
-        dict.fromkeys(("abstract", "remote", "recent", "pinned", "in_flight"), 999_000_000_000),
-        999_000_000_000,
-        999_000_000_000,
-        999_000_000_000,
-        31.99,
-        999e9,
-        12345.6,
-        12.3456,
-        1234,
-        12,
-        3,
-    )
     shown = io.StringIO()
     console = Console(file=shown, width=70)
-    console.print(frame("http://refill.machine-learning:8000", Figures([job], [pod]), 20))
+    console.print(frame("http://refill.machine-learning:8000", Figures([job], [POD]), 20))
     lines = shown.getvalue().splitlines()
     assert max(map(len, lines)) <= 70, "\n".join(lines)
     words = " ".join(lines).split()
@@ -215,3 +221,69 @@ def test_a_frame_fits_70_columns() -> None:
         "12345.6",
     ):
         assert figure in words, f"{figure} is cut off in\n" + "\n".join(lines)
+
+
+def job_figures(
+    name: str, *, samples_per_second: float = 0.0, ranks_alive: int | None = 1, ranks: int = 0
+) -> JobFigures:
+    of_ranks = [RankFigures(name, rank, 0.01 * rank, 100.0) for rank in range(ranks)]
+    figures = (0.5, 10.0, samples_per_second, 1e6, 1_000_000, 0.0, 0.0, 1.0)
+    return JobFigures(name, 3, ranks_alive, *figures, receipts={"delivered": 1}, ranks=of_ranks)
+
+
+def lines_of(shown: Any, rows: int = 1000) -> list[str]:
+    """What a terminal of so many rows, and 100 columns, shows."""
+    output = io.StringIO()
+    Console(file=output, width=100, height=rows).print(shown)
+    return output.getvalue().splitlines()
+
+
+def screen_of(jobs: list[JobFigures], num_pods: int) -> Screen:
+    figures = Figures(jobs, [replace(POD, waiting_requests=0, recovering_jobs=0)] * num_pods)
+    return Screen(lambda is_close: frame("http://refill:8000", figures, 20, is_close=is_close))
+
+
+def test_jobs_that_read_most_come_first() -> None:
+    jobs = [job_figures(name, samples_per_second=rate) for name, rate in (("a", 0), ("b", 10), ("c", 900))]
+    lines = lines_of(frame("http://refill:8000", Figures(jobs, [POD]), 20))
+    found = [line.split()[0] for line in lines[3:6]]
+    assert found == ["c", "b", "a"]
+
+
+def test_jobs_that_no_rank_uses_share_a_line() -> None:
+    ended = [job_figures(f"ended-{number}", ranks_alive=0) for number in range(3)]
+    older = job_figures("of-older-pods", ranks_alive=None)  # they do not say whether it has any
+    lines = lines_of(frame("http://refill:8000", Figures([*ended, older, job_figures("trains")], [POD]), 20))
+    assert [line.split()[0] for line in lines[3:5]] == ["trains", "of-older-pods"]
+    assert "3 jobs that no rank uses, 3 MB: ended-0, ended-1, ended-2" in lines
+    assert sum("ended-1" in line for line in lines) == 1
+    only_ended = lines_of(frame("http://refill:8000", Figures(ended, [POD]), 20))
+    assert only_ended[2].startswith("3 jobs that no rank uses")
+
+
+def test_a_job_of_four_ranks_and_three_pods_fit_24_rows() -> None:
+    lines = lines_of(screen_of([job_figures("run-1", samples_per_second=5, ranks=4)], 3), rows=24)
+    assert len(lines) <= 24
+    assert [sum(line.split()[:1] == [table] for line in lines) for table in ("memory", "work", "store")] == [1, 1, 1]
+    assert lines[-1] == "q ends"
+
+
+def test_what_does_not_fit_is_scrolled_to() -> None:
+    jobs = [job_figures(f"run-{number:02}", samples_per_second=1) for number in range(30)]
+    screen = screen_of(jobs, 8)
+    every = lines_of(screen.frame_of(True))
+    seen = []
+    for _ in range(10):
+        *shown, status = lines_of(screen, rows=24)
+        assert len(shown) == 23
+        first = int(re.match(r"lines (\d+) to \d+ of (\d+): arrows and pages scroll, q ends", status)[1])  # type: ignore[index]
+        assert shown == every[first - 1 : first + 22]
+        seen.append(first)
+        screen.scroll(lines=0, pages=1)
+    assert seen[:3] == [1, 24, 47]
+    assert seen[-1] == len(every) - 22, "and no further"
+    assert lines_of(screen, rows=24)[:23] == every[-23:]
+    screen.scroll(lines=-1, pages=0)
+    assert lines_of(screen, rows=24)[:23] == every[-24:-1]
+    screen.scroll(lines=0, pages=-100)
+    assert lines_of(screen, rows=24)[0] == every[0]

@@ -23,7 +23,7 @@ from refill_service.object_store.store_settings import StoreSettings
     ],
 )
 def test_a_misspelt_variable_is_refused_and_named(name: str, meant: str) -> None:
-    with pytest.raises(InvalidInput, match=f"variable {name}; {meant} is meant"):
+    with pytest.raises(InvalidInput, match=rf"variable {name} \(is {meant} meant\?\)"):
         unread_variables(["PATH", name])
 
 

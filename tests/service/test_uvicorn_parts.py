@@ -42,6 +42,7 @@ OVERRIDDEN = {
         "on_headers_complete": "(self)",
         "on_body": "(self, body)",
         "on_message_complete": "(self)",
+        "on_response_complete": "(self)",
         "send_400_response": "(self, msg)",
     },
 }
@@ -49,8 +50,20 @@ USED = {
     uvicorn.Server: {"config", "server_state", "servers", "started", "should_exit", "force_exit"},
     uvicorn.Config: {"ssl", "host", "port", "backlog", "timeout_keep_alive", "loaded_app"},
     ServerState: {"connections"},
-    httptools_impl.HttpToolsProtocol: {"config", "cycle", "flow", "pipeline", "timeout_keep_alive", "transport"},
-    httptools_impl.RequestResponseCycle: {"keep_alive", "more_body", "response_complete", "scope"},
+    httptools_impl.HttpToolsProtocol: {
+        "config",
+        "cycle",
+        "flow",
+        "headers",
+        "pipeline",
+        "scope",
+        "timeout_keep_alive",
+        "transport",
+        "url",
+        "pause_writing",
+        "eof_received",
+    },
+    httptools_impl.RequestResponseCycle: {"body", "keep_alive", "more_body", "response_complete", "scope"},
     FlowControl: {"read_paused", "pause_reading"},
 }
 

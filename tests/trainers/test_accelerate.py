@@ -158,3 +158,16 @@ def test_the_example_learns_and_goes_on_where_it_was_stopped(place: Place, tmp_p
     assert {epoch: seen for epoch, (_, seen) in found.items()} == {1: NUM_DIGITS - 5 * 64, 2: NUM_DIGITS}
     assert found[2][0] > 0.7
     assert all(place.receipt(job, epoch)["exact"] for epoch in range(3))
+
+
+@pytest.mark.timeout(300)
+def test_a_part_of_a_random_split_is_exact(place: Place) -> None:
+    """With ``dispatch_batches=True`` process 0 also says for the others what they would ask for."""
+    launched = place.launch(SCRIPTS / "accelerate_parts.py", place.new_job(), processes=2).checked()
+    for dispatched in (False, True):
+        for name, size in (("train", 300), ("validation", 100)):
+            for epoch in range(2):
+                ids = ids_of(launched.lines, dispatched=dispatched, name=name, epoch=epoch)
+                assert len(ids) == len(set(ids)) == size, (dispatched, name, epoch)
+        both = ids_of(launched.lines, dispatched=dispatched, epoch=0)
+        assert sorted(both) == list(range(NUM_SAMPLES))

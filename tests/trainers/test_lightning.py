@@ -100,3 +100,44 @@ def limited_epochs_begin_anew_and_validation_is_in_order_and_whole(trained: Trai
             own = ids_of(first.lines, case="limited", epoch=epoch, kind="validation", rank=rank)
             assert own == list(range(rank, NUM_SAMPLES, processes))
     assert len(ids_of(first.lines, case="limited", kind="sanity")) == 2 * 8 * processes
+
+
+MADE_IN_THE_MAIN_SCRIPT = """
+import sys
+import lightning, torch
+import refill
+
+url, dataset_url, job = sys.argv[1:]
+dataset = refill.CacheDataset(url, dataset=dataset_url, job=job, transform=lambda sample: torch.zeros(1))
+loader = torch.utils.data.DataLoader(dataset, batch_size=8, sampler=refill.EpochSampler(dataset))
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, index):
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+lightning.Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False).fit(Model(), loader)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_loader_that_is_made_before_the_ranks_are_known_is_an_error_that_says_where_to_make_it(
+    place: Place, tmp_path: Path
+) -> None:
+    """Lightning starts the main script again for the second device, when the job is registered for one rank."""
+    script = tmp_path / "train.py"
+    script.write_text(MADE_IN_THE_MAIN_SCRIPT)
+    launched = place.launch(script, place.new_job(), processes=1, forked=False)
+    assert launched.returncode != 0
+    errors = [line for line in launched.output.splitlines() if line.startswith("refill.errors.JobConflict: ")]
+    assert len(errors) == 1, launched.output[-4000:]
+    assert "world_size: yours is 2, the job's 1" in errors[0]
+    assert errors[0].endswith(
+        "make the dataset and its loader in train_dataloader of the LightningModule or LightningDataModule"
+    )

@@ -50,8 +50,13 @@ def balanced_order(counts: Int64Array, random: np.random.Generator) -> Int64Arra
     return of_class[np.argsort(times, kind="stable")]
 
 
-def samples_for(order: Int64Array, classes: Int64Array, random: np.random.Generator) -> Int64Array:
-    """A sample of its class for each position, all different as far as there are so many; then from the start.
+def samples_for(order: Int64Array, classes: Int64Array, turns: Int64Array, random: np.random.Generator) -> Int64Array:
+    """A sample of its class for each position: those of a class in their turn, so that what lies beside each other in
+    ``turns`` is asked for at about the same time, also where classes are asked for more or less often than there are
+    samples. All are different as far as there are so many; then they come again from the start. Where there are more,
+    which of them don't come is drawn.
+
+    :param turns: ``(samples,)`` all samples, in some order.
 
     Raises :class:`InvalidInput` for a class that no sample has.
     """
@@ -59,13 +64,19 @@ def samples_for(order: Int64Array, classes: Int64Array, random: np.random.Genera
     available, wanted = np.bincount(classes, minlength=num_classes), np.bincount(order, minlength=num_classes)
     if len(lacking := np.flatnonzero((wanted > 0) & (available == 0))):
         raise InvalidInput(f"positions ask for class {lacking[0]}, which no sample has")
-    shuffled = random.permutation(len(classes))
-    by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
+    by_class = turns[np.argsort(classes[turns], kind="stable")]
     nth = np.arange(len(order)) - np.repeat(np.cumsum(wanted) - wanted, wanted)
     in_order = np.repeat(np.arange(num_classes), wanted)
+    there, asked = np.maximum(available, 1), np.maximum(wanted, 1)
+    drawn = random.integers(0, there)
+    in_turn = np.where(
+        (wanted <= available)[in_order],
+        (nth * there[in_order] + drawn[in_order]) // asked[in_order],
+        nth % there[in_order],
+    )
     found = np.empty(len(order), dtype=np.int64)
     first = np.cumsum(available) - available
-    found[np.argsort(order, kind="stable")] = by_class[first[in_order] + nth % np.maximum(available, 1)[in_order]]
+    found[np.argsort(order, kind="stable")] = by_class[first[in_order] + in_turn]
     return found
 
 

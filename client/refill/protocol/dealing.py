@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 
-__all__ = ["Dealing"]
+__all__ = ["MOST_LISTED", "Dealing"]
 
 Int64Array = NDArray[np.int64]
+
+MOST_LISTED = 1 << 36
+"""Places of a rank's own list, at most."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,11 @@ class Dealing:
                 raise InvalidInput(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.start > self.num_positions:
             raise InvalidInput(f"an epoch of {self.num_positions} positions can't go on from position {self.start}")
+
+    @classmethod
+    def of_lists(cls, num_ranks: int) -> Dealing:
+        """Ranks have lists of their own, which may differ in length: as many places each as any list has."""
+        return cls(num_ranks * MOST_LISTED, num_ranks)
 
     @property
     def per_rank(self) -> int:

@@ -5,19 +5,35 @@ from __future__ import annotations
 import dataclasses
 import re
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from refill.errors import InvalidInput
 from refill.protocol.policies import terms_of
 
-__all__ = ["JobSpec", "is_job_name"]
+__all__ = ["JobSpec", "check_is_folder", "is_job_name"]
 
+_MOST_URL_LETTERS = 2048
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SHARDS = re.compile(r"\*|\{[^{}]*(\.\.|,)[^{}]*\}|\.tar$")
+_LEFT_TO_PODS = ("chunk_size", "memory_bytes", *(f"policy_settings {name}" for name in ("plan_bytes", "shares", "run")))
+"""Settings that the pods choose where a job has 0 there."""
 
 
 def is_job_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
+
+
+def check_is_folder(url: str) -> None:
+    """Raises :class:`InvalidInput`, which names the folder, for shards as WebDataset is given them: a pattern, or one
+    tar."""
+    if not _SHARDS.search(url):
+        return
+    parts = url.split("/")
+    first = next((number for number, part in enumerate(parts) if _SHARDS.search(part)), len(parts) - 1)
+    folder = "/".join(parts[:first]) or "."
+    raise InvalidInput(f"{url!r} names tars; give the folder that holds them: {folder}")
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,7 @@ class JobSpec:
     pads with repeated samples."""
     order: str = "keyed"
     """``keyed``: the order of each rank follows from the seed. ``explicit``: each rank posts the ids that it wants,
-    in order, before each epoch (its trace)."""
+    in order, before each epoch (its trace); with ``planned`` each request names them, and they come in that order."""
     num_epochs: int = 0
     """How many epochs will be asked for; 0: not known. Pods then load nothing ahead of the last epoch's end. A hint:
     the value of the first registration holds, and another value later is no conflict."""
@@ -84,8 +100,14 @@ class JobSpec:
             raise InvalidInput(
                 f"job name {self.name!r}: use 1 to 128 letters, digits, '.', '_' or '-', first a letter or digit"
             )
+        if len(self.dataset) > _MOST_URL_LETTERS:
+            raise InvalidInput(
+                f"job setting dataset has {len(self.dataset):,} letters, and a URL here at most {_MOST_URL_LETTERS:,}: "
+                f"{self.dataset[:80]!r}..."
+            )
         if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in self.dataset):
             raise InvalidInput(f"job setting dataset holds characters that no URL has: {self.dataset!r}")
+        check_is_folder(self.dataset)
         for name, least, most in (
             ("world_size", 1, 2**20),
             ("batch_group", 1, 2**10),
@@ -105,11 +127,6 @@ class JobSpec:
             if getattr(self, name) not in choices:
                 raise InvalidInput(f"job setting {name} must be {' or '.join(choices)}, got {getattr(self, name)!r}")
         self.settings_of_policy()
-        if self.policy == "planned" and self.order != "keyed":
-            raise InvalidInput(
-                "policy planned goes with order='keyed'; for an order of your own choose policy='exact', or 'drain' "
-                "where any of its samples may come next"
-            )
         if self.batch_group > 1 and not self.is_planned:
             raise InvalidInput("job setting batch_group goes with policy='planned' and shuffle=True")
         if self.world_size % self.batch_group:
@@ -125,8 +142,14 @@ class JobSpec:
 
     @property
     def is_planned(self) -> bool:
-        """Whether its order is computed ahead. Without shuffling, policy ``planned`` reads on in the dataset's own."""
-        return self.policy == "planned" and self.shuffle
+        """Whether its order is computed ahead, or ranks have it in lists. Without shuffling, policy ``planned`` reads
+        on in the dataset's own."""
+        return self.policy == "planned" and (self.shuffle or self.is_listed)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether ranks ask for samples that they name, of policy ``planned``: its order is kept to the letter."""
+        return self.policy == "planned" and self.order == "explicit"
 
     @property
     def num_groups(self) -> int:
@@ -188,7 +211,22 @@ class JobSpec:
         """The settings in which a client's differ from these, the job's. A text for each says whose value is which."""
         other = other.as_planned_in(self.to_dict())
         return [
-            f"{name}: yours is {getattr(other, name)!r}, the job's {getattr(self, name)!r}"
-            for name in (setting.name for setting in dataclasses.fields(self))
-            if getattr(self, name) != getattr(other, name) and name not in ("num_epochs", "holder")
+            f"{name}: yours is {_shown(name, theirs)}, the job's {_shown(name, ours)}"
+            for name, ours, theirs in _pairs(self, other)
+            if ours != theirs and name not in ("num_epochs", "holder")
         ]
+
+
+def _pairs(one: JobSpec, other: JobSpec) -> Iterator[tuple[str, Any, Any]]:
+    """Each setting's name and both values; those of the policy's own one by one, None where it was not given."""
+    for name in (setting.name for setting in dataclasses.fields(JobSpec)):
+        if name != "policy_settings":
+            yield name, getattr(one, name), getattr(other, name)
+    for name in sorted({*one.policy_settings, *other.policy_settings}):
+        yield f"policy_settings {name}", one.policy_settings.get(name), other.policy_settings.get(name)
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "not given"
+    return "chosen by refill" if value == 0 and name in _LEFT_TO_PODS else repr(value)

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from refill.errors import InvalidInput
@@ -18,6 +19,8 @@ __all__ = ["PLAN_VERSION", "PlanSettings"]
 
 PLAN_VERSION = 1
 """Of the function. Whatever changes an order is a new version."""
+MOST_SELECTION = 64
+"""Characters of it."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,12 @@ class PlanSettings:
         ):
             if not least <= getattr(self, name) <= most:
                 raise InvalidInput(f"plan setting {name} must be {least} to {most}, got {getattr(self, name)}")
+        if len(self.selection) > MOST_SELECTION:
+            raise InvalidInput(f"plan setting selection has {len(self.selection)} characters, {MOST_SELECTION} at most")
         if self.version != PLAN_VERSION:
             raise InvalidInput(f"plan version {self.version} is not known here; version {PLAN_VERSION} is")
 
-    @property
+    @cached_property
     def plan_id(self) -> str:
         """32 hexadecimal digits."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
@@ -66,7 +71,8 @@ class PlanSettings:
 
     def policy_settings(self) -> dict[str, Any]:
         """Those of a job whose plan this is."""
-        return {"plan_bytes": self.memory_bytes, "shares": self.num_shares, "run": self.run}
+        found: dict[str, Any] = {"plan_bytes": self.memory_bytes, "shares": self.num_shares, "run": self.run}
+        return found | ({"selection": self.selection} if self.selection else {})
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -165,6 +165,12 @@ POLICIES: dict[str, PolicyTerms] = {
                 least=0,
                 most=2**20,
             ),
+            PolicySetting(
+                "selection",
+                "",
+                "digest of the classes by which samplers compose batches, which they fill in: ranks whose classes "
+                "differ are refused",
+            ),
         ),
     ),
 }

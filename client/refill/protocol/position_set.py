@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
 from refill.protocol.wire_format import Int64Array
 
 __all__ = ["PositionSet"]
@@ -51,12 +49,13 @@ class PositionSet:
 
     def add_all(self, positions: Int64Array) -> None:
         """``(n,)`` in any order."""
-        positions = np.unique(positions)
-        if len(positions):
-            breaks = np.flatnonzero(np.diff(positions) != 1)
-            firsts, ends = positions[np.append(0, breaks + 1)], positions[np.append(breaks, len(positions) - 1)] + 1
-            for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
+        first = end = -1
+        for position in sorted(set(positions.tolist())):  # of a batch: numpy would take longer
+            if position != end:
                 self.add(first, end)
+                first = position
+            end = position + 1
+        self.add(first, end)
 
     def first_missing(self, start: int, end: int) -> tuple[int, int] | None:
         """The first span of ``[start, end)`` that is not there; None: all of it is."""

@@ -1,9 +1,11 @@
 """What do the bytes of a batch look like on the wire?
 
-All integers are little-endian. A *request* names positions; a *frame* carries samples:
+All integers are little-endian. A *request* names positions, and with a planned order that ranks have in lists of their
+own the samples that are wanted there, too; a *frame* carries samples:
 
     request   magic "RFQ1" | epoch u32 | rank u32 | count u32 | room_bytes u64 | started_below u64
               | ahead_from u64 | waited_seconds f64 | positions i64[count]
+    of a list magic "RFL1" | the same | sample_ids i64[count]
     frame     magic "RFF1" | reserved u32 | count u64 | payload_bytes u64
               | positions i64[count] | sample_ids i64[count] | lengths i64[count] | payload u8[payload_bytes]
 
@@ -47,7 +49,9 @@ __all__ = [
     "FRAME_BYTES_HEADER",
     "FRAME_HEADER_BYTES",
     "MAX_BATCH",
+    "MAX_EPOCHS",
     "MAX_LABELS",
+    "MAX_LISTED",
     "MAX_SAMPLES",
     "MAX_SCORES",
     "MEMORY_HEADER",
@@ -67,8 +71,11 @@ Int64Array = NDArray[np.int64]
 
 MAX_BATCH = 1 << 16
 """Most positions in one request; larger requests are refused before anything is allocated."""
+MAX_EPOCHS = 1 << 31
 MAX_LABELS = 1 << 18
 """Most labels of one request."""
+MAX_LISTED = 1 << 17
+"""Most samples in one piece of a rank's list."""
 MAX_SCORES = 1 << 15
 """Most scores of one request."""
 MAX_SAMPLES = 1 << 12
@@ -96,10 +103,12 @@ class BatchRequest(NamedTuple):
     started_below: int = 0
     ahead_from: int = 0
     waited_seconds: float = 0.0
+    sample_ids: Int64Array | None = None
+    """``(n,)`` what is wanted at each position; None: what the pods' order has there."""
 
     def encode(self) -> bytes:
         head = _REQUEST.pack(
-            b"RFQ1",
+            b"RFQ1" if self.sample_ids is None else b"RFL1",
             self.epoch,
             self.rank,
             len(self.positions),
@@ -108,7 +117,8 @@ class BatchRequest(NamedTuple):
             self.ahead_from,
             self.waited_seconds,
         )
-        return head + np.ascontiguousarray(self.positions, dtype="<i8").tobytes()
+        arrays = [self.positions] if self.sample_ids is None else [self.positions, self.sample_ids]
+        return head + b"".join(np.ascontiguousarray(each, dtype="<i8").tobytes() for each in arrays)
 
     @classmethod
     def decode(cls, body: bytes) -> BatchRequest:
@@ -116,20 +126,24 @@ class BatchRequest(NamedTuple):
         if len(body) < _REQUEST.size:
             raise InvalidInput(f"batch request is {len(body)} bytes, shorter than its {_REQUEST.size}-byte header")
         magic, epoch, rank, count, room_bytes, started_below, ahead_from, waited = _REQUEST.unpack_from(body)
-        if magic != b"RFQ1":
+        if magic not in (b"RFQ1", b"RFL1"):
             raise InvalidInput(f"batch request starts with {magic!r}, not b'RFQ1': not a request of this version")
-        if not 1 <= count <= MAX_BATCH or len(body) != _REQUEST.size + 8 * count:
+        num_arrays = 1 if magic == b"RFQ1" else 2
+        if not 1 <= count <= MAX_BATCH or len(body) != _REQUEST.size + 8 * count * num_arrays:
             raise InvalidInput(f"batch request of {len(body)} bytes can't hold the {count} positions it announces")
+        if epoch >= MAX_EPOCHS:
+            raise InvalidInput(f"there is no epoch {epoch}: they are numbered from 0 to {MAX_EPOCHS - 1}")
         if max(room_bytes, started_below, ahead_from) >= 2**63:
             raise InvalidInput("batch request has a room_bytes, started_below or ahead_from of 2**63 or more")
-        positions = np.frombuffer(body, dtype="<i8", offset=_REQUEST.size)
+        positions = np.frombuffer(body, dtype="<i8", count=count, offset=_REQUEST.size)
+        sample_ids = None if num_arrays == 1 else np.frombuffer(body, dtype="<i8", offset=_REQUEST.size + 8 * count)
         if int(positions.min()) < 0:
             raise InvalidInput(f"batch request names position {int(positions.min())}; positions start at 0")
-        if len(np.unique(positions)) != count:
+        if len(set(positions.tolist())) != count:  # of a batch: numpy would take longer
             raise InvalidInput("batch request names a position twice")
         if not 0 <= waited < 1e9:  # also catches NaN
             waited = 0.0
-        return cls(epoch, rank, positions, room_bytes, started_below, ahead_from, waited)
+        return cls(epoch, rank, positions, room_bytes, started_below, ahead_from, waited, sample_ids)
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ def how_to_begin(
     if journal.num_pods != num_pods:
         raise JobLost(
             f"job {name} ran on {journal.num_pods} pods, and there are {num_pods} now: resume it from a checkpoint "
-            f"(CacheDataset(..., resume=state)), or end it (DELETE /v1/jobs/{name}) and start it anew",
+            f"(CacheDataset(..., resume=state)), or end it (DELETE /v1/jobs/{name}) and start it again",
             job=name,
         )
     return Begin(journal.incarnation, from_journal=True, ran_before=True)
@@ -273,7 +273,7 @@ def is_another(name: str) -> JobLost:
     """The error for a request that means an earlier job of that name."""
     return JobLost(
         f"job {name} was ended or lost by the pods and was registered again since: its epoch can't go on with "
-        f"every sample exactly once; end the job and start it anew (DELETE /v1/jobs/{name}), or use another name",
+        f"every sample exactly once; end the job and start it again (DELETE /v1/jobs/{name}), or use another name",
         job=name,
     )
 
@@ -443,7 +443,7 @@ class JobLife:
         if learned.missing_traces:
             raise JobLost(
                 f"job {self.name} can't go on after a restart: {learned.missing_traces[0]} is known to nobody; end it "
-                f"(DELETE /v1/jobs/{self.name}) and start it anew, or use another name",
+                f"(DELETE /v1/jobs/{self.name}) and start it again, or use another name",
                 job=self.name,
             )
         return Restore(without=learned.unreported)

@@ -1,4 +1,6 @@
-"""How is a job's memory on a pod divided, and how much of each part is left for the bytes of samples?
+"""How is a pod's memory divided, and a job's part of it, and how much of each is left for the bytes of samples?
+
+Pods and ``refill analyze`` both ask here, so that the one does what the other says.
 
 Python needs an object and places in dicts for each sample. With small samples that is most of what they take, and it
 has to stay within the memory that was promised, too.
@@ -9,12 +11,28 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["GOOD_CHUNKS", "JobMemory", "least_memory", "memory_for_chunks", "most_memory"]
+from refill.errors import MemoryTooSmall
+
+__all__ = [
+    "GOOD_CHUNKS",
+    "JobMemory",
+    "PodMemory",
+    "check_tables",
+    "chunks_in_memory",
+    "least_memory",
+    "memory_for_chunks",
+    "most_memory",
+    "table_memory",
+]
 
 _BESIDE_RESIDENT_BYTES = 250
 """Beside a sample that fills a slot."""
 _BESIDE_SENT_BYTES = 400
 """Beside one that was sent ahead, or has just left: it is found by its request."""
+_TABLES_PER_SAMPLE = 100
+_TABLES_PER_CHUNK = 1250
+_TABLES_PER_RANK = 32
+_SMALL_TABLES_BYTES = 1 << 20
 _SHARE_MARGIN = 1.25
 _LEAST_JOB_BYTES = 1 << 20
 GOOD_CHUNKS = 128
@@ -55,6 +73,22 @@ class JobMemory:
         return sample_bytes / (sample_bytes + beside_bytes)
 
 
+def table_memory(num_samples: int, num_chunks: int, num_ranks: int) -> int:
+    """What a job's tables take on a pod that owns so many samples, in so many chunks: which of them are where, and
+    where each rank is."""
+    return _TABLES_PER_SAMPLE * num_samples + _TABLES_PER_CHUNK * num_chunks + _TABLES_PER_RANK * num_ranks
+
+
+def check_tables(memory_bytes: int, tables_bytes: int, job: str, num_chunks: int, num_ranks: int) -> None:
+    """Raises :class:`MemoryTooSmall` for a job whose tables are large, and take more than the memory that it has."""
+    if tables_bytes > max(memory_bytes, _SMALL_TABLES_BYTES):
+        raise MemoryTooSmall(
+            f"memory too small: job {job} has {memory_bytes:,} bytes on a pod, and its tables of {num_chunks:,} chunks "
+            f"and {num_ranks:,} ranks take {tables_bytes:,}; give it more memory_bytes, or a larger chunk_size (most "
+            "chunks of 512 KiB or more read fastest)"
+        )
+
+
 def memory_for_chunks(abstract_bytes: float, of: JobMemory) -> int:
     """The ``memory_bytes`` with which a job has so much abstract memory, divided as ``of`` is."""
     whole = JobMemory(1 << 50, of.remote_fraction, of.recent_fraction, of.in_flight_fraction, of.sample_bytes)
@@ -72,3 +106,58 @@ def most_memory(share_bytes: float, of: JobMemory) -> int:
 def least_memory(chunk_bytes: float, most_bytes: int, of: JobMemory) -> int:
     """With less than this a job's samples are spread badly: too few chunks are in memory to choose from."""
     return min(most_bytes, memory_for_chunks(GOOD_CHUNKS * chunk_bytes, of))
+
+
+def chunks_in_memory(abstract_bytes: int, num_chunks: int, share_bytes: int) -> int:
+    """So many of the chunks that a pod reads fit at once, on average.
+
+    :param num_chunks: that it reads, of ``share_bytes`` in all.
+    """
+    return min(num_chunks, abstract_bytes * num_chunks // max(1, share_bytes))
+
+
+@dataclass(frozen=True)
+class PodMemory:
+    """What each of some pods has for samples; fractions as those of the pods' settings."""
+
+    memory_bytes: int
+    num_pods: int
+    pinned_fraction: float
+    remote_fraction: float
+    recent_fraction: float
+    in_flight_fraction: float
+    kept_fraction: float
+    """Of what there is, for a job that can't give back while it runs, and names no memory; and of what one that can
+    may keep for itself."""
+
+    @property
+    def pinned_bytes(self) -> int:
+        """For the pinned tier."""
+        return int(self.memory_bytes * self.pinned_fraction)
+
+    @property
+    def for_jobs_bytes(self) -> int:
+        return self.memory_bytes - self.pinned_bytes
+
+    def parts(self, sample_bytes: float, *, planned: bool) -> JobMemory:
+        """How the memory of a job is divided. Nothing is sent ahead to one pod alone, nor where the order is planned.
+
+        :param sample_bytes: of a sample, on average.
+        """
+        sends_ahead = self.num_pods > 1 and not planned
+        remote_fraction = self.remote_fraction if sends_ahead else 0.0
+        return JobMemory(0, remote_fraction, self.recent_fraction, self.in_flight_fraction, sample_bytes)
+
+    def least_and_most(
+        self, parts: JobMemory, dataset_bytes: int, chunk_size: int, *, gives_back: bool, beside_bytes: int = 0
+    ) -> tuple[int, int]:
+        """What a job that names no memory needs here to shuffle well, and what it can use. Alone, it gets that. Where
+        memory is small it needs no more than a part, so that another job finds some, too.
+
+        :param gives_back: whether it can do so while it runs.
+        :param beside_bytes: that it needs beside its samples.
+        """
+        of_all = int(self.for_jobs_bytes * (1.0 if gives_back else self.kept_fraction))
+        most = min(most_memory(dataset_bytes / self.num_pods, parts) + beside_bytes, of_all)
+        least = least_memory(chunk_size * parts.sample_bytes, most, parts) + beside_bytes
+        return min(most, least, int(self.for_jobs_bytes * self.kept_fraction)), most

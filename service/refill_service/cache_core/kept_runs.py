@@ -21,8 +21,10 @@ _MOST_BYTES = 16 << 20
 """Of all teams; the team that has most gives way."""
 _MOST_PART_BYTES = 2 << 20
 """Of one part, before it is compressed. The epochs before those that fit are not kept."""
-_MOST_LINES_BYTES = 64 << 20
-"""Of what another pod gave: one epoch of very many ranks may be longer."""
+_MOST_LINE_BYTES = 4 << 20
+"""Of one epoch, which may have very many ranks. Longer ones are not kept."""
+_MOST_ABOUT_BYTES = 256 << 10
+"""Of what is said of a run, with the numbers of its epochs."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class RunPart:
         for part in sorted(epochs, key=lambda part: -int(part["epoch"])):
             line = json.dumps(part, separators=(",", ":")).encode()
             num_bytes += len(line)
-            if num_bytes > _MOST_PART_BYTES and lines:
+            if num_bytes > (_MOST_PART_BYTES if lines else _MOST_LINE_BYTES):
                 break
             lines.append(line)
         kept = sorted(int(json.loads(line)["epoch"]) for line in lines)
@@ -55,10 +57,10 @@ class RunPart:
         if number not in self.about["epochs"]:
             return None
         unpacked = zlib.decompressobj()
-        lines = unpacked.decompress(self.lines, _MOST_LINES_BYTES).split(b"\n")
+        lines = unpacked.decompress(self.lines, _MOST_LINE_BYTES)
         if not unpacked.eof:
-            raise ValueError("the epochs of a run are cut short")
-        parts: Iterable[dict[str, Any]] = map(json.loads, lines)
+            raise ValueError("the epochs of a run are cut short, or longer than those of any")
+        parts: Iterable[dict[str, Any]] = map(_decoded, lines.split(b"\n"))
         return next((part for part in parts if part["epoch"] == number), None)
 
     def encode(self) -> bytes:
@@ -69,7 +71,9 @@ class RunPart:
     def decode(cls, encoded: bytes) -> RunPart:
         """Raises ValueError, KeyError or TypeError for what is none."""
         first, _, lines = encoded.partition(b"\n")
-        about = json.loads(first)
+        if len(first) > _MOST_ABOUT_BYTES:
+            raise ValueError(f"what is said of a run has {len(first)} bytes")
+        about = _decoded(first)
         found = cls(about, lines)
         names = {"job": str, "run": str, "team": str, "pod": int, "num_pods": int, "ended_at": float, "epochs": list}
         for name, kind in names.items():
@@ -85,7 +89,15 @@ class RunPart:
 
     @property
     def num_bytes(self) -> int:
-        return len(self.lines) + 1024
+        return len(self.lines) + 1024 + 40 * len(self.about["epochs"])
+
+
+def _decoded(text: bytes) -> Any:
+    """Raises ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("that is nested too deep") from error
 
 
 @dataclass

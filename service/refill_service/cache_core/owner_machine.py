@@ -346,8 +346,16 @@ class OwnerMachine:
         return self.epochs[-1].policy.kept() if self.epochs else NO_SAMPLES
 
     def memory_is(self, memory_bytes: int) -> list[Order]:
-        """Fact: all epochs together have so much memory now."""
-        self._memory_bytes = memory_bytes
+        """Fact: all epochs together have so much memory now. If that is less than they hold, those that come later give
+        back first, if they can."""
+        had_bytes, self._memory_bytes = self._memory_bytes, memory_bytes
+        if memory_bytes < had_bytes:
+            to_free = sum(epoch.policy.held_bytes for epoch in self.epochs if not epoch.is_over) - memory_bytes
+            for epoch in reversed(self.epochs):
+                if to_free > 0 and not epoch.is_over:
+                    held_bytes = epoch.policy.held_bytes
+                    self._carry_out(epoch, epoch.policy.gives_back(to_free))
+                    to_free -= held_bytes - epoch.policy.held_bytes
         if self.epochs:
             self._use_freed_memory()
         return self._ordered()
@@ -442,7 +450,7 @@ class OwnerMachine:
         free_bytes = self._memory_bytes
         for epoch in self.epochs:
             if epoch is not newest and not epoch.is_over:
-                free_bytes -= epoch.policy.held_bytes
+                free_bytes -= epoch.policy.held_bytes + epoch.policy.given_back_bytes
         orders = newest.policy.memory_changed(free_bytes)
         if orders.reads or len(orders.drops):
             self._orders.append(CarryOut(newest, orders))

@@ -7,6 +7,8 @@ heard, there are two processes that call themselves the same, and the newcomer i
 
 from __future__ import annotations
 
+import math
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from refill.protocol.rank_life import RankLife
@@ -65,6 +67,12 @@ class RankLeases:
         """Ranks whose holder may still be there."""
         return sum(now - lease.heard < LEASE_SECONDS for lease in self._leases.values())
 
+    def silent_seconds(self, now: float, cut_off: Container[RankLife]) -> float:
+        """For how long no holder was heard; 0 while one of them is not ``cut_off``. Infinite where there is no
+        holder."""
+        leases = self._leases.values()
+        return min((now - lease.heard if lease.holder in cut_off else 0.0 for lease in leases), default=math.inf)
+
     def num_in_run(self, now: float) -> int:
         """Of those, ranks that go on with what they were in."""
         heard = (rank for rank, lease in self._leases.items() if now - lease.heard < LEASE_SECONDS)
@@ -82,6 +90,9 @@ class RankLeases:
     def holder(self, rank: int) -> RankLife | None:
         lease = self._leases.get(rank)
         return None if lease is None else lease.holder
+
+    def is_holder(self, life: RankLife) -> bool:
+        return any(lease.holder == life for lease in self._leases.values())
 
     def asks(self, rank: int, life: RankLife, now: float, *, takes: bool = True) -> Refusal | None:
         """Fact: a life asks for samples of the rank. None: it is the rank, from now on if it was not before.

@@ -28,7 +28,8 @@ class RemoteMemory(Generic[Payload]):
         self.capacity = capacity
         self.used = 0
         self.granted = 0
-        self._held: dict[Request, tuple[int, Payload]] = {}
+        self._held: dict[Request, tuple[int, Payload | None]] = {}
+        """None: its payload was given up, and its owner has to be asked after all."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -56,12 +57,18 @@ class RemoteMemory(Generic[Payload]):
         return kept
 
     def take(self, request: Request) -> Payload | None:
-        """The payload that answers a request, which leaves the memory; None when it is not here."""
+        """The payload that answers a request, which leaves the memory; None when it is not here, or no more."""
         entry = self._held.pop(request, None)
         if entry is None:
             return None
         self.used -= entry[0]
         return entry[1]
+
+    def let_go(self) -> None:
+        """Fact: others need the memory. What was sent ahead is asked of its owners again, should somebody ask for it;
+        that it was sent is still known."""
+        self._held = dict.fromkeys(self._held, (0, None))
+        self.used = 0
 
     def forget(self, rank: int, before_epoch: int) -> Counter[int]:
         """Fact: the rank has left every epoch before this one, so nothing will be asked of them again. Returns how many

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from refill_service.commands import analyze_classes
 if TYPE_CHECKING:
     from refill_service.object_store.store_settings import StoreSettings
     from refill_service.planning.analysis import Analysis, DatasetShape, Row
+    from refill_service.planning.pod_sizing import PodNeeds
 
 __all__ = ["add_commands", "memory_bytes_of", "size_of"]
 
@@ -34,11 +36,10 @@ def add_commands(commands: Any) -> None:
 
     parser = commands.add_parser(
         "analyze",
-        help="compare chunk sizes by what an epoch costs and how well it shuffles, and recommend one",
         description="Simulate an epoch for each policy and several chunk sizes, with the code that decides in pods. "
         "Show what "
         "each costs and how well it shuffles, and recommend a chunk size. docs/ANALYZE.md explains every column.",
-        epilog="example: refill analyze s3://datasets/imagenet --memory 64GiB --pods 4 --batch-size 1024",
+        epilog="example: refill analyze s3://datasets/imagenet --pods 4 --pod-memory 64GiB --batch-size 1024",
     )
     parser.add_argument("dataset", metavar="DATASET", nargs="?", help="s3://bucket/prefix, file:///folder, or a path")
     parser.add_argument(
@@ -50,11 +51,18 @@ def add_commands(commands: Any) -> None:
         metavar="SIZE",
         help="with --samples: how large each one is (default: %(default)s)",
     )
-    parser.add_argument(
-        "--memory",
-        default="10%",
+    memory = parser.add_mutually_exclusive_group()
+    memory.add_argument(
+        "--pod-memory",
         metavar="SIZE",
-        help="memory for chunks, of all pods together: 64GiB, 500MB, or a part of the dataset (default: 10%%)",
+        help="what each pod has for samples, as memory in the chart and memory_bytes of a pod: 12GiB. Says what a job "
+        "that is alone has of it",
+    )
+    memory.add_argument(
+        "--chunk-memory",
+        metavar="SIZE",
+        help="in its place: memory for chunks alone, of all pods together, the same for all policies: 64GiB, or a part "
+        "of the dataset (default: 10%%)",
     )
     parser.add_argument(
         "--pods",
@@ -160,11 +168,12 @@ def _run(args: argparse.Namespace) -> int:
 
     if args.plot:
         _check_plot(Path(args.plot))
-    analysis, pod_memory_bytes = _analysis(args)
+    analysis, job_bytes = _analysis(args)
     rows, left_out = _simulated(analysis, _wanted(args))
     policy = JobSpec.policy
     chunk_size, reason = recommend(rows, policy)
     rows.append(sample_by_sample(analysis))
+    needs = _needs(analysis)
     if args.json:
         shape = analysis.shape
         print(
@@ -175,7 +184,10 @@ def _run(args: argparse.Namespace) -> int:
                     "simulated_samples": shape.simulated,
                     "memory_bytes": analysis.memory_bytes,
                     "pods": analysis.num_pods,
-                    "pod_memory_bytes": pod_memory_bytes,
+                    "pod_memory_bytes": None if analysis.pod is None else analysis.pod.memory_bytes,
+                    "pinned_bytes": None if analysis.pod is None else analysis.pod.pinned_bytes,
+                    "job_memory_bytes": job_bytes,
+                    "needs": None if needs is None else dataclasses.asdict(needs),
                     "batch_size": analysis.batch_size,
                     "group_order": analysis.group_order,
                     "rows": [row.to_dict() for row in rows],
@@ -183,6 +195,8 @@ def _run(args: argparse.Namespace) -> int:
                     "recommended_chunk_size": chunk_size,
                     "default_chunk_size": shape.default_chunk_size,
                     "stored_by_class": shape.by_class,
+                    "posted_ids_bytes": _posted_bytes(shape.num_samples)[0],
+                    "posted_classes_bytes": _posted_bytes(shape.num_samples)[1],
                     "classes": shape.num_classes,
                     "class_order": analysis.class_order if shape.num_classes else None,
                     "reason": reason,
@@ -190,7 +204,7 @@ def _run(args: argparse.Namespace) -> int:
             )
         )
     else:
-        _print(analysis, pod_memory_bytes, rows, left_out, reason)
+        _print(analysis, job_bytes, needs, rows, left_out, reason)
     if args.plot:
         from refill_service.planning.analysis_plot import draw_frontier
 
@@ -210,32 +224,33 @@ def _chunk_sizes_option(policy: str) -> str:
 
 
 def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
-    """What to analyse, and the ``memory_bytes`` that a job needs on a pod to have that memory for chunks."""
-    from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
+    """What to analyse, and the ``memory_bytes`` that a job of the default policy has on each pod, or needs for that."""
+    from refill_service.cache_core.job_memory import memory_for_chunks
     from refill_service.planning.analysis import Analysis, StoreTerms
-    from refill_service.settings import Settings
+    from refill_service.planning.pod_sizing import job_alone
+    from refill_service.settings import default_pod_memory
 
     if args.vm_price is not None and args.epochs is None:
         raise InvalidInput("--vm-price goes with --epochs: the cost is of a run")
     class_order = analyze_classes.class_order_of(args)
     shape = _shape(args)
-    memory_bytes = memory_bytes_of(args.memory, shape.total_bytes)
-    fields = Settings.model_fields
-    parts = JobMemory(
-        memory_bytes,
-        fields["remote_memory_fraction"].default if args.pods > 1 else 0.0,
-        fields["recent_fraction"].default,
-        fields["in_flight_fraction"].default,
-        shape.total_bytes / max(1, shape.num_samples),
-    )
-    pod_memory = replace(parts, memory_bytes=memory_for_chunks(memory_bytes / args.pods, parts))
+    pod = None
+    if args.pod_memory is not None:
+        pod = default_pod_memory(size_of("--pod-memory", args.pod_memory), args.pods)
+        job_memory = job_alone(pod, JobSpec.policy, 1, shape.num_samples, shape.total_bytes).memory
+        memory_bytes = job_memory.abstract_bytes * args.pods
+    else:
+        memory_bytes = memory_bytes_of("--chunk-memory", args.chunk_memory or "10%", shape.total_bytes)
+        parts = default_pod_memory(0, args.pods).parts(shape.total_bytes / max(1, shape.num_samples), planned=False)
+        job_memory = replace(parts, memory_bytes=memory_for_chunks(memory_bytes / args.pods, parts))
     analysis = Analysis(
         shape,
         memory_bytes,
         num_pods=args.pods,
         batch_size=args.batch_size,
         group_order=args.group_order,
-        remote_bytes=pod_memory.remote_bytes,
+        pod=pod,
+        remote_bytes=job_memory.remote_bytes,
         store=StoreTerms(
             dollars_per_1000_gets=args.get_price,
             dollars_per_gb=args.gb_price,
@@ -249,7 +264,16 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
         vm_hour=args.vm_price or 0.0,
         seed=args.seed,
     )
-    return analysis, pod_memory.memory_bytes
+    return analysis, job_memory.memory_bytes
+
+
+def _needs(analysis: Analysis) -> PodNeeds | None:
+    from refill_service.planning.pod_sizing import pod_needs
+
+    if analysis.pod is None or analysis.compute_samples_per_second is None:
+        return None
+    shape = analysis.shape
+    return pod_needs(analysis.pod, shape.num_samples, shape.total_bytes, analysis.compute_samples_per_second)
 
 
 def _shape(args: argparse.Namespace) -> DatasetShape:
@@ -333,20 +357,26 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _print(analysis: Analysis, pod_memory_bytes: int, rows: list[Row], left_out: list[str], reason: str) -> None:
+def _print(
+    analysis: Analysis, job_bytes: int, needs: PodNeeds | None, rows: list[Row], left_out: list[str], reason: str
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from refill_service.datasets.progress import bytes_text
 
     shape, store = analysis.shape, analysis.store
-    print(
-        f"{shape.num_samples:,} samples, {bytes_text(shape.total_bytes)};"
-        f" memory for chunks {bytes_text(analysis.memory_bytes)} ({analysis.memory_fraction:.1%} of the dataset)"
-        f" over {analysis.num_pods} pod{'s' * (analysis.num_pods > 1)}; batches of {analysis.batch_size};"
-        f" {analysis.group_order} groups"
-    )
-    print(f"a job needs memory_bytes={pod_memory_bytes} on each pod for that, buffers included")
+    dataset = f"{shape.num_samples:,} samples, {bytes_text(shape.total_bytes)}"
+    over = f"{analysis.num_pods} pod{'s' * (analysis.num_pods > 1)}"
+    part = f"{analysis.memory_fraction():.1%} of the dataset"
+    batches = f"batches of {analysis.batch_size}; {analysis.group_order} groups"
+    if analysis.pod is None:
+        print(
+            f"{dataset}; memory for chunks {bytes_text(analysis.memory_bytes)} ({part}) over {over}; {batches}\n"
+            f"a job needs memory_bytes={job_bytes} on each pod for that, buffers included"
+        )
+    else:
+        _print_pods(analysis, f"{dataset}; {over}", batches, needs)
     print(
         f"store: ${store.dollars_per_1000_gets:g} for 1,000 GETs, ${store.dollars_per_gb:g} a GB; a pod has"
         f" {store.latency_seconds * 1000:g} ms to the first byte, {store.bytes_per_second / 1e6:g} MB/s,"
@@ -362,7 +392,8 @@ def _print(analysis: Analysis, pod_memory_bytes: int, rows: list[Row], left_out:
     for name in ("policy", "K"):
         table.add_column(name)
     for name in (
-        "GETs", "/64", "bytes read", "cost", "held", "distance", "co-batch", "RL", "of blocks", "first batch", "epoch",
+        "in memory", "GETs", "/64", "bytes read", "cost", "held", "distance", "co-batch", "RL", "of blocks",
+        "first batch", "epoch",
     ):  # fmt: skip
         table.add_column(name, justify="right")
     for provider in rows[0].run_dollars:
@@ -372,6 +403,7 @@ def _print(analysis: Analysis, pod_memory_bytes: int, rows: list[Row], left_out:
         table.add_row(
             row.policy,
             str(row.chunk_size),
+            f"{row.chunks_in_memory:,}" if row.chunks_in_memory else "-",
             f"{row.gets:,.0f}",
             f"{row.gets_per_64_samples:.2f}",
             f"{row.read_amplification:.2f}x",
@@ -394,6 +426,59 @@ def _print(analysis: Analysis, pod_memory_bytes: int, rows: list[Row], left_out:
     if shape.default_chunk_size is not None:
         why = ", since the dataset is stored by class: larger ones cost accuracy" if shape.by_class else ""
         print(f"a job that names no chunk_size reads chunks of {shape.default_chunk_size}{why}")
+    ids, classes = (bytes_text(size) for size in _posted_bytes(shape.num_samples))
+    print(
+        f"a job whose ranks post their order (TraceSampler, ImportanceSampler) sets {ids} of its memory on each pod "
+        f"aside for that, and one whose order names classes (BucketSampler) {classes}; a quarter of it at most"
+    )
+
+
+def _posted_bytes(num_samples: int) -> tuple[int, int]:
+    """What pods set aside for orders that ranks post: of ids, and of classes."""
+    from refill_service.cache_core.posted_traces import trace_memory
+
+    without_limit = 1 << 62
+    return trace_memory(without_limit, num_samples), trace_memory(without_limit, num_samples, names_classes=True)
+
+
+def _print_pods(analysis: Analysis, what: str, batches: str, needs: PodNeeds | None) -> None:
+    from refill_service.cache_core.policies.drain import default_chunk_size
+    from refill_service.datasets.progress import bytes_text
+
+    pod, shape = analysis.pod, analysis.shape
+    assert pod is not None
+    pinned = min(1.0, pod.pinned_bytes * pod.num_pods / shape.total_bytes)
+    print(
+        f"{what} with {bytes_text(pod.memory_bytes)} for samples each; {batches}\n"
+        f"pinned: {bytes_text(pod.pinned_bytes)} on each pod, {pinned:.1%} of the dataset on all: not read again after "
+        "the first epoch"
+    )
+    # What a planned job keeps for its order is about the same for any usual chunk size.
+    chunk_size = default_chunk_size(
+        shape.num_samples, shape.total_bytes / shape.num_samples, shape.num_samples, by_class=False
+    )
+    for policy in (JobSpec.policy, "planned"):
+        job = analysis.job_alone(policy, chunk_size)
+        parts = {
+            "sent ahead": job.memory.remote_bytes,
+            "just sent": job.memory.recent_bytes,
+            "for its order": job.for_plan_bytes,
+        }
+        chunks, part = bytes_text(job.memory.abstract_bytes), analysis.memory_fraction(policy, chunk_size)
+        print(
+            f"a {policy} job, alone: {bytes_text(job.memory_bytes)} on each pod; {chunks} of it for chunks "
+            f"({part:.1%} of the dataset on all)"
+            + "".join(f", {bytes_text(size)} {name}" for name, size in parts.items() if size)
+        )
+    if needs is not None:
+        received, sent = (8 * num / 1e9 for num in (needs.in_bytes_per_second, needs.out_bytes_per_second))
+        extra = f" (extraMemory: {bytes_text(needs.extra_bytes)})" * bool(needs.extra_bytes)
+        print(
+            f"{needs.samples_per_second:,.0f} samples/s: {bytes_text(needs.bytes_per_second)}/s to training, "
+            f"{bytes_text(needs.store_bytes_per_second)}/s from the store; {needs.cores:.1f} cores of all pods\n"
+            f"each pod: receives {received:.1f} Gbit/s, sends {sent:.1f} Gbit/s; its container's limit is "
+            f"{bytes_text(needs.limit_bytes)}{extra}"
+        )
 
 
 def _time_text(seconds: float) -> str:
@@ -413,16 +498,16 @@ def _check_plot(path: Path) -> None:
     require_matplotlib()
 
 
-def memory_bytes_of(given: str, total_bytes: int) -> int:
+def memory_bytes_of(option: str, given: str, total_bytes: int) -> int:
     text = given.strip()
     if not text.endswith("%"):
-        return size_of("--memory", given)
+        return size_of(option, given)
     try:
         percent = float(text[:-1])
     except ValueError:
         percent = math.nan
     if not 0 < percent <= 100:
-        raise InvalidInput(f"--memory {given!r} is not a part of the dataset; write for example 10% or 64GiB")
+        raise InvalidInput(f"{option} {given!r} is not a part of the dataset; write for example 10% or 64GiB")
     return max(1, int(total_bytes * percent / 100))
 
 

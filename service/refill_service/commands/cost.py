@@ -21,7 +21,6 @@ _PROVIDER = "s3"
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "cost",
-        help="say what a training run costs: requests, storage, machines",
         description="Print what a training run costs: requests to the bucket, a month of storage, and machines (the "
         "cost model of DELI). refill simulate and refill analyze say how many GETs an epoch takes. With --samples, "
         "compare ways to read a dataset.",

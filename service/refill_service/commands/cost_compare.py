@@ -163,7 +163,7 @@ def _run_of(args: argparse.Namespace) -> ComparedRun:
     return ComparedRun(
         num_samples=args.samples,
         sample_bytes=sample_bytes,
-        memory_fraction=min(1.0, max(least, memory_bytes_of(given.memory, data_bytes) / data_bytes)),
+        memory_fraction=min(1.0, max(least, memory_bytes_of("--memory", given.memory, data_bytes) / data_bytes)),
         epochs=args.epochs,
         nodes=args.nodes,
         vm_hour=args.vm_price or 0.0,
@@ -267,10 +267,15 @@ def _print(run: ComparedRun, by_memory: dict[ComparedRun, list[Line]]) -> None:
     for what, (title, text) in titles.items():
         print()
         print(title)
+        agree: dict[tuple[str, str], list[str]] = {}
+        """Providers, by the line that is the same for them."""
         for provider, order, of_all in crossings:
             (_, first), *others = of_all[what]
             ways = ", ".join([first, *(f"from {text(at)} {way}" for at, way in others)])
-            print(f"  {provider:4} {order.replace('_', ' '):11} {ways}")
+            agree.setdefault((order, ways), []).append(provider)
+        width = max(len(", ".join(providers)) for providers in agree.values())
+        for (order, ways), providers in agree.items():
+            print(f"  {', '.join(providers):{width}}  {order.replace('_', ' '):11} {ways}")
     print()
     print(
         f"sizes are looked at from {bytes_text(SAMPLE_SIZES[0])} to {bytes_text(SAMPLE_SIZES[-1])}, memory at "

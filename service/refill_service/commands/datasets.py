@@ -11,8 +11,10 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from refill.errors import InvalidInput
+from refill.protocol.job_spec import check_is_folder
 
 if TYPE_CHECKING:
     from refill_service.datasets.inspect_dataset import DatasetSummary
@@ -155,7 +157,6 @@ def _add_inspect(subparsers: Any) -> None:
 def _command(subparsers: Any, name: str, summary: str, more: str, example: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         name,
-        help=summary,
         description=f"{summary[0].upper()}{summary[1:]}. {more}",
         epilog=f"example: {example}",
     )
@@ -170,7 +171,7 @@ def _pack(arguments: argparse.Namespace) -> int:
     from refill_service.datasets.pack import pack
     from refill_service.datasets.progress import bytes_text
 
-    url = dataset_url(arguments.url)
+    url = dataset_url(arguments.url, is_there=False)
     started = time.monotonic()
     summary = asyncio.run(
         pack(
@@ -207,7 +208,7 @@ def _pack(arguments: argparse.Namespace) -> int:
         f" {_rate(summary.blob_bytes, started)}, at {url}" + (f"; left out: {', '.join(left_out)}" if left_out else "")
     )
     if not arguments.quiet:
-        print(f"look at it: refill inspect {url}; {bytes_text(summary.blob_bytes / summary.num_blobs)} a blob")
+        print(f"next: refill inspect {url}; {bytes_text(summary.blob_bytes / summary.num_blobs)} per blob")
     return 0
 
 
@@ -306,10 +307,24 @@ def _print_summary(summary: DatasetSummary) -> None:
     Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False).print(table)
 
 
-def dataset_url(given: str) -> str:
+def dataset_url(given: str, *, is_there: bool = True) -> str:
     """A plain path means a folder here; pods, which have other working folders, get URLs only. ``s3:/bucket``, with a
-    slash too few, is no folder ``s3:``."""
-    return given if "://" in given or _SCHEME.match(given) else Path(given).resolve().as_uri()
+    slash too few, is no folder ``s3:``.
+
+    :param is_there: it is to be read, so a folder has to exist.
+
+    Raises :class:`InvalidInput` for one that does not, and for tars in place of the folder that holds them.
+    """
+    check_is_folder(given)
+    if not _SCHEME.match(given) and "://" not in given:
+        folder = Path(given).resolve()
+        meant = "" if given.startswith(("/", ".", "~")) else f"; is s3://{given} meant?"
+        if is_there and not folder.is_dir():
+            raise InvalidInput(f"there is no folder {folder}{meant}")
+        return folder.as_uri()
+    if is_there and given.startswith("file:///") and not (folder := Path(unquote(urlsplit(given).path))).is_dir():
+        raise InvalidInput(f"there is no folder {folder}")
+    return given
 
 
 def _count(number: int, one: str, many: str = "") -> str:

@@ -16,7 +16,6 @@ _NEEDED = {"torch": "'refill-cache[torch]'", "PIL": "'refill-cache[torch]'", "sk
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
-        help="train a small model through three pods on this machine",
         description="Train a small CNN on handwritten digits, once from files and once through three cache pods, "
         "and print what happened. Needs torch, Pillow and scikit-learn beside the service.",
     )

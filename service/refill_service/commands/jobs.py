@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from refill_service.commands.receipt import SHOWN_OF_RUN
+from refill_service.commands.receipt import SHOWN_OF_RUN, shown_policy
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
 
 __all__ = ["add_commands"]
@@ -21,7 +21,6 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 def add_commands(commands: Any) -> None:
     listing = commands.add_parser(
         "jobs",
-        help="list the jobs: epoch, ranks that are alive, memory, idle time",
         description="List the jobs that the pods hold: those of your token, and those that were registered without "
         "one.",
         epilog="example: refill jobs --url http://refill:8000",
@@ -34,7 +33,6 @@ def add_commands(commands: Any) -> None:
     listing.set_defaults(func=_list)
     end = commands.add_parser(
         "end",
-        help="end a job and free its memory",
         description="End a job on all pods, and free its memory. Its receipts are kept for a while: refill jobs "
         "--ended.",
         epilog="example: refill end run-1 --url http://refill:8000",
@@ -106,7 +104,7 @@ def _shown_ended(runs: list[dict[str, Any]]) -> str:
     for run in runs:
         first, last = run["first_epoch"], run["last_epoch"]
         epochs, ago = str(first) if first == last else f"{first} to {last}", _ago(time.time() - run["ended_at"])
-        rows.append((run["job"], run["run"][:SHOWN_OF_RUN], epochs, ago, run["policy"], run["dataset"]))
+        rows.append((run["job"], run["run"][:SHOWN_OF_RUN], epochs, ago, shown_policy(run), run["dataset"]))
     return _table(rows)
 
 
@@ -118,9 +116,8 @@ def _shown(jobs: list[dict[str, Any]]) -> str:
         epoch = "-" if job["epoch"] is None else str(job["epoch"])
         ranks = f"{job['ranks_alive']}/{job['world_size']}"
         memory = f"{job['memory_bytes'] / (1 << 20):,.1f} MiB"
-        asked = f" (in order; asked: {job['policy_asked']})" if job["policy_asked"] != job["policy"] else ""
-        policy = job["policy"] + asked
-        rows.append((job["name"], epoch, ranks, memory, _ago(job["idle_seconds"]), policy, job["dataset"]))
+        asked = _ago(job["idle_seconds"])
+        rows.append((job["name"], epoch, ranks, memory, asked, shown_policy(job), job["dataset"]))
     return _table(rows)
 
 

@@ -27,7 +27,6 @@ def add_commands(commands: Any) -> None:
 
     parser = commands.add_parser(
         "plan",
-        help="write the planned order of an epoch, and say how good it is",
         description="Compute the order of one epoch of a planned job: which sample is at each position. It follows "
         "from these arguments alone. Print what it reads, the memory it takes, and where neighbours and classes go. "
         "docs/PLANNED.md explains the figures.",

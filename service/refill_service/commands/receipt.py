@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
 
-__all__ = ["SHOWN_OF_RUN", "add_commands"]
+__all__ = ["SHOWN_OF_RUN", "add_commands", "shown_policy"]
 
 SHOWN_OF_RUN = 8
 """Letters of its name."""
@@ -20,10 +20,8 @@ _SHOWN_RANKS = 16
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "receipt",
-        help="show whether an epoch delivered every sample exactly once",
         description="Print the receipt of an epoch: how many samples were delivered, how many twice or never, and to "
-        "which "
-        "rank. Exit status 0 when every sample was delivered exactly once, 1 when not, or not yet.",
+        "which rank. Exit status 0 when every sample was delivered exactly once, 1 when not, or not yet.",
         epilog="example: refill receipt run-1 3 --url http://refill:8000",
     )
     parser.add_argument("job", metavar="JOB", help="name of the job")
@@ -34,8 +32,7 @@ def add_commands(commands: Any) -> None:
         default="",
         metavar="RUN",
         help="which run of this job, if several had its name: its id as refill jobs --ended shows it, or the "
-        "beginning of "
-        "that (default: the one that runs, else the one that ended last)",
+        "beginning of that (default: the one that runs, else the one that ended last)",
     )
     parser.add_argument("--json", action="store_true", help="print the receipt as JSON")
     parser.set_defaults(func=_run)
@@ -56,7 +53,7 @@ def _shown(receipt: dict[str, Any]) -> str:
     verdict = exact if receipt["exact"] else "still running" if receipt["running"] else wrong
     if receipt["exact"] and "positions" in receipt:
         verdict = "each position was answered once"
-    settings = f"policy {receipt['policy']}, seed {receipt['seed']}"
+    settings = f"policy {shown_policy(receipt)}, seed {receipt['seed']}"
     run = f"run {receipt['run'][:SHOWN_OF_RUN]}{', ended' if receipt['ended'] else ''}"
     head = f"job {receipt['job']}, epoch {receipt['epoch']} ({settings}, {run}): {verdict}"
     if "planned" in receipt:
@@ -79,6 +76,12 @@ def _shown(receipt: dict[str, Any]) -> str:
         f"  digest {receipt['digest']} of (rank, position, sample), {receipt['samples_digest']} of the samples alone"
     )
     return "\n".join(lines)
+
+
+def shown_policy(found: dict[str, Any]) -> str:
+    """Of a job or a receipt: what it runs, and what it asked for where that is another."""
+    asked = found.get("policy_asked", found["policy"])  # pods of an earlier version do not say it
+    return str(found["policy"]) + (f" (in order; asked: {asked})" if asked != found["policy"] else "")
 
 
 def _shown_planned(receipt: dict[str, Any]) -> list[str]:

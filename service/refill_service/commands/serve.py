@@ -28,7 +28,6 @@ def add_commands(commands: Any) -> None:
 
     parser = commands.add_parser(
         "serve",
-        help="run a pod of the cache",
         description="Run one pod, or several to try refill on one machine. Each option can also be set as a variable, "
         "REFILL_<NAME>. docs/POD.md and docs/GLOSSARY.md explain the words.",
         epilog="example: refill serve --port 8000 --memory-bytes 4GiB; on a laptop: refill serve --pods 3",
@@ -57,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
     from refill_service.settings import Settings, load_settings
 
     for variable in unread_variables(os.environ):
-        print(f"refill: warning: nobody reads the variable {variable}", file=sys.stderr)
+        print(f"refill: warning: refill has no variable {variable}", file=sys.stderr)
     _take_store_options(args)
     given = {name: getattr(args, name) for name in Settings.model_fields}
     if args.pods is not None:

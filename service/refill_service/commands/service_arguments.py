@@ -4,39 +4,45 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE, Credentials
+from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE, URL_VARIABLE, Credentials
 from refill.errors import InvalidInput, PodUnreachable, error_from_wire
 from refill.token_hosts import TOKEN_HOSTS_VARIABLE
 
 __all__ = ["add_service_arguments", "ask", "client_of"]
 
-_URL_VARIABLE = "REFILL_URL"
 _DEFAULT_URL = "http://127.0.0.1:8000"
+_TLS_VARIABLE = "REFILL_TLS_CERT"
+"""Set where a pod serves by TLS, so also for a command that is started in it."""
 
 
 def add_service_arguments(parser: argparse.ArgumentParser, name: str, **options: Any) -> None:
     """:param name: of the argument for the URL: ``--url`` or ``url``."""
     parser.add_argument(
         name,
-        default=os.environ.get(_URL_VARIABLE, _DEFAULT_URL),
-        help=f"URL of the service or of any pod (default: {_URL_VARIABLE}, else {_DEFAULT_URL})",
+        default=os.environ.get(URL_VARIABLE) or _url_of_this_pod() or _DEFAULT_URL,
+        help=f"URL of the service or of any pod (default: {URL_VARIABLE}; in a pod with TLS, that pod's; else "
+        f"{_DEFAULT_URL})",
         **options,
     )
     parser.add_argument(
         "--token-file", metavar="FILE", help=f"file that holds your token (default: {TOKEN_FILE_VARIABLE})"
     )
     parser.add_argument(
-        "--ca-file", metavar="FILE", help=f"file with the certificates to trust (default: {CA_FILE_VARIABLE})"
+        "--ca-file",
+        metavar="FILE",
+        help=f"file with the certificates to trust (default: {CA_FILE_VARIABLE}; in a pod with TLS, ca.crt beside its "
+        "certificate)",
     )
 
 
 def client_of(args: argparse.Namespace, timeout_seconds: float) -> httpx.Client:
     """Shows the token of the arguments to every pod. Raises :class:`refill.errors.InvalidInput` for a wrong file."""
-    credentials = Credentials(args.token_file, args.ca_file)
+    credentials = Credentials(args.token_file, args.ca_file or _ca_file_of_this_pod())
 
     def show_token(request: httpx.Request) -> None:
         if not credentials.may_be_shown(str(request.url), args.url):
@@ -52,6 +58,24 @@ def client_of(args: argparse.Namespace, timeout_seconds: float) -> httpx.Client:
         verify=credentials.ssl_context() if args.url.startswith("https:") else False,
         event_hooks={"request": [show_token]},
     )
+
+
+def _url_of_this_pod() -> str | None:
+    """Of the pod in which the command runs. Its certificate names it so, and not 127.0.0.1."""
+    if _TLS_VARIABLE not in os.environ:
+        return None
+    from refill_service.settings import load_settings
+
+    settings = load_settings()
+    return settings.pod_urls[settings.ordinal] if settings.pod_urls else f"https://127.0.0.1:{settings.port}"
+
+
+def _ca_file_of_this_pod() -> str | None:
+    """As Kubernetes' Secrets of certificates have it, unless the environment names another."""
+    if CA_FILE_VARIABLE in os.environ or _TLS_VARIABLE not in os.environ:
+        return None
+    beside = Path(os.environ[_TLS_VARIABLE]).with_name("ca.crt")
+    return str(beside) if beside.exists() else None
 
 
 def ask(client: httpx.Client, method: str, url: str, path: str, body: Any = None) -> Any:

@@ -33,7 +33,6 @@ _REMOTE_SAMPLES, _WINDOW = 10_000, 20_000
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "simulate",
-        help="simulate an epoch, and print its misses and reads",
         description="Simulate one epoch with the code that decides in pods, without a store or a network, one rank "
         "for each pod, and print what it would cost; of policies exact and planned, or with --epochs, --memory-samples "
         "or --clock, several epochs, whose memory outlives them. "
@@ -130,11 +129,12 @@ def _run(args: argparse.Namespace) -> int:
         raise InvalidInput(f"--batch must be at least 1, got {args.batch}")
     if args.part != 1 and not (args.paper and 1 <= args.part <= _MOST_PARTS):
         raise InvalidInput(f"--part goes with --paper, and must be from 1 to {_MOST_PARTS}, got {args.part}")
-    if args.policy == "planned":
+    asks_for_classes = args.classes is not None or args.class_order is not None
+    if args.policy == "planned" and not asks_for_classes:
         return simulate_planned.run_planned(args)
     simulate_planned.refuse_options(args)
     _fill_in(args)
-    if args.classes is not None or args.class_order is not None:
+    if asks_for_classes:
         return simulate_classes.run_classes(args)
     if not args.paper and (args.policy == "exact" or simulate_orders.are_epochs_asked_for(args)):
         return simulate_orders.run_orders(args)

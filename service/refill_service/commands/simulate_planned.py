@@ -16,7 +16,7 @@ _DEFAULT_SAMPLES = 131_072
 _DEFAULT_EPOCHS = 3
 _OPTIONS = ("ranks", "workers", "out_of_step", "plan_samples", "shares", "run")
 _OF_OTHERS = ("clock", "eviction", "trace", "read_ahead", "caches", "fetch_size", "fetch_threshold", "losses",
-              "repetition", "improving", "classes", "class_order", "paper", "prefetch", "window",
+              "repetition", "improving", "paper", "prefetch", "window",
               "remote_memory_samples")  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -26,9 +27,9 @@ _PIPED_WIDTH = 200
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "top",
-        help="watch jobs, ranks and pods live in the terminal",
         description="Show how jobs, their ranks and the pods are doing: time waited for data, samples a second, "
-        "misses, waste, progress, memory, store. The key q ends it. Into a pipe or a file it prints the figures once.",
+        "misses, waste, progress, memory, store. The jobs that read most come first; those that no rank uses share a "
+        "line. Arrows and pages scroll, and q ends it. Into a pipe or a file it prints the figures once.",
         epilog="example: refill top http://refill:8000",
     )
     parser.add_argument("service", metavar="URL", nargs="?", help="as --url")
@@ -57,7 +58,7 @@ def _run(args: argparse.Namespace) -> int:
 
     from refill_service.top.keys import Keys
     from refill_service.top.top_figures import figures_between
-    from refill_service.top.top_view import frame
+    from refill_service.top.top_view import Screen, frame
 
     args.url = args.service or args.url
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
@@ -65,22 +66,31 @@ def _run(args: argparse.Namespace) -> int:
     with _Pods(args.url, client_of(args, _TIMEOUT_SECONDS)) as pods, Keys(goes_on) as keys:
         scrapes = deque([pods.first_scrape()])
 
-        def next_frame() -> Any:
+        def next_frame() -> Callable[[bool], Any]:
             scrapes.append(pods.scrape())
             while len(scrapes) > 2 and scrapes[-1].at_seconds - scrapes[1].at_seconds >= args.window:
                 scrapes.popleft()
             before, now = scrapes[0], scrapes[-1]
-            return frame(args.url, figures_between(before, now), now.at_seconds - before.at_seconds)
+            figures, over_seconds = figures_between(before, now), now.at_seconds - before.at_seconds
+            return lambda is_close: frame(args.url, figures, over_seconds, is_close=is_close)
 
-        if keys.ask_to_leave(args.interval):
-            return 0
-        first = next_frame()
         if not goes_on:
-            console.print(first)
+            time.sleep(args.interval)
+            console.print(next_frame()(False))
             return 0
-        with suppress(KeyboardInterrupt), Live(first, console=console, screen=True, auto_refresh=False) as live:
-            while not keys.ask_to_leave(args.interval):
-                live.update(next_frame(), refresh=True)
+        pressed = keys.pressed(time.monotonic() + args.interval)
+        if pressed is not None and pressed.leave:
+            return 0
+        screen = Screen(next_frame())
+        with suppress(KeyboardInterrupt), Live(screen, console=console, screen=True, auto_refresh=False) as live:
+            next_at = time.monotonic() + args.interval
+            while (pressed := keys.pressed(next_at)) is None or not pressed.leave:
+                if pressed is not None:
+                    screen.scroll(pressed.lines, pressed.pages)
+                else:
+                    screen.frame_of = next_frame()
+                    next_at = time.monotonic() + args.interval
+                live.refresh()
     return 0
 
 

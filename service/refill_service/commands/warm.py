@@ -19,7 +19,6 @@ _LOOK_SECONDS = 0.5
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "warm",
-        help="fill the pods' memory with what a job's epoch begins with",
         description="Register a job whose order is planned, and have the pods read what an epoch begins with, as much "
         "as the job's memory holds. The training then names the same job, with the same settings, and finds its first "
         "batches in memory. Exit status 0 when memory is full.",

@@ -50,6 +50,9 @@ def remarks_on(scan: SourceScan, classes: str, class_names: list[str] | None) ->
         found.append(Remark(f"{_count(scan.num_empty, 'empty file')}, packed so: {scan.empty_file}", True))
     if scan.num_dangling:
         found.append(Remark(f"{_count(scan.num_dangling, 'link')} to nothing, left out: {scan.dangling_link}", True))
+    if scan.num_outside:
+        links = _count(scan.num_outside, "link")
+        found.append(Remark(f"{links} out of the folder, packed with what is there: {scan.outside_link}", True))
     return found
 
 

@@ -34,7 +34,7 @@ def check_files(folder: str, samples: Iterable[SourceSample], stop: threading.Ev
 
 def unreadable(path: str, error: OSError) -> InvalidInput:
     if isinstance(error, FileNotFoundError):
-        return InvalidInput(f"{path} vanished while packing; pack again when the folder is at rest")
+        return InvalidInput(f"{path} vanished while packing; pack again when nothing changes in the folder")
     return InvalidInput(f"can't read {path}: {error.strerror}")
 
 

@@ -83,6 +83,10 @@ class SourceScan:
         self.num_dangling = 0
         """Links that lead nowhere, which are left out."""
         self.dangling_link = ""
+        self.num_outside = 0
+        """Links that lead out of the folder, and are followed."""
+        self.outside_link = ""
+        self._real_folder = os.path.join(os.path.realpath(folder), "")
         self.mixed_members: list[tuple[str, int]] = []
         """Where no member is in all samples, the extensions and how many have each; the most frequent first."""
         self.split = Split(FIRST)
@@ -224,12 +228,14 @@ class SourceScan:
                         if entry.name.startswith(".") or entry.name.lower() in _OF_DESKTOPS:
                             self.num_hidden += 1
                         elif entry.is_dir():
+                            self._look_where_it_leads(entry, path)
                             if not above:
                                 self.top_folders.append(entry.name)
                             pending.append((path, ancestors | {identity}))
                         else:
                             size_bytes = self._size_of(entry, path)
                             if size_bytes is not None:
+                                self._look_where_it_leads(entry, path)
                                 if not above:
                                     self.file_at_top = min(path, self.file_at_top or path)
                                 else:
@@ -237,6 +243,10 @@ class SourceScan:
                                 yield path, size_bytes
             except OSError as error:
                 raise InvalidInput(f"can't read {error.filename or self.folder}: {error.strerror}") from error
+
+    def _look_where_it_leads(self, entry: os.DirEntry[str], path: str) -> None:
+        if entry.is_symlink() and not os.path.realpath(entry.path).startswith(self._real_folder):
+            self.num_outside, self.outside_link = self.num_outside + 1, self.outside_link or path
 
     def _size_of(self, entry: os.DirEntry[str], path: str) -> int | None:
         """None: it is not packed, and counted."""

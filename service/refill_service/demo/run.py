@@ -34,7 +34,7 @@ __all__ = ["run"]
 
 NUM_PODS = 3
 NUM_RANKS = 2
-MEMORY_BYTES = 2**20
+MEMORY_BYTES = 2**21
 JOB = "digits"
 
 

@@ -104,8 +104,9 @@ def _loader(args: argparse.Namespace) -> tuple[DataLoader[Any], Any, Any]:
     sampler: Any
     dataset: Any
     if args.service:
+        # 500 samples for each pod are few: memory for half of them is good for a shuffle where chunks are this small.
         dataset = refill.CacheDataset(
-            args.service, dataset=args.dataset, job=args.job, decode=True, transform=alike, chunk_size=16
+            args.service, dataset=args.dataset, job=args.job, decode=True, transform=alike, chunk_size=2
         )
         sampler = refill.EpochSampler(dataset)
     else:

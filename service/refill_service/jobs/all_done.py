@@ -13,6 +13,8 @@ Result = TypeVar("Result")
 
 async def all_done(*work: Coroutine[Any, Any, Result]) -> list[Result]:
     """Run all to their end, then raise the first error: what one owner answered is not lost to another's failure."""
+    if len(work) == 1:
+        return [await work[0]]
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

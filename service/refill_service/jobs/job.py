@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +16,7 @@ from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, Traces
 from refill_service.cache_core.job_lifecycle import Begin
-from refill_service.cache_core.job_memory import GOOD_CHUNKS
+from refill_service.cache_core.job_memory import GOOD_CHUNKS, chunks_in_memory
 from refill_service.cache_core.job_state import JobState
 from refill_service.cache_core.policies.registry import policy_that_runs
 from refill_service.cache_core.resumed_epoch import ResumedEpoch
@@ -87,7 +86,6 @@ class Job(JobState):
         )
         num_abstract = self._abstract_chunks(abstract_bytes, most_abstract_bytes or abstract_bytes)
         self.mapping = AbstractMapping(self.share, num_abstract, spec.group_order)
-        self.last_used = time.monotonic()
         self._traces_came = Changes()
         self.trace_came = self._traces_came.happened
 
@@ -137,16 +135,9 @@ class Job(JobState):
             "chunk_size": self.layout.chunk_size,
             "group_size": self.mapping.group_size,
             "abstract_chunks": self.mapping.num_abstract_chunks,
-            "chunks_in_memory": self._chunks_in_memory,
+            "chunks_in_memory": chunks_in_memory(self.abstract_bytes, self.share.num_chunks, self.share_bytes),
             "good_chunks_in_memory": min(self.share.num_chunks, GOOD_CHUNKS),
         }
-
-    @property
-    def _chunks_in_memory(self) -> int:
-        """So many chunks of the share fit at once, on average."""
-        if not self.share.num_chunks:
-            return 0
-        return min(self.share.num_chunks, self.abstract_bytes * self.share.num_chunks // max(1, self.share_bytes))
 
     def _resumed_info(self, resumed: ResumedEpoch) -> dict[str, Any]:
         """The epoch of which only a rest is left, and the positions of each rank in it."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +23,7 @@ from refill_service.jobs.asked_positions import AskedPositions, asked_positions
 from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
+from refill_service.jobs.job_use import JobUse
 from refill_service.jobs.owner import Owner
 from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.memory.pinned_tier import PinnedShare
@@ -33,7 +32,6 @@ from refill_service.peers.job_peers import JobPeers
 __all__ = [
     "MOST_CLIENTS",
     "RECEIPT_OUTCOMES",
-    "SLEEPS_AFTER_SECONDS",
     "ClientCounts",
     "Clients",
     "JobAtPod",
@@ -44,8 +42,6 @@ log = logging.getLogger(__name__)
 
 RECEIPT_OUTCOMES = ("delivered", "duplicates", "missing", "unknown")
 _KEPT_RECEIPTS = 300
-SLEEPS_AFTER_SECONDS = 60.0
-"""Training processes that live are heard every few seconds. By its home, that is, and this pod may be none."""
 MOST_CLIENTS = 1024
 """Ranks of a job that are counted one by one at a pod: those of the largest training runs on a few pods."""
 
@@ -98,6 +94,8 @@ class JobFigures:
     sent_bytes: Mapping[int, int]
     """To other pods; and received from them."""
     received_bytes: Mapping[int, int]
+    ranks_alive: int = 0
+    """Of those whose home the pod is."""
     progress: tuple[int, int] | None = None
     """Requests of the epoch for the pod's share, ``(answered, all)``."""
     receipts: Mapping[str, int] | None = None
@@ -128,10 +126,12 @@ class JobAtPod:
     receipts: Counter[str] = field(default_factory=Counter)
     """Sums of this pod's parts of them, by ``RECEIPT_OUTCOMES``, since it was started."""
     clients: Clients = field(default_factory=Clients)
-    requests_under_way: int = 0
+    gave_all: bool = False
+    """Others have its memory, which may not change, until somebody asks for it again."""
 
     def __post_init__(self) -> None:
         self.records = PodRecords(self.job, self.home.record)
+        self.use = JobUse(self.home.leases)
 
     @property
     def spec(self) -> JobSpec:
@@ -141,16 +141,6 @@ class JobAtPod:
     def memory_bytes(self) -> int:
         """What the job may use here."""
         return self.job.memory_bytes
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """For the time of a request, which may wait for longer than a job may be idle."""
-        self.requests_under_way += 1
-        try:
-            yield
-        finally:
-            self.requests_under_way -= 1
-            self.job.last_used = time.monotonic()
 
     def figures(self) -> JobFigures:
         machine, owners = self.home.machine, self.owner.history
@@ -167,6 +157,7 @@ class JobAtPod:
             self.owner.recent_bytes,
             self.peers.sent_bytes,
             self.peers.received_bytes,
+            self.home.leases.num_alive(),
             self.owner.progress(),
             self.receipts,
             self.home.record.damaged.total,
@@ -174,14 +165,14 @@ class JobAtPod:
             self.peers.waiting,
         )
 
-    def use(self) -> dict[str, Any]:
+    def users(self) -> dict[str, Any]:
         """Who uses the job, as far as this pod sees: the newest epoch that a rank has entered (None: none has), how
         many of the ranks whose home is here are alive, and how long nobody has asked for anything."""
         newest = self.job.life.ranks.newest
         return {
             "epoch": newest if newest >= 0 else None,
-            "ranks_alive": self.home.leases.num_alive(),
-            "idle_seconds": round(self.idle_seconds, 1),
+            "ranks_alive": 0 if self.use.is_left else self.home.leases.num_alive(),
+            "idle_seconds": round(self.use.idle_seconds, 1),
         }
 
     def run_here(self) -> RunAtPod:
@@ -193,24 +184,14 @@ class JobAtPod:
         return RunAtPod(finished and not never_came, leases.num_in_run(), others_may_be)
 
     @property
-    def idle_seconds(self) -> float:
-        """Since the last request for the job here; requests that only look at it don't count."""
-        return 0.0 if self.requests_under_way else time.monotonic() - self.job.last_used
-
-    @property
-    def sleeps(self) -> bool:
-        """Whether nobody has asked for anything for so long that others may have its memory."""
-        return self.idle_seconds > SLEEPS_AFTER_SECONDS
-
-    @property
     def taken_bytes(self) -> int:
         """What others can't have: what it was given, or holds still of what it had; while it sleeps, what it holds."""
         if self.claim is None:
-            return self.job.memory_bytes
+            return 0 if self.gave_all else self.job.memory_bytes
         remote = self.home.machine.remote_memory
-        if self.sleeps:
+        if self.use.sleeps:
             held_bytes = memory_for_chunks(self.owner.resident_bytes + self.owner.recent_bytes, self.parts)
-            return min(held_bytes + remote.used, self.job.memory_bytes)
+            return min(held_bytes, self.job.memory_bytes) + remote.used
         held_bytes = memory_for_chunks(self.owner.held_bytes, self.parts)
         return max(held_bytes, self.job.memory_bytes) + max(0, remote.used - remote.capacity)
 
@@ -225,8 +206,12 @@ class JobAtPod:
     def let_go(self) -> None:
         """Forget the bytes of what nobody has asked for: should somebody do so all the same, it is read again."""
         log.info("job %s sleeps, and lets go of its memory", self.job.spec.name)
+        self.home.machine.remote_memory.let_go()
+        if self.claim is None:
+            self.gave_all = True
+        else:
+            self.memory_is(0)
         self.owner.let_go()
-        self.memory_is(self.taken_bytes)
 
     def client(self, rank: int) -> ClientCounts:
         self.job.check_rank(rank)
@@ -265,6 +250,7 @@ class JobAtPod:
         if resumed is not None and resumed.epoch == epoch:
             total = replace(total.with_done(resumed.done), unknown=total.unknown + resumed.unknown)
         of_what = {"job": spec.name, "run": self.job.run, "seed": spec.seed, "policy": self.job.policy}
+        of_what["policy_asked"] = spec.policy
         found = {"repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
         found |= positions_of(answers, total)
         state = {"epoch": epoch, "ended": False, "running": epoch >= self.owner.epoch and not found["exact"]}

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from refill.errors import JobConflict, JobError, JobLost, JobMoved, MemoryTooSmall, PodStopping, RefillError, UnknownJob
 from refill.protocol.incarnation import is_later, same_line
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import Begin, is_another
-from refill_service.cache_core.job_memory import JobMemory, least_memory, most_memory
+from refill_service.cache_core.job_memory import JobMemory, check_tables, table_memory
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.memory_shares import Claim, memory_shares
 from refill_service.cache_core.policies import drain, redox
@@ -31,6 +31,7 @@ from refill_service.datasets.early_opening import EarlyOpening
 from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.job_use import GONE_SECONDS, JobUse
 from refill_service.jobs.owner import Owner
 from refill_service.jobs.rank_waits import RankWaits
 from refill_service.jobs.run_parts import part_of_job, part_of_journal
@@ -51,6 +52,7 @@ log = logging.getLogger(__name__)
 _NAMED_JOBS = 20
 _STEP_BYTES = 1 << 16
 """Less is not moved from job to job."""
+_LOOK_SECONDS = 0.05
 
 _GIVE_SECONDS = 2.0
 """How long the end of a job waits for another pod to take a copy of its receipts."""
@@ -68,9 +70,11 @@ class TakesMemory(Protocol):
     @property
     def taken_bytes(self) -> int: ...
     @property
-    def idle_seconds(self) -> float: ...
-    @property
-    def sleeps(self) -> bool: ...
+    def use(self) -> JobUse: ...
+
+    gave_all: bool
+    """Of a job whose memory may not change: others have all of it, until somebody asks for the job again."""
+
     def memory_is(self, memory_bytes: int) -> None: ...
     def let_go(self) -> None: ...
 
@@ -102,6 +106,8 @@ class JobTable:
         self.planned: Mapping[str, TakesMemory] = {}
         """Jobs whose order is planned, which share the pod's memory with these."""
         self.end_planned: Callable[[str], Awaitable[None]] = _no_such_job
+        self.was_left: Callable[[str], None] = lambda name: None
+        """Is told of a job that nobody asks for here any more."""
         self._gives_way: JobAtPod | None = None
         """It ends as soon as the next run of its name is made, which counts its memory as free."""
         self.takes_jobs = True
@@ -114,10 +120,13 @@ class JobTable:
         self.pinned = pinned
         self._keep_what_was_ending()
 
-    def find(self, name: str, incarnation: str | None = None, *, looked_at: bool = False) -> JobAtPod:
+    def find(
+        self, name: str, incarnation: str | None = None, *, looked_at: bool = False, pod: int | None = None
+    ) -> JobAtPod:
         """Raises :class:`UnknownJob`, or :class:`JobLost` when the asker means an earlier registration.
 
         :param looked_at: by somebody who watches, which does not keep an idle job alive.
+        :param pod: another one, which asks for samples for its ranks.
         """
         at_pod = self.jobs.get(name)
         if at_pod is None or at_pod.job.life.is_but_a_name_beside(incarnation or ""):
@@ -127,11 +136,29 @@ class JobTable:
                 raise self._moved(name, is_later(at_pod.job.incarnation, incarnation))
             raise at_pod.job.recovering() if at_pod.job.life.recovering else is_another(name)
         if not looked_at:
-            slept = at_pod.sleeps
-            at_pod.job.last_used = time.monotonic()
-            if slept:
-                self.share_memory()
+            self.is_asked(at_pod, pod)
         return at_pod
+
+    def is_asked(self, at_pod: TakesMemory, pod: int | None = None) -> None:
+        """Fact: somebody asks for a job here. One that slept gets its memory again, or raises
+        :class:`MemoryTooSmall`.
+
+        :param pod: as of :meth:`find`.
+        """
+        slept = at_pod.use.sleeps
+        if slept and at_pod.claim is None and at_pod.gave_all:
+            self._take_again(at_pod)
+        at_pod.use.asked(pod)
+        if slept:
+            self.share_memory()
+
+    def _take_again(self, at_pod: TakesMemory) -> None:
+        """A job whose memory may not change had given all of it to others."""
+        kept = sum(each.memory_bytes for each in self._staying if _keeps(each))
+        least = sum(each.claim.least_bytes for each in self._awake() if each.claim is not None)
+        if kept + at_pod.memory_bytes + least > self._for_jobs_bytes:
+            raise self._too_small(at_pod.spec, at_pod.memory_bytes, self._for_jobs_bytes - kept - least)
+        at_pod.gave_all = False
 
     def _moved(self, name: str, here: bool) -> JobError:
         if here:
@@ -193,11 +220,14 @@ class JobTable:
             chunk_size = spec.chunk_size or dataset.chunk_size_of(spec.policy)
             claim = self.claim_of(spec, dataset, chunk_size, parts)
             kept_bytes = 0 if kept is None else kept.header["memory_bytes"]
-            memory_bytes = self.memory_for(spec, kept_bytes, claim, ran_before=begin.ran_before)
+            await self.until_others_are_known(claim)
+            memory_bytes, _ = self.memory_for(spec, kept_bytes, claim, ran_before=begin.ran_before)
             # Before anything is made in its size; shares are about equal.
             dataset.check_room(-(-dataset.num_samples // settings.num_pods))
             layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
             share = layout.share(settings.ordinal, settings.num_pods)
+            tables_bytes = table_memory(share.num_samples, share.num_chunks, spec.world_size)
+            check_tables(memory_bytes, tables_bytes, spec.name, share.num_chunks, spec.world_size)
             records = await dataset.load_records(share.first_sample, share.end_sample)
             for_traces = 0
             if spec.order == "explicit":
@@ -206,7 +236,7 @@ class JobTable:
             memory = replace(parts, memory_bytes=max(0, memory_bytes - for_traces - for_scores))
             # It may come to have more, and the number of its abstract chunks stays.
             most = replace(parts, memory_bytes=max(memory_bytes, claim.most_bytes)) if _is_flexible(spec) else memory
-            job = Job(
+            job = self._job_of(
                 spec,
                 dataset,
                 records,
@@ -253,25 +283,48 @@ class JobTable:
             at_pod.ended |= kept.receipts
         return at_pod
 
+    def _job_of(self, spec: JobSpec, *of_dataset: Any, **rest: Any) -> Job:
+        try:
+            return Job(spec, *of_dataset, **rest)
+        except MemoryTooSmall as error:
+            raise self._with_holders(spec, error) from None
+
     def put(self, at_pod: JobAtPod) -> None:
         self.jobs[at_pod.job.spec.name] = at_pod
         self.share_memory()
 
     def share_memory(self) -> None:
         """Fact: a job has come, has gone, sleeps or has woken, or some time has passed. Each that runs gets its share
-        of what those that sleep leave; one that is to have less gives it back as its samples are asked for."""
+        of what those that sleep leave; one that is to have less gives it back at once."""
         for at_pod in self._all:
-            if at_pod.claim is not None and at_pod.sleeps and at_pod.taken_bytes < at_pod.memory_bytes:
+            if at_pod.use.is_found_left():
+                log.info("job %s: nobody asks for it any more, and others may have its memory", at_pod.spec.name)
+                self.was_left(at_pod.spec.name)
+            if at_pod.claim is not None and at_pod.use.sleeps and at_pod.taken_bytes < at_pod.memory_bytes:
                 at_pod.memory_is(at_pod.taken_bytes)
         awake = self._awake()
-        shares = dict(zip([at_pod.spec.name for at_pod in awake], self._shares(awake), strict=True))
-        more = {at_pod.spec.name: shares[at_pod.spec.name] - at_pod.memory_bytes for at_pod in awake}
+        self._give(awake, self._shares(awake))
+
+    def _give(self, awake: list[TakesMemory], shares: list[int]) -> None:
+        more = {at_pod.spec.name: share - at_pod.memory_bytes for at_pod, share in zip(awake, shares, strict=True)}
         for at_pod in sorted(awake, key=lambda at_pod: more[at_pod.spec.name]):  # who gives back first
             wanted = more[at_pod.spec.name]
             if wanted > 0:
                 wanted = min(wanted, self._make_room(wanted + _STEP_BYTES) // _STEP_BYTES * _STEP_BYTES)
             if wanted:
                 at_pod.memory_is(at_pod.memory_bytes + wanted)
+
+    async def until_others_are_known(self, claim: Claim) -> None:
+        """A job comes. Processes of others that are gone are known to be in a moment, and then it has more."""
+        ends = time.monotonic() + 2 * GONE_SECONDS
+        while time.monotonic() < ends and any(at_pod.use.may_be_left for at_pod in self._staying):
+            awake = self._awake()
+            *others, own = self._shares(awake, claim)
+            gives = any(share < at_pod.memory_bytes for share, at_pod in zip(others, awake, strict=True))
+            if own >= claim.most_bytes and not gives:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+            self.share_memory()
 
     @property
     def _all(self) -> list[TakesMemory]:
@@ -284,18 +337,26 @@ class JobTable:
 
     def _awake(self) -> list[TakesMemory]:
         """Those that run, and whose memory may change."""
-        return [at_pod for at_pod in self._staying if at_pod.claim is not None and not at_pod.sleeps]
+        return [at_pod for at_pod in self._staying if at_pod.claim is not None and not at_pod.use.sleeps]
 
-    def _shares(self, running: list[TakesMemory], coming: Claim | None = None) -> list[int]:
-        """Of those whose memory may change, and last of one that comes."""
-        kept = sum(at_pod.memory_bytes for at_pod in self._staying if at_pod.claim is None)
+    def _shares(
+        self, running: list[TakesMemory], coming: Claim | None = None, taken_bytes: int = 0, team: str = ""
+    ) -> list[int]:
+        """Of those whose memory may change, and last of one that comes.
+
+        :param taken_bytes: by one of this team that comes, and gets as much as it says.
+        """
+        kept: Counter[str] = Counter({team: taken_bytes})
+        for at_pod in self._staying:
+            if _keeps(at_pod):
+                kept[at_pod.spec.holder] += at_pod.memory_bytes
         claims = [at_pod.claim for at_pod in running if at_pod.claim is not None]
-        left = max(0, self._for_jobs_bytes - kept)
+        left = max(0, self._for_jobs_bytes - kept.total())
         if coming is not None:  # it takes from nobody what that one needs to shuffle well
             least = min(coming.least_bytes, max(0, left - sum(claim.least_bytes for claim in claims)))
             claims.append(replace(coming, least_bytes=least))
         reserved = self._quotas.reserved(self._for_jobs_bytes)
-        return memory_shares(left, claims, self.settings.job_memory_fraction, reserved)
+        return memory_shares(left, claims, reserved, kept)
 
     @property
     def _for_jobs_bytes(self) -> int:
@@ -304,8 +365,8 @@ class JobTable:
     def _make_room(self, wanted_bytes: int) -> int:
         """How much is free, once jobs that sleep have let go of what they hold, as far as that is needed."""
         free = self._free_bytes()
-        asleep = [at_pod for at_pod in self._staying if at_pod.claim is not None and at_pod.sleeps]
-        for at_pod in sorted(asleep, key=lambda at_pod: -at_pod.idle_seconds):
+        asleep = [each for each in self._staying if each.use.is_left or (each.claim is not None and each.use.sleeps)]
+        for at_pod in sorted(asleep, key=lambda at_pod: -at_pod.use.idle_seconds):
             if free >= wanted_bytes:
                 break
             at_pod.let_go()
@@ -315,21 +376,24 @@ class JobTable:
     def _free_bytes(self) -> int:
         return self._for_jobs_bytes - sum(at_pod.taken_bytes for at_pod in self._staying)
 
-    def parts_of(self, dataset: Dataset) -> JobMemory:
-        settings = self.settings
-        return JobMemory(
-            0,
-            settings.remote_memory_fraction if settings.num_pods > 1 else 0.0,
-            settings.recent_fraction,
-            settings.in_flight_fraction,
-            dataset.index.sample_bytes / max(1, dataset.num_samples),
-        )
+    def parts_of(self, dataset: Dataset, *, planned: bool = False) -> JobMemory:
+        sample_bytes = dataset.index.sample_bytes / max(1, dataset.num_samples)
+        return self.settings.pod_memory.parts(sample_bytes, planned=planned)
 
-    def claim_of(self, spec: JobSpec, dataset: Dataset, chunk_size: int, parts: JobMemory) -> Claim:
-        """What a job that names no memory can use here, and what it needs to shuffle well."""
-        most_bytes = most_memory(dataset.index.sample_bytes / self.settings.num_pods, parts)
-        most_bytes = min(most_bytes, int(self._for_jobs_bytes * self.settings.job_memory_fraction))
-        least_bytes = least_memory(chunk_size * parts.sample_bytes, most_bytes, parts)
+    def claim_of(
+        self, spec: JobSpec, dataset: Dataset, chunk_size: int, parts: JobMemory, beside_bytes: int = 0
+    ) -> Claim:
+        """What a job that names no memory can use here, and what it needs to shuffle well.
+
+        :param beside_bytes: that it needs beside its samples.
+        """
+        least_bytes, most_bytes = self.settings.pod_memory.least_and_most(
+            parts,
+            dataset.index.sample_bytes,
+            chunk_size,
+            gives_back=_is_flexible(spec),
+            beside_bytes=beside_bytes,
+        )
         if spec.order == "explicit":
             with_traces = partial(memory_with_traces, num_samples=dataset.num_samples, names_classes=spec.names_classes)
             most_bytes = with_traces(most_bytes)
@@ -450,19 +514,29 @@ class JobTable:
     def was_ended(self, name: str) -> JobLost:
         return JobLost(f"job {name} was ended while it was asked for samples", job=name)
 
-    def memory_for(self, spec: JobSpec, kept_bytes: int, claim: Claim, *, ran_before: bool) -> int:
-        """
+    def memory_for(self, spec: JobSpec, kept_bytes: int, claim: Claim, *, ran_before: bool) -> tuple[int, int]:
+        """``(what it gets now, its share)``: others may have reads under way into what they have given back.
+
         :param kept_bytes: what the job has had before a restart, whatever its team has now; 0: it is a new one.
         :param claim: of a job that names no memory, so that others find room.
         :param ran_before: it ran before a restart, and goes on with less where its policy can.
         """
+        wanted = spec.memory_bytes or kept_bytes
+        awake = self._awake()
+        if not _is_flexible(spec):  # it will not give back: others that are like it find some, too
+            most_bytes = int(self._left_bytes * self.settings.job_memory_fraction)
+            claim = replace(claim, most_bytes=max(0, min(claim.most_bytes, most_bytes)))
+        if not spec.memory_bytes and (not kept_bytes or _is_flexible(spec)):
+            *shares, wanted = self._shares(awake, claim)
+        else:
+            least = sum(each.claim.least_bytes for each in awake if each.claim is not None)
+            taken_bytes = min(wanted, max(0, self._left_bytes - least))
+            shares = self._shares(awake, taken_bytes=taken_bytes, team=spec.holder)
+        self._give(awake, [min(share, at_pod.memory_bytes) for share, at_pod in zip(shares, awake, strict=True)])
+        free = self._make_room(wanted)
         used: Counter[str] = Counter()
         for at_pod in self._staying:
             used[at_pod.spec.holder] += at_pod.taken_bytes
-        wanted = spec.memory_bytes or kept_bytes
-        if not spec.memory_bytes and (not kept_bytes or _is_flexible(spec)):
-            wanted = self._shares(self._awake(), claim)[-1]
-        free = self._make_room(wanted)
         may_have = free if kept_bytes else min(free, self._quotas.left_for(spec.holder, self._for_jobs_bytes, used))
         slots_stay = spec.shuffle and spec.policy == redox.KIND.name
         if ran_before and wanted > may_have > 0 and not slots_stay:
@@ -472,33 +546,58 @@ class JobTable:
                 f"{wanted:,}",
                 f"{may_have:,}",
             )
-            return may_have
+            return may_have, wanted
         if _is_flexible(spec) and 0 < may_have < wanted:
-            wanted = may_have  # others give back what it lacks
+            return may_have, wanted  # others give back what it lacks
         if wanted > may_have or wanted == 0:
-            keeps_slots = "; policy redox keeps as many slots as it had: give the pod its memory back, or end the job"
-            less = "ask for less memory_bytes" if spec.memory_bytes else "give the pods more memory"
-            to_do = f"; end a job that is not needed (refill end NAME), or {less}"
+            to_do = ""
             if ran_before and slots_stay:
-                to_do = f"{keeps_slots} and begin the epoch anew"
-            raise MemoryTooSmall(
-                f"memory too small: job {spec.name} wants {wanted or claim.least_bytes:,} bytes and pod "
-                f"{self.settings.ordinal} has {may_have:,} of {self.settings.memory_bytes:,} free (pinned: "
-                f"{self.pinned.memory_bytes:,}; taken: {self._taken(spec.holder)}"
-                f"{f'; kept for others: {free - may_have:,}' * (free > may_have)}){to_do}",
-                pod=self.settings.ordinal,
-            )
-        return wanted
+                to_do = (
+                    "; policy redox keeps as many slots as it had: give the pod its memory back, or end the job and "
+                    "begin the epoch anew"
+                )
+            raise self._too_small(spec, wanted or claim.least_bytes, may_have, free - may_have, to_do)
+        return wanted, wanted
+
+    @property
+    def _left_bytes(self) -> int:
+        """Of the jobs' memory, by those whose memory does not change."""
+        return self._for_jobs_bytes - sum(at_pod.memory_bytes for at_pod in self._staying if _keeps(at_pod))
+
+    def _too_small(
+        self, spec: JobSpec, wanted_bytes: int, free_bytes: int, kept_for_others: int = 0, to_do: str = ""
+    ) -> MemoryTooSmall:
+        less = "ask for less memory_bytes" if spec.memory_bytes else "give the pods more memory"
+        return MemoryTooSmall(
+            f"memory too small: job {spec.name} wants {wanted_bytes:,} bytes and pod {self.settings.ordinal} has "
+            f"{max(0, free_bytes):,} of {self.settings.memory_bytes:,} free ({self._who_holds(spec, kept_for_others)})"
+            f"{to_do or f'; end a job that is not needed (refill end NAME), or {less}'}",
+            pod=self.settings.ordinal,
+        )
+
+    def _with_holders(self, spec: JobSpec, error: MemoryTooSmall) -> MemoryTooSmall:
+        """The error of a job that did not get enough, with who has what it lacks."""
+        if not any(at_pod.taken_bytes for at_pod in self._staying):
+            return error
+        return MemoryTooSmall(f"{error.message} ({self._who_holds(spec)})", **error.details)
+
+    def _who_holds(self, spec: JobSpec, kept_for_others: int = 0) -> str:
+        others = f"; kept for others: {kept_for_others:,}" * (kept_for_others > 0)
+        return f"pinned: {self.pinned.memory_bytes:,}; taken: {self._taken(spec.holder)}{others}"
 
     def _taken(self, team: str) -> str:
         """By whom memory is taken; of other teams in sum, since nobody is told which jobs they run."""
         of_team = ("", team)
-        mine = {at_pod.spec.name: at_pod for at_pod in self._all if at_pod.spec.holder in of_team}
+        holding = [at_pod for at_pod in self._all if at_pod.taken_bytes]
+        mine = {at_pod.spec.name: at_pod for at_pod in holding if at_pod.spec.holder in of_team}
         largest = sorted(mine.items(), key=lambda each: -each[1].taken_bytes)
-        taken = [f"{name} {at_pod.taken_bytes:,}{' idle' * at_pod.sleeps}" for name, at_pod in largest[:_NAMED_JOBS]]
+        taken = [
+            f"{name} {at_pod.taken_bytes:,} ({'idle' if at_pod.use.sleeps else 'asked for'})"
+            for name, at_pod in largest[:_NAMED_JOBS]
+        ]
         if more := sum(at_pod.taken_bytes for _, at_pod in largest[_NAMED_JOBS:]):
             taken.append(f"{len(largest) - _NAMED_JOBS} more jobs {more:,}")
-        if others := sum(at_pod.taken_bytes for at_pod in self._all if at_pod.spec.name not in mine):
+        if others := sum(at_pod.taken_bytes for at_pod in holding if at_pod.spec.name not in mine):
             taken.append(f"other teams {others:,}")
         return ", ".join(taken) or "none"
 
@@ -509,6 +608,11 @@ async def _no_such_job(name: str) -> None:
 
 def _incarnation_of(job: JobAtPod | KeptJob) -> str:
     return job.job.incarnation if isinstance(job, JobAtPod) else str(job.header["incarnation"])
+
+
+def _keeps(at_pod: TakesMemory) -> bool:
+    """Whether it has what it has."""
+    return at_pod.claim is None and not (at_pod.gave_all or at_pod.use.is_left)
 
 
 def _is_flexible(spec: JobSpec) -> bool:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
 from refill.errors import RankHeld, RankTaken
 from refill.protocol.rank_life import RankLife
@@ -21,6 +23,13 @@ _SAID_OF = 1000
 """Refused processes that are known to have been logged."""
 
 
+class Connection(Protocol):
+    """Of a client."""
+
+    def when_lost(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called once, when it is gone."""
+
+
 class LeasedRanks:
     """Of one job at one pod. A client that does not name its life is an old one, and is not asked for it."""
 
@@ -29,6 +38,8 @@ class LeasedRanks:
         self._since = time.monotonic()
         self._leases = RankLeases()
         self._refused: set[tuple[int, RankLife]] = set()
+        self._connections: dict[RankLife, set[Connection]] = {}
+        """Open ones of a process that holds a lease, and of its loader workers."""
 
     def holder(self, rank: int) -> RankLife | None:
         return self._leases.holder(rank)
@@ -36,6 +47,11 @@ class LeasedRanks:
     def num_alive(self) -> int:
         """Ranks whose process was heard within the time of a lease."""
         return self._leases.num_heard(time.monotonic())
+
+    def silent_seconds(self) -> float:
+        """As :meth:`RankLeases.silent_seconds`: of processes that had connections here, and have none any more."""
+        cut_off = [life for life, open_ones in self._connections.items() if not open_ones]
+        return self._leases.silent_seconds(time.monotonic(), cut_off)
 
     def num_in_run(self) -> int:
         """Of those, ranks that go on with what they were in."""
@@ -50,25 +66,38 @@ class LeasedRanks:
         """As :meth:`RankLeases.comes_again`."""
         return self._leases.comes_again(rank, time.monotonic())
 
-    def asks(self, rank: int, life: RankLife | None, *, takes: bool = True) -> None:
+    def asks(self, rank: int, life: RankLife | None, *, takes: bool = True, over: Connection | None = None) -> None:
         """Fact: a process asks for samples of a rank. Raises :class:`RankHeld` while another one may still be there,
         and :class:`RankTaken` when it is.
 
         :param takes: False: it reports something for the rank, and asks for no samples.
+        :param over: what it asks over, if that is known.
         """
         if life is None:
             return
         if (refusal := self._leases.asks(rank, life, time.monotonic(), takes=takes)) is not None:
             raise self._error(rank, life, refusal)
+        self._is_connected(rank, life, over)
 
     def held_elsewhere(self, rank: int, holder: RankLife, by: RankLife) -> None:
         """As :meth:`RankLeases.held_elsewhere`."""
         self._leases.held_elsewhere(rank, holder, by, time.monotonic())
 
-    def heard(self, rank: int, life: RankLife | None) -> None:
+    def heard(self, rank: int, life: RankLife | None, over: Connection | None = None) -> None:
         """Fact: a process is there, and asks for no samples now."""
         if life is not None:
             self._leases.heard(rank, life, time.monotonic())
+            self._is_connected(rank, life, over)
+
+    def _is_connected(self, rank: int, life: RankLife, connection: Connection | None) -> None:
+        if connection is None or connection in self._connections.get(life, ()) or self.holder(rank) != life:
+            return
+        for other in [each for each, open_ones in self._connections.items() if not open_ones]:
+            if not self._leases.is_holder(other):
+                del self._connections[other]
+        of_life = self._connections.setdefault(life, set())
+        of_life.add(connection)
+        connection.when_lost(lambda: of_life.discard(connection))
 
     def returned(self, rank: int, life: RankLife) -> None:
         """Fact: a process needs the rank no more."""
@@ -95,8 +124,8 @@ class LeasedRanks:
         since = (datetime.now(UTC) - timedelta(seconds=refusal.held_seconds)).strftime("%Y-%m-%d %H:%M:%S UTC")
         what = f"was replaced as rank {rank}" if refusal.ended else f"calls itself rank {rank}"
         error = RankTaken(
-            f"{life} {what} of job {self._job}, and {holder} is that rank since {since}: stop one of them; two runs "
-            "need two job names, and each process of a run a rank of its own (RANK, or rank=)",
+            f"{life} {what} of job {self._job}, and {holder} has been that rank since {since}: stop one of them; two "
+            "runs need two job names, and each process of a run a rank of its own (RANK, or rank=)",
             **details,
         )
         if (rank, life) not in self._refused:

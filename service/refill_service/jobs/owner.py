@@ -125,7 +125,8 @@ class Owner:
         return max(coming, self.resident_bytes)
 
     def memory_is(self, abstract_bytes: int, recent_bytes: int) -> None:
-        """Fact: the job has more memory now, or less. What is in memory stays until it is asked for."""
+        """Fact: the job has more memory now, or less. What is too much is forgotten, and read again when it is needed,
+        as far as the policy has chunks for that; else it stays until it is asked for."""
         self._recent.limit(recent_bytes)
         self._carry_out(self._machine.memory_is(abstract_bytes))
 

@@ -130,6 +130,7 @@ def _about(
         "num_pods": num_pods,
         "dataset": spec.dataset,
         "policy": policy_that_runs(spec.policy, shuffle=spec.shuffle),
+        "policy_asked": spec.policy,
         "seed": spec.seed,
         "world_size": spec.world_size,
         "ended_at": ended_at,
@@ -150,6 +151,7 @@ def receipt_of_parts(about: dict[str, Any], parts: list[dict[str, Any]], epoch: 
         before = EpochReceipt.from_dict(done["receipt"])
         total = replace(sum_of_receipts([total, before]), damaged=total.damaged, damaged_samples=total.damaged_samples)
     of_what = {name: about[name] for name in ("job", "run", "seed", "policy")}
+    of_what["policy_asked"] = about.get("policy_asked", about["policy"])  # not said by pods of an earlier version
     ended = about["ended_at"] > 0
     found = {"repeats": sum(part["repeats"] for part in parts)} | total.to_dict()
     found |= positions_of(parts, total)

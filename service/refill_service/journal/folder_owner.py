@@ -17,6 +17,7 @@ from refill.errors import InvalidInput
 from refill.protocol.pod_life import PodLife
 from refill_service.cache_core.pod_lives import is_ahead
 from refill_service.journal.job_files import replace
+from refill_service.memory.kept_files import put_aside, read_kept
 
 __all__ = ["FolderOwner"]
 
@@ -44,8 +45,8 @@ class FolderOwner:
         """Take the folder over."""
         self._path = folder / _LIFE
         self.found = self._read()
-        if self.found is None and self._path.exists():
-            log.warning("%s can't be read, and is written anew: it names no process of this pod", self._path)
+        if self.found is None and os.path.lexists(self._path):
+            put_aside(self._path, "it names no process of this pod")
         if self.found is not None and is_ahead(self.found, self.life.number):
             log.warning(
                 "%s says that this pod was started last at a time that has not come yet, which is not believed. If the "
@@ -80,7 +81,6 @@ class FolderOwner:
     def _read(self) -> PodLife | None:
         assert self._path is not None
         try:
-            with self._path.open("rb") as file:
-                return PodLife.decode(file.read(_MOST_BYTES).decode("latin-1").strip())
+            return PodLife.decode(read_kept(self._path, _MOST_BYTES).decode("latin-1").strip())
         except (OSError, InvalidInput):
             return None

@@ -25,10 +25,12 @@ import xxhash
 
 from refill.protocol.records import RecordReader
 from refill_service.journal.job_files import EPOCHS, RECEIPTS, sync_folder
+from refill_service.memory.kept_files import open_or_make, read_kept
 
 __all__ = ["Inventory"]
 
 _TITLE = "refill inventory 1"
+_MOST_BYTES = 16 << 20
 
 
 class _State(NamedTuple):
@@ -167,12 +169,12 @@ class Inventory:
         lines = "\n".join(self._lines.values()).encode()
         title = f"{_TITLE} {len(lines)} {xxhash.xxh3_64_hexdigest(lines)}\n".encode()
         if self._file is None:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = open_or_make(self._path)
         os.pwrite(self._file, title + lines, 0)  # the rest of a longer one before stays behind it, and is not read
 
     def _read(self) -> bool:
         try:
-            title, _, rest = self._path.read_bytes().partition(b"\n")
+            title, _, rest = read_kept(self._path, _MOST_BYTES).partition(b"\n")
             kind, size, digest = title.decode().rsplit(" ", 2)
             lines = rest[: int(size)]
             if kind != _TITLE or len(lines) != int(size) or xxhash.xxh3_64_hexdigest(lines) != digest:

@@ -10,6 +10,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from refill_service.memory.kept_files import write_kept
+
 __all__ = [
     "CLEAN",
     "DONE",
@@ -76,7 +78,7 @@ def replace(path: Path, data: bytes, *, sync: bool = False) -> None:
     does. Without it nothing waits for a disk, and a journal that a machine took down with it is not taken to be whole.
     """
     new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
+    with open(write_kept(new), "wb") as file:
         file.write(data)
         if sync:
             file.flush()

@@ -38,10 +38,12 @@ from refill_service.journal.job_files import (
     sync_folder,
 )
 from refill_service.journal.kept_job import boot_id, read_contents
+from refill_service.memory.kept_files import open_kept
 
 __all__ = ["JobJournal", "Snapshot"]
 
 _MIN_COMPACTED_BYTES = 1 << 20
+_TO_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 Snapshot = Callable[[int], Iterable[Record]]
 """All that is to be known of an epoch, in as few records as it takes."""
@@ -174,7 +176,7 @@ class JobJournal:
             try:
                 line = (json.dumps(receipt) + "\n").encode()
                 self._inventory.will_append(RECEIPTS)
-                with (self._folder / RECEIPTS).open("ab", buffering=0) as receipts:
+                with open(open_kept(self._folder / RECEIPTS, _TO_APPEND), "ab", buffering=0) as receipts:
                     receipts.write(line)
                 self._inventory.appended(RECEIPTS, line)
             except OSError as error:
@@ -231,9 +233,7 @@ class JobJournal:
         name = epoch_file(epoch)
         if epoch not in self._files:
             self._inventory.will_append(name)
-            self._files[epoch] = os.open(
-                self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-            )
+            self._files[epoch] = open_kept(self._folder / name, _TO_APPEND)
             self._sizes[epoch] = self._compact_sizes[epoch] = 0
         rest = memoryview(data)
         while rest:

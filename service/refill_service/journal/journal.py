@@ -29,6 +29,7 @@ from refill_service.journal.job_files import ENDING, HEADER, ending_folder, inve
 from refill_service.journal.job_journal import JobJournal, Snapshot
 from refill_service.journal.kept_job import KeptJob, header_of, read_kept_job
 from refill_service.memory.folder_lock import locked
+from refill_service.memory.kept_files import put_aside, read_kept
 
 __all__ = ["JobJournal", "Journal", "KeptJob"]
 
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _ENDED = "ended"
 _KEPT_ENDED = 10_000
+_MOST_ENDED_BYTES = 2 << 20
 _UNCLAIMED_SECONDS = 14 * 86_400
 """A journal that was not written to for so long is removed when a pod starts."""
 
@@ -254,13 +256,17 @@ class Journal:
         log.warning("journal: %s; deliveries are not written down until there is a new one", error)
 
     def _read_ended(self) -> list[str]:
-        if self._folder is None or not (self._folder / _ENDED).exists():
+        if self._folder is None or not os.path.lexists(self._folder / _ENDED):
             return []
-        return (self._folder / _ENDED).read_text(errors="replace").split()
+        try:
+            return read_kept(self._folder / _ENDED, _MOST_ENDED_BYTES).decode(errors="replace").split()
+        except OSError as error:
+            put_aside(self._folder / _ENDED, error)
+            return []
 
     def _remove_unclaimed(self, folder: Path) -> None:
         for job in folder.glob("job-*"):
-            newest = max((path.stat().st_mtime for path in job.glob("*")), default=0.0)
+            newest = max((path.lstat().st_mtime for path in job.glob("*")), default=0.0)
             if time.time() - newest > _UNCLAIMED_SECONDS:
                 _remove(job)
 

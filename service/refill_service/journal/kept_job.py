@@ -31,8 +31,14 @@ from refill_service.journal.job_files import (
     VERSION,
     inventory_of,
 )
+from refill_service.memory.kept_files import read_kept
 
 __all__ = ["KeptJob", "boot_id", "header_of", "read_contents", "read_kept_job"]
+
+
+_MOST_HEADER_BYTES = 1 << 20
+_MOST_BYTES = 4 << 30
+"""Of what was delivered of a share in an epoch, with all traces."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,10 @@ class KeptJob:
 def read_kept_job(folder: Path) -> KeptJob:
     """Raises OSError, ValueError, KeyError or TypeError for what can't be read as a journal."""
     contents = read_contents(folder)
-    header = json.loads(contents[HEADER])
+    try:
+        header = json.loads(contents[HEADER])
+    except RecursionError:
+        raise ValueError(f"{HEADER} is nested too deep") from None
     if (version := header.get("version", 1)) != VERSION:  # the first had none
         raise ValueError(f"it is of version {version}, and this pod reads version {VERSION}")
     records: list[Record] = []
@@ -94,14 +103,16 @@ def read_kept_job(folder: Path) -> KeptJob:
 
 def read_contents(folder: Path) -> dict[str, bytes]:
     """All files of a job's journal, by name; none if there is no such folder."""
-    return {path.name: path.read_bytes() for path in folder.glob("*") if path.suffix != ".new"}
+    if folder.is_symlink():
+        raise ValueError("a link, and no folder")
+    return {path.name: read_kept(path, _MOST_BYTES) for path in folder.glob("*") if path.suffix != ".new"}
 
 
 def header_of(folder: Path) -> dict[str, Any] | None:
     """None where there is no journal that can be used."""
     try:
-        found: dict[str, Any] = json.loads((folder / HEADER).read_text())
-    except (OSError, ValueError):
+        found: dict[str, Any] = json.loads(read_kept(folder / HEADER, _MOST_HEADER_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -127,5 +138,5 @@ def _resumed(contents: dict[str, bytes], header: dict[str, Any]) -> ResumedEpoch
 def _json_or_none(line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

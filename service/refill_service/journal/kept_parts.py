@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import zlib
 from pathlib import Path
 
 from refill_service.cache_core.kept_runs import KeptRuns, RunPart
 from refill_service.journal.job_files import replace
+from refill_service.memory.kept_files import NoKeptFile, put_aside, read_kept
 
 __all__ = ["KeptParts"]
 
@@ -15,6 +17,7 @@ log = logging.getLogger(__name__)
 
 _FOLDER = "receipts"
 _ENDING = ".run"
+_MOST_BYTES = 4 << 20
 
 
 class KeptParts:
@@ -48,10 +51,15 @@ class KeptParts:
         return self._runs.of(team, job)
 
     def _read(self, folder: Path) -> None:
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            put_aside(folder, "no folder")
         for path in folder.glob(f"*{_ENDING}"):
             try:
-                dropped = self._runs.put(RunPart.decode(path.read_bytes()))
-            except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+                dropped = self._runs.put(RunPart.decode(read_kept(path, _MOST_BYTES)))
+            except (NoKeptFile, ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
+                put_aside(path, error)
+                continue
+            except OSError as error:
                 log.warning("%s can't be read, and is not used: %s", path, error)
                 continue
             for each in dropped:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 import uuid
 from dataclasses import replace
 from typing import Any
@@ -112,10 +111,10 @@ class JobsHere:
         check_same_settings(spec.name, known.job.spec.differences(spec), here=True)
         if incarnation and known.job.incarnation != incarnation:
             raise is_another(spec.name)
+        self._table.is_asked(known)
         info = known.job.info() | {"begun": life.begun, "created": created}
         if fingerprint and info["fingerprint"] != fingerprint:
             raise _replaced(spec)
-        known.job.last_used = time.monotonic()
         return info
 
     async def begin(self, spec: JobSpec, incarnation: str, *, begun: bool) -> JobAtPod:
@@ -333,7 +332,7 @@ class JobsHere:
         )
 
     def is_idle(self, at_pod: JobAtPod) -> bool:
-        return at_pod.idle_seconds > self._table.settings.job_idle_seconds
+        return at_pod.use.idle_seconds > self._table.settings.job_idle_seconds
 
     def _restore(self, at_pod: JobAtPod, kept: KeptJob | None) -> None:
         recovery = Recovery(

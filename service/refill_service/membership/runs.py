@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.protocol.incarnation import line_of
+from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.receipt import has_begun
 from refill_service.jobs.epoch_counts import counts_of_all_pods
@@ -47,20 +48,23 @@ class Runs:
         """By job, what was made of its journal, and of which state of that."""
 
     async def receipt(self, job: str, epoch: int, run: str, team: str) -> dict[str, Any]:
-        """Of the run that runs, or ended last; or of the one that ``run`` begins the name of."""
-        at_pod = self._table.jobs.get(job)
-        if at_pod is not None and _is_meant(at_pod.job.run, run):
+        """Of the team's run that runs, or ended last; or of the one that ``run`` begins the name of."""
+        if (at_pod := self._running(job, run, team)) is not None:
             return await at_pod.receipt(epoch)
         found = await self._find(job, epoch, run, team)
         return receipt_of_parts(found.about, list(found.parts.values()), epoch)
 
     async def counts(self, job: str, epoch: int, run: str, team: str) -> dict[str, Any]:
         """Of an epoch; parameters as of :meth:`receipt`."""
-        at_pod = self._table.jobs.get(job)
-        if at_pod is not None and _is_meant(at_pod.job.run, run):
+        if (at_pod := self._running(job, run, team)) is not None:
             return await counts_of_all_pods(at_pod, epoch)
         found = await self._find(job, epoch, run, team)
         return counts_of_parts(found.about, found.parts, epoch)
+
+    def _running(self, job: str, run: str, team: str) -> JobAtPod | None:
+        """The run that runs here, if it is meant, and is the team's."""
+        at_pod = self._table.of_team(team).get(job)
+        return at_pod if at_pod is not None and _is_meant(at_pod.job.run, run) else None
 
     def ended(self, team: str) -> list[dict[str, Any]]:
         """Runs that have ended, of which this pod keeps something; the newest first."""
@@ -70,6 +74,7 @@ class Runs:
             run = runs.setdefault(
                 (about["job"], about["run"]),
                 {name: about[name] for name in ("job", "run", "dataset", "policy", "world_size", "ended_at")}
+                | {"policy_asked": about.get("policy_asked", about["policy"])}
                 | {"first_epoch": about["epochs"][0], "last_epoch": about["epochs"][-1]},
             )
             run["first_epoch"] = min(run["first_epoch"], about["epochs"][0])
@@ -109,8 +114,9 @@ class Runs:
             return known[1]
 
     async def _find(self, job: str, epoch: int, run: str, team: str) -> _Found:
-        """Raises :class:`UnknownJob` for a run that no pod knows, or of which a pod's part is lost, and
-        :class:`InvalidInput` for a name that fits several, or an epoch that it has not."""
+        """Raises :class:`NotAllowed` where another team has the name and this one had no run of it,
+        :class:`UnknownJob` for a run that no pod knows, or of which a pod's part is lost, and :class:`InvalidInput` for
+        a name that fits several, or an epoch that it has not."""
         known, silent = await self._ask_all(job, epoch, run, team)
         runs: dict[str, list[dict[str, Any]]] = {}
         for each in known:
@@ -118,6 +124,7 @@ class Runs:
         if not runs:
             if silent:
                 raise silent[0]  # that pod may know it
+            check_holder(job, self._table.holder(job) or "", team)
             which = f"run {run} of job {job}" if run else f"job {job}"
             raise UnknownJob(f"no pod knows {which}, nor receipts of it: refill jobs lists what there is", job=job)
         if run and len(runs) > 1:

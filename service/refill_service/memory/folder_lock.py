@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from refill.errors import InvalidInput
+from refill_service.memory.kept_files import open_or_make
 
 __all__ = ["locked", "wait_until_left"]
 
@@ -56,7 +57,7 @@ def _lock_of(folder: Path, setting: str) -> Iterator[int]:
     """The descriptor of the file that is locked in place of the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = open_or_make(folder / "lock")
         try:
             yield lock
         finally:

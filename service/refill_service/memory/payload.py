@@ -13,7 +13,7 @@ class Damage(bytes):
 
 
 class Payloads:
-    """Bytes by local sample, and how many they are."""
+    """Bytes by number, such as that of a sample, and how many they are."""
 
     def __init__(self) -> None:
         self.num_bytes = 0

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
 from refill_service.memory.folder_lock import locked
+from refill_service.memory.kept_files import open_or_make
 from refill_service.memory.payload import Payload
 
 __all__ = ["PinnedFile", "PinnedMemory", "PinnedShare", "PinnedTier"]
@@ -159,7 +160,7 @@ class PinnedTier:
             return []
         leased = {part.path for share in self._shares for part in share.parts if isinstance(part, PinnedFile)}
         found = [path for path in self._folder.glob(f"*{_SUFFIX}") if path not in leased]
-        return sorted(found, key=lambda path: path.stat().st_mtime)
+        return sorted(found, key=lambda path: path.lstat().st_mtime)
 
     def _remove_leftovers(self, keep: Path, wanted: int) -> None:
         leftovers = [path for path in self._leftovers() if path != keep]
@@ -315,7 +316,7 @@ class PinnedFile(PinnedPart):
         self._full = False
         self._writing_bytes = 0
         # Closed when it is closed here and no thread is at work on it any more.
-        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0)
+        self._file = os.fdopen(open_or_make(path), "r+b", buffering=0)
         self._file.truncate(self.limit_bytes)
         os.utime(path)
         # What was written before is taken to be there; whether it is intact, its checksums will show.
@@ -417,6 +418,6 @@ def _written(file: int) -> Iterator[tuple[int, int]]:
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except FileNotFoundError:
         return 0

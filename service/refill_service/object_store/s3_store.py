@@ -184,7 +184,9 @@ class S3Store(ObjectStore):
         facts = {"bucket": self._bucket, "key": key, "code": code, "http_status": status}
         said = f" ({code}: {_first(_MESSAGE, text)})" if code else ""
         if code == "NoSuchBucket":
-            return StoreNotFound(f"{url}: there is no bucket {self._bucket!r} at {self._where}; create it", **facts)
+            return StoreNotFound(
+                f"{url}: there is no bucket {self._bucket!r} at {self._where}; check its name", **facts
+            )
         if isinstance(error, FileNotFoundError) or status == 404:
             return StoreNotFound(f"{url}: no such object at {self._where}", **facts)
         if code in _WRONG_REGION or "redirect without LOCATION" in text or status == 301:

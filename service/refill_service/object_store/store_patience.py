@@ -63,7 +63,7 @@ class OverdueRequests:
         since, url = next(iter(self._under_way.values()))
         waits = time.monotonic() - since
         if waits >= SAY_EVERY_SECONDS:
-            log.warning("%d reads wait for the store, the longest since %.0f s: %s", len(self._under_way), waits, url)
+            log.warning("%d reads wait for the store, the longest for %.0f s: %s", len(self._under_way), waits, url)
             self._look_in(SAY_EVERY_SECONDS)
         else:
             self._look_in(SAY_EVERY_SECONDS - waits)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from collections.abc import Iterable
 from contextvars import ContextVar
 
@@ -24,6 +24,6 @@ def current_request_id() -> str:
 def take_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """That of the headers, or a new one where they have none that may stand in a log; for this task from now on."""
     given = next((value for name, value in headers if name == _WIRE_NAME), b"")
-    found = given.decode() if _MAY_BE_LOGGED.fullmatch(given) else uuid.uuid4().hex[:16]
+    found = given.decode() if _MAY_BE_LOGGED.fullmatch(given) else os.urandom(8).hex()
     _current.set(found)
     return found

@@ -211,8 +211,7 @@ class Fence:
             announced = Announced.from_dict(answer)
         except (InvalidInput, ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
             self._peers.say_now_and_then(
-                f"{self._peers.name(pod)} answers with something else than a pod would: {str(answer)[:100]!r}; "
-                "is its URL right?"
+                f"{self._peers.name(pod)} answers, but not as a pod does: {str(answer)[:100]!r}; is its URL right?"
             )
             return None
         return self._believed(announced)

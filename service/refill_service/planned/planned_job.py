@@ -8,33 +8,36 @@ shares: it reads them, and answers the same.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 
-from refill.errors import EpochNotReady, InvalidInput, RefillError, UnknownJob
+from refill.errors import EpochNotReady, InvalidInput, JobConflict, RefillError, UnknownJob
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
-from refill.protocol.wire_format import BatchRequest, Int64Array
+from refill.protocol.rank_life import RankLife
+from refill.protocol.share_owners import share_owners, stand_in
+from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
-from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
+from refill_service.cache_core.job_memory import JobMemory, chunks_in_memory, memory_for_chunks
 from refill_service.cache_core.memory_shares import Claim
-from refill_service.cache_core.planned.dealings import RankDealings
 from refill_service.cache_core.planned.job_orders import JobOrders
+from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists
 from refill_service.cache_core.planned.received import ReceivedEpochs
-from refill_service.cache_core.planned.share_owners import share_owners, stand_in
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.all_done import all_done
 from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.chunk_reader import ChunkReader
-from refill_service.jobs.job_at_pod import SLEEPS_AFTER_SECONDS, Clients, JobFigures
+from refill_service.jobs.job_at_pod import Clients, JobFigures
+from refill_service.jobs.job_use import JobUse
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.single_reads import SingleReads
@@ -56,12 +59,17 @@ _STANDS_IN_SECONDS = 10.0
 """A share of another pod that nobody has asked for here for so long is let go of."""
 
 
+_Part = tuple[Int64Array, list[Payload]]
+"""``(sample ids, their bytes)`` of some positions."""
+
+
 class PlannedJob:
     """One planned job at one pod.
 
     :param orders: of its plan; ``spec`` has all of its settings.
     :param memory_bytes: what the job may use here.
     :param for_plan: of that, what the orders take.
+    :param lists: that ranks will post; None: the order is that of the plan.
     :param confirmed: whether a rank is known to have received something by this plan.
     :param other_plan: is told of a pod that has the job by another one.
     """
@@ -77,6 +85,7 @@ class PlannedJob:
         settings: Settings,
         memory_bytes: int,
         for_plan: int,
+        lists: PostedLists | None,
         parts: JobMemory,
         claim: Claim | None,
         gate: ByteGate,
@@ -90,22 +99,23 @@ class PlannedJob:
         self.ordinal, self.num_pods = settings.ordinal, settings.num_pods
         self.memory_bytes = memory_bytes
         self.parts, self.claim, self.pinned = parts, claim, pinned
+        self.gave_all = False
+        """Others have its memory, which may not change, until somebody asks for it again."""
         self.confirmed = confirmed
         self.began_midway = confirmed
         """Whether others had this job before, so that this pod has not seen all that ranks asked for."""
         self.share = layout.share(0, 1)
         """Of the dataset, all of it: the reads of this job are by ids of the dataset."""
+        self.lists = lists
         self.leases = LeasedRanks(spec.name)
         self.received = ReceivedEpochs()
-        self._dealings = RankDealings()
         self.clients = Clients()
         self.counts = JobCounts()
         self.sent_bytes: dict[int, int] = {}
         self.received_bytes: dict[int, int] = {}
         self.since = time.time()
         """When the run was registered, at the first pod."""
-        self.last_used = time.monotonic()
-        self.requests_under_way = 0
+        self.use = JobUse(self.leases)
         self._num_bytes = int(records.length.sum())
         self._for_plan = for_plan
         self._settings = settings
@@ -117,8 +127,15 @@ class PlannedJob:
         self._single = SingleReads(self, gate, settings.wait_seconds)
         self._servers: dict[int, ShareServer] = {}
         self._planning = asyncio.Lock()
+        self._over: RefillError | None = None
+        """Why nobody is answered any more."""
         self._warming: dict[int, asyncio.Task[None]] = {}
         """By share."""
+        self._bringing: set[asyncio.Task[None]] = set()
+        """Lists, to pods that have lost them."""
+        self._composing = asyncio.Lock()
+        self._whole: tuple[int, Int64Array] | None = None
+        """An epoch, and its whole order by the plan."""
         own_bytes = sum(orders.planned_bytes(share) for share in np.flatnonzero(self._owners == self.ordinal).tolist())
         self._own_planned_bytes = max(1, own_bytes)
 
@@ -127,16 +144,6 @@ class PlannedJob:
     @property
     def plan_id(self) -> str:
         return self.orders.settings.plan_id
-
-    @property
-    def idle_seconds(self) -> float:
-        """Since the last request for the job here; requests that only look at it don't count."""
-        return 0.0 if self.requests_under_way else time.monotonic() - self.last_used
-
-    @property
-    def sleeps(self) -> bool:
-        """Whether nobody has asked for anything for so long that others may have its memory."""
-        return self.idle_seconds > SLEEPS_AFTER_SECONDS
 
     @property
     def resident_bytes(self) -> int:
@@ -150,11 +157,11 @@ class PlannedJob:
     def taken_bytes(self) -> int:
         """What others can't have: what it was given, or holds still of what it had; while it sleeps, what it holds."""
         if self.claim is None:
-            return self.memory_bytes
+            return 0 if self.gave_all else self.memory_bytes
         held_bytes = sum(server.memory.held_bytes for server in self._servers.values())
-        if self.sleeps:
+        if self.use.sleeps:
             held_bytes = memory_for_chunks(self.resident_bytes + self.recent_bytes, self.parts)
-            return min(held_bytes + self._for_plan, self.memory_bytes)
+            return min(held_bytes + self._for_plan * bool(self._servers), self.memory_bytes)
         return max(memory_for_chunks(held_bytes, self.parts) + self._for_plan, self.memory_bytes)
 
     def mean_bytes(self, num_samples: int) -> int:
@@ -170,6 +177,7 @@ class PlannedJob:
             "plan_id": settings.plan_id,
             "incarnation": settings.plan_id,
             "num_pods": self.num_pods,
+            "share_sizes": self.orders.shares.sizes.tolist(),
             "num_samples": self.layout.num_samples,
             "num_blobs": len(self.layout.first_sample) - 1,
             "total_bytes": self.dataset.index.sample_bytes,
@@ -179,17 +187,17 @@ class PlannedJob:
             "memory_bytes": self.memory_bytes,
             "policy": self.spec.policy,
             "chunk_size": self.layout.chunk_size,
-            "chunks_in_memory": self._capacity_bytes
-            * self.layout.num_chunks
-            // max(1, self.dataset.index.sample_bytes),
+            "chunks_in_memory": chunks_in_memory(
+                self._capacity_bytes, self.layout.num_chunks, self.dataset.index.sample_bytes
+            ),
         }
 
-    def use(self) -> dict[str, Any]:
+    def users(self) -> dict[str, Any]:
         """Who uses the job, as far as this pod sees (as :meth:`JobAtPod.use`)."""
         return {
             "epoch": self.newest_epoch,
-            "ranks_alive": self.leases.num_alive(),
-            "idle_seconds": round(self.idle_seconds, 1),
+            "ranks_alive": 0 if self.use.is_left else self.leases.num_alive(),
+            "idle_seconds": round(self.use.idle_seconds, 1),
         }
 
     @property
@@ -213,6 +221,7 @@ class PlannedJob:
             self.recent_bytes,
             self.sent_bytes,
             self.received_bytes,
+            self.leases.num_alive(),
             self._progress(),
             damaged=self.received.num_damaged,
         )
@@ -223,18 +232,10 @@ class PlannedJob:
         if newest is None:
             return None
         every = int(self.orders.shares.sizes[self._owners == self.ordinal].sum())
+        if self.lists is not None:  # about
+            every = every * self.lists.num_positions(newest) // max(1, self.layout.num_samples)
         answered = self.counts.owners[newest].core.takes if newest in self.counts.owners else 0
         return min(every, answered), every
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """For the time of a request, which may wait for longer than a job may be idle."""
-        self.requests_under_way += 1
-        try:
-            yield
-        finally:
-            self.requests_under_way -= 1
-            self.last_used = time.monotonic()
 
     # Memory.
 
@@ -243,10 +244,13 @@ class PlannedJob:
         return replace(self.parts, memory_bytes=max(0, self.memory_bytes - self._for_plan)).abstract_bytes
 
     def memory_is(self, memory_bytes: int) -> None:
-        """Fact: the job has so much memory now."""
-        self.memory_bytes = memory_bytes
+        """Fact: the job has so much memory now. What it held beyond that is read again when it is needed."""
+        had_bytes, self.memory_bytes = self.memory_bytes, memory_bytes
         self._recent.limit(replace(self.parts, memory_bytes=memory_bytes).recent_bytes)
         self._share_memory()
+        if memory_bytes < had_bytes:
+            for server in self._servers.values():
+                server.gives_back()
 
     def ranks_are(self, spec: JobSpec) -> None:
         """Fact: the job goes on with other ranks than before."""
@@ -256,12 +260,18 @@ class PlannedJob:
             server.memory.num_askers = spec.batch_group
 
     def let_go(self) -> None:
-        """Forget the bytes of what nobody has asked for: should somebody do so all the same, it is read again."""
+        """Forget the bytes of what nobody has asked for, and the orders: should somebody do so all the same, it is read
+        again."""
         log.info("job %s sleeps, and lets go of its memory", self.spec.name)
         for server in self._servers.values():
             server.forget()
+        self._servers.clear()
         self._recent.clear()
-        self.memory_is(self.taken_bytes)
+        self._whole = None
+        if self.claim is None:
+            self.gave_all = True
+        else:
+            self.memory_is(0)
 
     def _share_memory(self) -> None:
         """Among the shares that are served here, by what each is planned for. Of those of this pod, all have their part
@@ -271,23 +281,33 @@ class PlannedJob:
         for number, server in self._servers.items():
             server.memory_is(self._capacity_bytes * self.orders.planned_bytes(number) // planned_bytes)
 
-    async def close(self) -> None:
-        for task in self._warming.values():
+    async def close(self, why: RefillError) -> None:
+        """Requests under way end with this error, and so do those that come late."""
+        self._over = why
+        for task in [*self._warming.values(), *self._bringing]:
             task.cancel()
-        await asyncio.gather(*(server.close() for server in self._servers.values()))
+        await asyncio.gather(*(server.close(why) for server in self._servers.values()))
         self._recent.clear()
         await self.dataset.close()
 
-    # Batches.
+    # What is asked for.
 
-    def check_positions(self, epoch: int, positions: Int64Array) -> None:
-        """Raises :class:`InvalidInput` for positions that no epoch has, and for too many at once."""
-        if len(positions) and int(positions.max()) >= self.layout.num_samples:
+    def check_wanted(self, wanted: BatchRequest) -> None:
+        """Raises :class:`InvalidInput` for positions that no epoch has, for too many at once, and unless samples are
+        named where the ranks have the order in lists."""
+        if (wanted.sample_ids is not None) != (self.lists is not None):
             raise InvalidInput(
-                f"epoch {epoch} of job {self.spec.name} has positions 0 to {self.layout.num_samples - 1}, got "
-                f"{int(positions.max())}"
+                f"job {self.spec.name} has order {self.spec.order}: a request "
+                + ("names the sample of each position" if self.lists is not None else "names positions alone")
             )
-        AnswerSize(self._settings.answer_limit_bytes).check(self.mean_bytes(len(positions)))
+        if wanted.sample_ids is not None:
+            self.check_samples(wanted.sample_ids)
+        elif int(wanted.positions.max()) >= self.layout.num_samples:
+            raise InvalidInput(
+                f"epoch {wanted.epoch} of job {self.spec.name} has positions 0 to {self.layout.num_samples - 1}, got "
+                f"{int(wanted.positions.max())}"
+            )
+        AnswerSize(self._settings.answer_limit_bytes).check(self.mean_bytes(len(wanted.positions)))
 
     def check_samples(self, ids: Int64Array) -> None:
         """Raises :class:`InvalidInput` for samples that the dataset does not have."""
@@ -295,77 +315,128 @@ class PlannedJob:
         if wrong := ids[(ids < 0) | (ids > last)].tolist():
             raise InvalidInput(f"there is no sample {wrong[0]}; the dataset has samples 0 to {last}")
 
-    def check_dealing(self, epoch: int, rank: int, dealing: Dealing) -> None:
-        """Fact: a rank asks for samples of an epoch that is dealt so. Raises :class:`EpochNotReady` while another one
-        that lives goes through it by a later dealing."""
-        refused_by = self._dealings.asks(rank, epoch, dealing, time.monotonic())
-        if refused_by is not None:
-            other, theirs = refused_by
-            raise EpochNotReady(
-                f"rank {rank} of {dealing.num_ranks} goes on from position {dealing.start} of epoch {epoch} of job "
-                f"{self.spec.name}, and rank {other} of {theirs.num_ranks} from position {theirs.start}: all ranks "
-                "must load states of the same step",
-                rank=rank,
-            )
+    def check_dealing(self, epoch: int, dealing: Dealing, process: int, group: int, life: RankLife | None) -> None:
+        """Fact: a process asks for samples of an epoch that is dealt so. While another one that lives goes through it
+        by a later dealing, raises :class:`JobConflict`, or :class:`EpochNotReady` for a process that goes back.
 
-    async def batch(
-        self, epoch: int, rank: int, dealing: Dealing, positions: Int64Array, *, says_damage: bool
-    ) -> tuple[Int64Array, list[Payload]]:
-        """``(sample ids, their bytes)`` of ``(n,)`` positions of an epoch, all different, whoever has them.
-
-        :param rank: who asks, and how the epoch is dealt to it and the others.
+        :param process: its number; ``group`` of them ask as one rank.
         """
-        shares, _ = self.orders.places(epoch, positions)
-        ids = np.empty(len(positions), dtype=np.int64)
-        payloads: list[Payload] = [b""] * len(positions)
-        home = self.counts.home(epoch)
+        overtaken = self.received.goes_by(epoch, dealing, process, time.time(), life)
+        if overtaken is None:
+            return
 
-        async def ask(pod: int, places: Int64Array) -> bool:
-            """Whether it has answered."""
+        def said(process: int, dealing: Dealing) -> str:
+            start = f"from position {dealing.start}" if dealing.start else "from the start"
+            ranks = f"rank {process // group} of {dealing.num_ranks}"
+            return f"{ranks} goes through epoch {epoch} {start} in batches of {dealing.batch}"
+
+        text = (
+            f"job {self.spec.name}: {said(process, dealing)}, and {said(overtaken.by, overtaken.dealing)}: all ranks "
+            "must load states of the same step, and their loaders have one batch_size (else give EpochSampler("
+            "batch_size=1) to all)"
+        )
+        if overtaken.for_good:
+            raise JobConflict(text)
+        raise EpochNotReady(text, rank=process // group)
+
+    def dealing(self, num_ranks: int, batch: int, start: int, drop_last: bool) -> Dealing:
+        """How positions of an epoch are dealt to ranks."""
+        if self.lists is not None:
+            return Dealing.of_lists(num_ranks)
+        return Dealing(self.layout.num_samples, num_ranks, batch, start, drop_last)
+
+    # Lists that ranks have.
+
+    def post_list(self, epoch: int, rank: int, about: AboutList, first: int, samples: Int64Array) -> None:
+        """Fact: a part of a rank's list, as :meth:`PostedLists.post`."""
+        if self.lists is None:
+            raise InvalidInput(f"job {self.spec.name} has an order of its own: it takes no lists")
+        self.check_samples(samples)
+        now = time.time()
+        self.received.is_listed(epoch, Dealing.of_lists(about.num_ranks), rank, about.length, about.digest, now=now)
+        if self.lists.post(epoch, rank, about, first, samples):
+            for number in np.flatnonzero(self._owners == self.ordinal).tolist():
+                if self.orders.shares.sizes[number]:
+                    self._server(number).lists_are_known(epoch)
+
+    def lists_of(self, rank: int) -> dict[int, str]:
+        """The digests of a rank's lists that are known, by epoch."""
+        return {} if self.lists is None else self.lists.of_rank(rank)
+
+    async def whole_order(self, epoch: int) -> Int64Array:
+        """The sample at each position of the plan's order, of which ranks compose lists. Raises :class:`InvalidInput`
+        for a job whose ranks have no lists."""
+        if self.lists is None:
+            raise InvalidInput(f"job {self.spec.name} has order keyed: ranks ask for its positions")
+        async with self._composing:
+            if self._whole is None or self._whole[0] != epoch:
+                self._whole = epoch, await asyncio.to_thread(self.orders.whole, epoch)
+            return self._whole[1]
+
+    # Batches.
+
+    async def batch(self, wanted: BatchRequest, *, says_damage: bool, asker: dict[str, Any]) -> _Part:
+        """``(sample ids, their bytes)`` of the positions of a request, all different, whoever has them.
+
+        :param asker: what else other pods are told of who asks.
+        """
+        shares, share_places = self._places(wanted)
+        home = self.counts.home(wanted.epoch)
+
+        async def ask(pod: int, places: Int64Array) -> _Part | None:
+            """None: it is away."""
             if pod == self.ordinal:
-                found_ids, found = await self.take(epoch, positions[places], says_damage=says_damage)
                 home.local += len(places)
-            else:
-                try:
-                    request = BatchRequest(epoch, rank, positions[places])
-                    asked = self._ask(pod, request, dealing, says_damage=says_damage)
-                    found_ids, found = await self._away.answer_of(pod, asked)
-                except RefillError as error:
-                    if not is_away(error):
-                        raise
-                    self._away.is_gone(pod, error)
-                    return False
-                home.remote_on_demand += len(places)
-            ids[places] = found_ids
-            for place, payload in zip(places.tolist(), found, strict=True):
-                payloads[place] = payload
-            return True
+                part = _part_of(wanted, places)
+                return await self._take(part, shares[places], share_places[places], says_damage=says_damage)
+            asked = self._ask(pod, _part_of(wanted, places), asker, says_damage=says_damage)
+            try:
+                found = await self._away.answer_of(pod, asked)
+            except RefillError as error:
+                if not is_away(error):
+                    raise
+                self._away.is_gone(pod, error)
+                return None
+            home.remote_on_demand += len(places)
+            return found
 
-        left = np.arange(len(positions))
-        with span("batch", job=self.spec.name, epoch=epoch, positions=len(positions)):
+        with span("batch", job=self.spec.name, epoch=wanted.epoch, positions=len(shares)):
+            parts: list[tuple[Int64Array, _Part]] = []
+            left = np.arange(len(shares))
             while len(left):
-                of_pods = self._pods_of(shares[left])
-                parts = [(pod, left[of_pods == pod]) for pod in np.unique(of_pods).tolist()]
-                answered = await all_done(*(ask(pod, places) for pod, places in parts))
-                unanswered = [places for (_, places), is_done in zip(parts, answered, strict=True) if not is_done]
+                asked = [(pod, left[at]) for pod, at in _grouped(self._pods_of(shares[left]))]
+                answers = await all_done(*(ask(pod, places) for pod, places in asked))
+                came = [(places, part) for (_, places), part in zip(asked, answers, strict=True) if part is not None]
+                unanswered = [places for (_, places), part in zip(asked, answers, strict=True) if part is None]
                 left = np.concatenate(unanswered) if unanswered else left[:0]
+                parts += came
+        ids, payloads = _joined(len(shares), parts)
         home.delivered_bytes += sum(map(len, payloads))
         return ids, payloads
 
-    async def take(self, epoch: int, positions: Int64Array, *, says_damage: bool) -> tuple[Int64Array, list[Payload]]:
+    async def take(self, wanted: BatchRequest, *, says_damage: bool) -> _Part:
         """The same, of this pod alone, whichever shares they are of."""
-        shares, share_places = self.orders.places(epoch, positions)
-        ids = np.empty(len(positions), dtype=np.int64)
-        payloads: list[Payload] = [b""] * len(positions)
+        return await self._take(wanted, *self._places(wanted), says_damage=says_damage)
 
-        async def ask(share: int, places: Int64Array) -> None:
-            ids[places], found = await self._server(share).take(epoch, share_places[places], says_damage=says_damage)
-            for place, payload in zip(places.tolist(), found, strict=True):
-                payloads[place] = payload
+    def _places(self, wanted: BatchRequest) -> tuple[Int64Array, Int64Array]:
+        """``(shares, places)``, each ``(n,)``. Of what is listed, positions are the places: others may be listed."""
+        if wanted.sample_ids is None:
+            return self.orders.places(wanted.epoch, wanted.positions)
+        return self.orders.shares_of(wanted.sample_ids), wanted.positions
 
+    async def _take(self, wanted: BatchRequest, shares: Int64Array, places: Int64Array, *, says_damage: bool) -> _Part:
+        """:param places: ``(n,)`` of these shares, whose samples are wanted."""
         self._let_go_of_others()
-        await all_done(*(ask(share, np.flatnonzero(shares == share)) for share in np.unique(shares).tolist()))
-        return ids, payloads
+        of_shares, epoch, ids = _grouped(shares), wanted.epoch, wanted.sample_ids
+
+        def taken(share: int, at: Int64Array) -> Coroutine[Any, Any, _Part]:
+            server = self._server(share)
+            if ids is not None:
+                return server.take_listed(epoch, places[at], ids[at], says_damage=says_damage)
+            return server.take(epoch, places[at], says_damage=says_damage)
+
+        parts = await all_done(*(taken(share, at) for share, at in of_shares))
+        return _joined(len(places), [(at, part) for (_, at), part in zip(of_shares, parts, strict=True)])
 
     def warm(self, epoch: int, position: int) -> dict[str, int]:
         """Have the shares of this pod read what an epoch begins with, or goes on with from a position on. Returns what
@@ -390,20 +461,15 @@ class PlannedJob:
                 raise result
         return [result for result in results if not isinstance(result, BaseException)]
 
-    async def _ask(
-        self, pod: int, request: BatchRequest, dealing: Dealing, *, says_damage: bool
-    ) -> tuple[Int64Array, list[Payload]]:
+    async def _ask(self, pod: int, request: BatchRequest, asker: dict[str, Any], *, says_damage: bool) -> _Part:
         """Another pod for its part of a batch; one that does not know the job is told of it first."""
         path = f"/peer/v1/jobs/{self.spec.name}/planned"
-        damaged = "&damaged=say" if says_damage else ""
+        asker = asker | {"plan": self.plan_id, "pod": self.ordinal, "damaged": "say" if says_damage else "raise"}
         body = request.encode()
         for may_introduce in (True, False):
             try:
-                asker = (
-                    f"?plan={self.plan_id}&pod={self.ordinal}&ranks={dealing.num_ranks}&start={dealing.start}{damaged}"
-                )
                 self.sent_bytes[pod] = self.sent_bytes.get(pod, 0) + len(body)
-                async with self._peers.frames(pod, f"{path}/take{asker}", body) as frames:
+                async with self._peers.frames(pod, f"{path}/take?{urlencode(asker)}", body) as frames:
                     frame = await frames.frame()
                     self.received_bytes[pod] = self.received_bytes.get(pod, 0) + frames.bytes_received
                 if not np.array_equal(frame.positions, request.positions):
@@ -415,7 +481,23 @@ class PlannedJob:
                 there = await self._peers.call(pod, "PUT", path, self.introduction() | {"again": True})
                 if PlanSettings.from_dict(there["plan"]).plan_id != self.plan_id:
                     await self._other_plan(there)
+                elif self.lists is not None:
+                    bringing = asyncio.create_task(self._bring_lists(pod, self.lists))
+                    self._bringing.add(bringing)
+                    bringing.add_done_callback(self._bringing.discard)
         raise AssertionError("the second turn returns or raises")
+
+    async def _bring_lists(self, pod: int, lists: PostedLists) -> None:
+        """To a pod that has lost them, or never heard of them."""
+        path = f"/peer/v1/jobs/{self.spec.name}/planned"
+        found = [(epoch, *each) for epoch in lists.epochs for each in lists.of_epoch(epoch)]
+        with contextlib.suppress(RefillError):  # it reads what it is asked for
+            for epoch, rank, about, samples in found:
+                for place in range(0, max(1, len(samples)), MAX_LISTED):
+                    query = {"plan": self.plan_id, "first": about.start + place} | about._asdict()
+                    body = samples[place : place + MAX_LISTED].astype("<i8").tobytes()
+                    what = f"epochs/{epoch}/ranks/{rank}/list?{urlencode(query)}"
+                    await self._peers.call(pod, "PUT", f"{path}/{what}", body)
 
     def introduction(self) -> dict[str, Any]:
         """What makes the job known to another pod."""
@@ -430,6 +512,8 @@ class PlannedJob:
         return owners
 
     def _server(self, number: int) -> ShareServer:
+        if self._over is not None:
+            raise self._over
         if number not in self._servers:
             self._servers[number] = ShareServer(
                 self.orders,
@@ -442,6 +526,7 @@ class PlannedJob:
                 wait_seconds=self._settings.wait_seconds,
                 num_epochs=self.spec.num_epochs,
                 num_askers=self.spec.batch_group,
+                lists=self.lists,
                 planning=self._planning,
             )
             self._share_memory()
@@ -459,3 +544,30 @@ class PlannedJob:
             self._servers.pop(number).forget()
         if over:
             self._share_memory()
+
+
+def _part_of(wanted: BatchRequest, places: Int64Array) -> BatchRequest:
+    ids = None if wanted.sample_ids is None else wanted.sample_ids[places]
+    return BatchRequest(wanted.epoch, wanted.rank, wanted.positions[places], sample_ids=ids)
+
+
+def _grouped(numbers: Int64Array) -> list[tuple[int, Int64Array]]:
+    """Each number that there is, and the places ``(n,)`` where it is."""
+    first = int(numbers[0]) if len(numbers) else 0
+    at = numbers == first
+    if at.all():
+        return [(first, np.arange(len(numbers)))] if len(numbers) else []
+    return [(number, np.flatnonzero(numbers == number)) for number in sorted(set(numbers.tolist()))]
+
+
+def _joined(count: int, parts: list[tuple[Int64Array, _Part]]) -> _Part:
+    """:param parts: each with the places of its samples among all."""
+    if len(parts) == 1 and len(parts[0][0]) == count and parts[0][0][0] == 0:
+        return parts[0][1]
+    ids = np.empty(count, dtype=np.int64)
+    payloads: list[Payload] = [b""] * count
+    for places, (found_ids, found) in parts:
+        ids[places] = found_ids
+        for place, payload in zip(places.tolist(), found, strict=True):
+            payloads[place] = payload
+    return ids, payloads

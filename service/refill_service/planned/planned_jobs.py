@@ -15,13 +15,14 @@ import time
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
+
+import numpy as np
 
 from refill.errors import (
     InvalidInput,
     JobConflict,
     JobError,
-    JobLost,
     PodUnreachable,
     RefillError,
     SamplesSkipped,
@@ -31,10 +32,12 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.position_set import PositionSet
 from refill_service.cache_core.job_holder import check_holder
+from refill_service.cache_core.job_memory import check_tables
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import plan_memory, plan_of, with_plan
+from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists, list_memory
 from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of
-from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 from refill_service.cache_core.skipped_positions import skipped_for_good
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.epoch_counts import counts_of, sum_of_counts
@@ -52,6 +55,7 @@ __all__ = ["PlannedJobs"]
 log = logging.getLogger(__name__)
 
 _KEPT_ENDED = 100
+"""Of a team."""
 _OF_RANKS = ("world_size", "drop_last", "num_epochs", "batch_group")
 """Settings of a job that its ranks may change: the order does not follow from them."""
 
@@ -76,27 +80,30 @@ class PlannedJobs:
         self._table, self._settings = table, table.settings
         self._peers, self._away = peers, away
         self._registering = asyncio.Lock()
-        self._ended: OrderedDict[tuple[str, str], _Ended] = OrderedDict()
-        """By name and plan."""
+        self._ended: OrderedDict[tuple[str, str, str], _Ended] = OrderedDict()
+        """By team, name and plan; the newest last."""
 
-    def find(self, name: str, plan_id: str | None = None, *, looked_at: bool = False) -> PlannedJob:
+    def find(
+        self, name: str, plan_id: str | None = None, *, looked_at: bool = False, pod: int | None = None
+    ) -> PlannedJob:
         """Raises :class:`UnknownJob`, for another plan of the name, too: who asks registers his.
 
         :param looked_at: by somebody who watches, which does not keep an idle job alive.
+        :param pod: another one, which asks for samples for its ranks.
         """
         job = self.jobs.get(name)
         if job is None or (plan_id is not None and job.plan_id != plan_id):
-            raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name} of this plan: register it", job=name)
+            raise self._unknown(name)
         if not looked_at:
-            slept = job.sleeps
-            job.last_used = time.monotonic()
-            if slept:
-                self._table.share_memory()
+            self._table.is_asked(job, pod)
         return job
+
+    def _unknown(self, name: str) -> UnknownJob:
+        return UnknownJob(f"pod {self._settings.ordinal} knows no job {name} of this plan: register it", job=name)
 
     async def close(self) -> None:
         for job in list(self.jobs.values()):
-            await job.close()
+            await job.close(self._table.stopping())
         self.jobs.clear()
 
     # How a job becomes known.
@@ -159,6 +166,7 @@ class PlannedJobs:
                 if plan is None or plan.plan_id == known.plan_id or not gives_way:
                     known.confirmed |= begun and plan is not None
                     known.ranks_are(spec)
+                    self._table.is_asked(known)
                     return known
                 if known.confirmed and not begun:
                     return known
@@ -171,12 +179,12 @@ class PlannedJobs:
                 log.warning(
                     "job %s: plan %.8s, by which nobody has received anything, gives way", spec.name, known.plan_id
                 )
-                await self._close(known)
-            ended = None if plan is None else self._ended.get((spec.name, plan.plan_id))
+                await self._close(known, self._unknown(spec.name))
+            ended = None if plan is None else self._ended.get((spec.holder, spec.name, plan.plan_id))
             if ended is not None and again and (since is None or since < ended.at):
-                raise JobLost(f"job {spec.name} was ended while it was asked for samples", job=spec.name)
+                raise self._table.was_ended(spec.name)
             job = await self._make(spec, plan, confirmed=begun)
-            self._ended.pop((spec.name, job.plan_id), None)
+            self._ended.pop((spec.holder, spec.name, job.plan_id), None)
             job.since = job.since if since is None else since
             self.jobs[spec.name] = job
             self._table.share_memory()
@@ -267,19 +275,27 @@ class PlannedJobs:
         if plan is not None and plan.dataset != fingerprint:
             raise JobConflict(
                 f"dataset {spec.dataset} was replaced since job {spec.name} began: its plan is of another one; end the "
-                "job (refill end), and start it anew"
+                "job (refill end), and start it again"
             )
         if plan is not None:
             _check_plan(spec, plan, dataset.num_samples)
         chunk_size = (spec.chunk_size or dataset.chunk_size_of(spec.policy)) if plan is None else plan.chunk_size
-        parts = replace(table.parts_of(dataset), remote_fraction=0.0)
-        claim = table.claim_of(spec, dataset, chunk_size, parts)
-        memory_bytes = table.memory_for(spec, 0, claim, ran_before=confirmed)
-        for_plan = plan_memory(dataset.num_samples, settings.num_pods)
+        parts = table.parts_of(dataset, planned=True)
+        num_chunks = -(-dataset.num_samples // chunk_size)
+        for_plan = plan_memory(dataset.num_samples, num_chunks, settings.num_pods, is_listed=spec.is_listed)
+        claim = table.claim_of(spec, dataset, chunk_size, parts, for_plan)
+        await table.until_others_are_known(claim)
+        memory_bytes, share_bytes = table.memory_for(spec, 0, claim, ran_before=confirmed)
+        lists = None
+        if spec.is_listed:
+            for_lists = list_memory(memory_bytes, dataset.num_samples)
+            for_plan += for_lists
+            lists = PostedLists(dataset.num_samples, for_lists)
         dataset.check_room(dataset.num_samples)
+        check_tables(memory_bytes, for_plan, spec.name, num_chunks, spec.world_size)
         layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
         if plan is None:
-            of_pod = replace(parts, memory_bytes=max(0, (spec.memory_bytes or claim.most_bytes) - for_plan))
+            of_pod = replace(parts, memory_bytes=max(0, share_bytes - for_plan))
             chunk_bytes = chunk_size * parts.sample_bytes
             spec = with_plan(spec, of_pod.abstract_bytes, settings.num_pods, chunk_bytes)
             plan = plan_of(spec, fingerprint, layout)
@@ -295,6 +311,7 @@ class PlannedJobs:
             settings=settings,
             memory_bytes=memory_bytes,
             for_plan=for_plan,
+            lists=lists,
             parts=replace(parts, memory_bytes=memory_bytes),
             claim=None if spec.memory_bytes else replace(claim, least_bytes=min(claim.least_bytes, memory_bytes)),
             gate=table.gate,
@@ -316,19 +333,33 @@ class PlannedJobs:
         parts = [job.warm(epoch, position), *await asyncio.gather(*calls)]
         return {"pods": len(parts)} | {each: sum(part[each] for part in parts) for each in parts[0]}
 
+    # Lists that ranks have.
+
+    async def post_list(
+        self, name: str, epoch: int, rank: int, about: AboutList, first: int, samples: Int64Array
+    ) -> None:
+        """Tell all pods that can be asked of a part of a rank's list."""
+        job = self.find(name)
+        job.post_list(epoch, rank, about, first, samples)
+        body = np.ascontiguousarray(samples, dtype="<i8").tobytes()
+        query = urlencode({"plan": job.plan_id, "first": first} | about._asdict())
+        await self._of_others("PUT", f"{_path(name)}/epochs/{epoch}/ranks/{rank}/list?{query}", body)
+
     # How it ends.
 
     async def end_here(self, name: str) -> None:
         """End a job on this pod, and keep what its ranks have received."""
         if (job := self.jobs.get(name)) is not None:
-            self._ended.pop((name, job.plan_id), None)  # the newest is the last
-            self._ended[name, job.plan_id] = _Ended(time.time(), job.spec, job.received, job.counts)
-            while len(self._ended) > _KEPT_ENDED:
-                self._ended.popitem(last=False)
-            await self._close(job)
+            key = job.spec.holder, name, job.plan_id
+            self._ended.pop(key, None)
+            self._ended[key] = _Ended(time.time(), job.spec, job.received, job.counts)
+            of_team = [each for each in self._ended if each[0] == job.spec.holder]
+            for oldest in of_team[:-_KEPT_ENDED]:
+                del self._ended[oldest]
+            await self._close(job, self._table.was_ended(name))
 
     async def remove_idle(self, idle_seconds: float) -> None:
-        for name in [name for name, job in self.jobs.items() if job.idle_seconds > idle_seconds]:
+        for name in [name for name, job in self.jobs.items() if job.use.idle_seconds > idle_seconds]:
             log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
             await self.end_here(name)
 
@@ -338,18 +369,19 @@ class PlannedJobs:
         calls = (self._peers.call(pod, "DELETE", path) for pod in self._settings.other_pods)
         await asyncio.gather(*calls, return_exceptions=True)
         if self.jobs.get(job.spec.name) is job:
-            await self._close(job)
+            await self._close(job, self._unknown(job.spec.name))
 
     async def take_back_here(self, name: str, plan_id: str) -> None:
         """Fact: a pod that brought this plan can't have the job. One that somebody has received samples by stays."""
         job = self.jobs.get(name)
         if job is not None and job.plan_id == plan_id and not job.confirmed:
-            await self._close(job)
+            await self._close(job, self._unknown(name))
 
-    async def _close(self, job: PlannedJob) -> None:
+    async def _close(self, job: PlannedJob, why: RefillError) -> None:
+        """:param why: what requests under way get."""
         if self.jobs.get(job.spec.name) is job:
             del self.jobs[job.spec.name]
-        await job.close()
+        await job.close(why)
         self._table.pinned.release(job.pinned)
         self._table.share_memory()
 
@@ -363,60 +395,59 @@ class PlannedJobs:
                 "run": plan_id,
                 "dataset": found.spec.dataset,
                 "policy": found.spec.policy,
+                "policy_asked": found.spec.policy,
                 "world_size": found.spec.world_size,
                 "ended_at": found.at,
                 "first_epoch": found.received.epochs[0],
                 "last_epoch": found.received.epochs[-1],
             }
-            for (name, plan_id), found in reversed(self._ended.items())
-            if found.spec.holder in ("", team) and found.received.epochs
+            for (_, name, plan_id), found in reversed(self._ended.items())
+            if _is_of(team, found.spec) and found.received.epochs
         ]
 
-    def about_here(self, name: str, epoch: int, run: str) -> dict[str, Any]:
-        """What this pod knows of a job that runs, or was ended here, and of an epoch of it. Raises
-        :class:`UnknownJob`.
+    def about_here(self, name: str, epoch: int, run: str, team: str) -> dict[str, Any]:
+        """What this pod knows of a team's job that runs, else of the one that was ended here last, and of an epoch of
+        it. Raises :class:`UnknownJob`.
 
         :param run: the beginning of its plan_id.
         """
-        known: PlannedJob | _Ended | None = self.jobs.get(name)
-        plan_id = "" if known is None else self.jobs[name].plan_id
-        is_ended = known is None or not plan_id.startswith(run)
-        if is_ended:
-            known = None
-            for (ended, plan_id_of), found in self._ended.items():
-                if ended == name and plan_id_of.startswith(run):
-                    known, plan_id = found, plan_id_of
-        if known is None:
+        of_name: list[tuple[str, PlannedJob | _Ended]] = []
+        if (job := self.jobs.get(name)) is not None:
+            of_name.append((job.plan_id, job))
+        of_name += [(plan_id, found) for (_, ended, plan_id), found in reversed(self._ended.items()) if ended == name]
+        meant = [(plan_id, found) for plan_id, found in of_name if plan_id.startswith(run) and _is_of(team, found.spec)]
+        if not meant:
             raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name}", job=name)
+        plan_id, known = meant[0]
         received, counts = known.received.of(epoch), known.counts
         return {
             "spec": known.spec.to_dict(),
             "plan_id": plan_id,
-            "ended": is_ended,
+            "ended": known is not job,
             "newest": known.received.newest,
             "received": None if received is None else received.to_dict(),
             "counts": counts_of(self._settings.ordinal, epoch, counts.owners.get(epoch), counts.homes.get(epoch)),
         }
 
     async def _about(self, name: str, epoch: int, team: str, run: str) -> list[dict[str, Any]]:
-        """Of all pods that can be asked; of the job that runs, else of the one that was ended. Empty: no pod knows a
-        planned job of this name. Raises :class:`NotAllowed` for that of another team."""
-        if name in self._table.jobs and not run:
+        """Of all pods that can be asked; of the team's job that runs, else of the one that was ended. Empty: no pod
+        knows a planned job of this name that is the team's."""
+        if name in self._table.of_team(team) and not run:
             return []
-        found = await self._of_others("GET", f"{_path(name)}/epochs/{epoch}?run={quote(run, safe='')}")
+        query = f"run={quote(run, safe='')}&holder={quote(team, safe='')}"
+        found = await self._of_others("GET", f"{_path(name)}/epochs/{epoch}?{query}")
         with contextlib.suppress(UnknownJob):
-            found.insert(0, self.about_here(name, epoch, run))
+            found.insert(0, self.about_here(name, epoch, run, team))
         there: list[dict[str, Any]] = [each for each in found if each is not None]
         first = min(there, key=lambda each: bool(each["ended"]), default=None)
         if first is None:
             return []
-        check_holder(name, first["spec"].get("holder", ""), team)
         of_run = ("plan_id", "ended")
         return [first, *(each for each in there if each is not first and all(each[n] == first[n] for n in of_run))]
 
     async def receipt(self, name: str, epoch: int, team: str, run: str) -> dict[str, Any] | None:
-        """None: no pod knows a planned job of this name. Raises :class:`UnknownJob` when none has heard of that
-        epoch.
+        """None: no pod knows a planned job of this name that is the team's. Raises :class:`UnknownJob` when none has
+        heard of that epoch.
 
         :param run: the beginning of its plan_id; empty: of the run that there is, else of the one that ended last.
         """
@@ -492,7 +523,7 @@ class PlannedJobs:
             "largest_batch": 0 if found is None else found.largest_batch,
         }
 
-    async def _of_others(self, method: str, path: str) -> list[Any]:
+    async def _of_others(self, method: str, path: str, body: bytes | None = None) -> list[Any]:
         """None of a pod that does not know, or does not answer."""
 
         async def ask(pod: int) -> Any:
@@ -500,7 +531,7 @@ class PlannedJobs:
                 return None
             with contextlib.suppress(JobError):
                 try:
-                    return await self._away.answer_of(pod, self._peers.call(pod, method, path))
+                    return await self._away.answer_of(pod, self._peers.call(pod, method, path, body))
                 except RefillError as error:
                     if not is_away(error):
                         raise
@@ -514,17 +545,20 @@ def _check_plan(spec: JobSpec, plan: PlanSettings, num_samples: int) -> None:
     nobody has made of this dataset."""
     if plan.num_samples != num_samples:
         raise InvalidInput(f"the plan is of {plan.num_samples:,} samples, and the dataset has {num_samples:,}")
-    if plan.selection:
-        raise InvalidInput(f"plan selection {plan.selection[:20]!r} is not known here")
     given = {"seed": spec.seed, "chunk_size": spec.chunk_size or plan.chunk_size}
-    given |= {name: value for name, value in spec.policy_settings.items() if value}
-    planned = {"seed": plan.seed, "chunk_size": plan.chunk_size} | plan.policy_settings()
+    given |= {"selection": ""} | {name: value for name, value in spec.policy_settings.items() if value}
+    planned = {"seed": plan.seed, "chunk_size": plan.chunk_size, "selection": ""} | plan.policy_settings()
     for name, value in given.items():
         if planned[name] != value:
             raise JobConflict(
                 f"job {spec.name} is to go on by a plan with {name} {planned[name]!r}, and has {name} {value!r}: give "
                 "it the same as before, or begin it anew without the state"
             )
+
+
+def _is_of(team: str, spec: JobSpec) -> bool:
+    """Whether a team may hear of it: its own, and what nobody registered with a token."""
+    return spec.holder in ("", team)
 
 
 def _path(name: str) -> str:

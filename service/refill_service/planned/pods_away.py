@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -24,6 +26,8 @@ Answer = TypeVar("Answer")
 _PATIENCE_SECONDS = 0.5
 """How long a request may take before its pod is asked for a sign of life, again and again."""
 _SIGN_OF_LIFE_SECONDS = 1.5
+_IS_FRESH_SECONDS = 0.25
+"""A sign of life that came so short a while ago is one for everybody who waits for that pod."""
 _LOOK_SECONDS = 0.5
 _ALIVE = "/peer/v1/lives"
 
@@ -40,11 +44,15 @@ class PodsAway:
         self.away: set[int] = set()
         self._peers = peers
         self._looking: dict[int, asyncio.Task[None]] = {}
+        self._signs: dict[int, asyncio.Task[bool]] = {}
+        """Questions for a sign of life that are under way."""
+        self._last_sign: dict[int, float] = {}
 
     async def close(self) -> None:
-        for task in self._looking.values():
+        tasks = [*self._looking.values(), *self._signs.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._looking.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def is_gone(self, pod: int, why: RefillError) -> None:
         """Fact: a pod can't be asked."""
@@ -76,9 +84,20 @@ class PodsAway:
         del self._looking[pod]
 
     async def _is_alive(self, pod: int) -> bool:
+        """Many may wait for one pod: it is asked once for all of them."""
+        if time.monotonic() - self._last_sign.get(pod, -math.inf) < _IS_FRESH_SECONDS:
+            return True
+        if pod not in self._signs:
+            self._signs[pod] = asyncio.create_task(self._gives_sign(pod))
+            self._signs[pod].add_done_callback(lambda _: self._signs.pop(pod))
+        return await asyncio.shield(self._signs[pod])
+
+    async def _gives_sign(self, pod: int) -> bool:
         try:
             async with asyncio.timeout(_SIGN_OF_LIFE_SECONDS):
                 await self._peers.call(pod, "GET", _ALIVE)
         except (RefillError, TimeoutError) as error:
-            return isinstance(error, RefillError) and not is_away(error)
+            if not isinstance(error, RefillError) or is_away(error):
+                return False
+        self._last_sign[pod] = time.monotonic()
         return True

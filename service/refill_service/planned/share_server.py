@@ -1,5 +1,8 @@
 """How does a pod serve one share of a planned job? Carries out what :class:`ShareMemory` decides.
 
+Where ranks have the order in lists of their own, each request says which samples it wants: the lists that are known say
+what to read ahead, and nothing else.
+
 The path of a request: ``take`` -> the memory says which samples the places are, and orders reads -> chunks are fetched,
 and what is wanted of them is kept -> the bytes leave with the answer. What left a short while ago, or stands in memory
 for another epoch, answers who asks again; what is nowhere is read alone.
@@ -12,27 +15,71 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
-from refill.errors import StoreUnavailable
+from refill.errors import RefillError, StoreUnavailable
 from refill_service.cache_core.planned.job_orders import JobOrders
-from refill_service.cache_core.planned.share_memory import Asked, ChunkRead, PlacedOrder, ShareMemory
+from refill_service.cache_core.planned.placed_order import PlacedOrder
+from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists, merged
+from refill_service.cache_core.planned.share_memory import Asked, ChunkRead, ShareMemory
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
 from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.jobs.single_reads import SingleReads
-from refill_service.memory.payload import Damage, Payload
+from refill_service.memory.payload import Damage, Payload, Payloads
 from refill_service.observing.tracing import span
 
 __all__ = ["ShareServer"]
 
 log = logging.getLogger(__name__)
 
-_Key = tuple[int, int]
-"""Epoch and sample of the dataset."""
+_KEPT_VERSIONS = 8
+
+
+class _EpochBytes:
+    """Of one epoch, by sample of the dataset: what is here, what is on its way, and who waits for that."""
+
+    def __init__(self) -> None:
+        self.payloads = Payloads()
+        """Of what is in memory, and that somebody has yet to ask for: by entry of the epoch's order, since a list may
+        have a sample there twice."""
+        self.arriving: dict[int, asyncio.Future[None]] = {}
+        """Done when the read under way that brings a sample has arrived, or failed."""
+        self.taking: dict[int, list[dict[int, Payload]]] = {}
+        """Who takes the bytes of a sample when they arrive."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.payloads or self.arriving or self.taking)
+
+    def leave(self, asked: Asked, samples: list[int]) -> dict[int, Payload]:
+        """The bytes of those that are here, for an answer. They leave memory, but for those that are to stay.
+
+        :param samples: of the dataset, those that are asked for.
+        """
+        different = dict.fromkeys(zip(asked.samples.tolist(), samples, asked.stay.tolist(), strict=True))
+        left = (
+            (sample, self.payloads.get(entry) if stays else self.payloads.pop(entry))
+            for entry, sample, stays in different
+        )
+        return {sample: payload for sample, payload in left if payload is not None}
+
+    @contextmanager
+    def taken(self, samples: list[int], by: dict[int, Payload]) -> Iterator[None]:
+        """The bytes of these samples are put there as they arrive."""
+        for sample in samples:
+            self.taking.setdefault(sample, []).append(by)
+        try:
+            yield
+        finally:
+            for sample in samples:
+                self.taking[sample] = [each for each in self.taking[sample] if each is not by]
+                if not self.taking[sample]:
+                    del self.taking[sample]
 
 
 class ShareServer:
@@ -44,6 +91,7 @@ class ShareServer:
     :param wait_seconds: for the store.
     :param num_epochs: that will be asked for; 0: not known.
     :param num_askers: how many ranks ask for each sample.
+    :param lists: that ranks have posted; None: the order is that of the plan.
     :param planning: of the job, which plans one share at a time: whoever asks for epochs that nobody needs takes one
         thread at most.
     """
@@ -61,6 +109,7 @@ class ShareServer:
         wait_seconds: float,
         num_epochs: int,
         num_askers: int,
+        lists: PostedLists | None,
         planning: asyncio.Lock,
     ) -> None:
         self.number = number
@@ -75,23 +124,30 @@ class ShareServer:
         self._name = name
         self._wait_seconds = wait_seconds
         self._num_epochs = num_epochs
-        self._payloads: dict[_Key, Payload] = {}
-        """Of samples that are in memory, and that nobody has asked for."""
-        self.resident_bytes = 0
-        """Of them."""
-        self._arriving: dict[_Key, asyncio.Future[None]] = {}
-        """Done when the read under way that brings a sample has arrived, or failed."""
+        self._lists = lists
+        self._list_versions: dict[int, int] = {}
+        """What is known of lists here, by epoch."""
+        self._epochs: dict[int, _EpochBytes] = {}
         self._changed = asyncio.Event()
-        """Set, and replaced by a new one, when one of them is done."""
-        self._taking: dict[_Key, list[dict[_Key, Payload]]] = {}
-        """Who takes the bytes of a sample when they arrive."""
+        """Set, and replaced by a new one, when a read has ended."""
         self._planning: dict[int, asyncio.Task[None]] = {}
         self._one_at_a_time = planning
         self._reads: set[asyncio.Task[None]] = set()
+        self._over: RefillError | None = None
+        """Why nobody is answered any more."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Of samples that are in memory, and that somebody has yet to ask for."""
+        return sum(found.payloads.num_bytes for found in self._epochs.values())
 
     def memory_is(self, capacity_bytes: int) -> None:
         """Fact: its samples may take so much memory."""
         self._read(self.memory.memory_is(capacity_bytes))
+
+    def gives_back(self) -> None:
+        """Fact: others wait for what its samples take beyond that."""
+        self._drop(self.memory.gives_back())
 
     async def warm(self, epoch: int, place: int) -> None:
         """Read what comes from a place on, as much as memory holds, unless somebody asks for samples already."""
@@ -103,16 +159,13 @@ class ShareServer:
         """Fact: nobody asks for this share here any more, or not soon."""
         self._drop(self.memory.forget())
 
-    async def close(self) -> None:
-        """Stop all reads; requests under way end with :class:`asyncio.CancelledError`."""
+    async def close(self, why: RefillError) -> None:
+        """Stop all reads. Requests under way end with this error."""
+        self._over = why
         tasks = [*self._reads, *self._planning.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for coming in self._arriving.values():  # of what was cancelled before it began
-            coming.cancel()
-        self._arriving.clear()
-        self._changed.set()
         self.forget()
 
     async def take(self, epoch: int, places: Int64Array, *, says_damage: bool) -> tuple[Int64Array, list[Payload]]:
@@ -124,77 +177,135 @@ class ShareServer:
         while not self.memory.knows(epoch):
             await self._planned(epoch)
         asked = self.memory.asked(epoch, places)
-        ids = self.share.samples[asked.samples]
-        keys = [(epoch, sample) for sample in ids.tolist()]
-        here = zip(keys, asked.stay.tolist(), strict=True)
-        leave = {key: self._payloads.get(key) if stays else self._pop(key) for key, stays in here}
-        found = {key: payload for key, payload in leave.items() if payload is not None}
+        ids = self.share.samples[asked.local]
+        return ids, await self._taken(epoch, ids.tolist(), asked, says_damage=says_damage)
+
+    async def take_listed(
+        self, epoch: int, positions: Int64Array, ids: Int64Array, *, says_damage: bool
+    ) -> tuple[Int64Array, list[Payload]]:
+        """``(sample ids, their bytes)`` of samples of the dataset ``(n,)`` that somebody wants at these positions, all
+        different."""
+        self.last_asked = time.monotonic()
+        if self._lists is not None and self._lists.version(epoch) and not self.memory.knows(epoch):
+            await self._planned(epoch)
+        asked = None
+        if self.memory.knows(epoch):
+            places = self.memory.places_of(epoch, positions, np.searchsorted(self.share.samples, ids))
+            if (is_known := places >= 0).any():
+                asked = self.memory.asked(epoch, places[is_known])
+        return ids, await self._taken(epoch, ids.tolist(), asked, says_damage=says_damage)
+
+    async def _taken(self, epoch: int, samples: list[int], asked: Asked | None, *, says_damage: bool) -> list[Payload]:
+        """:param asked: of those whose places are known; None: there are none."""
+        found: dict[int, Payload] = {}
         try:
-            await self._come(keys, found, asked)
+            if asked is not None:
+                expected = self.share.samples[asked.local].tolist()
+                found |= self._bytes_of(epoch).leave(asked, expected)
+                await self._come(epoch, expected, found, asked)
             self._plan_ahead()
-            await self._come_again(ids, found, epoch, says_damage=says_damage)
+            await self._come_again(epoch, list(dict.fromkeys(samples)), found, says_damage=says_damage)
         finally:
             # Who asks again finds what is here already, within the limit of what is kept of answers that left.
-            intact = {sample: payload for (_, sample), payload in found.items() if type(payload) is not Damage}
+            intact = {sample: payload for sample, payload in found.items() if type(payload) is not Damage}
             self._recent.put(epoch, list(intact), list(intact.values()))
-        payloads = [found[key] for key in keys]
-        self._counts_of(epoch).core.takes += len(payloads)
-        return ids, payloads
+        self._counts_of(epoch).core.takes += len(samples)
+        return [found[sample] for sample in samples]
 
-    async def _come(self, keys: list[_Key], found: dict[_Key, Payload], asked: Asked) -> None:
+    async def _come(self, epoch: int, samples: list[int], found: dict[int, Payload], asked: Asked) -> None:
         """Finds what is on its way."""
-        missing = [key for key in keys if key not in found]
-        self._counts_of(keys[0][0]).core.misses += len(missing)
+        missing = list(dict.fromkeys(sample for sample in samples if sample not in found))
+        self._counts_of(epoch).core.misses += len(missing)
         self._drop(asked.dropped)
-        with self._takes(missing, found):
+        with self._bytes_of(epoch).taken(missing, found):
             self._read(asked.reads)
             if missing:
                 with span("wait for chunks", missing=len(missing)):
-                    await self._arrival_of(missing)
+                    await self._arrival_of(epoch, missing)
 
-    async def _come_again(self, ids: Int64Array, found: dict[_Key, Payload], epoch: int, *, says_damage: bool) -> None:
+    async def _come_again(
+        self, epoch: int, samples: list[int], found: dict[int, Payload], *, says_damage: bool
+    ) -> None:
         """Finds what was asked for before, or is damaged."""
-        gone = np.array([sample for sample in ids.tolist() if (epoch, sample) not in found], dtype=np.int64)
-        if not len(gone):
+        gone = [sample for sample in samples if sample not in found]
+        if not gone:
             return
         counts = self._counts_of(epoch)
         counts.replays += len(gone)
-        for sample in gone.tolist():
+        for sample in gone:
             if (payload := self._elsewhere(epoch, sample)) is not None:
-                found[epoch, sample] = payload
-        alone = np.array([sample for sample in gone.tolist() if (epoch, sample) not in found], dtype=np.int64)
-        if len(alone):
-            counts.exact_reads += len(alone)
-            counts.exact_bytes += int(self._lengths[np.searchsorted(self.share.samples, alone)].sum())
-            results = await self._single.read(alone.tolist(), says_damage=says_damage)
-            for sample, result in zip(alone.tolist(), results, strict=True):
-                if not isinstance(result, BaseException):
-                    found[epoch, sample] = result
-            for result in results:
-                if isinstance(result, BaseException):
-                    raise result
+                found[sample] = payload
+        alone = [sample for sample in gone if sample not in found]
+        if not alone:
+            return
+        counts.exact_reads += len(alone)
+        counts.exact_bytes += int(self._lengths[np.searchsorted(self.share.samples, alone)].sum())
+        results = await self._single.read(alone, says_damage=says_damage)
+        for sample, result in zip(alone, results, strict=True):
+            if not isinstance(result, BaseException):
+                found[sample] = result
+        for result in results:
+            if isinstance(result, BaseException):
+                raise self._over or result
 
     # The orders of epochs, made by threads.
 
     async def _planned(self, epoch: int) -> None:
+        if self._over is not None:
+            raise self._over
         if epoch not in self._planning:
             self._planning[epoch] = asyncio.create_task(self._plan(epoch))
-        await asyncio.shield(self._planning[epoch])
+        planning = self._planning[epoch]
+        await asyncio.wait([planning])
+        if not planning.cancelled():
+            planning.result()
 
     async def _plan(self, epoch: int) -> None:
         def placed() -> PlacedOrder:
             return self.memory.placed(self._orders.order(epoch, self.number))
 
         try:
+            if self._lists is not None:
+                await self._plan_lists(epoch, self._lists)
+                return
             async with self._one_at_a_time:
                 order = await asyncio.to_thread(placed)
             self._read(self.memory.planned(epoch, order))
         finally:
             del self._planning[epoch]
 
+    async def _plan_lists(self, epoch: int, lists: PostedLists) -> None:
+        """By all lists that are known when it is done."""
+
+        def placed(known: list[tuple[int, AboutList, Int64Array]]) -> PlacedOrder:
+            positions, samples = merged(known)
+            here = self._orders.shares_of(samples) == self.number
+            return self.memory.placed_list(np.searchsorted(self.share.samples, samples[here]), positions[here])
+
+        before = self._list_versions.get(epoch, 0)
+        while lists.version(epoch) != before or not self.memory.knows(epoch):
+            version, begun_anew = lists.version(epoch), lists.begun_anew(epoch)
+            async with self._one_at_a_time:
+                order = await asyncio.to_thread(placed, lists.of_epoch(epoch))
+            reads, dropped = self.memory.grown(epoch, order, from_start=begun_anew > before)
+            self._drop(dropped)
+            self._read(reads)
+            self._read(self.memory.warmed(epoch, 0))
+            self._list_versions[epoch] = before = version
+            for old in list(self._list_versions)[:-_KEPT_VERSIONS]:
+                del self._list_versions[old]
+
+    def lists_are_known(self, epoch: int) -> None:
+        """Fact: more is known of the lists of an epoch."""
+        is_used = epoch in self._list_versions
+        if self._lists is not None and (is_used or self._lists.is_whole(epoch)) and epoch not in self._planning:
+            self._planning[epoch] = asyncio.create_task(self._plan(epoch))
+
     def _plan_ahead(self) -> None:
         wanted = self.memory.next_wanted()
         if wanted is None or wanted in self._planning or (self._num_epochs and wanted >= self._num_epochs):
+            return
+        if self._lists is not None and not self._lists.is_whole(wanted):
             return
         self._planning[wanted] = asyncio.create_task(self._plan(wanted))
 
@@ -203,7 +314,7 @@ class ShareServer:
     def _read(self, reads: list[ChunkRead]) -> None:
         orders: dict[Read, ChunkRead] = {}
         for read in reads:
-            ids = self.share.samples[read.samples]
+            ids = self.share.samples[read.local]
             orders[Read(int(ids[0]), int(ids[-1]) + 1, ids, read.chunk)] = read
         to_read = []
         for order, read in orders.items():
@@ -216,85 +327,88 @@ class ShareServer:
             of_group = {order: orders[order] for order in group.reads}
             coming = {order: asyncio.get_running_loop().create_future() for order in group.reads}
             for order, read in of_group.items():
-                self._arriving.update(((read.epoch, sample), coming[order]) for sample in order.samples.tolist())
+                self._bytes_of(read.epoch).arriving.update(dict.fromkeys(order.samples.tolist(), coming[order]))
             task = asyncio.create_task(self._fetch(group, of_group, coming))
             self._reads.add(task)
-            task.add_done_callback(self._reads.discard)
+            task.add_done_callback(partial(self._fetched, group, of_group, coming))
 
     async def _fetch(
         self, group: ReadGroup, reads: dict[Read, ChunkRead], coming: dict[Read, asyncio.Future[None]]
     ) -> None:
-        error: BaseException | None = None
-
         def arrived(chunk: ReadChunk) -> None:
             self._arrived(reads[chunk.read], chunk)
             self._done(reads[chunk.read], chunk.read, coming[chunk.read], None)
 
-        try:
-            await self._chunks.read(group, arrived)
-        except BaseException as raised:
-            error = raised
-            if not isinstance(raised, Exception):
-                raise
-        finally:
-            group.ended()
-            for order, read in reads.items():
-                if not coming[order].done():
-                    self._failed(read, error)
-                    self._done(read, order, coming[order], error)
+        await self._chunks.read(group, arrived)
+
+    def _fetched(
+        self,
+        group: ReadGroup,
+        reads: dict[Read, ChunkRead],
+        coming: dict[Read, asyncio.Future[None]],
+        task: asyncio.Task[None],
+    ) -> None:
+        """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
+        self._reads.discard(task)
+        group.ended()
+        error = self._over if task.cancelled() else task.exception()
+        for order, read in reads.items():
+            if not coming[order].done():
+                self._failed(read, error)
+                self._done(read, order, coming[order], error)
 
     def _arrived(self, read: ChunkRead, chunk: ReadChunk) -> None:
         counts = self._counts_of(read.epoch).core
         lengths = self._lengths
         intact = np.array([payload is not None for payload in chunk.payloads], dtype=bool)
-        kept_bytes = int(lengths[read.samples[intact]].sum())
+        kept_bytes = int(lengths[read.local[intact]].sum())
         if chunk.pinned:
             counts.refills_pinned += 1
             counts.bytes_pinned += kept_bytes
         else:
             counts.samples_read += chunk.read.end - chunk.read.first
             counts.samples_filled += int(intact.sum())
-            counts.bytes_read += int(lengths[read.samples[0] : read.samples[-1] + 1].sum())
+            counts.bytes_read += int(lengths[read.local[0] : read.local[-1] + 1].sum())
             counts.bytes_filled += kept_bytes
             self._chunks.outage_is_known = False
+        here = self._bytes_of(read.epoch)
         stay = self.memory.arrived(read, read.samples[~intact])
-        for sample, payload, stays in zip(chunk.read.samples.tolist(), chunk.payloads, stay.tolist(), strict=True):
+        samples = zip(read.samples.tolist(), chunk.read.samples.tolist(), chunk.payloads, stay.tolist(), strict=True)
+        for entry, sample, payload, stays in samples:
             if payload is None:
                 continue
-            key = (read.epoch, sample)
-            takers = self._taking.get(key, ())
+            takers = here.taking.get(sample, ())
             for taken in takers:
-                taken[key] = payload
+                taken[sample] = payload
             if stays:
-                self._payloads[key] = payload
-                self.resident_bytes += len(payload)
+                here.payloads.put(entry, payload)
             elif not takers:  # who has asked for it has gone away, and may come again
                 self._recent.put(read.epoch, [sample], [payload])
 
     def _failed(self, read: ChunkRead, error: BaseException | None) -> None:
-        if isinstance(error, Exception) and not self._chunks.outage_is_known:
+        if error is not None and error is not self._over and not self._chunks.outage_is_known:
             log.warning("job %s: a chunk could not be read, and is read again when it is needed: %s", self._name, error)
         self._chunks.outage_is_known = True
         self._counts_of(read.epoch).refills_failed += 1
         self.memory.failed(read)
 
     def _done(self, read: ChunkRead, order: Read, coming: asyncio.Future[None], error: BaseException | None) -> None:
+        arriving = self._bytes_of(read.epoch).arriving
         for sample in order.samples.tolist():
-            if self._arriving.get((read.epoch, sample)) is coming:
-                del self._arriving[read.epoch, sample]
+            if arriving.get(sample) is coming:
+                del arriving[sample]
         if error is None:
             coming.set_result(None)
-        elif isinstance(error, Exception):
+        else:
             coming.set_exception(error)
             coming.exception()  # known: a read ahead of need has nobody who waits for it
-        else:
-            coming.cancel()
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _arrival_of(self, keys: list[_Key]) -> None:
+    async def _arrival_of(self, epoch: int, samples: list[int]) -> None:
         """Wait for the reads that bring these samples, and raise what went wrong with the first that failed."""
-        arriving = {self._arriving[key] for key in keys if key in self._arriving}
+        of_epoch = self._bytes_of(epoch).arriving
+        arriving = {of_epoch[sample] for sample in samples if sample in of_epoch}
         started = time.perf_counter()
         try:
             while not all(each.done() for each in arriving):
@@ -305,41 +419,30 @@ class ShareServer:
                 f"job {self._name} waits for the store: nothing has come for {self._wait_seconds:g} s"
             ) from silence
         finally:
-            counts = self._counts_of(keys[0][0])
-            counts.waited_takes += len(keys)
+            counts = self._counts_of(epoch)
+            counts.waited_takes += len(samples)
             counts.wait_seconds += time.perf_counter() - started
         for each in arriving:
-            if not each.cancelled() and (error := each.exception()) is not None:
-                raise error
-
-    @contextmanager
-    def _takes(self, keys: list[_Key], taken: dict[_Key, Payload]) -> Iterator[None]:
-        """The bytes of these samples are put there as they arrive."""
-        for key in keys:
-            self._taking.setdefault(key, []).append(taken)
-        try:
-            yield
-        finally:
-            for key in keys:
-                self._taking[key] = [each for each in self._taking[key] if each is not taken]
-                if not self._taking[key]:
-                    del self._taking[key]
-
-    def _pop(self, key: _Key) -> Payload | None:
-        payload = self._payloads.pop(key, None)
-        if payload is not None:
-            self.resident_bytes -= len(payload)
-        return payload
+            each.result()
 
     def _drop(self, dropped: list[tuple[int, Int64Array]]) -> None:
         for epoch, samples in dropped:
-            for sample in self.share.samples[samples].tolist():
-                self._pop((epoch, sample))
+            payloads = self._bytes_of(epoch).payloads
+            for entry in samples.tolist():
+                payloads.pop(entry)
 
     def _elsewhere(self, epoch: int, sample: int) -> Payload | None:
         """The same bytes: of what has just left, or of another epoch."""
+        entry = int(np.searchsorted(self.share.samples, sample)) if self._lists is None else -1
         for other in (epoch, epoch - 1, epoch + 1):
-            for payload in (self._payloads.get((other, sample)), self._recent.get(other, sample)):
+            here = self._epochs.get(other)
+            for payload in (here.payloads.get(entry) if here else None, self._recent.get(other, sample)):
                 if payload is not None:
                     return payload
         return None
+
+    def _bytes_of(self, epoch: int) -> _EpochBytes:
+        if epoch not in self._epochs:
+            self._epochs = {number: found for number, found in self._epochs.items() if not found.is_empty}
+            self._epochs[epoch] = _EpochBytes()
+        return self._epochs[epoch]

@@ -18,6 +18,7 @@ from refill.errors import InvalidInput, MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.epoch_order import KeyedTraces, Traces
 from refill_service.cache_core.home_machine import HomeMachine
+from refill_service.cache_core.job_memory import PodMemory, chunks_in_memory
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.sample_mapping import (
     AbstractMapping,
@@ -28,6 +29,7 @@ from refill_service.cache_core.sample_mapping import (
 from refill_service.planning.class_reads import class_traces
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
 from refill_service.planning.planned_pods import PlannedPods, made_up_plan
+from refill_service.planning.pod_sizing import JobAlone, job_alone
 from refill_service.planning.provider_prices import PROVIDERS
 from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
 
@@ -140,14 +142,43 @@ class Analysis:
     vm_hour: float = 0.0
     """Dollars for a pod's machine."""
     seed: int = 1
+    pod: PodMemory | None = None
+    """What each pod has in all: ``memory_bytes`` is then what a job of the default policy has of it, and each policy
+    has what pods would give it. None: all policies have the same."""
+
+    def memory_of(self, policy: str, chunk_size: int) -> int:
+        """For chunks, over all pods."""
+        if self.pod is None:
+            return self.memory_bytes
+        return self.num_pods * self.job_alone(policy, chunk_size).memory.abstract_bytes
+
+    def job_alone(self, policy: str, chunk_size: int) -> JobAlone:
+        """On the pods, where it is given what they have."""
+        assert self.pod is not None
+        return job_alone(self.pod, policy, chunk_size, self.shape.num_samples, self.shape.total_bytes)
+
+    def chunks_in_memory(self, policy: str, layout: ChunkLayout) -> int:
+        """So many of its chunks a job has in memory at once on the first pod: exact where the whole dataset is
+        simulated."""
+        shape, pod_bytes = self.shape, self.memory_of(policy, layout.chunk_size) // self.num_pods
+        if policy == "planned":  # any of the dataset's
+            return chunks_in_memory(
+                pod_bytes, layout.num_chunks * shape.num_samples // shape.simulated, shape.total_bytes
+            )
+        if shape.simulated == shape.num_samples:
+            share = layout.share(0, self.num_pods)
+            share_bytes = int(shape.lengths[share.first_sample : share.end_sample].sum())
+            return chunks_in_memory(pod_bytes, share.num_chunks, share_bytes)
+        num_chunks = layout.num_chunks * shape.num_samples // shape.simulated // self.num_pods
+        return chunks_in_memory(pod_bytes, num_chunks, shape.total_bytes // self.num_pods)
 
     def classes_within(self, policy: str) -> Int64Array | None:
         """Those that a policy redirects within."""
         return self.shape.classes if policy == "drain" else None
 
-    @property
-    def memory_fraction(self) -> float:
-        return min(1.0, self.memory_bytes / self.shape.total_bytes)
+    def memory_fraction(self, policy: str = JobSpec.policy, chunk_size: int = 1) -> float:
+        """The part of the dataset that fits."""
+        return min(1.0, self.memory_of(policy, chunk_size) / self.shape.total_bytes)
 
     @property
     def simulated_window(self) -> int:
@@ -188,6 +219,12 @@ class Row:
     """Whether the store needs longer than the training; None: its speed was not given."""
     run_dollars: dict[str, float]
     """By provider, of all epochs: GETs at its price, and machines; no storage, which is the same for all rows."""
+    chunks_in_memory: int = 0
+    """At once, on the first pod, on average."""
+    job_memory_bytes: int = 0
+    """What each pod gives the job, where it is known what a pod has; else 0."""
+    plan: dict[str, Any] | None = None
+    """Settings of the plan that pods make then, if the policy has one."""
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -212,7 +249,7 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     # A place counts the requests of all ranks, so that a step is a run of places.
     rank_batch = max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_pods)
     classes = analysis.classes_within(policy)
-    pod_bytes = int(analysis.memory_bytes / scale) // num_pods
+    pod_bytes = int(analysis.memory_of(policy, chunk_size) / scale) // num_pods
     orders: list[Traces] = [
         KeyedTraces(shape.simulated, num_pods, seed=analysis.seed, epoch=epoch)
         if classes is None
@@ -245,7 +282,7 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     place_of[np.argsort(place_of, kind="stable")] = np.arange(shape.simulated)  # without the places of repeats
     # What keeps order gives copies: its samples stay in memory, and that is full.
     if keeps_order:
-        held = [analysis.memory_bytes / scale]
+        held = [analysis.memory_of(policy, chunk_size) / scale]
     gets = sum(owner.counts.refills for owner in owners) * shape.num_samples / shape.simulated
     bytes_read = sum(owner.counts.bytes_read for owner in owners) * scale
     distance, co_batch = spread(place_of, shape.first_sample, analysis.simulated_batch)
@@ -256,6 +293,7 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
         analysis,
         policy=policy,
         chunk_size=chunk_size,
+        **_on_pods(analysis, policy, layout),
         gets=gets,
         bytes_read=bytes_read,
         held_peak_bytes=max(held) * scale,
@@ -263,7 +301,9 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
         distance=distance,
         co_batch=co_batch,
         # An order that is kept is as random as its sampler's, whatever memory there is.
-        randomization_level=1.0 if keeps_order else randomization_level(shape.num_samples, analysis.memory_fraction),
+        randomization_level=1.0
+        if keeps_order
+        else randomization_level(shape.num_samples, analysis.memory_fraction(policy, chunk_size)),
         first_batch_seconds=read_seconds(
             kind_of(policy).first_batch_gets(asked_first, chunk_size, abstract_chunks), chunk_bytes, analysis.store
         ),
@@ -276,7 +316,7 @@ def _analyze_planned(analysis: Analysis, chunk_size: int) -> Row:
     simulated_bytes = int(lengths.sum())
     scale = shape.total_bytes / simulated_bytes
     layout = ChunkLayout(shape.first_sample, chunk_size)
-    pod_bytes = int(analysis.memory_bytes / scale) // num_pods
+    pod_bytes = int(analysis.memory_of("planned", chunk_size) / scale) // num_pods
     plan = made_up_plan(layout, lengths, pod_bytes, num_pods, analysis.seed)
     chunk_bytes = np.add.reduceat(lengths, layout.starts(np.arange(layout.num_chunks, dtype=np.int64)))
     if int(chunk_bytes.max()) > pod_bytes:
@@ -296,11 +336,12 @@ def _analyze_planned(analysis: Analysis, chunk_size: int) -> Row:
     bytes_read = counts.bytes_read * scale
     distance, co_batch = spread(place_of, shape.first_sample, analysis.simulated_batch)
     asked_first = -(-min(analysis.batch_size, shape.num_samples) // num_pods)
-    chunks_in_memory = pod_bytes * layout.num_chunks / simulated_bytes * scale
+    held_chunks = pod_bytes * layout.num_chunks / simulated_bytes * scale
     return _row(
         analysis,
         policy="planned",
         chunk_size=chunk_size,
+        **_on_pods(analysis, "planned", layout),
         gets=gets,
         bytes_read=bytes_read,
         held_peak_bytes=max(held) * scale,
@@ -309,7 +350,7 @@ def _analyze_planned(analysis: Analysis, chunk_size: int) -> Row:
         co_batch=co_batch,
         randomization_level=randomization_level(shape.num_samples, min(1.0, plan.memory_bytes / simulated_bytes)),
         first_batch_seconds=read_seconds(
-            kind_of("planned").first_batch_gets(asked_first, chunk_size, chunks_in_memory),
+            kind_of("planned").first_batch_gets(asked_first, chunk_size, held_chunks),
             bytes_read / gets,
             analysis.store,
         ),
@@ -334,6 +375,14 @@ def sample_by_sample(analysis: Analysis) -> Row:
         randomization_level=1.0,
         first_batch_seconds=read_seconds(asked_first, sample_bytes, analysis.store),
     )
+
+
+def _on_pods(analysis: Analysis, policy: str, layout: ChunkLayout) -> dict[str, Any]:
+    found: dict[str, Any] = {"chunks_in_memory": analysis.chunks_in_memory(policy, layout)}
+    if analysis.pod is not None:
+        alone = analysis.job_alone(policy, layout.chunk_size)
+        found |= {"job_memory_bytes": alone.memory_bytes, "plan": alone.plan}
+    return found
 
 
 def _row(analysis: Analysis, *, gets: float, bytes_read: float, first_batch_seconds: float, **measured: Any) -> Row:

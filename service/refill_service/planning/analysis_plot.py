@@ -1,4 +1,4 @@
-"""What does the choice of policy and chunk size look like? GETs a sample against how well an epoch shuffles."""
+"""What does the choice of policy and chunk size look like? GETs per sample against how well an epoch shuffles."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def draw_frontier(path: Path, analysis: Analysis, rows: Sequence[Row], recommend
     ticks = (0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 50)
     axes.set_yticks([tick for tick in ticks if least / 1.25 <= tick <= most * 1.4])
     axes.grid(True, which="major", alpha=0.25)
-    axes.set_xlabel("GETs a sample (fewer: cheaper)")
+    axes.set_xlabel("GETs per sample (fewer: cheaper)")
     axes.set_ylabel("co-batch ratio of chunk-mates (1: uniform shuffle)")
     axes.set_title(
         f"{analysis.shape.num_samples:,} samples, {bytes_text(analysis.shape.total_bytes)}; memory"
-        f" {analysis.memory_fraction:.1%} over {analysis.num_pods} pod{'s' * (analysis.num_pods > 1)}",
+        f" {analysis.memory_fraction():.1%} over {analysis.num_pods} pod{'s' * (analysis.num_pods > 1)}",
         fontsize=10,
     )
     axes.legend(loc="upper right", fontsize=8)

@@ -15,6 +15,7 @@ from refill.protocol.class_order import balanced_order, bucket_order, rank_part,
 from refill.protocol.classes import entries_of
 from refill_service.cache_core.epoch_order import ExplicitTraces
 from refill_service.cache_core.home_machine import HomeMachine
+from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.sample_mapping import (
     AbstractMapping,
     ChunkLayout,
@@ -22,6 +23,7 @@ from refill_service.cache_core.sample_mapping import (
     abstract_chunks_for_budget,
 )
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
+from refill_service.planning.planned_pods import PlannedPods, made_up_plan
 from refill_service.planning.shuffle_measures import spread
 
 __all__ = ["CLASS_ORDERS", "ClassReads", "ClassRun", "class_traces", "equal_classes", "simulate_classes"]
@@ -34,11 +36,13 @@ class ClassRun:
     """One epoch; one rank for each pod.
 
     :param memory_samples: of each pod.
+    :param policy: ``drain`` or ``planned``.
     :param order: ``buckets``: each batch of one class; ``balanced``: each with all; ``random``: as a shuffled order has
         them; ``sorted``: one class after another.
     """
 
     memory_samples: int
+    policy: str = "drain"
     order: str = "buckets"
     chunk_size: int = 64
     num_pods: int = 1
@@ -81,38 +85,90 @@ def equal_classes(num_samples: int, num_classes: int, seed: int) -> Int64Array:
 
 def simulate_classes(classes: Int64Array, run: ClassRun) -> ClassReads:
     """:param classes: ``(samples,)`` 0 and up."""
-    num_samples, num_pods = len(classes), run.num_pods
     classes = np.unique(classes, return_inverse=True)[1]
+    return _planned(classes, run) if run.policy == "planned" else _redirected(classes, run)
+
+
+def _redirected(classes: Int64Array, run: ClassRun) -> ClassReads:
+    """As policy ``drain`` does: owners choose samples of the classes."""
+    num_samples, num_pods = len(classes), run.num_pods
     traces = class_traces(classes, run.order, num_pods, run.batch_size, run.seed)
     layout = ChunkLayout(np.array([0, num_samples], dtype=np.int64), run.chunk_size)
     owners = [_owner(layout, traces, pod, run) for pod in range(num_pods)]
     bounds = layout.owner_bounds(num_pods)
     homes: list[HomeMachine[int]] = [HomeMachine(pod, bounds, run.remote_memory_samples) for pod in range(num_pods)]
-    came = np.zeros(num_samples, dtype=np.int64)
-    place_of = np.zeros(num_samples, dtype=np.int64)
-    batches = composed = 0
+    delivered = _Delivered(classes)
     for rank, positions, samples in epoch_in_lockstep(owners, homes, traces, run.batch_size):
-        batches += 1
-        composed += bool((classes[samples] == classes[traces.asked(rank, positions)[0]]).all())
-        np.add.at(came, samples, 1)
-        place_of[samples] = positions * num_pods + rank
-    place_of[np.argsort(place_of, kind="stable")] = np.arange(num_samples)  # without the places of repeats
-    distance, co_batch = spread(place_of, layout.first_sample, num_pods * run.batch_size)
+        delivered.batch(classes[traces.asked(rank, positions)[0]], samples, positions * num_pods + rank)
     counts = [owner.counts for owner in owners]
-    samples_read = sum(count.samples_read for count in counts)
-    return ClassReads(
-        batches=batches,
-        composed=composed,
+    return delivered.counted(
+        run,
         gets=sum(count.refills for count in counts),
-        samples_read=samples_read,
-        read_amplification=samples_read / num_samples,
+        samples_read=sum(count.samples_read for count in counts),
         misses=sum(count.misses for count in counts),
-        delivered=int(came.sum()),
-        duplicates=int((came[came > 1] - 1).sum()),
-        missing=int(np.count_nonzero(came == 0)),
-        distance=distance,
-        co_batch=co_batch,
     )
+
+
+def _planned(classes: Int64Array, run: ClassRun) -> ClassReads:
+    """As policy ``planned`` does: each class in the order in which the plan has its samples."""
+    num_samples, num_pods, batch_size = len(classes), run.num_pods, run.batch_size
+    layout = ChunkLayout(np.array([0, num_samples], dtype=np.int64), run.chunk_size)
+    lengths = np.ones(num_samples, dtype=np.int64)
+    plan = made_up_plan(layout, lengths, run.memory_samples, num_pods, run.seed, is_listed=True)
+    pods = PlannedPods(plan, layout, lengths, run.memory_samples, num_pods)
+    epoch = 1  # one of those after the first
+    turns = JobOrders(plan, layout, lengths).whole(epoch)
+    wanted, samples_wanted = _in_order(classes, run.order, num_pods * batch_size, run.seed, turns)
+    parts, of_classes = (
+        [rank_part(each, rank, num_pods, batch_size, drop_last=False) for rank in range(num_pods)]
+        for each in (samples_wanted, wanted)
+    )
+    pods.lists_are_known(epoch, np.stack(parts, axis=1).ravel())
+    delivered = _Delivered(classes)
+    for start in range(0, len(parts[0]), batch_size):
+        for rank, part in enumerate(parts):
+            samples = part[start : start + batch_size]
+            positions = np.arange(start, start + len(samples)) * num_pods + rank
+            pods.ask_for(epoch, positions, samples)
+            delivered.batch(of_classes[rank][start : start + batch_size], samples, positions)
+    counts = pods.counts[epoch]
+    return delivered.counted(run, gets=counts.gets, samples_read=counts.samples_read, misses=counts.misses)
+
+
+class _Delivered:
+    """What came of an epoch."""
+
+    def __init__(self, classes: Int64Array) -> None:
+        self._classes = classes
+        self._came = np.zeros(len(classes), dtype=np.int64)
+        self._place_of = np.zeros(len(classes), dtype=np.int64)
+        self._batches = self._composed = 0
+
+    def batch(self, wanted: Int64Array, samples: Int64Array, places: Int64Array) -> None:
+        """:param wanted: the class of each sample that was asked for."""
+        self._batches += 1
+        self._composed += bool((self._classes[samples] == wanted).all())
+        np.add.at(self._came, samples, 1)
+        self._place_of[samples] = places
+
+    def counted(self, run: ClassRun, *, gets: int, samples_read: int, misses: int) -> ClassReads:
+        num_samples, came, place_of = len(self._classes), self._came, self._place_of
+        place_of[np.argsort(place_of, kind="stable")] = np.arange(num_samples)  # without the places of repeats
+        first_sample = np.array([0, num_samples], dtype=np.int64)
+        distance, co_batch = spread(place_of, first_sample, run.num_pods * run.batch_size)
+        return ClassReads(
+            batches=self._batches,
+            composed=self._composed,
+            gets=gets,
+            samples_read=samples_read,
+            read_amplification=samples_read / num_samples,
+            misses=misses,
+            delivered=int(came.sum()),
+            duplicates=int((came[came > 1] - 1).sum()),
+            missing=int(np.count_nonzero(came == 0)),
+            distance=distance,
+            co_batch=co_batch,
+        )
 
 
 def class_traces(classes: Int64Array, order: str, num_ranks: int, batch_size: int, seed: int) -> ExplicitTraces:
@@ -122,23 +178,29 @@ def class_traces(classes: Int64Array, order: str, num_ranks: int, batch_size: in
     :param order: as of :class:`ClassRun`.
     :param batch_size: of a rank.
     """
-    everything = _in_order(classes, order, num_ranks * batch_size, seed)
+    turns = np.random.default_rng([seed, 3]).permutation(len(classes))
+    _, everything = _in_order(classes, order, num_ranks * batch_size, seed, turns)
     of_ranks = {rank: rank_part(everything, rank, num_ranks, batch_size, drop_last=False) for rank in range(num_ranks)}
     return ExplicitTraces(len(classes), {rank: entries_of(ids, 1 + classes[ids]) for rank, ids in of_ranks.items()})
 
 
-def _in_order(classes: Int64Array, order: str, step_size: int, seed: int) -> Int64Array:
-    """The samples that positions of all ranks name."""
+def _in_order(
+    classes: Int64Array, order: str, step_size: int, seed: int, turns: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """``(classes, samples)`` that positions of all ranks name.
+
+    :param turns: the order in which those of a class come.
+    """
     random = np.random.default_rng([seed, 2])
     if order == "random":
-        return random.permutation(len(classes))
-    if order == "sorted":
+        in_order = classes[random.permutation(len(classes))]
+    elif order == "sorted":
         in_order = np.sort(classes)
     elif order == "balanced":
         in_order = balanced_order(np.bincount(classes), random)
     else:
         in_order = bucket_order(classes, step_size, random)
-    return samples_for(in_order, classes, random)
+    return in_order, samples_for(in_order, classes, turns, random)
 
 
 def _owner(layout: ChunkLayout, traces: ExplicitTraces, pod: int, run: ClassRun) -> LocalOwner:

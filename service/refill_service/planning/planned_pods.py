@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.share_owners import share_owners
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import plan_of, with_plan
 from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
-from refill_service.cache_core.planned.share_owners import share_owners
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
 __all__ = ["PlannedCounts", "PlannedPods", "made_up_plan"]
@@ -32,18 +32,23 @@ def made_up_plan(
     plan_bytes: int = 0,
     num_shares: int = 0,
     run: int = 0,
+    is_listed: bool = False,
 ) -> PlanSettings:
-    """The plan that pods would make for a job with so much memory for samples on each of them."""
+    """The plan that pods would make for a job with so much memory for samples on each of them.
+
+    :param is_listed: whether ranks have the order in lists.
+    """
     settings = {"plan_bytes": plan_bytes, "shares": num_shares, "run": run}
     spec = JobSpec(
         "simulated",
         "memory://simulated",
         seed=seed,
         chunk_size=layout.chunk_size,
+        order="explicit" if is_listed else "keyed",
         policy="planned",
         policy_settings=settings,
     )
-    spec = with_plan(spec, pod_bytes, num_pods, int(lengths.sum()) / max(1, layout.num_chunks))
+    spec = with_plan(spec, pod_bytes, num_pods, layout.chunk_size * int(lengths.sum()) / max(1, len(lengths)))
     return plan_of(spec, f"{len(lengths)} simulated samples", layout)
 
 
@@ -91,6 +96,18 @@ class PlannedPods:
         """Of samples in memory that nobody has asked for."""
         return sum(share.memory.held_bytes for share in self._shares)
 
+    def lists_are_known(self, epoch: int, samples: Int64Array) -> None:
+        """Fact: ranks ask for ``(n,)`` samples in this order, and all pods know it."""
+        for share in self._shares:
+            share.list_is_known(epoch, samples, self._orders.shares_of(samples))
+
+    def ask_for(self, epoch: int, positions: Int64Array, samples: Int64Array) -> None:
+        """Samples at ``(n,)`` positions of a list that is known, all different."""
+        shares = self._orders.shares_of(samples)
+        for number in np.unique(shares).tolist():
+            here = np.flatnonzero(shares == number)
+            self._shares[number].ask_for(epoch, positions[here], samples[here])
+
     def ask(self, epoch: int, positions: Int64Array) -> Int64Array:
         """The samples at ``(n,)`` positions of an epoch, all different."""
         shares, places = self._orders.places(epoch, positions)
@@ -108,6 +125,8 @@ class _ShareAtPod:
         share, self._lengths = orders.share(number)
         self.memory = ShareMemory(share.starts, self._lengths, orders.planned_bytes(number))
         self._orders, self._number, self._samples, self._counts = orders, number, share.samples, counts
+        self._num_entries = len(share.samples)
+        """At most, of the order of an epoch: there may be more than samples where it is a list."""
         self._here: dict[int, NDArray[np.bool_]] = {}
         """By epoch, which samples are in memory."""
 
@@ -117,19 +136,36 @@ class _ShareAtPod:
     def ask(self, epoch: int, places: Int64Array) -> Int64Array:
         if not self.memory.knows(epoch):
             self._plan(epoch)
+        samples = self._asked(epoch, places)
+        while (wanted := self.memory.next_wanted()) is not None:
+            self._plan(wanted)
+        return samples
+
+    def list_is_known(self, epoch: int, samples: Int64Array, shares: Int64Array) -> None:
+        """Fact: ranks ask for ``(n,)`` samples of these shares in this order."""
+        positions = np.flatnonzero(shares == self._number)
+        placed = self.memory.placed_list(np.searchsorted(self._samples, samples[positions]), positions)
+        self._here.pop(epoch, None)
+        reads, _ = self.memory.grown(epoch, placed)
+        self._num_entries = max(self._num_entries, len(placed.lengths))
+        self._arrive(reads)
+        self._arrive(self.memory.warmed(epoch, 0))
+
+    def ask_for(self, epoch: int, positions: Int64Array, samples: Int64Array) -> None:
+        self._asked(epoch, self.memory.places_of(epoch, positions, np.searchsorted(self._samples, samples)))
+
+    def _asked(self, epoch: int, places: Int64Array) -> Int64Array:
         asked, counts = self.memory.asked(epoch, places), self._counts[epoch]
-        missing = asked.samples[~self._in_memory(epoch)[asked.samples]]
+        missing = np.unique(asked.samples[~self._in_memory(epoch)[asked.samples]])
         counts.misses += len(missing)
         ordered = [read.samples for read in asked.reads if read.epoch == epoch]
         for sample in np.setdiff1d(missing, np.concatenate([missing[:0], *ordered])).tolist():
             counts.read(self._lengths[sample : sample + 1])
-        self._in_memory(epoch)[asked.samples] = False
-        for number, samples in asked.dropped:
-            self._in_memory(number)[samples] = False
+        self._in_memory(epoch)[asked.samples] = asked.stay & self._in_memory(epoch)[asked.samples]
+        for number, dropped in asked.dropped:
+            self._in_memory(number)[dropped] = False
         self._arrive(asked.reads)
-        while (wanted := self.memory.next_wanted()) is not None:
-            self._plan(wanted)
-        return self._samples[asked.samples]
+        return self._samples[asked.local]
 
     def _plan(self, epoch: int) -> None:
         order = self._orders.order(epoch, self._number)
@@ -137,11 +173,11 @@ class _ShareAtPod:
 
     def _arrive(self, reads: list[ChunkRead]) -> None:
         for read in reads:
-            self._counts[read.epoch].read(self._lengths[read.samples[0] : read.samples[-1] + 1])
+            self._counts[read.epoch].read(self._lengths[read.local[0] : read.local[-1] + 1])
             self._in_memory(read.epoch)[read.samples] = self.memory.arrived(read)
 
     def _in_memory(self, epoch: int) -> NDArray[np.bool_]:
         if epoch not in self._here:
             self._here = {number: here for number, here in self._here.items() if here.any()}
-            self._here[epoch] = np.zeros(len(self._samples), dtype=bool)
+            self._here[epoch] = np.zeros(self._num_entries, dtype=bool)
         return self._here[epoch]

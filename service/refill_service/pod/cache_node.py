@@ -24,6 +24,7 @@ from refill_service.jobs.job_table import JobTable
 from refill_service.journal.folder_owner import FolderOwner
 from refill_service.journal.journal import Journal
 from refill_service.journal.kept_parts import KeptParts
+from refill_service.membership.goodbyes import Goodbyes
 from refill_service.membership.jobs_here import JobsHere
 from refill_service.membership.moving import Moving
 from refill_service.membership.new_runs import NewRuns
@@ -104,7 +105,7 @@ class CacheNode:
         )
         self.fence = Fence(lives, self.peers)
         self.pinned = PinnedTier(
-            int(settings.memory_bytes * settings.pinned_fraction),
+            settings.pod_memory.pinned_bytes,
             Path(settings.pinned_dir) if settings.pinned_dir else None,
             settings.pinned_dir_bytes,
         )
@@ -140,6 +141,7 @@ class CacheNode:
         )
         self.pods_away = PodsAway(self.peers)
         self.planned = PlannedJobs(self.table, self.peers, self.pods_away)
+        self.goodbyes = Goodbyes(self.table, self.peers)
         self.runs = Runs(self.table, self.peers)
         who_holds = WhoHolds(self.table, self.peers)
         self.jobs_here = JobsHere(self.table, self.peers, who_holds, self.fence)
@@ -166,6 +168,7 @@ class CacheNode:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        await self.goodbyes.close()
         await self.successors.close()
         await self.pods_away.close()
         await self.planned.close()
@@ -227,7 +230,7 @@ class CacheNode:
         while True:
             await asyncio.sleep(min(10.0, idle_seconds / 4))
             await self.planned.remove_idle(idle_seconds)
-            for name in [n for n, at_pod in self.jobs.items() if at_pod.idle_seconds > idle_seconds]:
+            for name in [n for n, at_pod in self.jobs.items() if at_pod.use.idle_seconds > idle_seconds]:
                 try:
                     if await self.registration.idle_everywhere(name):
                         log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)

@@ -22,7 +22,8 @@ from refill_service.serving.sampler_routes import SAMPLER_ROUTES
 
 __all__ = ["ROUTES_FOR_CLIENTS", "client_app", "metrics_app", "peer_app"]
 
-ROUTES_FOR_CLIENTS = (HEALTH_ROUTES, CLIENT_ROUTES, SAMPLER_ROUTES, RANK_ROUTES, RECEIPT_ROUTES, PLANNED_ROUTES)
+ROUTES_FOR_CLIENTS = (PLANNED_ROUTES, HEALTH_ROUTES, CLIENT_ROUTES, SAMPLER_ROUTES, RANK_ROUTES, RECEIPT_ROUTES)
+"""In this order they are tried: those of batches first."""
 
 
 def client_app(node: CacheNode) -> FastAPI:
@@ -61,7 +62,7 @@ def peer_app(node: CacheNode) -> FastAPI:
     app = FastAPI(title="refill peers", openapi_url=None)
     add_error_answers(app)
     app.add_middleware(LifeCheck, fence=node.fence, of_pods=True)
-    _serve(node, app, LIVES_ROUTES, PEER_ROUTES, PLANNED_PEER_ROUTES)
+    _serve(node, app, PLANNED_PEER_ROUTES, LIVES_ROUTES, PEER_ROUTES)
     return app
 
 

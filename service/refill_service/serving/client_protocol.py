@@ -2,8 +2,12 @@
 
 It is the client's turn when its request is not whole yet, or when bytes for it wait in the transport's buffer. Then it
 has to move 64 KiB, or all that is left, within ``timeout_seconds``, and all of it at a pace (:mod:`.pace`); else the
-connection is aborted, and what was held for it freed. Address and headers have a length that is enough for anybody, as
-has what surrounds a body (chunk sizes, trailers). The parser, httptools, has limits for none of these.
+connection is aborted, and what was held for it freed. Address and headers have a length and a number that is enough for
+anybody, as has what surrounds a body (chunk sizes, trailers). The parser, httptools, has limits for none of these.
+
+What a connection can have a pod hold before its request is understood is little, or charged to whose it is: bytes are
+read in small pieces, of a body no more than one before its route asks for it; a head is charged when it is longer than
+heads are; and of requests that come before the answer to the one before, one is taken in.
 """
 
 from __future__ import annotations
@@ -17,17 +21,17 @@ import ssl
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from refill.errors import HeadersTooLarge, InvalidInput, RefillError
+from refill.errors import HeadersTooLarge, InvalidInput, PodBusy, RefillError
+from refill_service.cache_core.shared_room import Asker, SharedRoom
 from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.memory.memory_door import refuse_descriptors
 from refill_service.observing.request_counts import RequestCounts
@@ -42,7 +46,16 @@ __all__ = ["ClientLimits", "ClientServer"]
 
 log = logging.getLogger(__name__)
 
-HEADERS_BYTES = 1 << 16
+HEADERS_BYTES = 32 << 10
+_MOST_HEADERS = 100
+_READ_BYTES = 16 << 10
+"""At once, of a connection. Less than a head may have, so that two heads in one piece are none that is too long."""
+_HEAD_COPIES = 4
+"""As which a pod holds an address: as it came, its path, decoded, and what routes make of it."""
+_HEADER_BYTES = 200
+"""Of Python's objects, beside its letters."""
+_FREE_HEAD_BYTES = 8 << 10
+"""Of what a head costs, so much is not charged: those of training processes, probes and browsers."""
 _STRANGER_SECONDS = 10
 """A connection that has not shown who it is may be idle so long: a probe asks at once."""
 _LOOK_AT_CERTIFICATES_SECONDS = 5
@@ -52,12 +65,16 @@ _TICKS_PER_SECOND = 10
 
 @dataclass
 class ClientLimits:
-    """What clients may do, the same on all addresses that a pod serves them on."""
+    """What clients may do, the same on all addresses that a pod serves them on.
+
+    :param requests: room for what is held of requests.
+    """
 
     timeout_seconds: float
     max_connections: int
     counts: RequestCounts
     quotas: TeamQuotas
+    requests: SharedRoom
 
 
 class ClientServer(uvicorn.Server):
@@ -76,8 +93,13 @@ class ClientServer(uvicorn.Server):
             options |= {"ssl_certfile": certificates.cert, "ssl_keyfile": certificates.key}
         self._ticks = max(1, min(_TICKS_PER_SECOND, int(limits.timeout_seconds * _TICKS_PER_SECOND / 4)))
         room = ConnectionRoom(limits.max_connections, limits.quotas)
-        self._protocol = partial(_LimitedProtocol, limits, room)
-        super().__init__(uvicorn.Config(http=self._protocol, **options))  # type: ignore[arg-type]
+        read_into = memoryview(bytearray(_READ_BYTES))
+
+        def new_protocol(**rest: Any) -> _SmallReads:
+            return _SmallReads(_LimitedProtocol(limits, room, **rest), read_into)
+
+        self._protocol = new_protocol
+        super().__init__(uvicorn.Config(http=new_protocol, **options))  # type: ignore[arg-type]
 
     async def on_tick(self, counter: int) -> bool:
         if counter % self._ticks == 0:
@@ -159,24 +181,66 @@ class ClientServer(uvicorn.Server):
         yield
 
 
+class _SmallReads(asyncio.BufferedProtocol):
+    """Gives a protocol what comes, in pieces. A transport that chooses itself reads 256 KB at once.
+
+    :param read_into: one for all connections: what is read is taken out before the next read.
+    """
+
+    def __init__(self, protocol: _LimitedProtocol, read_into: memoryview) -> None:
+        self._read_into = read_into
+        self._protocol = protocol
+
+    def connection_made(self, transport: Any) -> None:
+        self._protocol.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+    def eof_received(self) -> None:
+        self._protocol.eof_received()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._read_into
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._protocol.data_received(bytes(self._read_into[:nbytes]))
+
+
 class _LimitedProtocol(HttpToolsProtocol):
     def __init__(self, limits: ClientLimits, room: ConnectionRoom, **rest: Any) -> None:
         super().__init__(**rest)
         self._limits = limits
         self._room = room
+        self._holder = Asker()
+        """Whom the head of the request under way is charged to: strangers, until it is known."""
+        self._held_bytes = 0
         self._made = time.monotonic()
         self.timeout_keep_alive = _STRANGER_SECONDS
         self._over_limit = False
         self._refusal: RefillError | None = None
-        """What the parser has to stop for."""
+        """Nothing more is read."""
+        self._wrong: RefillError | None = None
+        """What the parser stops for now."""
+        self._has_asked = False
+        """A request of it has been answered."""
+        self._piece_bytes = 0
         self._asking: Pace | None = None
         """Of the request that is not whole yet."""
         self._message_bytes = 0
         self._body_bytes = 0
         self._head_bytes = 0
+        self._is_in_body = False
         self._sending_since = 0.0
         self._to_send_bytes = 0
         self._was_closed = False
+        self._when_lost: list[Callable[[], None]] = []
 
     def is_slow(self, now: float) -> bool:
         """Asked every now and then: whether the client has used up its time."""
@@ -208,10 +272,25 @@ class _LimitedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             return False
         self.timeout_keep_alive = self.config.timeout_keep_alive
+        self.transport.set_write_buffer_limits()
+        held_bytes, holder = self._held_bytes, Asker(team)
+        if held_bytes and holder != self._holder:
+            self._hold(-held_bytes)
+            self._holder = holder
+            self._hold(held_bytes)
+        self._holder = holder
         return True
 
+    def when_lost(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called once, when the connection is gone."""
+        self._when_lost.append(tell)
+
     def _says_nothing(self, now: float) -> bool:
-        return self.cycle is None and now > self._made + min(_STRANGER_SECONDS, self._limits.timeout_seconds)
+        return (
+            not self._has_asked
+            and self.cycle is None
+            and now > self._made + min(_STRANGER_SECONDS, self._limits.timeout_seconds)
+        )
 
     def _sends_slowly(self, now: float) -> bool:
         if self._asking is None:
@@ -237,11 +316,16 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=_READ_BYTES)  # of those who don't read what they are answered
         self._asking = self._pace(time.monotonic())
         self._over_limit = not self._room.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._room.leave(self)
+        self._hold(-self._held_bytes)
+        for tell in self._when_lost:
+            tell()
+        self._when_lost.clear()
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
@@ -255,15 +339,28 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self._asking is None:
             self._asking = self._pace(now)
         self._asking.moved(len(data), now)
+        self._piece_bytes = len(data)
         self._message_bytes += len(data)
         super().data_received(data)
+        if self._refusal is not None or self.transport.is_closing():
+            return
         if self._message_bytes - self._body_bytes > HEADERS_BYTES + self._body_bytes:
             self._refuse(_too_long())
+        elif self._asking is not None and not self._is_in_body:
+            self._hold_head(self._message_bytes)
+            if self._wrong is not None:
+                self._refuse(self._wrong)
+        elif self._asking is not None and self.cycle.body and not self.cycle.response_complete:
+            self.flow.pause_reading()  # until the route asks for what has come
 
     def on_message_begin(self) -> None:
+        if self.pipeline:
+            self._stop(InvalidInput("more requests came than one before the answer to the one before: wait for it"))
         self._asking = self._pace(time.monotonic())
         self._to_send_bytes = 0  # whoever asks again has read the answer before
-        self._message_bytes = self._body_bytes = self._head_bytes = 0
+        self._body_bytes = self._head_bytes = 0
+        self._message_bytes = self._piece_bytes  # the end of the one before may be in it, too
+        self._is_in_body = False
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -278,10 +375,37 @@ class _LimitedProtocol(HttpToolsProtocol):
         """What came in one piece is not seen while it comes."""
         self._head_bytes += more_bytes
         if self._head_bytes > HEADERS_BYTES:
-            raise _too_long()  # the parser stops, and send_400_response is called
+            self._stop(_too_long())
+        if len(self.headers) >= _MOST_HEADERS:
+            self._stop(HeadersTooLarge(f"the request has more than {_MOST_HEADERS} headers"))
+        self._hold_head(self._head_bytes)
+        if self._wrong is not None:
+            self._stop(self._wrong)
+
+    def _stop(self, error: RefillError) -> NoReturn:
+        """The parser ends by it, and calls :meth:`send_400_response`."""
+        self._wrong = error
+        raise error
+
+    def _hold_head(self, head_bytes: int) -> None:
+        """Fact: so much of a head has come."""
+        cost = _HEAD_COPIES * head_bytes + _HEADER_BYTES * len(self.headers) - _FREE_HEAD_BYTES
+        more_bytes = cost - self._held_bytes
+        if more_bytes <= 0:
+            return
+        if self._limits.requests.fits(self._holder, more_bytes, has_bytes=self._held_bytes):
+            self._hold(more_bytes)
+        else:
+            self._wrong = PodBusy("the pod holds as many bytes of addresses and headers of requests as it takes")
+
+    def _hold(self, more_bytes: int) -> None:
+        if more_bytes:
+            self._limits.requests.hold(self._holder, more_bytes)
+            self._held_bytes += more_bytes
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        self._is_in_body = True
         if self.cycle is None:
             return
         scope = cast(dict[str, Any], self.cycle.scope)
@@ -298,9 +422,26 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._asking = None
         self._message_bytes = self._body_bytes = 0
         super().on_message_complete()
+        self._forget_what_is_over()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._has_asked = True
+        self._forget_what_is_over()
+
+    def _forget_what_is_over(self) -> None:
+        """An idle connection holds nothing of its last request; one whose rest is still coming, no more than that."""
+        if self.cycle is None or not self.cycle.response_complete:
+            return
+        self.cycle.body = bytearray()
+        if self._asking is None:
+            nothing: Any = None
+            self.cycle = self.scope = nothing
+            self.headers, self.url = [], b""
+            self._hold(-self._held_bytes)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(_too_long() if self._head_bytes > HEADERS_BYTES else InvalidInput("that is no HTTP request"))
+        self._refuse(self._wrong or InvalidInput("that is no HTTP request"))
 
     def _refuse(self, error: RefillError) -> None:
         """Nothing that follows on this connection is understood. An answer that is being sent may end first."""

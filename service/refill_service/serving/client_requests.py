@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
+from urllib.parse import parse_qsl
 
 import numpy as np
 from fastapi import Path, Query, Request, Response
-from pydantic import BaseModel, Field
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
@@ -14,8 +17,11 @@ from refill.protocol.rank_life import LONGEST_LIFE, RankLife
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MAX_BATCH, MAX_SAMPLES, MEMORY_HEADER, Int64Array
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.memory.outgoing_frame import OutgoingFrame
+from refill_service.object_store.store_url import parse_url
 from refill_service.pod.cache_node import CacheNode
-from refill_service.serving.access import holder_of
+from refill_service.serving.access import CONNECTION, holder_of
+from refill_service.serving.access_log import was_done
+from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.frame_response import FrameResponse
 from refill_service.serving.node_of import node_of
 
@@ -23,6 +29,7 @@ __all__ = [
     "BATCH_BODY_BYTES",
     "BINARY_BODY",
     "FRAME_ANSWER",
+    "LISTED_BODY_BYTES",
     "SAMPLES_BODY_BYTES",
     "Anew",
     "CheckpointBody",
@@ -31,16 +38,20 @@ __all__ = [
     "JobName",
     "Life",
     "Number",
+    "answered",
     "asked_of",
     "checked_ids",
-    "framed",
     "is_the_rank",
     "life_of",
+    "openapi_of",
+    "query_of",
     "read_int64s",
     "spec_of",
 ]
 
 BATCH_BODY_BYTES = 8 * MAX_BATCH + 64
+LISTED_BODY_BYTES = 16 * MAX_BATCH + 64
+"""Of positions, and of the samples that are wanted there."""
 SAMPLES_BODY_BYTES = 8 * MAX_SAMPLES
 
 FRAME_ANSWER: dict[int | str, dict[str, Any]] = {
@@ -84,6 +95,31 @@ class CheckpointBody(BaseModel):
     position: int = Field(ge=0, lt=2**62, description="The first position that each rank had not consumed.")
 
 
+Asked = TypeVar("Asked", bound=BaseModel)
+
+
+def query_of(request: Request, kind: type[Asked]) -> Asked:
+    """The parameters of a request's query. FastAPI would take longer over them than a pod does over the whole batch."""
+    given = dict(parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    try:
+        return kind.model_validate_strings(given)
+    except ValidationError as error:
+        errors = [each | {"loc": ("query", *each["loc"])} for each in error.errors()]
+        raise RequestValidationError(errors) from error
+
+
+def openapi_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """How the API's description shows a route with a binary body, and these parameters beside the job's name."""
+    schema = kind.model_json_schema()
+    required = schema.get("required", ())
+    named = [
+        {"name": name, "in": "query", "required": name in required, "schema": shown}
+        for name, shown in schema["properties"].items()
+    ]
+    job = {"name": "job", "in": "path", "required": True, "schema": {"type": "string", "maxLength": 128}}
+    return BINARY_BODY | {"parameters": [job, *named]}
+
+
 def spec_of(job: str, settings: dict[str, Any], request: Request) -> JobSpec:
     """The job that is asked for. Raises :class:`InvalidInput` for settings that no job has."""
     node = node_of(request.scope)
@@ -91,11 +127,16 @@ def spec_of(job: str, settings: dict[str, Any], request: Request) -> JobSpec:
         raise InvalidInput(f"the URL names job {job!r} and the body {settings['name']!r}")
     spec = JobSpec.from_dict({"name": job} | settings | {"holder": holder_of(request)})
     node.settings.check_dataset(spec.dataset)
-    return spec
+    return replace(spec, dataset=str(parse_url(spec.dataset)))
 
 
-def framed(request: Request, frame: OutgoingFrame) -> Response:
-    """In the memory that the request names, if it has room; else as the body."""
+def answered(request: Request, room: AnswerRoom, frame: OutgoingFrame, of: str = "") -> Response:
+    """A frame: in the memory that the request names, if it has room; else as the body.
+
+    :param of: what it has in place of samples.
+    """
+    room.holds(frame.total_bytes)
+    was_done(request, f"read {of}" if of else f"read {len(frame.payloads)} samples")
     node = node_of(request.scope)
     name = request.headers.get(MEMORY_HEADER)
     if name is not None and node.client_memory.write(name, holder_of(request), frame):
@@ -110,13 +151,19 @@ def asked_of(node: CacheNode, job: str, incarnation: str | None, anew: bool) -> 
 
 
 async def is_the_rank(
-    node: CacheNode, at_pod: JobAtPod, epoch: int, rank: int, life: str | None, anew: bool, begins_at: int | None = 0
+    request: Request,
+    at_pod: JobAtPod,
+    epoch: int,
+    rank: int,
+    life: str | None,
+    anew: bool,
+    begins_at: int | None = 0,
 ) -> None:
     at_pod.job.check_rank(rank)
     if anew and life is not None:  # whoever does not say who it is says nothing of the rank
         at_pod.home.leases.asks(rank, life_of(life), takes=False)
-        await node.new_runs.check(at_pod, epoch, rank, begins_at)
-    at_pod.home.leases.asks(rank, life_of(life))
+        await node_of(request.scope).new_runs.check(at_pod, epoch, rank, begins_at)
+    at_pod.home.leases.asks(rank, life_of(life), over=request.scope.get(CONNECTION))
 
 
 def life_of(text: str | None) -> RankLife | None:

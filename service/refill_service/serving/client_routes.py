@@ -27,9 +27,9 @@ from refill_service.serving.client_requests import (
     Incarnation,
     JobName,
     Life,
+    answered,
     asked_of,
     checked_ids,
-    framed,
     is_the_rank,
     spec_of,
 )
@@ -61,8 +61,9 @@ async def pods(request: Request) -> dict[str, Any]:
 async def jobs(request: Request) -> list[dict[str, Any]]:
     node = node_of(request.scope)
     team = holder_of(request)
-    found = [at_pod.job.info() | at_pod.use() for at_pod in node.table.of_team(team).values()]
-    return found + [job.info() | job.use() for job in node.planned.jobs.values() if job.spec.holder in ("", team)]
+    found = [at_pod.job.info() | at_pod.users() for at_pod in node.table.of_team(team).values()]
+    found += [job.info() | job.users() for job in node.planned.jobs.values() if job.spec.holder in ("", team)]
+    return [{name: value for name, value in each.items() if name not in ("metadata", "share_sizes")} for each in found]
 
 
 @CLIENT_ROUTES.put(
@@ -147,21 +148,18 @@ async def batch(
 ) -> Response:
     node = node_of(request.scope)
     at_pod = asked_of(node, job, incarnation, anew)
-    resources_of(request).enter_context(at_pod.in_use())
+    resources_of(request).enter_context(at_pod.use.under_way())
     wanted = BatchRequest.decode(await request.body())
     at_pod.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
     at_pod.home.record.check_reported(wanted.rank)  # else who comes first after a restart would be the rank
     position = int(wanted.positions.min(initial=2**62))
     begins_at = position if first or position == 0 else None
-    await is_the_rank(node, at_pod, wanted.epoch, wanted.rank, life, anew, begins_at)
+    await is_the_rank(request, at_pod, wanted.epoch, wanted.rank, life, anew, begins_at)
     opened = await at_pod.home.open(wanted, allow_skipped=allow_skipped, says_damage=damaged == "say")
     room = AnswerRoom(request, node.sending_to_clients, at_pod.job, node.settings.wait_seconds)
     await room.enter(len(wanted.positions))  # nothing was taken yet
     batch = await at_pod.home.assemble(opened)
-    frame = OutgoingFrame(batch.positions, batch.sample_ids, batch.payloads)
-    room.holds(frame.total_bytes)
-    was_done(request, f"read {len(batch.positions)} samples")
-    return framed(request, frame)
+    return answered(request, room, OutgoingFrame(batch.positions, batch.sample_ids, batch.payloads))
 
 
 @CLIENT_ROUTES.post(
@@ -176,11 +174,8 @@ async def batch(
 async def samples(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
-    resources_of(request).enter_context(at_pod.in_use())
+    resources_of(request).enter_context(at_pod.use.under_way())
     ids = checked_ids(at_pod, await request.body())
     room = AnswerRoom(request, node.sending_to_clients, at_pod.job, node.settings.wait_seconds)
     await room.enter(len(ids))
-    frame = OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact.read(ids))
-    room.holds(frame.total_bytes)
-    was_done(request, f"read {len(ids)} samples")
-    return framed(request, frame)
+    return answered(request, room, OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact.read(ids)))

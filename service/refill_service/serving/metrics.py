@@ -170,9 +170,11 @@ def _jobs(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
         "refill_fill_ratio", "Samples put into slots / samples read, this epoch.", labels=[JOB]
     )
     epoch = GaugeMetricFamily("refill_epoch", "The epoch that the job is in.", labels=[JOB])
+    alive = GaugeMetricFamily("refill_ranks_alive", "Ranks of this home that were heard of lately.", labels=[JOB])
     policy = GaugeMetricFamily("refill_job_policy", "1 for the policy that the job runs.", labels=[JOB, "policy"])
     for name, figures in jobs.items():
         policy.add_metric([name, figures.policy], 1)
+        alive.add_metric([name], figures.ranks_alive)
         homes, owners = figures.homes, figures.owners
         for kind in ("local", "remote_memory", "remote_on_demand", "repeats"):
             answered.add_metric([name, kind], sum(getattr(counts, kind) for counts in homes))
@@ -185,7 +187,7 @@ def _jobs(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
             if current.samples_read:
                 fill_ratio.add_metric([name], current.samples_filled / current.samples_read)
             epoch.add_metric([name], figures.epoch)
-    yield from (answered, prefetched, fill_ratio, epoch, policy)
+    yield from (answered, prefetched, fill_ratio, epoch, alive, policy)
     yield from _progress(jobs)
     yield from _owner_counters(jobs)
     yield from _client_counters(jobs)

@@ -33,7 +33,7 @@ from refill_service.serving.request_guard import resources_of
 from refill_service.serving.sampler_routes import SCORES_BODY_BYTES
 from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
-__all__ = ["LIVES_ROUTES", "PEER_ROUTES", "Number", "check_number_of_pods", "count_sent", "known_spec"]
+__all__ = ["LIVES_ROUTES", "PEER_ROUTES", "Holder", "Number", "check_number_of_pods", "count_sent", "known_spec"]
 
 _MOST_PART_BYTES = 4 << 20
 
@@ -164,6 +164,13 @@ async def remove(job: str, request: Request, holder: Holder = "") -> dict[str, b
     return {"removed": await node.table.remove(job, holder)}
 
 
+@PEER_ROUTES.post("/goodbye")
+async def goodbye(job: str, pod: Pod, request: Request) -> dict[str, str]:
+    """No rank whose home is that pod asks for the job any more."""
+    node_of(request.scope).goodbyes.pod_said(job, pod)
+    return {"job": job}
+
+
 @PEER_ROUTES.post("/take")
 @takes_body(BATCH_BODY_BYTES)
 async def take(
@@ -171,8 +178,8 @@ async def take(
 ) -> Response:
     """Three frames: what will be sent ahead (no payload), what was asked for, what is sent ahead."""
     node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
-    resources_of(request).enter_context(at_pod.in_use())
+    at_pod = node.table.find(job, incarnation, pod=pod)
+    resources_of(request).enter_context(at_pod.use.under_way())
     at_pod.peers.heard.count_came(pod, table)
     wanted = BatchRequest.decode(await request.body())
     asked, epoch = await at_pod.asked_of_this_pod(wanted)
@@ -213,7 +220,7 @@ async def samples(
 ) -> Response:
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
-    resources_of(request).enter_context(at_pod.in_use())
+    resources_of(request).enter_context(at_pod.use.under_way())
     ids = checked_ids(at_pod, await request.body())
     room = AnswerRoom(request, node.sending_to_pods, at_pod.job, node.settings.wait_seconds)
     await room.enter(len(ids))
@@ -235,7 +242,7 @@ async def rank_opens(
 ) -> dict[str, bool]:
     node = node_of(request.scope)
     life = None if body is None else RankLife.decode(body.life)
-    node.table.find(job, incarnation).rank_opens(epoch, rank, pod, life)
+    node.table.find(job, incarnation, pod=pod).rank_opens(epoch, rank, pod, life)
     return {"opened": True}
 
 

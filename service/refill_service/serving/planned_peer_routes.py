@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from refill.protocol.dealing import Dealing
 from refill.protocol.plan_settings import PlanSettings
-from refill.protocol.wire_format import BatchRequest
+from refill.protocol.rank_life import LONGEST_LIFE
+from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest
 from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.serving.answer_room import AnswerRoom
-from refill_service.serving.client_requests import BATCH_BODY_BYTES
+from refill_service.serving.client_requests import LISTED_BODY_BYTES, life_of, query_of, read_int64s
 from refill_service.serving.frame_response import FrameResponse
 from refill_service.serving.node_of import node_of
-from refill_service.serving.peer_routes import Number, check_number_of_pods, count_sent, known_spec
+from refill_service.serving.peer_routes import Holder, Number, check_number_of_pods, count_sent, known_spec
+from refill_service.serving.planned_routes import Listed
 from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import resources_of
 
@@ -57,30 +58,56 @@ async def take_back(job: str, plan: Annotated[str, Query(max_length=64)], reques
     return {"job": job}
 
 
+class AskedForPart(BaseModel):
+    """Which pod asks for its rank's positions of an epoch, and how that is dealt."""
+
+    plan: str = Field(max_length=64)
+    pod: int = Field(ge=0)
+    ranks: int = Field(1, ge=1, le=2**20)
+    batch: int = Field(1, ge=1, le=MAX_BATCH)
+    start: int = Field(0, ge=0, lt=2**62)
+    drop_last: bool = False
+    group: int = Field(1, ge=1, le=2**10)
+    member: int = Field(0, ge=0, lt=2**10)
+    life: str | None = Field(None, max_length=LONGEST_LIFE)
+    damaged: Literal["raise", "say"] = "raise"
+
+
 @PLANNED_PEER_ROUTES.post("/take")
-@takes_body(BATCH_BODY_BYTES)
-async def take(
-    job: str,
-    plan: Annotated[str, Query(max_length=64)],
-    pod: Annotated[int, Query(ge=0)],
-    request: Request,
-    ranks: Annotated[int, Query(ge=1, le=2**20)] = 1,
-    start: Annotated[int, Query(ge=0, lt=2**62)] = 0,
-    damaged: Literal["raise", "say"] = "raise",
-) -> Response:
+@takes_body(LISTED_BODY_BYTES)
+async def take(request: Request) -> Response:
     node = node_of(request.scope)
-    found = node.planned.find(job, plan)
-    resources_of(request).enter_context(found.in_use())
+    asked = query_of(request, AskedForPart)
+    found = node.planned.find(request.path_params["job"], asked.plan, pod=asked.pod)
+    resources_of(request).enter_context(found.use.under_way())
     wanted = BatchRequest.decode(await request.body())
-    found.check_positions(wanted.epoch, wanted.positions)
-    found.check_dealing(wanted.epoch, wanted.rank, Dealing(found.layout.num_samples, ranks, start=start))
+    found.check_wanted(wanted)
+    dealing = found.dealing(asked.ranks, asked.batch, asked.start, asked.drop_last)
+    process = wanted.rank * asked.group + asked.member
+    found.check_dealing(wanted.epoch, dealing, process, asked.group, life_of(asked.life))
     room = AnswerRoom(request, node.sending_to_pods, found, node.settings.wait_seconds)
     await room.enter(len(wanted.positions))
-    ids, payloads = await found.take(wanted.epoch, wanted.positions, says_damage=damaged == "say")
+    ids, payloads = await found.take(wanted, says_damage=asked.damaged == "say")
     found.confirmed = True
     frame = OutgoingFrame(wanted.positions, ids, payloads)
     room.holds(frame.total_bytes)
-    return FrameResponse([frame], lambda sent: count_sent(node, pod, sent))
+    return FrameResponse([frame], lambda sent: count_sent(node, asked.pod, sent))
+
+
+@PLANNED_PEER_ROUTES.put("/epochs/{epoch}/ranks/{rank}/list")
+@takes_body(8 * MAX_LISTED)
+async def post_list(
+    job: str,
+    plan: Annotated[str, Query(max_length=64)],
+    epoch: Number,
+    rank: Number,
+    about: Listed,
+    request: Request,
+) -> dict[str, int]:
+    samples = read_int64s(await request.body())
+    found = node_of(request.scope).planned.find(job, plan)
+    found.post_list(epoch, rank, about.about(rank), about.first, samples)
+    return {"positions": len(samples)}
 
 
 @PLANNED_PEER_ROUTES.post("/warm")
@@ -96,9 +123,9 @@ async def warm(
 
 @PLANNED_PEER_ROUTES.get("/epochs/{epoch}")
 async def about(
-    job: str, epoch: Number, request: Request, run: Annotated[str, Query(max_length=64)] = ""
+    job: str, epoch: Number, request: Request, holder: Holder = "", run: Annotated[str, Query(max_length=64)] = ""
 ) -> dict[str, Any]:
-    return node_of(request.scope).planned.about_here(job, epoch, run)
+    return node_of(request.scope).planned.about_here(job, epoch, run, holder)
 
 
 @PLANNED_PEER_ROUTES.get("/epochs/{epoch}/ranks/{rank}")

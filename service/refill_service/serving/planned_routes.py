@@ -10,24 +10,28 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from refill.errors import InvalidInput
-from refill.protocol.dealing import Dealing
+from refill.protocol.dealing import MOST_LISTED, Dealing
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
-from refill.protocol.wire_format import BatchRequest
+from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest
+from refill_service.cache_core.planned.posted_lists import AboutList
 from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.planned.planned_job import PlannedJob
+from refill_service.serving.access import CONNECTION
 from refill_service.serving.access_log import was_done
 from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.client_requests import (
-    BATCH_BODY_BYTES,
     BINARY_BODY,
     FRAME_ANSWER,
+    LISTED_BODY_BYTES,
     SAMPLES_BODY_BYTES,
     JobName,
     Life,
     Number,
-    framed,
+    answered,
     life_of,
+    openapi_of,
+    query_of,
     read_int64s,
     spec_of,
 )
@@ -35,16 +39,15 @@ from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.node_of import node_of
 from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import resources_of
+from refill_service.serving.sampler_routes import of_range
 
-__all__ = ["PLANNED_ROUTES"]
+__all__ = ["PLANNED_ROUTES", "Listed"]
 
 _REPORT_BYTES = 4 << 20
 
 Plan = Annotated[str, Query(max_length=64, description="The plan that the asker goes by: its plan_id.")]
-Damaged = Annotated[
-    Literal["raise", "say"],
-    Query(description="What comes for a damaged sample: an error in place of the batch, or in place of its bytes."),
-]
+_OF_ASKER = {"ranks", "batch", "start", "drop_last", "group", "member", "life"}
+_DAMAGED = "What comes for a damaged sample: an error in place of the batch, or in place of its bytes."
 Count = Annotated[int, Query(ge=0, lt=2**62)]
 InInt64 = Annotated[int, Field(ge=0, lt=2**62)]
 
@@ -64,6 +67,7 @@ class DealtTo(BaseModel):
     epoch: int = Field(ge=0, lt=2**31)
     rank: int = Field(ge=0, lt=2**20)
     num_ranks: int = Field(ge=1, le=2**20)
+    batch: int = Field(1, ge=1, le=MAX_BATCH)
     start: int = Field(0, ge=0, lt=2**62)
     drop_last: bool = False
 
@@ -71,7 +75,7 @@ class DealtTo(BaseModel):
         """Raises :class:`InvalidInput` for a rank that there is not."""
         if self.rank >= self.num_ranks:
             raise InvalidInput(f"rank {self.rank} is not one of {self.num_ranks} ranks")
-        return Dealing(job.layout.num_samples, self.num_ranks, start=self.start, drop_last=self.drop_last)
+        return job.dealing(self.num_ranks, self.batch, self.start, self.drop_last)
 
 
 class Received(DealtTo):
@@ -80,6 +84,24 @@ class Received(DealtTo):
     spans: list[tuple[InInt64, InInt64]] = Field([], description="[first, end) of positions in a row.")
     damaged: list[tuple[InInt64, InInt64]] = Field([], description="Position and sample of what it goes on without.")
 
+
+class ListPiece(BaseModel):
+    """What is said of a rank's list with each piece of it."""
+
+    num_ranks: int = Field(ge=1, le=2**20)
+    length: int = Field(ge=0, le=MOST_LISTED)
+    start: int = Field(0, ge=0, description="Places before it were had, and do not come.")
+    digest: str = Field("", max_length=64)
+    first: int = Field(0, ge=0, description="The place of the piece's first sample.")
+
+    def about(self, rank: int) -> AboutList:
+        """Raises :class:`InvalidInput` for a rank that there is not."""
+        if rank >= self.num_ranks:
+            raise InvalidInput(f"rank {rank} is not one of {self.num_ranks} ranks")
+        return AboutList(self.num_ranks, self.length, self.start, self.digest)
+
+
+Listed = Annotated[ListPiece, Query()]
 
 PLANNED_ROUTES = APIRouter(prefix="/v1/jobs/{job}/planned", responses=ERROR_ANSWERS)
 
@@ -94,69 +116,75 @@ async def register(job: JobName, body: Registering, request: Request) -> dict[st
     return info
 
 
+class AskedForBatch(BaseModel):
+    """Who asks for positions of an epoch, and how it is dealt to ranks (see refill.protocol.dealing)."""
+
+    plan: str = Field(max_length=64, description="The plan that the asker goes by: its plan_id.")
+    ranks: int = Field(1, ge=1, le=2**20, description="How many ranks the epoch is dealt to.")
+    batch: int = Field(1, ge=1, le=MAX_BATCH, description="How many positions are dealt to a rank together.")
+    start: int = Field(0, ge=0, lt=2**62, description="The position from which on it is dealt so.")
+    drop_last: bool = False
+    had: int = Field(0, ge=0, lt=2**62, description="The rank's positions below lie in a checkpoint.")
+    group: int = Field(1, ge=1, le=2**10, description="How many processes ask as this rank.")
+    member: int = Field(0, ge=0, lt=2**10, description="Which of them asks.")
+    part: bool = Field(
+        False, description="Whether it is a part of a batch, whose other parts other pods are asked for."
+    )
+    allow_skipped: bool = False
+    life: str | None = Field(None, max_length=LONGEST_LIFE, description="The training process that asks.")
+    refused_by: str | None = Field(
+        None, max_length=LONGEST_LIFE, description="Who is this rank, as another pod has said."
+    )
+    ended: str | None = Field(None, max_length=LONGEST_LIFE, description="Who was this rank and has ended.")
+    damaged: Literal["raise", "say"] = Field("raise", description=_DAMAGED)
+
+
 @PLANNED_ROUTES.post(
     "/batch",
     tags=["data"],
     summary="The samples at positions of an epoch's one order.",
     response_class=Response,
     responses=FRAME_ANSWER,
-    openapi_extra=BINARY_BODY,
+    openapi_extra=openapi_of(AskedForBatch),
 )
-@takes_body(BATCH_BODY_BYTES)
-async def batch(
-    job: JobName,
-    plan: Plan,
-    request: Request,
-    ranks: Annotated[int, Query(ge=1, le=2**20, description="How many ranks the epoch is dealt to.")] = 1,
-    start: Annotated[int, Query(ge=0, lt=2**62, description="The position from which on it is dealt so.")] = 0,
-    drop_last: bool = False,
-    had: Annotated[int, Query(ge=0, lt=2**62, description="The rank's positions below lie in a checkpoint.")] = 0,
-    group: Annotated[int, Query(ge=1, le=2**10, description="How many processes ask as this rank.")] = 1,
-    member: Annotated[int, Query(ge=0, lt=2**10, description="Which of them asks.")] = 0,
-    allow_skipped: bool = False,
-    life: Life = None,
-    refused_by: Annotated[
-        str | None, Query(max_length=LONGEST_LIFE, description="Who is this rank, as another pod has said.")
-    ] = None,
-    ended: Annotated[str | None, Query(max_length=LONGEST_LIFE, description="Who was this rank and has ended.")] = None,
-    damaged: Damaged = "raise",
-) -> Response:
-    node = node_of(request.scope)
-    found = node.planned.find(job, plan)
-    resources_of(request).enter_context(found.in_use())
+@takes_body(LISTED_BODY_BYTES)
+async def batch(request: Request) -> Response:
+    node, job = node_of(request.scope), request.path_params["job"]
+    asked = query_of(request, AskedForBatch)
+    found = node.planned.find(job, asked.plan)
+    resources_of(request).enter_context(found.use.under_way())
     wanted = BatchRequest.decode(await request.body())
-    if wanted.epoch >= 2**31:
-        raise InvalidInput(f"there is no epoch {wanted.epoch}")
-    if wanted.rank >= ranks:
-        raise InvalidInput(f"rank {wanted.rank} is not one of {ranks} ranks")
-    dealt = DealtTo(epoch=wanted.epoch, rank=wanted.rank, num_ranks=ranks, start=start, drop_last=drop_last)
-    dealing = dealt.dealing(found)
-    found.check_positions(wanted.epoch, wanted.positions)
-    asker = life_of(life)
-    process_of_rank = wanted.rank * group + member
-    if ended is not None and asker is not None:
-        found.leases.ended(process_of_rank, RankLife.decode(ended), asker)
-    if refused_by is not None and asker is not None:
-        found.leases.held_elsewhere(process_of_rank, RankLife.decode(refused_by), asker)
-    found.leases.asks(process_of_rank, asker)
-    found.check_dealing(wanted.epoch, wanted.rank, Dealing(dealing.num_positions, ranks, start=start))
-    found.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
-    if not allow_skipped and found.received.comes_to(wanted.epoch, wanted.rank):
+    if wanted.rank >= asked.ranks:
+        raise InvalidInput(f"rank {wanted.rank} is not one of {asked.ranks} ranks")
+    dealing = found.dealing(asked.ranks, asked.batch, asked.start, asked.drop_last)
+    found.check_wanted(wanted)
+    asker = life_of(asked.life)
+    process_of_rank = wanted.rank * asked.group + asked.member
+    if asked.ended is not None and asker is not None:
+        found.leases.ended(process_of_rank, RankLife.decode(asked.ended), asker)
+    if asked.refused_by is not None and asker is not None:
+        found.leases.held_elsewhere(process_of_rank, RankLife.decode(asked.refused_by), asker)
+    found.leases.asks(process_of_rank, asker, over=request.scope.get(CONNECTION))
+    found.check_dealing(wanted.epoch, dealing, process_of_rank, asked.group, asker)
+    if not asked.part:
+        found.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
+    if not asked.part and not asked.allow_skipped and found.received.comes_to(wanted.epoch, wanted.rank):
         await node.planned.check_left(job, wanted.epoch - 1, wanted.rank)
     room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
     await room.enter(len(wanted.positions))
     of_ranks, places = dealing.places(wanted.positions)
-    own = places[(of_ranks == wanted.rank) & (wanted.positions >= start)]
-    found.received.asks(wanted.epoch, dealing, wanted.rank, own, had, now=time.time())
+    own = places[(of_ranks == wanted.rank) & (wanted.positions >= asked.start)]
+    found.received.asks(wanted.epoch, dealing, wanted.rank, own, asked.had, now=time.time())
     ids, payloads = await found.batch(
-        wanted.epoch, wanted.rank, dealing, wanted.positions, says_damage=damaged == "say"
+        wanted,
+        says_damage=asked.damaged == "say",
+        asker=asked.model_dump(
+            include={"ranks", "batch", "start", "drop_last", "group", "member", "life"}, exclude_defaults=True
+        ),
     )
-    node.planned.find(job, plan)  # one that a rank has samples by may have taken its place meanwhile
+    node.planned.find(job, asked.plan)  # one that a rank has samples by may have taken its place meanwhile
     found.confirmed = True
-    frame = OutgoingFrame(wanted.positions, ids, payloads)
-    room.holds(frame.total_bytes)
-    was_done(request, f"read {len(ids)} samples")
-    return framed(request, frame)
+    return answered(request, room, OutgoingFrame(wanted.positions, ids, payloads))
 
 
 @PLANNED_ROUTES.post(
@@ -171,15 +199,12 @@ async def batch(
 async def samples(job: JobName, plan: Plan, request: Request) -> Response:
     node = node_of(request.scope)
     found = node.planned.find(job, plan)
-    resources_of(request).enter_context(found.in_use())
+    resources_of(request).enter_context(found.use.under_way())
     ids = read_int64s(await request.body())
     found.check_samples(ids)
     room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
     await room.enter(len(ids))
-    frame = OutgoingFrame(np.full(len(ids), -1), ids, await found.samples(ids))
-    room.holds(frame.total_bytes)
-    was_done(request, f"read {len(ids)} samples")
-    return framed(request, frame)
+    return answered(request, room, OutgoingFrame(np.full(len(ids), -1), ids, await found.samples(ids)))
 
 
 @PLANNED_ROUTES.post("/warm", tags=["jobs"], summary="Have all pods read what an epoch begins with.")
@@ -209,13 +234,55 @@ async def received(job: JobName, plan: Plan, body: Received, request: Request) -
     return {"spans": len(body.spans)}
 
 
+@PLANNED_ROUTES.put(
+    "/epochs/{epoch}/ranks/{rank}/list",
+    tags=["data"],
+    summary="A piece of the list of samples (int64) that a rank will ask for, with order 'explicit'.",
+    openapi_extra=BINARY_BODY,
+)
+@takes_body(8 * MAX_LISTED)
+async def post_list(
+    job: JobName, plan: Plan, epoch: Number, rank: Number, about: Listed, request: Request
+) -> dict[str, int]:
+    planned = node_of(request.scope).planned
+    planned.find(job, plan)
+    samples = read_int64s(await request.body())
+    await planned.post_list(job, epoch, rank, about.about(rank), about.first, samples)
+    return {"positions": len(samples)}
+
+
+@PLANNED_ROUTES.post(
+    "/epochs/{epoch}/order",
+    tags=["data"],
+    summary="The samples at the positions between two (int64) of an epoch's planned order: int64, as a frame's only "
+    "sample.",
+    response_class=Response,
+    responses=FRAME_ANSWER,
+    openapi_extra=BINARY_BODY,
+)
+@takes_body(16)
+async def order(job: JobName, plan: Plan, epoch: Number, request: Request) -> Response:
+    found = node_of(request.scope).planned.find(job, plan)
+    resources_of(request).enter_context(found.use.under_way())
+
+    async def read(first: int, end: int) -> bytes:
+        return (await found.whole_order(epoch))[first:end].astype("<i8").tobytes()
+
+    return await of_range(request, found, "positions", read)
+
+
 @PLANNED_ROUTES.get("", tags=["data"], summary="Says that a rank is there, though it asks for nothing now.")
 async def heard(
-    job: JobName, plan: Plan, request: Request, rank: Annotated[int, Query(ge=0, lt=2**20)], life: Life = None
+    job: JobName,
+    plan: Plan,
+    request: Request,
+    rank: Annotated[int, Query(ge=0, lt=2**20)],
+    list_of: Annotated[int, Query(ge=0, lt=2**20, description="Which rank's lists it asks about.")] = 0,
+    life: Life = None,
 ) -> dict[str, Any]:
     found = node_of(request.scope).planned.find(job, plan)
-    found.leases.heard(rank, life_of(life))
-    return {"rank": rank, "plan_id": found.plan_id}
+    found.leases.heard(rank, life_of(life), request.scope.get(CONNECTION))
+    return {"rank": rank, "plan_id": found.plan_id, "lists": found.lists_of(list_of)}
 
 
 @PLANNED_ROUTES.get(

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from refill.errors import InvalidInput
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
+from refill_service.serving.access import CONNECTION
 from refill_service.serving.client_requests import (
     BATCH_BODY_BYTES,
     BINARY_BODY,
@@ -58,7 +59,7 @@ async def goes_without(
 ) -> dict[str, int]:
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
-    resources_of(request).enter_context(at_pod.in_use())
+    resources_of(request).enter_context(at_pod.use.under_way())
     at_pod.job.check_rank(rank)
     at_pod.home.record.check_reported(rank)
     at_pod.home.leases.asks(rank, life_of(life), takes=False)
@@ -96,7 +97,7 @@ async def rank_known(
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
     at_pod.job.check_rank(rank)
-    at_pod.home.leases.heard(rank, life_of(life))
+    at_pod.home.leases.heard(rank, life_of(life), request.scope.get(CONNECTION))
     at_pod.home.record.check_reported(rank)
     unknown = {str(each): epoch for each, epoch in at_pod.records.unknown_before().items()}
     return {"rank": rank, "epoch": at_pod.owner.epoch, "unknown_before": unknown}
@@ -121,7 +122,7 @@ async def records(
     at_pod = asked_of(node, job, incarnation, anew)
     at_pod.job.check_rank(rank)
     at_pod.home.leases.asks(rank, life_of(life), takes=False)
-    resources_of(request).enter_context(at_pod.in_use())
+    resources_of(request).enter_context(at_pod.use.under_way())
     report = at_pod.home.record.report_of(rank)
     async for record in coming_records(request, at_pod.job):
         report.add(record)
@@ -129,6 +130,14 @@ async def records(
     if at_pod.home.record.is_reported(rank):  # by this process, or another one that has received something
         at_pod.home.leases.asks(rank, life_of(life))
     return {"records": report.num_records}
+
+
+@RANK_ROUTES.delete(
+    "/v1/jobs/{job}/ranks/{rank}/lease", tags=["data"], summary="Say goodbye: the process of a rank ends."
+)
+async def goodbye(job: JobName, rank: Number, life: RequiredLife, request: Request) -> dict[str, int]:
+    await node_of(request.scope).goodbyes.said(job, rank, RankLife.decode(life))
+    return {"rank": rank}
 
 
 @RANK_ROUTES.put(

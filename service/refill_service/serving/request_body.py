@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope
 
 from refill.errors import PodBusy, RefillError, RequestTooLarge, RequestTooSlow
@@ -70,7 +71,7 @@ class Answer(Protocol):
 
 
 class RequestBody:
-    """On its way in. When it is refused, the route sees a client that is gone.
+    """On its way in. When it is refused, that has been answered, and the route ends.
 
     :param timeout_seconds: None: the server sees to slow ones itself.
     """
@@ -103,7 +104,9 @@ class RequestBody:
         except RefillError as error:
             self.forget()
             await self._answer.refuse(error)
-            return {"type": "http.disconnect"}
+            # Of all exceptions this one alone goes through FastAPI without being kept, with all that had come of the
+            # body, until the next collection of garbage.
+            raise HTTPException(error.status, error.message) from None
         return message
 
     def forget(self) -> None:

@@ -17,14 +17,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refill.errors import PodBusy, PodStopping, RefillError
-from refill_service.cache_core.shared_room import SharedRoom
+from refill_service.cache_core.shared_room import Asker, SharedRoom
 from refill_service.observing.request_counts import RequestCounts
 from refill_service.observing.request_id import REQUEST_ID_HEADER, take_request_id
 from refill_service.observing.tracing import continue_trace
-from refill_service.serving.access_log import log_request
+from refill_service.serving.access_log import HOLDER, log_request
 from refill_service.serving.pace import LEAST_BYTES_PER_SECOND
 from refill_service.serving.probes import looks_after_the_pod
-from refill_service.serving.request_body import RequestBody
+from refill_service.serving.request_body import ALWAYS_TAKEN_BYTES, RequestBody
 
 __all__ = [
     "ANSWER",
@@ -99,7 +99,9 @@ class RequestGuard:
         is_probe = self._asker == "client" and looks_after_the_pod(scope["path"])  # other pods make none
         request_id = take_request_id(scope["headers"])
         continue_trace(scope["headers"])
-        answer = Answer(send, request_id, None if is_probe else self._counts, self._timeout_seconds)
+        counts = None if is_probe else self._counts
+        room = self._bodies if self._asker == "client" else None
+        answer = Answer(scope, send, request_id, counts, room, self._timeout_seconds)
         scope[ANSWER] = answer
         try:
             await self._answer(scope, receive, answer, is_probe)
@@ -123,6 +125,7 @@ class RequestGuard:
             pass
         finally:
             body.forget()
+            answer.forget()
             self.under_way -= 1
             self._counts.under_way[self._asker] -= not is_probe
             if self.under_way == 0:
@@ -139,10 +142,22 @@ class RequestGuard:
 
 
 class Answer:
-    """What is sent to the other side, once: after a refusal nothing more."""
+    """What is sent to the other side, once: after a refusal nothing more.
+
+    One that was made as a whole (JSON, metrics) is charged to who asked until it was taken. Frames of samples have a
+    gate of their own.
+
+    :param room: for those; None: who asks is trusted.
+    """
 
     def __init__(
-        self, send: Send, request_id: str, counts: RequestCounts | None, timeout_seconds: float | None
+        self,
+        scope: Scope,
+        send: Send,
+        request_id: str,
+        counts: RequestCounts | None,
+        room: SharedRoom | None,
+        timeout_seconds: float | None,
     ) -> None:
         self.status = 0
         """0: nobody was there to read it."""
@@ -150,7 +165,13 @@ class Answer:
         self._send = send
         self._id_header = (REQUEST_ID_HEADER.encode(), request_id.encode())
         self._counts = counts
+        self._scope = scope
+        self._room = room
+        self._asker = Asker()
+        self._held_bytes = 0
         self._timeout_seconds = timeout_seconds
+        self._start: Message | None = None
+        """Comes with the first bytes."""
         self._begun = False
         self._over = False
         self._waited_seconds = 0.0
@@ -165,11 +186,49 @@ class Answer:
         if self._over:
             return
         if message["type"] == "http.response.start":
-            self._begun = True
-            self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), self._id_header]
-            if message["status"] >= 400 and self._counts is not None:
-                self._counts.by_status[message["status"]] += 1
+            self._start = message
+            return
+        body, last = message.get("body", b""), not message.get("more_body", False)
+        if self._start is not None:
+            start, self._start = self._start, None
+            if last and len(body) > ALWAYS_TAKEN_BYTES and not self._hold(len(body)):
+                await self.refuse(
+                    PodBusy("the pod holds as many bytes of answers as it does for you: read those that you asked for")
+                )
+                return
+            await self._send_start(start)
+        if last and self._held_bytes:
+            await self._send_piece({**message, "more_body": True})
+            message = {"type": message["type"], "body": b""}  # waits for what is before it
+        await self._send_piece(message)
+
+    async def _send_start(self, message: Message) -> None:
+        self._begun = True
+        self.status = message["status"]
+        message["headers"] = [*message.get("headers", ()), self._id_header]
+        if message["status"] >= 400 and self._counts is not None:
+            self._counts.by_status[message["status"]] += 1
+        await self._send_piece(message)
+
+    def _hold(self, size_bytes: int) -> bool:
+        """False: who asks has been given as much as it may. One alone may have any size."""
+        what = "metrics" if looks_after_the_pod(self._scope["path"]) else "answers"  # apart from heads, as jobs are
+        self._asker = Asker(str(self._scope.get(HOLDER, "")), what)
+        if self._room is None:
+            return True
+        if self._room.held_by(self._asker) and not self._room.fits(self._asker, size_bytes):
+            return False
+        self._room.hold(self._asker, size_bytes)
+        self._held_bytes = size_bytes
+        return True
+
+    def forget(self) -> None:
+        """It was taken, or nobody is left to take it."""
+        if self._room is not None and self._held_bytes:
+            self._room.hold(self._asker, -self._held_bytes)
+            self._held_bytes = 0
+
+    async def _send_piece(self, message: Message) -> None:
         self.num_bytes += len(message.get("body", b""))
         self._waits_since = time.monotonic()
         try:
@@ -197,10 +256,10 @@ class Answer:
         self._over = True
 
     async def refuse(self, error: RefillError) -> None:
-        if not self._begun:
+        if not self._begun and not self._over:
             status, headers, body = wire_answer(error)
-            await self.send({"type": "http.response.start", "status": status, "headers": headers})
-            await self.send({"type": "http.response.body", "body": body})
+            await self._send_start({"type": "http.response.start", "status": status, "headers": headers})
+            await self._send_piece({"type": "http.response.body", "body": body})
         self._over = True
 
 

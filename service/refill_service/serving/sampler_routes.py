@@ -26,8 +26,8 @@ from refill_service.serving.client_requests import (
     JobName,
     Life,
     Number,
+    answered,
     asked_of,
-    framed,
     is_the_rank,
     life_of,
     read_int64s,
@@ -38,7 +38,7 @@ from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import resources_of
 from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
-__all__ = ["SAMPLER_ROUTES", "SCORES_BODY_BYTES"]
+__all__ = ["SAMPLER_ROUTES", "SCORES_BODY_BYTES", "of_range"]
 
 SCORES_BODY_BYTES = 12 * MAX_SCORES
 
@@ -75,7 +75,7 @@ async def labels_or_lengths(job: JobName, request: Request, incarnation: Incarna
     else:
         at_pod = node.table.find(job, incarnation)
         found = at_pod.job
-    resources_of(request).enter_context(at_pod.in_use())
+    resources_of(request).enter_context(at_pod.use.under_way())
 
     async def read(first: int, end: int) -> bytes:
         dataset = found.dataset
@@ -83,7 +83,7 @@ async def labels_or_lengths(job: JobName, request: Request, incarnation: Incarna
             return (await dataset.labels(first, end)).astype("<i4").tobytes()
         return (await dataset.lengths(first, end)).astype("<i8").tobytes()
 
-    return await _of_range(request, found, what, read)
+    return await of_range(request, found, what, read)
 
 
 @SAMPLER_ROUTES.put(
@@ -104,9 +104,9 @@ async def trace(
 ) -> dict[str, int]:
     node = node_of(request.scope)
     at_pod = asked_of(node, job, incarnation, anew)
-    resources_of(request).enter_context(at_pod.in_use())
+    resources_of(request).enter_context(at_pod.use.under_way())
     at_pod.job.check_rank(rank)
-    await is_the_rank(node, at_pod, epoch, rank, life, anew)
+    await is_the_rank(request, at_pod, epoch, rank, life, anew)
     async with coming_trace(request, at_pod.job, epoch, rank) as ids:
         await post_trace(at_pod, epoch, rank, ids)
     return {"positions": len(ids)}
@@ -124,7 +124,7 @@ async def scores(
 ) -> dict[str, Any]:
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
-    resources_of(request).enter_context(at_pod.in_use())
+    resources_of(request).enter_context(at_pod.use.under_way())
     at_pod.job.check_rank(rank)
     at_pod.home.leases.asks(rank, life_of(life), takes=False)
     ids, found = read_scores(await request.body(), at_pod.job.layout.num_samples)
@@ -152,12 +152,12 @@ async def drawn_from(
 ) -> Response:
     node = node_of(request.scope)
     at_pod = asked_of(node, job, incarnation, anew)
-    resources_of(request).enter_context(at_pod.in_use())
-    await is_the_rank(node, at_pod, epoch, rank, life, anew)
-    return await _of_range(request, at_pod.job, "scores", partial(draw_from, at_pod, epoch, rank))
+    resources_of(request).enter_context(at_pod.use.under_way())
+    await is_the_rank(request, at_pod, epoch, rank, life, anew)
+    return await of_range(request, at_pod.job, "scores", partial(draw_from, at_pod, epoch, rank))
 
 
-async def _of_range(
+async def of_range(
     request: Request, job: Job | PlannedJob, what: str, read: Callable[[int, int], Awaitable[bytes]]
 ) -> Response:
     """A frame with one sample, which is what ``read`` returns of the samples between the two ids of the body."""
@@ -166,8 +166,7 @@ async def _of_range(
     room = AnswerRoom(request, node.sending_to_clients, job, node.settings.wait_seconds)
     await room.enter(1)
     frame = OutgoingFrame(np.array([-1]), np.array([first]), [await read(first, end)])
-    room.holds(frame.total_bytes)
-    return framed(request, frame)
+    return answered(request, room, frame, what)
 
 
 def _checked_range(what: str, job: Job | PlannedJob, body: bytes) -> tuple[int, int]:

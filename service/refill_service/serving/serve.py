@@ -26,6 +26,7 @@ from refill_service.serving.client_protocol import ClientLimits, ClientServer
 from refill_service.serving.ending import Ending, ends_by_signal
 from refill_service.serving.known_names import KnownNames
 from refill_service.serving.peer_server import PeerServer
+from refill_service.serving.receipt_routes import RECEIPT_ROUTES
 from refill_service.serving.request_guard import RequestGuard
 from refill_service.serving.tokens import Tokens
 from refill_service.serving.what_is_open import what_is_open
@@ -79,8 +80,10 @@ async def _serve(settings: Settings) -> None:
         for path in (settings.client_tokens, settings.peer_token)
     )
     node = CacheNode(settings, teams=lambda: client_tokens.holders if client_tokens else ())
-    limits = ClientLimits(settings.client_timeout_seconds, settings.max_connections, node.requests, node.quotas)
-    of_clients = Access(client_app(node), client_tokens, node.table.holder, node.quotas)
+    limits = ClientLimits(
+        settings.client_timeout_seconds, settings.max_connections, node.requests, node.quotas, node.bodies
+    )
+    of_clients = Access(client_app(node), client_tokens, node.table.holder, node.quotas, of_runs=RECEIPT_ROUTES.routes)
     for_clients = RequestGuard(
         of_clients if client_tokens else KnownNames(of_clients, settings),
         "client",

@@ -26,7 +26,7 @@ class PodScrape:
                 for sample in family.samples:
                     values.setdefault(sample.name, []).append((sample.labels, sample.value))
         except ValueError as error:
-            raise InvalidInput(f"{source} answered something else than metrics") from error
+            raise InvalidInput(f"{source} answered, but not with metrics") from error
         return cls(values)
 
     def matching(self, name: str, labels: dict[str, str]) -> Iterator[tuple[dict[str, str], float]]:

@@ -28,8 +28,10 @@ class RankFigures:
 @dataclass(frozen=True)
 class JobFigures:
     name: str
-    epoch: int
-    """-1 before the first that a rank has entered."""
+    epoch: int | None
+    """None before the first that a rank has entered."""
+    ranks_alive: int | None
+    """None where the pods do not say it."""
     progress: float | None
     """Part of the epoch's requests that were answered or sent ahead; a pod that does not answer counts for nothing."""
     epoch_ends_in_seconds: float | None
@@ -94,9 +96,12 @@ def _job(job: str, before: Scrape, now: Scrape) -> JobFigures:
     receipts = {name: int(total("refill_receipt_requests_total", outcome=name)) for name in _OUTCOMES}
     found = now.labels("refill_client_samples_total", "rank", training_job=job)
     ranks = sorted((rank for rank in found if rank != OTHER_RANKS), key=int)
+    epoch = int(now.most("refill_epoch", -1, training_job=job))
+    says_who_is_alive = bool(now.labels("refill_ranks_alive", "training_job", training_job=job))
     return JobFigures(
         name=job,
-        epoch=int(now.most("refill_epoch", -1, training_job=job)),
+        epoch=epoch if epoch >= 0 else None,
+        ranks_alive=int(total("refill_ranks_alive")) if says_who_is_alive else None,
         progress=_ratio(answered, positions),
         epoch_ends_in_seconds=_ratio((positions - answered) * seconds, takes),
         samples_per_second=grown("refill_requests_total") / seconds,

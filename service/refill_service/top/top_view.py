@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from rich.console import Group, JustifyMethod, OverflowMethod, RenderableType
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, OverflowMethod, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from refill_service.datasets.progress import bytes_text
 from refill_service.top.top_figures import Figures, JobFigures, PodFigures, RankFigures
 
-__all__ = ["frame"]
+__all__ = ["Screen", "frame"]
 
 _SHOWN_RANKS = 16
+_FEWEST_RANKS = 4
+"""On a terminal of few rows."""
 _MUCH_WAIT = 0.2
 _NEAR_LIMIT = 0.95
 _UNKNOWN = "-"
@@ -30,17 +33,77 @@ _KINDS = {
 """Columns, and the kinds of memory that each one sums up."""
 
 
-def frame(url: str, figures: Figures, over_seconds: float) -> RenderableType:
+class Screen:
+    """A frame on a terminal that may have fewer rows than it has lines: a part of them, and where that is.
+
+    :param frame_of: the frame; given True, with tables that stand close, for a terminal that it does not fit.
+    """
+
+    def __init__(self, frame_of: Callable[[bool], RenderableType]) -> None:
+        self.frame_of = frame_of
+        self._first = 0
+        """The uppermost line that is to be seen; it is bounded when the lines are known."""
+        self._rows = 1
+
+    def scroll(self, lines: int, pages: int) -> None:
+        """Down where they are positive."""
+        self._first += lines + pages * self._rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self._rows = max(1, options.max_height - 1)
+        options = options.update(height=None)
+        lines = console.render_lines(self.frame_of(False), options, pad=False)
+        if len(lines) > self._rows:
+            lines = console.render_lines(self.frame_of(True), options, pad=False)
+        self._first = max(0, min(self._first, len(lines) - self._rows))
+        shown = lines[self._first : self._first + self._rows]
+        for line in shown:
+            yield from line
+            yield Segment.line()
+        places = f"lines {self._first + 1} to {self._first + len(shown)} of {len(lines)}: arrows and pages scroll, "
+        yield Text(f"{places if len(shown) < len(lines) else ''}q ends", "dim", end="", no_wrap=True)
+
+
+def frame(url: str, figures: Figures, over_seconds: float, *, is_close: bool = False) -> RenderableType:
+    """:param is_close: tables stand close, and fewer ranks are shown."""
+    used, unused = _by_use(figures.jobs)
+    data = _data(used)
+    parts: list[RenderableType] = [_heading(url, figures, over_seconds)]
+    if used:
+        parts.append(_jobs(used))
+    if unused:
+        parts.append(_unused(unused))
+    if data.row_count:
+        parts.append(data)
+    if used:
+        parts.append(_ranks([rank for job in used for rank in job.ranks], _FEWEST_RANKS if is_close else _SHOWN_RANKS))
+    if not figures.jobs:
+        parts.append(Text("No job is registered."))
+    parts += [_memory(figures.pods), _work(figures.pods), _store(figures.pods)]
+    gaps = [] if is_close else [Text()]
+    return Group(parts[0], *(each for part in parts[1:] for each in (*gaps, part)))
+
+
+def _by_use(jobs: Sequence[JobFigures]) -> tuple[list[JobFigures], list[JobFigures]]:
+    """Those that read most first, and beside them those that no rank uses: runs that have ended, most of them."""
+    ordered = sorted(jobs, key=lambda job: (-job.samples_per_second, -(job.ranks_alive or 0), job.name))
+    is_used = [job.samples_per_second > 0 or job.ranks_alive != 0 for job in ordered]
+    used, unused = ([job for job, use in zip(ordered, is_used, strict=True) if use is which] for which in (True, False))
+    return used, unused
+
+
+def _unused(jobs: Sequence[JobFigures]) -> Text:
+    memory, names = bytes_text(sum(job.memory_bytes for job in jobs)), ", ".join(job.name for job in jobs)
+    return Text(f"{_counted(len(jobs), 'job')} that no rank uses, {memory}: {names}", no_wrap=True, overflow="ellipsis")
+
+
+def _heading(url: str, figures: Figures, over_seconds: float) -> Text:
     pods, away = figures.pods, sum(not pod.answers for pod in figures.pods)
     counts = f"{_counted(len(pods), 'pod')}, {_counted(len(figures.jobs), 'job')}"
     heading = Text(f"refill  {url}   {counts}   rates over {over_seconds:.0f} s", style="bold")
     if away:
         heading.append(f"\n{_counted(away, 'pod')} without an answer: jobs are shown without their part", style="red")
-    ranks = [rank for job in figures.jobs for rank in job.ranks]
-    data = _data(figures.jobs)
-    jobs = [_jobs(figures.jobs), Text(), *([data, Text()] if data.row_count else []), *_ranks(ranks)]
-    parts = jobs if figures.jobs else [Text("No job is registered.")]
-    return Group(heading, Text(), *parts, Text(), _memory(pods), Text(), _work(pods), Text(), _store(pods))
+    return heading
 
 
 def _jobs(jobs: Sequence[JobFigures]) -> Table:
@@ -48,7 +111,7 @@ def _jobs(jobs: Sequence[JobFigures]) -> Table:
     for job in jobs:
         table.add_row(
             job.name,
-            str(job.epoch),
+            _UNKNOWN if job.epoch is None else str(job.epoch),
             ProgressBar(total=1, completed=job.progress or 0, width=12),
             _percent(job.progress),
             _duration(job.epoch_ends_in_seconds),
@@ -80,18 +143,18 @@ def _receipts(counts: dict[str, int]) -> Text:
     return Text(not_exact, style="red") if not_exact else Text("exact" if counts else "none yet")
 
 
-def _ranks(ranks: list[RankFigures]) -> list[RenderableType]:
+def _ranks(ranks: list[RankFigures], num_shown: int) -> RenderableType:
     """Those that wait most first, since there may be hundreds."""
     if not ranks:
-        return [Text("No rank has told how long it waits (refill.timed).")]
+        return Text("No rank has told how long it waits (refill.timed).")
     table = _table("job rank waits samples/s", left=("job",))
-    shown = sorted(ranks, key=lambda rank: (-round(rank.data_wait_share, 2), rank.job, rank.rank))[:_SHOWN_RANKS]
+    shown = sorted(ranks, key=lambda rank: (-round(rank.data_wait_share, 2), rank.job, rank.rank))[:num_shown]
     for rank in shown:
         waits = Text(_percent(rank.data_wait_share), style="red" if rank.data_wait_share > _MUCH_WAIT else "")
         table.add_row(rank.job, str(rank.rank), waits, f"{rank.samples_per_second:,.0f}")
     if len(ranks) == len(shown):
-        return [table]
-    return [table, Text(f"and {_counted(len(ranks) - len(shown), 'rank')} with less to wait")]
+        return table
+    return Group(table, Text(f"and {_counted(len(ranks) - len(shown), 'rank')} that wait less"))
 
 
 def _memory(pods: Sequence[PodFigures]) -> Table:

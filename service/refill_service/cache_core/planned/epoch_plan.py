@@ -1,6 +1,6 @@
 """Which sample is at each position of an epoch? A function of the plan's settings and the dataset.
 
-A position is of a place in a share (``weaving.py``), and the share's order says which sample that is
+A position is of a place in a share (``refill/protocol/weaving.py``), and the share's order says which sample that is
 (``share_order.py``). A share is planned when it is first asked for.
 """
 
@@ -10,11 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from refill.protocol.keyed_hash import key_of
 from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.weaving import epoch_key, weaving_of
 from refill_service.cache_core.planned.share_order import ShareOrder, order_share
 from refill_service.cache_core.planned.shares import Share, Shares
-from refill_service.cache_core.planned.weaving import Weaving
 from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["EpochPlan"]
@@ -40,8 +39,8 @@ class EpochPlan:
         self.settings, self.shares = settings, shares
         self._lengths_of = lengths_of
         self._ramped = ramped
-        self._key = key_of("refill plan", settings.version, settings.seed, epoch, settings.selection)
-        self.weaving = Weaving(shares.sizes, settings.run, key_of("weaving", self._key))
+        self._key = epoch_key(settings, epoch)
+        self.weaving = weaving_of(settings, shares.sizes, epoch)
         self._orders: dict[int, tuple[Share, ShareOrder]] = {}
 
     @property

@@ -7,9 +7,9 @@ from collections import OrderedDict
 import numpy as np
 
 from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.weaving import Weaving
 from refill_service.cache_core.planned.epoch_plan import EpochPlan
 from refill_service.cache_core.planned.shares import Share, Shares
-from refill_service.cache_core.planned.weaving import Weaving
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
 __all__ = ["JobOrders"]
@@ -25,6 +25,7 @@ class JobOrders:
 
     def __init__(self, settings: PlanSettings, layout: ChunkLayout, lengths: Int64Array) -> None:
         self.settings = settings
+        self._layout = layout
         self.shares = Shares(layout, settings.num_shares)
         self._lengths = lengths
         self._weavings: OrderedDict[int, Weaving] = OrderedDict()
@@ -57,9 +58,17 @@ class JobOrders:
         share = self.shares.share(number)
         return share, self._lengths_of(share.samples)
 
+    def shares_of(self, samples: Int64Array) -> Int64Array:
+        """The share of each sample of the dataset, ``(n,)``."""
+        return self.shares.share_of(self._layout.locate(samples)[0])
+
     def order(self, epoch: int, number: int) -> Int64Array:
         """The local sample at each place of a share. It takes some 0.3 s for a million samples."""
         return self._epoch(epoch).of_share(number)[1].samples
+
+    def whole(self, epoch: int) -> Int64Array:
+        """The sample of the dataset at each position. It takes some 0.5 s for a million samples."""
+        return self._epoch(epoch).whole()
 
     def planned_bytes(self, number: int) -> int:
         """The memory that a share is planned for."""

@@ -1,45 +1,64 @@
-"""Which positions of an epoch have ranks asked for, and which do they say that they have received?
+"""By which dealing do ranks go through an epoch, what have they asked for, and what do they say they received?
 
-Nothing is answered by this: it is for receipts, and to tell a loop that leaves positions out. Positions here are those
+No sample is answered by this: it is for receipts, and to tell loops that something is wrong. Positions here are those
 of a rank, as an epoch, or what is left of it, is dealt (:mod:`refill.protocol.dealing`). An epoch that is dealt anew
 was had up to where the new dealing starts, as the checkpoint says that it goes on from.
+
+All ranks must go by one dealing, or some samples would come twice and some never. Those that load states of different
+steps don't, and those whose loaders make batches of different sizes. Then the dealing that began last stands, since
+those before may be of processes that have been forgotten; who still asks by one of these is refused as long as ranks of
+the other live.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from refill.errors import InvalidInput
 from refill.protocol.dealing import Dealing
+from refill.protocol.keyed_hash import key_of
 from refill.protocol.position_set import PositionSet
+from refill.protocol.rank_life import RankLife
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["EpochReceived", "ReceivedEpochs", "receipt_of"]
+__all__ = ["EpochReceived", "Overtaken", "ReceivedEpochs", "receipt_of"]
 
 _KEPT_EPOCHS = 300
 _KEPT_WHOLE = 3
 _MOST_SPANS = 1 << 16
 """Of one rank and epoch: a loader's workers leave a span for each batch that is under way, or was left out."""
-_MOST_RANKS = 1 << 20
+_KEPT_DEALINGS = 4
+"""Of an epoch."""
+_LIVES_SECONDS = 10.0
+"""A rank that has asked for nothing for so long may be gone."""
 
 
 @dataclass
 class EpochReceived:
-    """Of one epoch, by rank."""
+    """Of one epoch that is dealt in one way, by rank."""
 
     dealing: Dealing
     since: float
-    """When somebody has asked by this dealing for the first time, by the clock."""
+    """When ranks began to go by it, by the clock."""
+    asked_at: dict[int, tuple[float, RankLife | None]] = field(default_factory=dict)
+    """When each process has asked last, at this pod or for what this pod has, and which run of it."""
+    refused_at: dict[int, float] = field(default_factory=dict)
+    """When each process was refused for the first time, since others go by a later dealing."""
     asked: dict[int, PositionSet] = field(default_factory=dict)
     largest_batch: int = 0
     """Positions that were asked for at once."""
     received: dict[int, PositionSet] = field(default_factory=dict)
     damaged: dict[int, dict[int, int]] = field(default_factory=dict)
     """Samples that ranks went on without, by their positions."""
+    lists: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Where ranks ask by lists of their own: how long each is, and its digest."""
+
+    def life_of(self, process: int) -> RankLife | None:
+        return self.asked_at.get(process, (0.0, None))[1]
 
     def to_dict(self) -> dict[str, Any]:
         dealing = self.dealing
@@ -48,7 +67,18 @@ class EpochReceived:
             "since": self.since,
             "received": {rank: list(found) for rank, found in self.received.items()},
             "damaged": {rank: list(found.items()) for rank, found in self.damaged.items()},
+            "lists": self.lists,
         }
+
+
+class Overtaken(NamedTuple):
+    """A process goes through an epoch by an earlier dealing than another one that lives."""
+
+    by: int
+    dealing: Dealing
+    for_good: bool
+    """Whether it went by its own when the other one began with this, which goes on asking: it is no process that goes
+    back, and the other none that only looked."""
 
 
 class ReceivedEpochs:
@@ -57,10 +87,14 @@ class ReceivedEpochs:
     def __init__(self) -> None:
         self.num_damaged = 0
         """Samples that ranks went on without, of all epochs."""
-        self._epochs: dict[int, EpochReceived] = {}
+        self._epochs: dict[int, dict[Dealing, EpochReceived]] = {}
+        self._contested: set[int] = set()
+        """Of these, those that two processes go through by two dealings, as far as can be told."""
 
     def of(self, epoch: int) -> EpochReceived | None:
-        return self._epochs.get(epoch)
+        """By the dealing that stands; None: nothing is known of the epoch."""
+        dealings = self._epochs.get(epoch)
+        return None if dealings is None else max(dealings.values(), key=lambda found: found.since)
 
     @property
     def epochs(self) -> list[int]:
@@ -72,33 +106,67 @@ class ReceivedEpochs:
         """-1: none."""
         return max(self._epochs, default=-1)
 
-    def at(self, epoch: int, dealing: Dealing, now: float) -> EpochReceived:
-        """What is known of an epoch that is dealt so. Here and below, ``now`` is the time by the clock."""
-        found = self._epochs.get(epoch)
-        if found is None or found.dealing != dealing:
-            found = self._epochs[epoch] = EpochReceived(dealing, now)
+    def goes_by(
+        self, epoch: int, dealing: Dealing, process: int, now: float, life: RankLife | None = None
+    ) -> Overtaken | None:
+        """Fact: a process of a rank asks for samples of an epoch. Returns another one that lives and goes by a later
+        dealing: then this one is to be refused. None: there is none. Here and below, ``now`` is the time by the clock.
+
+        :param process: its number; of each rank there may be several.
+        """
+        stands = self.of(epoch)
+        if stands is None or stands.dealing != dealing:
+            earlier = self._epochs.get(epoch, {}).get(dealing)
+            if stands is not None and earlier is not None:
+                goes_on = life is not None and earlier.life_of(process) == life != stands.life_of(process)
+                for other, (at, _) in stands.asked_at.items():
+                    if other != process and now - at <= _LIVES_SECONDS:
+                        first_refused = earlier.refused_at.setdefault(process, now)
+                        both_live = at > first_refused or epoch in self._contested
+                        return Overtaken(other, stands.dealing, for_good=goes_on and both_live)
+                if goes_on:  # the other may wait for this one, and come again
+                    self._contested.add(epoch)
+                del self._epochs[epoch][dealing]  # ranks have gone back to it
+            stands = self._at(epoch, dealing, now)
+        stands.asked_at[process] = now, life
+        return None
+
+    def _at(self, epoch: int, dealing: Dealing, now: float) -> EpochReceived:
+        """What is known of an epoch that is dealt so."""
+        if epoch not in self._epochs:
+            self._epochs[epoch] = {}
             kept = sorted(self._epochs)
             for old in kept[:-_KEPT_EPOCHS]:
                 del self._epochs[old]
+                self._contested.discard(old)
             for old in kept[:-_KEPT_WHOLE]:
-                if old in self._epochs:
-                    self._epochs[old].asked.clear()
-        return found
+                for found in self._epochs.get(old, {}).values():
+                    found.asked.clear()
+        dealings = self._epochs.setdefault(epoch, {})
+        if dealing not in dealings:
+            dealings[dealing] = EpochReceived(dealing, now)
+            for oldest in sorted(dealings, key=lambda each: dealings[each].since)[:-_KEPT_DEALINGS]:
+                del dealings[oldest]
+        return dealings[dealing]
 
     def comes_to(self, epoch: int, rank: int) -> bool:
         """Whether a rank that has asked for the epoch before asks for this one for the first time."""
-        before, now = self._epochs.get(epoch - 1), self._epochs.get(epoch)
+        before, now = self.of(epoch - 1), self.of(epoch)
         return before is not None and rank in before.asked and (now is None or rank not in now.asked)
 
     def asks(self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, had: int = 0, *, now: float) -> None:
         """Fact: a rank asks for ``(n,)`` of its positions; those below ``had`` lie in a checkpoint that it goes on
         from."""
-        found = self.at(epoch, dealing, now)
+        found = self._at(epoch, dealing, now)
         found.largest_batch = max(found.largest_batch, len(positions))
         asked = found.asked.setdefault(rank, PositionSet())
         asked.add(0, had)
         if len(asked) < _MOST_SPANS:
             asked.add_all(positions)
+
+    def is_listed(self, epoch: int, dealing: Dealing, rank: int, length: int, digest: str, *, now: float) -> None:
+        """Fact: a rank asks by a list of its own."""
+        self._at(epoch, dealing, now).lists[rank] = length, digest
 
     def received(
         self, epoch: int, dealing: Dealing, rank: int, spans: Iterable[tuple[int, int]], *, now: float
@@ -108,7 +176,7 @@ class ReceivedEpochs:
         for first, end in spans:
             if not 0 <= first <= end <= dealing.per_rank:
                 raise InvalidInput(f"rank {rank} has {dealing.per_rank} positions in epoch {epoch}, got {first}-{end}")
-        known = self.at(epoch, dealing, now).received.setdefault(rank, PositionSet())
+        known = self._at(epoch, dealing, now).received.setdefault(rank, PositionSet())
         for first, end in spans:
             if len(known) < _MOST_SPANS:
                 known.add(first, end)
@@ -120,7 +188,7 @@ class ReceivedEpochs:
         for position in positions.tolist():
             if not 0 <= position < dealing.per_rank:
                 raise InvalidInput(f"rank {rank} has {dealing.per_rank} positions in epoch {epoch}, got {position}")
-        found = self.at(epoch, dealing, now).damaged.setdefault(rank, {})
+        found = self._at(epoch, dealing, now).damaged.setdefault(rank, {})
         self.num_damaged -= len(found)
         found.update(zip(positions.tolist(), samples.tolist(), strict=True))
         self.num_damaged += len(found)
@@ -147,6 +215,13 @@ def receipt_of(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
         for rank, named in part["damaged"].items():
             damaged.setdefault(int(rank), {}).update((position, sample) for position, sample in named)
     of_ranks = {rank: ranks[rank].count for rank in sorted(ranks)}
+    of_damaged = {
+        "damaged": sum(map(len, damaged.values())),
+        "damaged_samples": sorted({sample for named in damaged.values() for sample in named.values()})[:100],
+    }
+    if dealing == Dealing.of_lists(num_ranks):
+        of_run = [part for part in parts if part["dealing"] == newest]
+        return _receipt_of_lists(of_run, ranks, dealing) | {"ranks": of_ranks} | of_damaged
     dealt = dealing.per_rank * num_ranks
     planned = min(num_positions, start + dealt)
     repeats = (
@@ -165,8 +240,34 @@ def receipt_of(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "from_checkpoint": start,
         "ranks": of_ranks,
         "world_size": num_ranks,
-        "damaged": sum(map(len, damaged.values())),
-        "damaged_samples": sorted({sample for named in damaged.values() for sample in named.values()})[:100],
+    } | of_damaged
+
+
+def _receipt_of_lists(parts: list[dict[str, Any]], ranks: dict[int, PositionSet], dealing: Dealing) -> dict[str, Any]:
+    """It is exact when the lists of all ranks are known: pods that have lost them are told again."""
+    lists: dict[int, tuple[int, str]] = {}
+    for part in sorted(parts, key=lambda part: float(part["since"])):
+        lists |= {int(rank): (int(length), str(digest)) for rank, (length, digest) in part["lists"].items()}
+    lists = {rank: lists[rank] for rank in sorted(lists) if rank < dealing.num_ranks}
+    planned = sum(length for length, _ in lists.values())
+    received = sum(
+        max(0, min(end, lists[rank][0]) - first)
+        for rank, spans in ranks.items()
+        if rank in lists
+        for first, end in spans
+    )
+    all_known = len(lists) == dealing.num_ranks
+    return {
+        "planned": planned,
+        "received": received,
+        "unconfirmed": planned - received,
+        "dropped": 0,
+        "repeats": 0,
+        "exact": all_known and received == planned,
+        "from_checkpoint": 0,
+        "world_size": dealing.num_ranks,
+        "lists": len(lists),
+        "asked": f"{key_of(*(part for rank, of_rank in lists.items() for part in (rank, *of_rank))):016x}",
     }
 
 

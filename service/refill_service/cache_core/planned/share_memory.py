@@ -1,8 +1,11 @@
 """What of a share is in memory, what is read next, and what gives way? An order that is known ahead is carried out.
 
-Samples are asked for by their place in the share's order of an epoch. Chunks are read in the order of their first use,
-as far ahead as memory goes, over the end of an epoch, too; each sample stays until it is asked for. So each chunk is
-read once where memory holds what the order was planned for.
+Samples are asked for by their place in the share's order of an epoch. What is read together (``placed_order.py``: a
+chunk, or a part of one) is read in the order of first uses, as far ahead as memory goes, over the end of an epoch, too;
+each sample stays until it is asked for. So each chunk is read once where memory holds what the order was planned for.
+
+Below, a *sample* is an entry of the order, and a *chunk* one of its parts: of a planned order they are just that. What
+ranks have posted as a list may become known late, or grow: then the share begins anew where it is asked for.
 
 Nothing here has to be remembered for an answer to be right: which sample is at a place is a function. A pod that
 begins in the midst of an epoch takes what lies well before the first place that it is asked for as gone; who asks for
@@ -18,16 +21,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refill_service.cache_core.planned.placed_order import IndexArray, PlacedOrder, placed_list
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["Asked", "ChunkRead", "PlacedOrder", "ShareMemory"]
-
-IndexArray = NDArray[np.signedinteger[Any]]
+__all__ = ["Asked", "ChunkRead", "ShareMemory"]
 
 _BLOCK = 1 << 12
 """Places that are looked at together for samples that give way, or that nobody has asked for."""
@@ -39,6 +41,9 @@ _MOST_STRAY = 512
 """Samples that are asked for again before a share begins anew where they are asked for; of a small share, 1/8. One
 request alone counts for half of them at most: it may be curious, or asked again since its answer was lost."""
 
+_PART_FOR_LISTS = 0.8
+"""Of memory: loader workers ask out of order, ranks are not in step, and chunks are read a little ahead."""
+
 NO_SAMPLES: Int64Array = np.empty(0, dtype=np.int64)
 
 
@@ -49,14 +54,19 @@ class ChunkRead:
     epoch: int
     chunk: int
     samples: Int64Array
-    """``(n,)`` local ones, ascending: the span from the first to the last is read, and these are kept."""
+    """``(n,)`` ascending."""
+    local: Int64Array
+    """``(n,)`` which samples of the share they are, ascending: the span from the first to the last is read, and these
+    are kept."""
 
 
 class Asked(NamedTuple):
     """What requests for places come to. ``dropped`` first: it makes room for ``reads``."""
 
     samples: Int64Array
-    """``(n,)`` local samples, in the order of the places."""
+    """``(n,)`` in the order of the places."""
+    local: Int64Array
+    """``(n,)`` which samples of the share they are."""
     stay: NDArray[np.bool_]
     """``(n,)`` which of them stay in memory when their bytes leave: others will ask for them, too."""
     reads: list[ChunkRead]
@@ -64,44 +74,25 @@ class Asked(NamedTuple):
     """``(epoch, samples)`` whose bytes are to be forgotten."""
 
 
-class PlacedOrder:
-    """The order of one epoch, and what follows from it. It takes a while to make, for a large share.
-
-    :param order: ``(n,)`` the local sample at each place.
-    :param chunk_of: ``(n,)`` the chunk of each sample.
-    """
-
-    def __init__(self, order: Int64Array, chunk_of: IndexArray, num_chunks: int, first_place: int = 0) -> None:
-        """:param first_place: what comes before it is not asked for."""
-        num_samples = len(order)
-        self.order = order.astype(chunk_of.dtype, copy=False)
-        self.place = np.empty_like(self.order)
-        """``(n,)`` of each sample."""
-        self.place[self.order] = np.arange(num_samples, dtype=self.order.dtype)
-        self.first_use = np.full(num_chunks, num_samples, dtype=np.int64)
-        """``(chunks,)`` the place of the first sample of each that is asked for; n: none is."""
-        chunks = chunk_of[self.order[first_place:]]
-        np.minimum.at(self.first_use, chunks, np.arange(first_place, num_samples, dtype=np.int64))
-        num_used = int(np.count_nonzero(self.first_use < num_samples))
-        self.in_order = np.argsort(self.first_use, kind="stable")[:num_used]
-        """Chunks in the order of their first use."""
-
-
 class _Epoch:
-    """One epoch of the share, from a place on.
+    """One epoch of the share, from a place on."""
 
-    :param rest: the same order, of which nobody asks for what comes before that place.
-    """
-
-    def __init__(self, number: int, placed: PlacedOrder, first_place: int, rest: PlacedOrder, num_askers: int) -> None:
-        num_samples = len(placed.order)
-        self.number, self.placed = number, placed
-        self.order, self.place = placed.order, placed.place
-        self.first_use, self.in_order = rest.first_use, rest.in_order
-        self.to_come = np.full(num_samples, num_askers, dtype=np.uint16)
-        """How many have yet to ask for each sample."""
-        self.to_come[self.order[:first_place]] = 0
-        self.num_to_come = num_samples - first_place
+    def __init__(self, number: int, placed: PlacedOrder, first_place: int, num_askers: int) -> None:
+        num_samples = len(placed.lengths)
+        self.number, self.placed, self.num_askers = number, placed, num_askers
+        self.order = placed.order
+        self.first_use, self.in_order = placed.first_use, placed.in_order
+        self.to_come: NDArray[np.uint16] | Int64Array
+        """How often each sample has yet to be asked for."""
+        if placed.num_uses is None:
+            self.to_come = np.full(num_samples, num_askers, dtype=np.uint16)
+            self.to_come[self.order[:first_place]] = 0
+        else:
+            uses = placed.uses_from(np.arange(num_samples), first_place) if first_place else placed.num_uses
+            self.to_come = uses * num_askers
+        if first_place:
+            self.first_use, self.in_order = placed.first_uses(first_place)
+        self.num_to_come = int(np.count_nonzero(self.to_come))
         """Samples that somebody has yet to ask for."""
         self.here = np.zeros(num_samples, dtype=bool)
         """Of them, those in memory."""
@@ -126,10 +117,42 @@ class _Epoch:
         """Whether all of it has been read, or is on its way."""
         return self.next == len(self.in_order) and not self.again
 
-    def are_gone(self, samples: Int64Array) -> None:
-        """Fact: nobody will ask for these any more, which were to come."""
-        self.to_come[samples] = 0
-        self.num_to_come -= len(samples)
+    def next_places(self, samples: Int64Array) -> IndexArray:
+        """``(n,)`` where each of these is asked for next, which are to come."""
+        return self.placed.next_places(samples, -(-self.to_come[samples].astype(np.int64) // self.num_askers))
+
+    def are_here(self, samples: Int64Array) -> None:
+        """Fact: these are in memory, and to come."""
+        self.here[samples] = True
+        if len(samples):
+            self.here_below = max(self.here_below, int(self.next_places(samples).max()) + 1)
+
+    def asked(self, samples: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
+        """Fact: somebody asks for these, as often as they are there. Returns those that were to come, each once, and
+        which of them nobody will ask for any more."""
+        new = samples[self.to_come[samples] > 0]
+        count: Int64Array | int = 1
+        if self.placed.num_uses is not None:
+            new, count = np.unique(new, return_counts=True)
+            count = np.minimum(count, self.to_come[new])
+        last = self.to_come[new] == count
+        self.to_come[new] -= count
+        self.num_to_come -= int(np.count_nonzero(last))
+        return new, last
+
+    def is_over_before(self, place: int, behind: Int64Array) -> Int64Array:
+        """Fact: nobody will ask for any of ``(n,)`` samples before this place. Returns those that are asked for nowhere
+        any more, and were to come."""
+        left = np.unique(behind[self.to_come[behind] > 0])
+        if self.placed.num_uses is None:
+            gone = left
+        else:
+            uses = self.placed.uses_from(left, place) * self.num_askers
+            self.to_come[left] = np.minimum(self.to_come[left], uses)
+            gone = left[uses == 0]
+        self.to_come[gone] = 0
+        self.num_to_come -= len(gone)
+        return gone
 
 
 class ShareMemory:
@@ -151,6 +174,7 @@ class ShareMemory:
         num_samples, num_chunks = len(lengths), len(starts) - 1
         narrow = np.int32 if num_samples < 2**31 else np.int64
         self._chunk_of: IndexArray = np.repeat(np.arange(num_chunks, dtype=narrow), np.diff(starts))
+        """Of each sample of the share."""
         mean_bytes = max(1, int(lengths.sum()) // max(1, num_samples))
         self._planned_places = max(1, min(num_samples, planned_bytes // mean_bytes))
         self._most_stray = max(1, min(_MOST_STRAY, num_samples // 8))
@@ -160,7 +184,7 @@ class ShareMemory:
         """Samples asked for again, less those asked for the first time since."""
         self._orders: dict[int, PlacedOrder] = {}
         self._epochs: list[_Epoch] = []
-        """Those under way, ascending, without a gap."""
+        """Those under way, ascending."""
         self._asked_last = 0
         """The epoch of which somebody has asked for anything last: what a loop has left of an earlier one is not read
         ahead."""
@@ -171,13 +195,51 @@ class ShareMemory:
         return epoch in self._orders or self._open_epoch(epoch) is not None
 
     def placed(self, order: Int64Array) -> PlacedOrder:
-        """The order of an epoch, ``(n,)`` local samples, for :meth:`planned`. Any thread may call it."""
-        return PlacedOrder(order, self._chunk_of, len(self._starts) - 1)
+        """The order of an epoch, ``(n,)`` local samples, for :meth:`planned`. Any thread may call it, and the next."""
+        return PlacedOrder(order, self._chunk_of, self._starts, self._lengths)
+
+    def placed_list(self, local: Int64Array, positions: Int64Array) -> PlacedOrder:
+        """What is known of the order of an epoch: ``(n,)`` the local samples at positions that ascend."""
+        memory_bytes = int(_PART_FOR_LISTS * self.capacity_bytes)
+        return placed_list(local, positions, self._chunk_of, self._lengths, memory_bytes)
 
     def planned(self, epoch: int, placed: PlacedOrder) -> list[ChunkRead]:
         """Fact: this is the order of an epoch. Returns what it is time to read of it."""
         self._keep_order(epoch, placed)
         return self._read_ahead()
+
+    def grown(
+        self, epoch: int, placed: PlacedOrder, *, from_start: bool = False
+    ) -> tuple[list[ChunkRead], list[tuple[int, Int64Array]]]:
+        """Fact: this is a list's order now, which was known in part. Returns what it is time to read of it, and what is
+        to be forgotten before: an epoch that is under way begins anew.
+
+        :param from_start: where the list does; else where it is asked for.
+        """
+        at = self._open_epoch(epoch)
+        dropped: list[tuple[int, Int64Array]] = []
+        if at is None:
+            self._keep_order(epoch, placed)
+        elif not at.front:
+            later = [each for each in self._epochs if each.number >= epoch]
+            for each in later:
+                dropped.append((each.number, self._forgotten(each)))
+            self._epochs = self._epochs[: -len(later)]
+            self._keep_order(epoch, placed)
+            if not self._epochs:
+                self._begin_at(epoch, 0)
+        else:
+            place = 0 if from_start else placed.place_from(at.placed.position_at(at.front - 1))
+            self._keep_order(epoch, placed)
+            dropped = self.forget()
+            self._begin(epoch, place)
+            self._epochs[0].front = 0 if from_start else place + 1
+        return self._read_ahead(), dropped
+
+    def places_of(self, epoch: int, positions: Int64Array, local: Int64Array) -> Int64Array:
+        """``(n,)`` the places of positions of an epoch whose order is a list that is known; -1: it is not known that
+        these samples are asked for there."""
+        return self._placed(epoch).places_of(positions, local)
 
     def next_wanted(self) -> int | None:
         """The epoch whose order reading ahead will need next; None: it has all that it needs for now."""
@@ -194,6 +256,13 @@ class ShareMemory:
         self.capacity_bytes = capacity_bytes
         return self._read_ahead()
 
+    def gives_back(self) -> list[tuple[int, Int64Array]]:
+        """Fact: others wait for what samples take beyond the capacity. Returns what is forgotten, as ``Asked.dropped``:
+        what will be asked for last, which is read again then."""
+        if not self._epochs or self.held_bytes <= self.capacity_bytes:
+            return []
+        return self._give_up(self._epochs[0], 0, -1, at_most=True)
+
     def warmed(self, epoch: int, place: int) -> list[ChunkRead]:
         """Fact: somebody will ask for what comes from this place of an epoch on, whose order is known. Nothing comes of
         it where others ask already."""
@@ -202,16 +271,18 @@ class ShareMemory:
         return self._read_ahead()
 
     def asked(self, epoch: int, places: Int64Array) -> Asked:
-        """Fact: somebody asks for ``(n,)`` places of an epoch whose order is known, all different."""
+        """Fact: somebody asks for ``(n,)`` places of an epoch whose order is known, all different, at least one."""
         dropped: list[tuple[int, Int64Array]] = []
         if not self._epochs:
             self._begin(epoch, int(places.min()))
-        elif not self._epochs[0].front and not self._was_warmed_for(epoch, places):
+        elif not any(each.front for each in self._epochs) and not self._was_warmed_for(epoch, places):
             dropped += self._begin_anew(epoch, int(places.min()))
-        elif epoch == self._epochs[-1].number + 1 and self._epochs[-1].front:
+        elif epoch == self._follower():
             self._open(epoch)
         at = self._open_epoch(epoch)
-        samples = self._placed(epoch).order[places].astype(np.int64)
+        placed = self._placed(epoch)
+        samples = placed.order[places].astype(np.int64)
+        local = placed.local(samples)
         num_new = 0 if at is None else int(np.count_nonzero(at.to_come[samples]))
         if num_new:
             self._asked_last = epoch
@@ -221,26 +292,28 @@ class ShareMemory:
             dropped += self._begin_anew(epoch, int(places.min()))
             at = self._epochs[0]
         if at is None:
-            return Asked(samples, np.zeros(len(samples), dtype=bool), [], [])
+            return Asked(samples, local, np.zeros(len(samples), dtype=bool), [], [])
         reads = self._ask(at, samples, dropped)
         at.front = max(at.front, int(places.min()) + 1)
         dropped += self._drop_stale()
-        return Asked(samples, at.to_come[samples] > 0, reads + self._read_ahead(), dropped)
+        return Asked(samples, local, at.to_come[samples] > 0, reads + self._read_ahead(), dropped)
 
     def _ask(self, at: _Epoch, samples: Int64Array, dropped: list[tuple[int, Int64Array]]) -> list[ChunkRead]:
         """What is asked for, and neither in memory nor on its way, is read now."""
-        new = samples[at.to_come[samples] > 0]
+        new, last = at.asked(samples)
         held = at.here[new] | at.coming[new]
-        last = at.to_come[new] == 1
-        self.held_bytes -= int(self._lengths[new[held & last]].sum())
-        at.to_come[new] -= 1
-        at.num_to_come -= int(np.count_nonzero(last))
+        self.held_bytes -= int(at.placed.lengths[new[held & last]].sum())
+        stay = at.here[new] & ~last
         at.here[new[last]] = False
+        if at.placed.num_uses is not None:
+            at.are_here(new[stay])  # where they are asked for next
         reads: list[ChunkRead] = []
         missing = new[~held]
-        chunks = self._chunk_of[missing]
+        chunks = at.placed.part_of[missing]
         for chunk in dict.fromkeys(chunks.tolist()):
             self._read_now(at, chunk, np.sort(missing[chunks == chunk]), reads, dropped)
+        if at.placed.num_uses is not None and self.held_bytes > self.capacity_bytes:
+            dropped += self._give_up(at, 0, -1)  # in place of what stays to be asked for again
         return reads
 
     def arrived(self, read: ChunkRead, damaged: Int64Array = NO_SAMPLES) -> NDArray[np.bool_]:
@@ -255,10 +328,7 @@ class ShareMemory:
         intact = np.ones(len(read.samples), dtype=bool)
         intact[np.searchsorted(read.samples, damaged)] = False
         stay = (at.to_come[read.samples] > 0) & intact
-        kept = read.samples[stay]
-        at.here[kept] = True
-        if len(kept):
-            at.here_below = max(at.here_below, int(at.place[kept].max()) + 1)
+        at.are_here(read.samples[stay])
         self._lost(at, read.samples[~intact])
         return stay
 
@@ -271,10 +341,16 @@ class ShareMemory:
 
     def forget(self) -> list[tuple[int, Int64Array]]:
         """Fact: nobody asks here any more, or not for what follows. Returns what is in memory."""
-        dropped = [(each.number, np.flatnonzero(each.here)) for each in self._epochs]
+        dropped = [(each.number, self._forgotten(each)) for each in self._epochs]
         self._epochs = []
         self.held_bytes = self._stray = 0
         return dropped
+
+    def _forgotten(self, at: _Epoch) -> Int64Array:
+        """Fact: nobody asks for the rest of an epoch. Returns what is in memory."""
+        held = (at.here | at.coming) & (at.to_come > 0)
+        self.held_bytes -= int(at.placed.lengths[held].sum())
+        return np.flatnonzero(at.here)
 
     # How it comes to that.
 
@@ -285,8 +361,8 @@ class ShareMemory:
             del self._orders[old]
 
     def _was_warmed_for(self, epoch: int, places: Int64Array) -> bool:
-        at = self._epochs[0]
-        return epoch == at.number and bool(at.to_come[at.order[places]].all())
+        at = self._open_epoch(epoch)
+        return at is not None and bool(at.to_come[at.order[places]].all())
 
     def _begin_anew(self, epoch: int, place: int) -> list[tuple[int, Int64Array]]:
         """Returns what was in memory."""
@@ -303,13 +379,21 @@ class ShareMemory:
 
     def _begin_at(self, epoch: int, first_place: int) -> None:
         self._stray, self._asked_last = 0, epoch
-        placed = rest = self._orders[epoch]
-        if first_place:
-            rest = PlacedOrder(placed.order, self._chunk_of, len(self._starts) - 1, first_place)
-        self._epochs = [_Epoch(epoch, placed, first_place, rest, self.num_askers)]
+        self._epochs = [_Epoch(epoch, self._orders[epoch], first_place, self.num_askers)]
 
     def _open(self, epoch: int) -> None:
-        self._epochs.append(_Epoch(epoch, self._orders[epoch], 0, self._orders[epoch], self.num_askers))
+        self._epochs.append(_Epoch(epoch, self._orders[epoch], 0, self.num_askers))
+
+    def _follower(self) -> int | None:
+        """The epoch that comes after those under way, if its order is known: the next one, or another one that a list
+        was posted for."""
+        last = self._epochs[-1]
+        if not last.front and last.num_to_come:
+            return None
+        known = (
+            each for each, placed in self._orders.items() if each == last.number + 1 or placed.num_uses is not None
+        )
+        return min((each for each in known if each > last.number), default=None)
 
     def _placed(self, epoch: int) -> PlacedOrder:
         at = self._open_epoch(epoch)
@@ -328,7 +412,7 @@ class ShareMemory:
         return at
 
     def _lost(self, at: _Epoch, samples: Int64Array) -> None:
-        self.held_bytes -= int(self._lengths[samples[at.to_come[samples] > 0]].sum())
+        self.held_bytes -= int(at.placed.lengths[samples[at.to_come[samples] > 0]].sum())
 
     def _read_now(
         self,
@@ -341,20 +425,23 @@ class ShareMemory:
         """Read what is asked for of a chunk that has not been read, or was given up: with all that is left of it if
         that finds room, or what is asked for later makes some."""
         rest = self._unread(at, chunk)
-        wanted_bytes = int(self._lengths[rest].sum())
+        wanted_bytes = int(at.placed.lengths[rest].sum())
         if len(rest) and self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes:
-            dropped += self._give_up(at, wanted_bytes, int(at.place[rest].max()))
+            dropped += self._give_up(at, wanted_bytes, int(at.next_places(rest).max()))
         spans = [np.union1d(asked, rest)]
         if not len(rest) or (self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes):
             spans = np.split(asked, np.flatnonzero(np.diff(asked) > 1) + 1)
             # What others will ask for in a moment stays for them, though memory be full.
             rest = asked[at.to_come[asked] > 0]
         reads += [self._order(at, chunk, samples) for samples in spans]
-        self.held_bytes += int(self._lengths[rest].sum())
+        self.held_bytes += int(at.placed.lengths[rest].sum())
 
-    def _give_up(self, at: _Epoch, wanted_bytes: int, place: int) -> list[tuple[int, Int64Array]]:
+    def _give_up(
+        self, at: _Epoch, wanted_bytes: int, place: int, *, at_most: bool = False
+    ) -> list[tuple[int, Int64Array]]:
         """Samples in memory that are left of an earlier epoch, or asked for after a place of this one, those last asked
-        for first, as many as make room for so much; they are read again. None if they do not."""
+        for first, as many as make room for so much; they are read again. None if they do not, unless ``at_most`` as
+        many are to be given up as there are."""
         to_free = self.held_bytes + wanted_bytes - self.capacity_bytes
         found: list[tuple[_Epoch, Int64Array]] = []
         earlier = [epoch for epoch in self._epochs if epoch.number < at.number]
@@ -362,22 +449,25 @@ class ShareMemory:
             last, end = place + 1 if epoch is at else 0, epoch.here_below
             while to_free > 0 and end > last:
                 start = max(last, end - _BLOCK)
-                last_first = epoch.order[start:end][::-1]
-                here = last_first[epoch.here[last_first]].astype(np.int64)
+                last_first = epoch.order[start:end][::-1].astype(np.int64)
+                is_next = epoch.here[last_first]
+                if epoch.placed.num_uses is not None:  # only where it is asked for next
+                    is_next[is_next] = epoch.next_places(last_first[is_next]) == np.arange(start, end)[::-1][is_next]
+                here = last_first[is_next]
                 if not len(here) and end == epoch.here_below:
                     epoch.here_below = start
-                freed = np.cumsum(self._lengths[here])
+                freed = np.cumsum(epoch.placed.lengths[here])
                 count = min(len(here), int(np.searchsorted(freed, to_free)) + 1)
                 if count:
                     found.append((epoch, here[:count]))
                     to_free -= int(freed[count - 1])
                 end = start
-        if to_free > 0:
+        if to_free > 0 and not at_most:
             return []
         for epoch, samples in found:
             self._drop(epoch, samples)
-            epoch.here_below = int(epoch.place[samples[-1]])
-            for chunk in np.unique(self._chunk_of[samples]).tolist():
+            epoch.here_below = int(epoch.next_places(samples[-1:])[0])
+            for chunk in np.unique(epoch.placed.part_of[samples]).tolist():
                 self._to_be_read(epoch, chunk)
         return [(epoch.number, samples) for epoch, samples in found]
 
@@ -391,7 +481,7 @@ class ShareMemory:
         while (first := self._epochs[0]) is not newest and (
             past > 0 or not first.num_to_come or first.number < newest.number - 1
         ):
-            self._sweep(first, len(self._lengths), dropped)
+            self._sweep(first, len(first.order), dropped)
             self._epochs.pop(0)
         if past >= newest.swept + self._sweep_places:
             self._sweep(newest, past, dropped)
@@ -401,23 +491,22 @@ class ShareMemory:
         """Nobody will ask for what lies before this place."""
         behind = at.order[at.swept : end].astype(np.int64)
         at.swept = end
-        left = behind[at.to_come[behind] > 0]
-        here = left[at.here[left]]
+        gone = at.is_over_before(end, behind)
+        here = gone[at.here[gone]]
         self._drop(at, here)
-        self._lost(at, left[at.coming[left]])
-        at.are_gone(left)
+        self.held_bytes -= int(at.placed.lengths[gone[at.coming[gone]]].sum())
         if len(here):
             dropped.append((at.number, here))
 
     def _drop(self, at: _Epoch, samples: Int64Array) -> None:
-        self.held_bytes -= int(self._lengths[samples].sum())
+        self.held_bytes -= int(at.placed.lengths[samples].sum())
         at.here[samples] = False
 
     def _to_be_read(self, at: _Epoch, chunk: int) -> None:
         """What is left of a chunk is to be read when it is next used."""
         rest = self._unread(at, chunk)
         if len(rest):
-            heappush(at.again, (int(at.place[rest].min()), chunk))
+            heappush(at.again, (int(at.next_places(rest).min()), chunk))
 
     def _read_ahead(self) -> list[ChunkRead]:
         reads: list[ChunkRead] = []
@@ -425,8 +514,8 @@ class ShareMemory:
             if at.number >= self._asked_last and not self._read_ahead_in(at, reads):
                 return reads
         # The first chunks of the next epoch take the place of the last ones of this.
-        if self._epochs and self._epochs[-1].front and self._epochs[-1].number + 1 in self._orders:
-            self._open(self._epochs[-1].number + 1)
+        if self._epochs and (follower := self._follower()) is not None:
+            self._open(follower)
             self._read_ahead_in(self._epochs[-1], reads)
         return reads
 
@@ -438,11 +527,11 @@ class ShareMemory:
             if again:
                 chunk = at.again[0][1]
             rest = self._unread(at, chunk)
-            if again and len(rest) and (place := int(at.place[rest].min())) != at.again[0][0]:
+            if again and len(rest) and (place := int(at.next_places(rest).min())) != at.again[0][0]:
                 heapreplace(at.again, (place, chunk))  # since then a sample was read alone, or is no longer to come
                 continue
             if len(rest):
-                wanted_bytes = int(self._lengths[rest].sum())
+                wanted_bytes = int(at.placed.lengths[rest].sum())
                 if self.held_bytes + wanted_bytes > self.capacity_bytes:
                     return False
                 reads.append(self._order(at, chunk, rest))
@@ -455,12 +544,12 @@ class ShareMemory:
 
     def _unread(self, at: _Epoch, chunk: int) -> Int64Array:
         """Samples of a chunk that somebody has yet to ask for, and that are neither in memory nor on their way."""
-        span = slice(int(self._starts[chunk]), int(self._starts[chunk + 1]))
+        span = slice(int(at.placed.starts[chunk]), int(at.placed.starts[chunk + 1]))
         there: NDArray[np.intp] = np.flatnonzero((at.to_come[span] > 0) & ~at.here[span] & ~at.coming[span])
         return there + span.start
 
     def _order(self, at: _Epoch, chunk: int, samples: Int64Array) -> ChunkRead:
-        read = ChunkRead(at.number, chunk, samples)
+        read = ChunkRead(at.number, chunk, samples, at.placed.local(samples))
         at.coming[samples] = True
         at.under_way.add(read)
         return read

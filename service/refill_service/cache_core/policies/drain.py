@@ -94,6 +94,8 @@ class DrainPolicy(Policy):
         """Samples whose bytes did not come with their chunk's: the shell says why to the next who asks."""
         self._left_of: dict[int, Int64Array] = {}
         """Samples that no request was promised of chunks whose read failed; counted as held."""
+        self._given_back: dict[int, Int64Array] = {}
+        """Samples of chunks that gave their memory back, and are to be read again."""
 
     def memory_changed(self, capacity_bytes: int) -> Orders:
         """What is in memory stays, should it be less. Else fill every abstract chunk that never was, as far as there is
@@ -109,6 +111,30 @@ class DrainPolicy(Policy):
             self._to_start.pop()
             reads += ordered
         return Orders(reads)
+
+    def gives_back(self, wanted_bytes: int) -> Orders:
+        """Abstract chunks at random, whole: so a chunk is read again by one GET."""
+        dropped: list[Int64Array] = []
+        while wanted_bytes > 0 and self._filled:
+            abstract_chunk = self._filled.pick(self._random)
+            samples = np.array(sorted(self._ready[abstract_chunk]), dtype=np.int64)
+            self._ready[abstract_chunk] = []
+            self._num_ready[abstract_chunk] = 0
+            self._filled.remove(abstract_chunk)
+            num_bytes = int(self._lengths[samples].sum())
+            wanted_bytes -= num_bytes
+            self.held_bytes -= num_bytes
+            self._ready_bytes -= num_bytes
+            self.given_back_bytes += num_bytes
+            chunks = np.searchsorted(self._starts, samples, side="right") - 1
+            for chunk in np.unique(chunks).tolist():
+                self._given_back[chunk] = samples[chunks == chunk]
+                self._unread_of(abstract_chunk).append(chunk)
+            if abstract_chunk not in self._with_unread:
+                self._with_unread.add(abstract_chunk)
+            self._to_start.append(abstract_chunk)
+            dropped.append(samples)
+        return Orders(drops=np.concatenate(dropped)) if dropped else NO_ORDERS
 
     @property
     def nothing_left_to_read(self) -> bool:
@@ -202,7 +228,11 @@ class DrainPolicy(Policy):
             return []
         chunk = self._unread_of(abstract_chunk)[-1]
         if chunk not in self._left_of:  # whose bytes are counted still
-            size = int(self._lengths[int(self._starts[chunk]) : int(self._starts[chunk + 1])].sum())
+            given_back = self._given_back.get(chunk)
+            samples = (
+                slice(int(self._starts[chunk]), int(self._starts[chunk + 1])) if given_back is None else given_back
+            )
+            size = int(self._lengths[samples].sum())
             if self.held_bytes + size > self._capacity_bytes:
                 return []
         return [self._refill(abstract_chunk)]
@@ -215,6 +245,11 @@ class DrainPolicy(Policy):
             self._with_unread.remove(abstract_chunk)
         if chunk in self._left_of:
             samples = self._left_of.pop(chunk)
+        elif chunk in self._given_back:
+            samples = self._given_back.pop(chunk)
+            num_bytes = int(self._lengths[samples].sum())
+            self.given_back_bytes -= num_bytes
+            self.held_bytes += num_bytes
         else:
             samples = self._wanted_of(chunk)
             self.held_bytes += int(self._lengths[samples].sum())

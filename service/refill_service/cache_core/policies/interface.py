@@ -180,6 +180,8 @@ class Policy(ABC):
         """Bytes of samples that arrived with no request waiting for them, or whose read failed."""
         self.held_bytes = 0
         """Bytes of samples in memory or on their way that no request was promised, of policies that count them."""
+        self.given_back_bytes = 0
+        """Bytes of samples that were given back, and have yet to be read again."""
         self._traces = began.traces
         self._lengths = began.lengths
         self._window = began.prefetch_window
@@ -213,6 +215,11 @@ class Policy(ABC):
 
     def memory_changed(self, capacity_bytes: int) -> Orders:
         """Fact: samples may take so much memory from now on; once before the first request, too."""
+        return NO_ORDERS
+
+    def gives_back(self, wanted_bytes: int) -> Orders:
+        """Fact: the memory of the job has become less. Forget so many bytes of samples that no request was promised,
+        if there are as many: they are unconsumed, and read again. Policies that can't drop nothing."""
         return NO_ORDERS
 
     def requested(self, rank: int, asked: Int64Array) -> Answers:

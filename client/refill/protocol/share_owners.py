@@ -12,7 +12,7 @@ from heapq import heappush, heapreplace
 
 import numpy as np
 
-from refill_service.cache_core.sample_mapping import Int64Array
+from refill.protocol.wire_format import Int64Array
 
 __all__ = ["share_owners", "stand_in"]
 

@@ -8,17 +8,39 @@ needs a few shares, however many there are, and both ways between a position and
 from __future__ import annotations
 
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from refill.protocol.keyed_hash import numbers_at
-from refill_service.cache_core.sample_mapping import Int64Array
+from refill.protocol.keyed_hash import key_of, numbers_at
+from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.wire_format import Int64Array
 
-__all__ = ["Weaving"]
+__all__ = ["Weaving", "epoch_key", "weaving_of"]
 
 _CELLS = 1 << 20
 """Of the table of runs that is made at once."""
+_CELLS_NEAR = 1 << 12
+"""Of the table of runs that is kept."""
+
+
+def epoch_key(settings: PlanSettings, epoch: int) -> int:
+    """What an epoch's order is drawn by."""
+    return key_of("refill plan", settings.version, settings.seed, epoch, settings.selection)
+
+
+def weaving_of(settings: PlanSettings, sizes: Int64Array, epoch: int) -> Weaving:
+    """Of an epoch of a plan, whose shares have so many samples ``(shares,)``."""
+    return Weaving(sizes, settings.run, key_of("weaving", epoch_key(settings, epoch)))
+
+
+class _Near(NamedTuple):
+    """Runs of rounds ``first <= round < end``, ``(runs,)`` each: the share, and the position at which the run ends."""
+
+    first: int
+    end: int
+    order: Int64Array
+    ends: Int64Array
 
 
 class Weaving:
@@ -34,6 +56,8 @@ class Weaving:
         self.num_positions = int(self._sizes.sum())
         there = max(1, int(np.count_nonzero(self._sizes)))
         self.num_rounds = max(1, self.num_positions // there // run)
+        self._rounds_near = max(1, _CELLS_NEAR // len(self._sizes))
+        self._kept: _Near | None = None
 
     @cached_property
     def _starts(self) -> Int64Array:
@@ -51,7 +75,13 @@ class Weaving:
         guess = positions * self.num_rounds // self.num_positions
         # A share is never ahead of its part of a round, and less than a sample behind: the guess is right, or one low.
         rounds = guess + (positions >= self._starts[guess + 1])
-        wanted, row = _distinct(rounds)
+        first, last = int(rounds.min()), int(rounds.max())
+        if last - first < self._rounds_near:  # a batch
+            order, ends = self._near(first, last)
+            run = np.searchsorted(ends, positions, side="right")
+            found = order[run]
+            return found, (rounds + 1) * self._sizes[found] // self.num_rounds - (ends[run] - positions)
+        wanted, row = np.unique(rounds, return_inverse=True)
         shares, places = np.empty((2, len(positions)), dtype=np.int64)
         block = max(1, _CELLS // len(self._sizes))
         for first in range(0, len(wanted), block):
@@ -69,7 +99,7 @@ class Weaving:
         """The positions of places ``0 <= place < size`` of a share, ``(n,)``."""
         size = int(self._sizes[share])
         rounds = ((places + 1) * self.num_rounds - 1) // max(1, size)
-        wanted, row = _distinct(rounds)
+        wanted, row = np.unique(rounds, return_inverse=True)
         found = np.empty(len(places), dtype=np.int64)
         block = max(1, _CELLS // len(self._sizes))
         for first in range(0, len(wanted), block):
@@ -81,6 +111,16 @@ class Weaving:
             found[here] = end_of_run[row[here] - first] - to_end
         return found
 
+    def _near(self, first: int, last: int) -> tuple[Int64Array, Int64Array]:
+        """The runs of these rounds and of some around them, in a row: the next batch is likely to be of them."""
+        near = self._kept
+        if near is None or not near.first <= first <= last < near.end:
+            start = max(0, first - self._rounds_near // 4)
+            end = min(self.num_rounds, start + 2 * self._rounds_near)
+            order, ends = self._runs(np.arange(start, end, dtype=np.int64))
+            near = self._kept = _Near(start, end, order.reshape(-1), ends.reshape(-1))
+        return near.order, near.ends
+
     def _runs(self, rounds: Int64Array) -> tuple[Int64Array, Int64Array]:
         """``(rounds, shares)`` each: the shares in the order of each round, and the position at which each run ends."""
         num_shares = len(self._sizes)
@@ -89,8 +129,3 @@ class Weaving:
         ends = (rounds[:, None] + 1) * self._sizes // self.num_rounds
         ends -= rounds[:, None] * self._sizes // self.num_rounds
         return order, self._starts[rounds][:, None] + np.cumsum(np.take_along_axis(ends, order, axis=1), axis=1)
-
-
-def _distinct(rounds: Int64Array) -> tuple[Int64Array, NDArray[np.intp]]:
-    """The rounds, ascending, and which of them each is."""
-    return np.unique(rounds, return_inverse=True)

@@ -1,0 +1,178 @@
+"""How does a loop without torch get its samples? A rank's epoch in batches of arrays, which threads fetch ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from refill.epoch_place import EpochPlace, Iteration
+from refill.errors import InvalidInput
+from refill.job_samples import JobSamples
+from refill.sample_decoder import check_alike, why_not_alike
+
+__all__ = ["EpochReader", "iterate"]
+
+_STRETCH = 64
+"""So many samples are asked for at once where they are handed out one by one."""
+_REMEDY = "Have them made alike by transform=function of iterate, or leave batch_size out, for samples one by one"
+_AHEAD = 2
+"""Requests for each thread: one is under way, one is finished and waits for the loop."""
+
+
+def iterate(
+    service_url: str, *, dataset: str, job: str, batch_size: int | None = None, threads: int = 4, **arguments: Any
+) -> EpochReader:
+    """The samples of a rank's epochs, for loops without PyTorch: JAX, Keras, NumPy. Imports no torch.
+
+        reader = refill.iterate("http://refill:8000", dataset="s3://bucket/images", job="run-1", batch_size=256)
+        for epoch in range(90):
+            reader.set_epoch(epoch)
+            for batch in reader:
+                ...
+
+    :param batch_size: samples in a batch; the last one of an epoch may have fewer. In a batch arrays and numbers are
+        stacked, ``(batch, ...)``; texts, bytes and all else are lists. None: samples one by one.
+    :param threads: how many fetch and decode ahead of the loop.
+    :param arguments: as of :class:`CacheDataset`, such as ``rank``, ``world_size``, ``seed``, ``decode``, ``transform``
+        and ``as_tuple``. None of ``rank`` and ``world_size``: those of the variables RANK and WORLD_SIZE, else 0 of 1.
+
+    The job is registered here, so a wrong setting or an unknown dataset fails in this line.
+    """
+    return EpochReader(service_url, dataset=dataset, job=job, batch_size=batch_size, threads=threads, **arguments)
+
+
+class EpochReader(JobSamples):
+    """What :func:`iterate` returns. Each iteration is an epoch of this rank: the one that was set, or, after a whole
+    one, the next.
+
+    Threads fetch and decode, and no process is forked: JAX, which has threads of its own, could hang in a forked one.
+    """
+
+    _called = "iterate"
+
+    def __init__(self, service_url: str, *, batch_size: int | None = None, threads: int = 4, **arguments: Any) -> None:
+        for name, value in (("batch_size", batch_size), ("threads", threads)):
+            if value is not None and value < 1:
+                raise InvalidInput(f"{name} must be at least 1, got {value}")
+        self.batch_size = batch_size
+        self._threads = threads
+        self._epochs = EpochPlace()
+        self._iteration: Iteration | None = None
+        """The one that began last; None when the place was set since."""
+        self._next = 0
+        """The first of its positions that the loop has not been given."""
+        super().__init__(service_url, **arguments)
+        self.configure(order="keyed")
+        self.register()
+
+    def __len__(self) -> int:
+        """Batches of this rank in a whole epoch; without ``batch_size``, samples."""
+        return -(-self.samples_per_rank // (self.batch_size or 1))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that an iteration began last; or the one that was set or loaded since, and comes next."""
+        return self._epochs.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch: from its start, or from the place in it that a state says."""
+        self._epochs.set_epoch(epoch)
+        self._iteration = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self.asks_in_batches(self.batch_size or _STRETCH)
+        epoch, resumed = self._epochs.begin()
+        iteration = self._iteration = resumed or Iteration(epoch, 0, self.positions_in(epoch))
+        self._next = iteration.start
+        return self._iterate(iteration)
+
+    def _iterate(self, iteration: Iteration) -> Iterator[Any]:
+        if iteration.start >= iteration.length:
+            self._epochs.handed_out(iteration.epoch)
+        step = self.batch_size or _STRETCH
+        starts = iter(range(iteration.start, iteration.length, step))
+        under_way: deque[tuple[int, Future[list[Any]]]] = deque()
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="refill-reader")
+        try:
+            for start in starts:
+                end = min(start + step, iteration.length)
+                under_way.append((start, pool.submit(self._samples, iteration.epoch, start, end)))
+                if len(under_way) >= _AHEAD * self._threads:
+                    yield from self._handed_out(iteration, *under_way.popleft())
+            while under_way:
+                yield from self._handed_out(iteration, *under_way.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _samples(self, epoch: int, start: int, end: int) -> list[Any]:
+        positions = np.arange(start, end, dtype=np.int64)
+        batch = self.connection.batch(epoch, positions)
+        # One by one, places count samples: each position has one, though a damaged one be left out.
+        return self._answered(self.connection, epoch, positions, batch, as_many=self.batch_size is None)
+
+    def _handed_out(self, iteration: Iteration, start: int, answer: Future[list[Any]]) -> Iterator[Any]:
+        """What the loop is given, and where that leaves it."""
+        samples = answer.result()
+        if self.batch_size is None:
+            for place, sample in enumerate(samples):
+                self._is_at(iteration, start + place + 1)
+                yield sample
+        else:
+            batch = _stacked(samples)
+            self._is_at(iteration, min(start + self.batch_size, iteration.length))
+            yield batch
+
+    def _is_at(self, iteration: Iteration, position: int) -> None:
+        if self._iteration is iteration:
+            self._next = position
+            if position == iteration.length:
+                self._epochs.handed_out(iteration.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop stands: after the batch, or sample, that it has been given last. A few numbers and names; what
+        threads have fetched ahead does not count."""
+        if self._iteration is not None:
+            return self._state(self._iteration, self._next)
+        epoch, resumed = self._epochs.next()
+        return self._state(resumed or Iteration(epoch, 0, self.positions_in(epoch)), resumed.start if resumed else 0)
+
+    def _state(self, iteration: Iteration, position: int) -> dict[str, Any]:
+        return self.state_at(iteration.epoch, position, iteration.length)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on where a loop stood in another process: the next iteration yields the rest of its epoch. After a state
+        from the end of an epoch it is the next epoch.
+
+        :param state: of :meth:`state_dict`, of any rank in the same step. With another number of ranks or pods it goes
+            to ``iterate(..., resume=state)``, too.
+
+        Raises :class:`InvalidInput` for something that is no state, or is one of another job, dataset or world size,
+        and :class:`JobLost` when the pods no longer know which samples of the epoch the loop has had.
+        """
+        found = self.checked_state(state)
+        self.check_epoch_length(found)
+        self._epochs.resume(Iteration(found.epoch, found.position, found.length))
+        self._iteration = None
+
+
+def _stacked(samples: Sequence[Any]) -> Any:
+    """One batch: dicts and tuples by their items, arrays and numbers as one array, all else as a list."""
+    if (why := why_not_alike(samples)) is not None:
+        raise InvalidInput(f"{why}. {_REMEDY}")
+    check_alike(samples, _REMEDY)
+    return _stacked_values(samples)
+
+
+def _stacked_values(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, dict) and all(isinstance(value, dict) and value.keys() == first.keys() for value in values):
+        return {name: _stacked_values([value[name] for value in values]) for name in first}
+    if isinstance(first, tuple) and all(isinstance(value, tuple) and len(value) == len(first) for value in values):
+        return tuple(_stacked_values(items) for items in zip(*values, strict=True))
+    if isinstance(first, (np.ndarray, np.generic, bool, int, float, complex)):
+        return np.stack([np.asarray(value) for value in values])
+    return list(values)

@@ -1,0 +1,493 @@
+"""What does a rank read of a job? Its samples by positions and by ids, its places in epochs, its end. No torch here.
+
+:class:`refill.CacheDataset` makes a PyTorch dataset of it, and :func:`refill.iterate` a loop without PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import inspect
+import logging
+import operator
+import os
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from refill.batch_groups import BatchGroups, batch_groups
+from refill.credentials import Credentials
+from refill.decoders import Decode
+from refill.delivery_record import DeliveryRecord
+from refill.errors import InvalidInput, JobConflict, RefillError, SampleDamaged
+from refill.fetched_counts import FetchedCounts
+from refill.lightning_place import said_of_ranks
+from refill.planned_connection import PlannedConnection
+from refill.planned_place import RankPlace, goes_on_from, state_at
+from refill.pod_connection import PodConnection, ReceivedBatch
+from refill.protocol.incarnation import line_of
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.wire_format import Int64Array
+from refill.resume_checks import check_is_of, check_is_remembered, place_dealt_anew
+from refill.resume_state import ResumeState
+from refill.run_start import RunStart
+from refill.sample_decoder import SampleDecoder, Transform
+
+__all__ = ["JobSamples"]
+
+log = logging.getLogger(__name__)
+
+_STAND_INS = 16
+"""So many samples, from all over the dataset, are tried in place of a first batch that is all damaged."""
+
+
+_records: weakref.WeakValueDictionary[tuple[str, int], DeliveryRecord] = weakref.WeakValueDictionary()
+"""By run of a job and rank, what this process has received."""
+
+
+class JobSamples:
+    """The samples of a job, as one rank asks for them. Parameters as those of :class:`refill.CacheDataset`."""
+
+    _called: ClassVar[str]
+    """By the name that a caller knows, in errors."""
+
+    def __init__(
+        self,
+        service_url: str,
+        *,
+        dataset: str,
+        job: str,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int | None = None,
+        shuffle: bool | None = None,
+        drop_last: bool | None = None,
+        decode: Decode = None,
+        transform: Transform | None = None,
+        as_tuple: Sequence[str] | None = None,
+        home: str | None = None,
+        token_file: str | None = None,
+        ca_file: str | None = None,
+        timeout_seconds: float = 300.0,
+        connect_timeout_seconds: float = 2.0,
+        resume: Any = None,
+        allow_skipped: bool = False,
+        on_damaged: str = "raise",
+        batch_group: Any = None,
+        **settings: Any,
+    ) -> None:
+        if "name" in settings:
+            raise InvalidInput(f"{self._called} has no setting 'name': job={job!r} is the job's name")
+        if "holder" in settings:
+            raise InvalidInput(f"{self._called} has no setting 'holder': pods take it from the token")
+        _check_spelling(self._called, settings)
+        if on_damaged not in ("raise", "skip"):
+            raise InvalidInput(f"on_damaged must be 'raise' or 'skip', got {on_damaged!r}")
+        self._groups = BatchGroups() if batch_group is None else batch_groups(batch_group)
+        if self._groups.size > 1:
+            settings = settings | {"batch_group": self._groups.size}
+        said = {"world_size": world_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last, **settings}
+        self._settings = {"name": job, "dataset": dataset} | {
+            n: value for n, value in said.items() if value is not None
+        }
+        self._rank = rank
+        self._service_url = service_url
+        self._home = home
+        self._credentials = Credentials(token_file, ca_file)
+        self._timeout_seconds = timeout_seconds
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._decoded = SampleDecoder(decode, transform, as_tuple)
+        self._resume = None if resume is None else ResumeState.from_dict(resume)
+        self.allow_skipped = allow_skipped
+        self._skips_damaged = on_damaged == "skip"
+        self._begin()
+        self._new_connection()  # a wrong URL or setting fails here, not at the first batch
+
+    def _begin(self) -> None:
+        """As an object that has asked for nothing yet."""
+        self._record = DeliveryRecord()
+        self._spare: Any = None
+        """A sample that came, for a batch of which nothing else is left."""
+        self._is_rank = False
+        self._connection: PodConnection | PlannedConnection | None = None
+        self._num_samples: int | None = None
+        self._labels: Int64Array | None = None
+        self._lengths: Int64Array | None = None
+        self._fetched = FetchedCounts(self._shared(FetchedCounts.SHAPE))
+        self._start = RunStart(self._shared(RunStart.NUM_SHARED))
+        self._place = RankPlace(self._shared(RankPlace.NUM_SHARED))
+
+    def _shared(self, shape: int | tuple[int, ...]) -> Any:
+        """Zeros, int64, in memory that all processes share to which this object is copied."""
+        return np.zeros(shape, dtype=np.int64)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of the whole dataset."""
+        if self._num_samples is None:
+            self._num_samples = int(self.connection.info()["num_samples"])
+        return self._num_samples
+
+    def asks_in_batches(self, batch_size: int) -> None:
+        """Called before an iteration begins whose loader makes batches of so many."""
+        if isinstance(self.connection, PlannedConnection):
+            self.connection.asks_in_batches(batch_size)
+
+    @property
+    def job(self) -> str:
+        """The name of the training run."""
+        return str(self._settings["name"])
+
+    @property
+    def rank(self) -> int:
+        """The number of this training process."""
+        return self._new_connection().rank if self._connection is None else self._connection.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that share each epoch."""
+        return (self._connection or self._new_connection()).spec.world_size
+
+    @property
+    def samples_per_rank(self) -> int:
+        """How many samples each rank asks for in an epoch; for the order that follows from the seed (``keyed``)."""
+        return int(self.connection.info()["samples_per_rank"])
+
+    def positions_in(self, epoch: int) -> int:
+        """How many samples this rank asks for in an epoch, or in the rest of one that other ranks or pods resumed; for
+        the order that follows from the seed (``keyed``)."""
+        resumed = self.connection.info().get("resumed")
+        return int(resumed["samples_per_rank"]) if resumed and resumed["epoch"] == epoch else self.samples_per_rank
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What ``refill pack`` wrote down, such as ``classes``."""
+        return dict(self.connection.info()["metadata"])
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes, in the order of their numbers; None if ``refill pack`` found none."""
+        found: list[str] | None = self.metadata.get("classes")
+        return found
+
+    @property
+    def labels(self) -> Int64Array | None:
+        """The number in the member ``cls`` of each sample, by id, as an array ``(len(dataset),)``. No samples are read
+        for it. None if not all samples have one, or the index was written by an earlier version."""
+        if self._labels is None and self.metadata.get("labels"):
+            self._labels = self.connection.labels(self.num_samples)
+        return self._labels
+
+    @property
+    def lengths(self) -> Int64Array:
+        """The bytes that each sample takes in the store, by id, as an array ``(len(dataset),)``. No samples are read
+        for it."""
+        if self._lengths is None:
+            self._lengths = self.connection.lengths(self.num_samples)
+        return self._lengths
+
+    def epoch_counts(self, epoch: int) -> dict[str, Any]:
+        """What the pods counted in an epoch: ``{"total": {...}, "pods": [...]}``. Also after the job has ended."""
+        return (self._connection or self._new_connection()).epoch_counts(epoch)
+
+    def end_job(self) -> None:
+        """End the job on all pods, and free its memory. It is enough that one rank calls it."""
+        (self._connection or self._new_connection()).end_job()
+
+    def register(self) -> None:
+        """Register the job now rather than at the first use."""
+        self.connection.info()
+
+    def fetched(self) -> tuple[int, int]:
+        """How many samples and bytes this process and its workers have fetched so far, ``(samples, bytes)``."""
+        return self._fetched.samples, self._fetched.num_bytes
+
+    @property
+    def num_damaged(self) -> int:
+        """How many damaged samples this process and its workers have gone on without (``on_damaged="skip"``)."""
+        return self._fetched.damaged
+
+    @property
+    def connection(self) -> PodConnection | PlannedConnection:
+        """The connection of this process to the pods. Called by what reads this; it registers the job."""
+        if self._connection is None:
+            connection = self._new_connection()
+            if isinstance(connection, PlannedConnection):
+                self._connection = connection
+                self._register(connection) if self._resume is None else self._goes_on_from(self._resume, connection)
+                return connection
+            if self._resume is None:
+                self._register(connection)
+            else:
+                self._check_is_of_this(self._resume)
+                self._start.state_was_loaded()
+                connection.resume(self._resume.incarnation, *self._resume.next_place)
+            connection.is_rank = False
+            if self._is_rank:
+                self._be_one_rank(connection)
+            self._connection = connection
+        return self._connection
+
+    @staticmethod
+    def _register(connection: PodConnection | PlannedConnection) -> None:
+        try:
+            connection.info()
+        except JobConflict as error:
+            raise said_of_ranks(error) from None
+
+    @property
+    def policy(self) -> str:
+        """How pods choose samples: docs/ORDERS.md. Called by samplers."""
+        return (self._connection or self._new_connection()).spec.policy
+
+    def selects_by(self, digest: str) -> None:
+        """Called by samplers that compose batches of classes, with policy ``planned``: ranks whose classes have another
+        digest are refused. A job that is registered already goes on without."""
+        if self._connection is None:
+            self._settings = self._settings | {"policy_settings": self.policy_settings | {"selection": digest}}
+
+    @property
+    def policy_settings(self) -> dict[str, Any]:
+        """Those that were given. Called by samplers."""
+        return dict(self._settings.get("policy_settings") or {})
+
+    def configure(self, **settings: Any) -> None:
+        """Give settings of the job, or ``rank``, that were not given before. None leaves one open. Called by samplers.
+
+        Raises :class:`InvalidInput` when another value was given before, or the job is registered with another.
+        """
+        said = _without_none(settings)
+        for name, value in said.items():
+            if self._connection is not None:
+                known = self._connection.rank if name == "rank" else getattr(self._connection.spec, name)
+            else:
+                known = self._rank if name == "rank" else self._settings.get(name, value)
+            if known is not None and known != value:
+                raise InvalidInput(
+                    f"{name}={value!r} contradicts the dataset, whose job {self._settings['name']} has {name}={known!r}"
+                    f": give {name}={value!r} to CacheDataset"
+                )
+        if "order" in said:  # by a sampler, or the iterable form: who only looks has none
+            self._is_rank = True
+            if isinstance(self._connection, PodConnection):
+                self._be_one_rank(self._connection)
+        rank = said.pop("rank", self._rank)
+        before = self._rank, self._settings
+        self._rank, self._settings = rank, self._settings | said
+        try:
+            self._new_connection()
+        except InvalidInput:
+            self._rank, self._settings = before
+            raise
+
+    def _be_one_rank(self, connection: PodConnection) -> None:
+        """Two objects of one process that ask as the same rank have one record of what that has received: each would
+        else report to a pod that lost its memory its own part alone."""
+        connection.is_rank = True
+        run = line_of(connection.info()["incarnation"])
+        known = _records.get((run, connection.rank))
+        if known is None or known.made_in != self._record.made_in:  # of a process that has started this one
+            _records[run, connection.rank] = self._record
+        elif known is not self._record:
+            self._record = known
+            connection.use_record(known)
+            if known.is_used:
+                log.warning(
+                    "another dataset object of this process has asked as rank %d of job %s: both are that rank, and "
+                    "what one of them has asked for comes again as it came, unless a new run begins",
+                    connection.rank,
+                    self._settings["name"],
+                )
+
+    def state_at(self, epoch: int, position: int, length: int, sampler: Any = None) -> dict[str, Any]:
+        """The state of a loop of this rank that has come to ``position`` of the ``length`` positions of an epoch.
+        Called by ``state_dict`` of ``refill.timed(loader, dataset)``, and of samplers."""
+        connection = self.connection
+        if isinstance(connection, PlannedConnection):
+            return dataclasses.replace(state_at(connection, epoch, position, length), sampler=sampler).to_dict()
+        spec, incarnation = connection.spec, connection.info()["incarnation"]
+        found = ResumeState(
+            spec.name, spec.dataset, incarnation, spec.world_size, connection.rank, epoch, position, length
+        )
+        return dataclasses.replace(found, sampler=sampler).to_dict()
+
+    def checked_state(self, state: Any) -> ResumeState:
+        """Checks whether this rank can go on from a state, and returns what it says. Called by ``load_state_dict`` of
+        the loader, of a sampler and of the iterable form.
+
+        The state may be another rank's: ranks go through an epoch in step, and trainers keep that of rank 0 alone.
+
+        Raises :class:`InvalidInput` for something that is no state, or is one of another job, dataset or world size.
+        Raises :class:`JobLost` when the pods no longer know which samples of the epoch the loop has had.
+        """
+        found = ResumeState.from_dict(state)
+        self._check_is_of_this(found)
+        if isinstance(connection := self._connection or self._new_connection(), PlannedConnection):
+            self._connection = connection
+            return self._goes_on_from(found, connection)
+        self._start.state_was_loaded()
+        if self._resume is not None:
+            registered = self.connection
+            assert isinstance(registered, PodConnection)
+            dealt_anew = place_dealt_anew(found, self._resume, registered)
+            if dealt_anew is not None:
+                return dealt_anew
+        connection = self._connection or self._new_connection()
+        if found.world_size != connection.spec.world_size:
+            raise InvalidInput(
+                f"the state was saved with world_size {found.world_size}, and this job has "
+                f"{connection.spec.world_size}: give it to CacheDataset(..., resume=state), on all ranks, and the rest "
+                "of the epoch is dealt to those that there are now"
+            )
+        if found.mid_epoch:
+            self.must_remember(found, np.arange(found.position))
+        return found
+
+    def _goes_on_from(self, state: ResumeState, connection: PlannedConnection) -> ResumeState:
+        """The place of this rank in what a state leaves of its epoch; dealt anew if the number of ranks has changed."""
+        self._check_is_of_this(state)
+        return goes_on_from(state, connection)
+
+    def _check_is_of_this(self, state: ResumeState) -> None:
+        check_is_of(state, self._settings["name"], self._settings["dataset"])
+
+    def must_remember(self, state: ResumeState, consumed: Int64Array) -> None:
+        """Called when a state is loaded. Raises :class:`JobLost` when the pods can't know which samples they gave
+        before it was saved.
+
+        :param consumed: the positions ``(n,)`` of the state's epoch that the loop, or its worker, has had.
+        """
+        if isinstance(self.connection, PodConnection):  # else any pod knows it
+            check_is_remembered(state, consumed, self.connection, self._record)
+
+    def check_epoch_length(self, state: ResumeState) -> None:
+        """Called when a state is loaded. Raises :class:`InvalidInput` when an epoch has another length than it says."""
+        if state.length != self.positions_in(state.epoch):
+            raise InvalidInput(
+                f"the state counts {state.length} samples of rank {state.rank} in an epoch, and there are "
+                f"{self.positions_in(state.epoch)}: the dataset or drop_last has changed since it was saved"
+            )
+
+    def _exactly(self, indices: Sequence[Any]) -> list[Any]:
+        ids = np.array([operator.index(index) for index in indices], dtype=np.int64)
+        ids = np.where(ids < 0, ids + self.num_samples, ids)
+        if wrong := [
+            index for index, sample_id in zip(indices, ids, strict=True) if not 0 <= sample_id < self.num_samples
+        ]:
+            raise IndexError(f"there is no sample {wrong[0]}; the dataset has samples 0 to {self.num_samples - 1}")
+        return self._received(self.connection.samples(ids))
+
+    def _received(self, batch: ReceivedBatch) -> list[Any]:
+        self._fetched.add(len(batch.payloads), batch.num_bytes)
+        return [self._decoded(batch, place) for place in range(len(batch.payloads))]
+
+    def _answered(
+        self,
+        connection: PodConnection | PlannedConnection,
+        epoch: int,
+        positions: Int64Array,
+        batch: ReceivedBatch,
+        *,
+        with_keys: bool = True,
+        as_many: bool,
+    ) -> list[Any]:
+        if not self._skips_damaged:
+            self._fetched.add(len(batch.payloads), batch.num_bytes)
+            return [self._decoded(batch, place, with_keys) for place in range(len(batch.payloads))]
+        samples: list[Any] = []
+        damaged: dict[int, RefillError] = {}
+        for place in range(len(batch.payloads)):
+            try:
+                samples.append(self._decoded(batch, place, with_keys))
+            except SampleDamaged as error:
+                damaged[place] = error
+        self._fetched.add(len(samples), batch.num_bytes, len(damaged))
+        if samples:
+            self._spare = samples[-1]
+        if damaged:
+            places = list(damaged)
+            connection.goes_without(epoch, positions[places], batch.sample_ids[places], list(damaged.values()))
+            if as_many or not samples:
+                stand_in = samples[0] if samples else self._stand_in(int(batch.sample_ids[0]), damaged[0])
+                for place in places if as_many else places[:1]:
+                    samples.insert(place, stand_in)
+        return samples
+
+    def _stand_in(self, sample_id: int, damaged: RefillError) -> Any:
+        """A sample that comes a second time, for a batch of which nothing is left: it can't be empty, nor can it be
+        left out, since ranks take their steps together. Raises ``damaged`` when there is none to be had."""
+        if self._spare is None and self.connection.spec.order == "keyed":  # else any may be one that is not asked for
+            for step in range(1, _STAND_INS + 1):
+                other = (sample_id + step * self.num_samples // (_STAND_INS + 1)) % self.num_samples
+                with contextlib.suppress(SampleDamaged):
+                    self._spare = self._exactly([other])[0]
+                    break
+        if self._spare is None:
+            raise damaged
+        return self._spare
+
+    def _new_connection(self) -> PodConnection | PlannedConnection:
+        default_rank, default_world_size = _place_in_world()
+        spec = JobSpec.from_dict({"world_size": default_world_size} | self._settings)
+        rank = default_rank if self._rank is None else self._rank
+        if not 0 <= rank < spec.world_size:
+            raise InvalidInput(
+                f"rank {rank} is not one of the {spec.world_size} ranks of world_size; give both together"
+            )
+        if spec.is_planned:
+            return PlannedConnection(
+                self._service_url,
+                spec,
+                rank,
+                self._home,
+                self._timeout_seconds,
+                self._credentials,
+                self.allow_skipped,
+                self._connect_timeout_seconds,
+                goes_without_damaged=self._skips_damaged,
+                place=self._place,
+                groups=self._groups,
+            )
+        return PodConnection(
+            self._service_url,
+            spec,
+            rank,
+            self._home,
+            self._timeout_seconds,
+            self._record,
+            self._credentials,
+            self.allow_skipped,
+            self._connect_timeout_seconds,
+            goes_without_damaged=self._skips_damaged,
+            start=self._start,
+        )
+
+
+def _check_spelling(called: str, settings: Mapping[str, Any]) -> None:
+    """Arguments of the dataset are no settings of the job, so that pods can't name the one that is meant."""
+    arguments = list(inspect.signature(JobSamples.__init__).parameters)[1:-1]
+    known = [field.name for field in dataclasses.fields(JobSpec) if field.name not in ("name", "holder")]
+    for name in settings:
+        if name not in known and (near := difflib.get_close_matches(name, [*arguments, *known], 1)):
+            raise InvalidInput(f"{called} has no argument {name!r} (is {near[0]} meant?)")
+
+
+def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _place_in_world() -> tuple[int, int]:
+    """``(rank, world size)`` as the training launcher has set them."""
+    distributed: Any = sys.modules.get("torch.distributed")  # who has not imported it has not initialised it
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    try:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError as error:
+        raise InvalidInput(
+            f"RANK={os.environ.get('RANK')!r} and WORLD_SIZE={os.environ.get('WORLD_SIZE')!r} must be numbers"
+        ) from error

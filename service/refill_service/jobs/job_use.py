@@ -1,0 +1,110 @@
+"""Does anybody ask for a job at this pod? Decides when others may have its memory.
+
+A training process says goodbye when it ends. One that was killed is known by its connections, which its machine closes.
+One that is merely silent keeps its job's memory for a minute. Pods that are nobody's home learn from the homes of ranks
+that these are gone. Whoever asks again finds the job as it was: only bytes were given back.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from refill.protocol.rank_life import RankLife
+from refill_service.jobs.leased_ranks import LeasedRanks
+
+__all__ = ["SLEEPS_AFTER_SECONDS", "JobUse"]
+
+SLEEPS_AFTER_SECONDS = 60.0
+"""Training processes that live are heard every few seconds. By its home, that is, and this pod may be none."""
+GONE_SECONDS = 2.0
+"""A process without a connection that was not heard for so long has ended: loader workers that take the place of others
+come within that time."""
+
+
+class JobUse:
+    """Of one job at one pod.
+
+    :param leases: of the ranks whose home this pod is.
+    """
+
+    def __init__(self, leases: LeasedRanks) -> None:
+        self.last_used = time.monotonic()
+        self.requests_under_way = 0
+        self._leases = leases
+        self._homes: set[int] = set()
+        """Other pods that have asked for samples since they last said that their ranks are gone."""
+        self._goodbye_at: float | None = None
+        """When a process said goodbye last."""
+        self._is_left = False
+
+    # Facts.
+
+    def asked(self, pod: int | None = None) -> None:
+        """Fact: somebody asks for the job.
+
+        :param pod: another pod, for ranks whose home that is.
+        """
+        self.last_used = time.monotonic()
+        self._is_left = False
+        if pod is not None:
+            self._homes.add(pod)
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """For the time of a request, which may wait for longer than a job may be idle."""
+        self.requests_under_way += 1
+        try:
+            yield
+        finally:
+            self.requests_under_way -= 1
+            self.last_used = time.monotonic()
+
+    def said_goodbye(self, rank: int, life: RankLife) -> None:
+        """Fact: a training process that may have been a rank ends."""
+        self._leases.returned(rank, life)
+        self._goodbye_at = time.monotonic()
+
+    def pod_said_goodbye(self, pod: int) -> None:
+        """Fact: no rank of another pod asks for the job any more."""
+        self._homes.discard(pod)
+        self._goodbye_at = time.monotonic()
+
+    def is_found_left(self) -> bool:
+        """Whether it is known now, and was not at the last look, that nobody asks for the job here any more."""
+        if self._is_left or self.requests_under_way or self._homes:
+            return False
+        silent_seconds = self._leases.silent_seconds()
+        if self._goodbye_at is None and silent_seconds == math.inf:
+            return False  # nobody has come so far
+        # What a process has asked may be answered after its goodbye.
+        was_asked = self._goodbye_at is not None and self.last_used > self._goodbye_at
+        self._is_left = silent_seconds > GONE_SECONDS and (not was_asked or self.idle_seconds > GONE_SECONDS)
+        return self._is_left
+
+    # What follows from them.
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since the last request for the job here; requests that only look at it don't count."""
+        return 0.0 if self.requests_under_way else time.monotonic() - self.last_used
+
+    @property
+    def is_left(self) -> bool:
+        """Whether all processes that asked for it are known to be gone."""
+        return self._is_left
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether others may have its memory: all are gone, or nobody has asked for anything for long."""
+        return self._is_left or self.idle_seconds > SLEEPS_AFTER_SECONDS
+
+    @property
+    def may_be_left(self) -> bool:
+        """Whether the processes that asked have no connection any more, and may be known to be gone in a moment."""
+        if self.requests_under_way or self._homes or self._is_left:
+            return False
+        silent_seconds = self._leases.silent_seconds()
+        return silent_seconds > 0 and (silent_seconds < math.inf or self._goodbye_at is not None)

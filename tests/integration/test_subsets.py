@@ -1,0 +1,160 @@
+"""random_split around a dataset on real pods: each sample of a part once an epoch, whatever the other part does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice, zip_longest
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from tests.pod_fixtures import NUM_SAMPLES
+from torch.utils.data import DataLoader, Subset, WeightedRandomSampler, random_split
+
+import refill
+from refill.errors import EpochNotReady, InvalidInput
+from refill_service.demo.local_cluster import LocalCluster
+
+DatasetOf = Callable[..., refill.CacheDataset]
+
+
+@pytest.fixture
+def dataset_of(three_pods: LocalCluster, job: dict[str, Any]) -> Iterator[DatasetOf]:
+    made: list[refill.CacheDataset] = []
+
+    def make(**more: Any) -> refill.CacheDataset:
+        arguments = {"job": job["name"]} | {name: job[name] for name in job if name != "name"}
+        made.append(refill.CacheDataset(three_pods.pod_urls[0], **(arguments | more)))
+        return made[-1]
+
+    yield make
+    for dataset in made:
+        dataset.end_job()
+
+
+def split_of(dataset: refill.CacheDataset) -> list[Subset[Any]]:
+    return random_split(dataset, [0.8, 0.2], generator=torch.Generator().manual_seed(5))
+
+
+def loader_of(part: Any, sampler: Any, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(part, batch_size=16, sampler=sampler, collate_fn=list, **settings)
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [sample["__id__"] for batch in batches for sample in batch]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_training_and_validation_of_one_split_take_turns_and_each_is_exact(
+    three_pods: LocalCluster, dataset_of: DatasetOf, method: str
+) -> None:
+    """Two workers each, persistent, so that both parts are asked for by processes of their own."""
+    train, held_out = split_of(dataset_of())
+    expected = sorted(train.indices), sorted(held_out.indices)
+    samplers = refill.EpochSampler(train), refill.EpochSampler(held_out, shuffle=False)
+    workers = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True}
+    loaders = [loader_of(part, each, **workers) for part, each in zip((train, held_out), samplers, strict=True)]
+    for epoch in range(3):
+        for sampler, loader, wanted in zip(samplers, loaders, expected, strict=True):
+            sampler.set_epoch(epoch)
+            assert sorted(ids_of(loader)) == wanted
+    for sampler, wanted in zip(samplers, expected, strict=True):
+        path = f"/v1/jobs/{sampler.dataset.job}/epochs/1/receipt"
+        receipt = httpx.get(f"{three_pods.pod_urls[0]}{path}").raise_for_status().json()
+        assert (receipt["exact"], receipt["requests"]) == (True, len(wanted)), receipt
+    assert samplers[0].dataset.epoch_counts(1)["total"]["batches"] == len(loaders[0]), "a request for each batch"
+
+
+def test_ranks_divide_both_parts_at_the_same_time(dataset_of: DatasetOf) -> None:
+    def run(rank: int) -> list[tuple[list[int], list[int]]]:
+        """What the rank has of both parts, by epochs: a batch of one, a batch of the other."""
+        parts = split_of(dataset_of(rank=rank, world_size=2))
+        loaders = [loader_of(part, refill.EpochSampler(part)) for part in parts]
+        found = []
+        for _ in range(2):
+            batches = list(zip_longest(*loaders, fillvalue=()))
+            found.append((ids_of(first for first, _ in batches), ids_of(second for _, second in batches)))
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        of_ranks = list(pool.map(run, range(2)))
+    train, held_out = (sorted(part.indices) for part in split_of(dataset_of(rank=0, world_size=2)))
+    for of_first, of_second in zip(*of_ranks, strict=True):
+        assert sorted(of_first[0] + of_second[0]) == train
+        assert sorted(of_first[1] + of_second[1]) == held_out
+
+
+@pytest.mark.parametrize(
+    "of_loader", [lambda part, dataset: part, lambda part, dataset: dataset], ids=["part", "whole"]
+)
+def test_a_killed_training_goes_on_within_an_epoch_of_its_part(
+    dataset_of: DatasetOf, of_loader: Callable[[Any, Any], Any]
+) -> None:
+    def loop_of() -> tuple[Any, Subset[Any]]:
+        dataset = dataset_of()
+        train, _ = split_of(dataset)
+        return refill.timed(loader_of(train, refill.EpochSampler(train)), of_loader(train, dataset)), train
+
+    loop, train = loop_of()
+    before = ids_of(islice(loop, 20))
+    state = loop.state_dict()
+    resumed, _ = loop_of()
+    resumed.load_state_dict(state)
+    assert sorted(before + ids_of(resumed)) == sorted(train.indices)
+
+
+def test_a_state_that_is_given_to_the_whole_dataset_is_its_parts(dataset_of: DatasetOf) -> None:
+    """``resume=`` is given before anybody knows of parts. As with all traces, ranks are as many as they were."""
+    train, _ = split_of(dataset_of())
+    loop = refill.timed(loader_of(train, refill.EpochSampler(train)), train)
+    before = ids_of(islice(loop, 20))
+    state = loop.state_dict()
+    with pytest.raises(InvalidInput, match="can be resumed with the same ranks and pods only"):
+        split_of(dataset_of(rank=0, world_size=2, resume=state))
+    again, held_out = split_of(dataset_of(resume=state))
+    resumed = refill.timed(loader_of(again, refill.EpochSampler(again)), again)
+    resumed.load_state_dict(state)
+    assert sorted(before + ids_of(resumed)) == sorted(again.indices)
+    assert sorted(ids_of(loader_of(held_out, refill.EpochSampler(held_out)))) == sorted(held_out.indices)
+
+
+def test_a_weighted_draw_of_a_part(dataset_of: DatasetOf) -> None:
+    train, _ = split_of(dataset_of())
+    expected = list(train.indices)
+    weights = [0.0 if index % 2 else 1.0 for index in range(len(train))]
+    sampler = refill.TraceSampler(
+        train, WeightedRandomSampler(weights, 300, generator=torch.Generator().manual_seed(1))
+    )
+    ids = ids_of(loader_of(train, sampler))
+    assert len(ids) == 300
+    assert set(ids) <= set(expected[::2])
+
+
+def test_policy_exact_keeps_the_order_of_the_part(dataset_of: DatasetOf) -> None:
+    part = Subset(dataset_of(policy="exact"), range(NUM_SAMPLES - 1, 0, -7))
+    assert ids_of(loader_of(part, refill.EpochSampler(part, shuffle=False))) == list(range(NUM_SAMPLES - 1, 0, -7))
+
+
+def test_a_part_reads_the_chunks_that_have_a_sample_of_it(dataset_of: DatasetOf) -> None:
+    """So a range reads each byte once, and a tenth at random most of the dataset: docs/CLIENT.md."""
+
+    def read_for(indices: Any) -> float:
+        part = Subset(dataset_of(chunk_size=8), indices)
+        sampler = refill.EpochSampler(part)
+        assert sorted(ids_of(loader_of(part, sampler))) == sorted(indices)
+        return float(sampler.dataset.epoch_counts(0)["total"]["samples_read"]) / len(part)
+
+    at_random = torch.randperm(NUM_SAMPLES, generator=torch.Generator().manual_seed(1)).tolist()
+    assert read_for(range(100, 200)) < 1.2
+    assert read_for(at_random[:100]) == pytest.approx((1 - 0.9**8) / 0.1, rel=0.15)
+    assert read_for(at_random[100:]) == pytest.approx(1 / 0.9, rel=0.05)
+
+
+def test_ranks_that_split_differently_wait_for_each_other_by_name(dataset_of: DatasetOf) -> None:
+    """Each has a job of other samples, and no sample comes that another rank validates with."""
+    dataset = dataset_of(rank=0, world_size=2, timeout_seconds=1)
+    train, _ = random_split(dataset, [0.8, 0.2], generator=torch.Generator().manual_seed(6))
+    with pytest.raises(EpochNotReady, match=r"job-\w+-part-\w+ .*rank 1.* generator with a seed$"):
+        next(iter(loader_of(train, refill.EpochSampler(train))))

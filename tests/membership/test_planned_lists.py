@@ -1,0 +1,223 @@
+"""Policy ``planned`` with lists of the ranks' own: each position gets the sample that the request names, whoever dies,
+and whatever pods know of the lists; what they know is read ahead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.membership.planned_in_process import PlannedDataset, PlannedRank, new_name
+from tests.membership.pods_in_process import PodsInProcess
+from tests.pod_fixtures import NUM_SAMPLES
+from tests.waiting import until, until_answered
+
+from refill.errors import InvalidInput
+from refill.protocol.dealing import Dealing
+from refill.protocol.wire_format import Int64Array
+
+Packed = tuple[str, dict[str, bytes]]
+BATCH = 20
+
+
+class Listed:
+    """Ranks, and the lists by which they ask."""
+
+    def __init__(self, pods: PodsInProcess, packed: str, num_ranks: int, name: str = "", **more: Any) -> None:
+        self.pods, self.name = pods, name or new_name()
+        self.datasets = [
+            PlannedDataset(
+                pods, dataset=packed, job=self.name, rank=rank, world_size=num_ranks, order="explicit", **more
+            )
+            for rank in range(num_ranks)
+        ]
+        self.lists: dict[tuple[int, int], Int64Array] = {}
+
+    @property
+    def ranks(self) -> list[PlannedRank]:
+        found = [dataset.connection for dataset in self.datasets]
+        return [rank for rank in found if isinstance(rank, PlannedRank)]
+
+    def has(self, epoch: int, *lists: Any) -> Listed:
+        """Not posted so far."""
+        self.lists |= {(epoch, rank): np.asarray(found, dtype=np.int64) for rank, found in enumerate(lists)}
+        return self
+
+    def post(self, epoch: int, *ranks: int, start: int = 0) -> None:
+        for rank in ranks or range(len(self.ranks)):
+            self.ranks[rank].post_list(epoch, self.lists[epoch, rank], start)
+
+    def ask(self, epoch: int, first: int = 0, end: int | None = None) -> None:
+        """Step by step, all ranks, as far as their lists go."""
+        longest = max(len(found) for (of, _), found in self.lists.items() if of == epoch)
+        for start in range(first, longest if end is None else end, BATCH):
+            for rank in range(len(self.ranks)):
+                length = len(self.lists[epoch, rank])
+                self.ask_for(rank, epoch, np.arange(start, min(start + BATCH, length, end or length)))
+
+    def ask_for(self, rank: int, epoch: int, positions: Int64Array) -> None:
+        if not len(positions):
+            return
+        wanted = self.lists[epoch, rank][positions]
+        batch = self.ranks[rank].batch(epoch, positions, wanted)
+        assert batch.sample_ids.tolist() == wanted.tolist()
+        alone = self.ranks[rank].samples(np.unique(wanted))
+        bytes_of = dict(zip(alone.sample_ids.tolist(), map(bytes, alone.payloads), strict=True))
+        assert [bytes(each) for each in batch.payloads] == [bytes_of[each] for each in wanted.tolist()]
+
+    def counts(self, epoch: int) -> dict[str, Any]:
+        found: dict[str, Any] = self.ranks[0].epoch_counts(epoch)["total"]
+        return found
+
+    def receipt(self, epoch: int, pod: int = 0) -> dict[str, Any]:
+        for rank in self.ranks:
+            until_answered(rank.look)
+        return self.pods.get(pod, f"/v1/jobs/{self.name}/epochs/{epoch}/receipt")
+
+    def versions(self, epoch: int) -> list[int]:
+        """What each pod knows of the lists."""
+        lists = [node.planned.jobs[self.name].lists for node in self.pods.nodes if node is not None]
+        return [0 if found is None else found.version(epoch) for found in lists]
+
+
+def permutation(seed: int) -> Int64Array:
+    return np.random.default_rng(seed).permutation(NUM_SAMPLES)
+
+
+def test_what_is_listed_is_read_ahead_and_comes_to_the_letter(packed: Packed, tmp_path: Path) -> None:
+    """Lists of two ranks, of unequal length, with repeats, for two epochs."""
+    with PodsInProcess(3, tmp_path, journal=False) as pods:
+        run = Listed(pods, packed[0], 2)
+        draws = np.random.default_rng(2).integers(0, NUM_SAMPLES, 700)
+        run.has(0, permutation(0)[:300], draws).has(1, draws[:450], permutation(1)[:500])
+        for epoch in range(2):
+            run.post(epoch)
+            assert run.versions(epoch) == [2] * 3, "all pods know both"
+            run.ask(epoch)
+            assert run.counts(epoch)["exact_reads"] == 0, "nothing is read alone"
+            found = run.receipt(epoch)
+            planned = sum(len(run.lists[epoch, rank]) for rank in range(2))
+            counted = {"planned": planned, "received": planned, "unconfirmed": 0, "exact": True, "lists": 2}
+            assert {what: found[what] for what in counted} == counted
+
+
+def test_lists_are_answered_as_posted_by_another_number_of_pods_that_never_heard_of_them(
+    packed: Packed, tmp_path: Path
+) -> None:
+    """Posted, then all pods are killed, or end in order, and others begin: also in the midst of the epoch."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Listed(pods, packed[0], 2).has(0, permutation(0), permutation(1)[:450])
+        run.post(0)
+        pods.kill(0, 1)
+        pods.start(0, 1)
+        run.ask(0, 0, 200)
+        for number, num_pods in enumerate((3, 1, 2)):
+            pods.scale(num_pods)
+            run.ask(0, 200 + 100 * number, 300 + 100 * number)
+        pods.kill(1)
+        run.ask(0, 500)
+        pods.start(1)
+        until(lambda: run.receipt(0)["exact"], "an exact receipt: ranks have told pods their lists again")
+        assert run.receipt(0)["planned"] == NUM_SAMPLES + 450
+
+
+def test_what_no_pod_knows_is_read_alone_and_nothing_else_differs(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Listed(pods, packed[0], 1).has(0, permutation(0)[:200])
+        run.ask(0)
+        assert run.counts(0)["exact_reads"] >= 150, "but for what has just left"
+        found = run.receipt(0)
+        assert (found["exact"], found["lists"], found["planned"]) == (False, 0, 0), "nobody has said what it asks for"
+        run.post(0)
+        assert run.receipt(0)["exact"]
+
+
+def test_a_list_that_comes_late_costs_reads(packed: Packed, tmp_path: Path) -> None:
+    """Rank 1 asks, and posts later; loader workers ask out of order, and again."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Listed(pods, packed[0], 2).has(0, permutation(0)[:500], permutation(1)[:500])
+        run.post(0, 0)
+        run.ask(0, 0, 100)
+        run.post(0, 1)
+        assert run.versions(0) == [2, 2]
+        late = np.random.default_rng(3).permutation(np.arange(100, 500).reshape(-1, BATCH), axis=0)
+        for positions in [*late, late[0], late[-1]]:
+            for rank in range(2):
+                run.ask_for(rank, 0, positions)
+        assert run.receipt(0)["exact"]
+
+
+def test_a_pod_that_comes_back_is_told_the_lists_again(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(3, tmp_path, journal=False) as pods:
+        run = Listed(pods, packed[0], 2).has(0, permutation(0)[:500], permutation(1)[:500])
+        run.post(0)
+        run.ask(0, 0, 100)
+        pods.kill(2)
+        pods.start(2)
+        until(lambda: run.name in pods.node(0).planned.jobs, "the job")
+        run.ask(0, 100, 200)  # brings it the job
+        until(lambda: run.versions(0) == [2] * 3, "lists at the new pod")
+        pods.kill(0, 1, 2)
+        pods.start(0, 1, 2)
+        run.ask(0, 200, 300)
+        until(lambda: run.receipt(0)["lists"] == 2, "lists at pods that had lost all")
+        run.ask(0, 300)
+        assert run.receipt(0)["exact"]
+
+
+def test_a_rank_that_goes_on_posts_what_is_left(packed: Packed, tmp_path: Path) -> None:
+    name, wanted = new_name(), permutation(0)[:500]
+    with PodsInProcess(2, tmp_path / "before", journal=False) as pods:
+        run = Listed(pods, packed[0], 1, name).has(0, wanted)
+        run.post(0)
+        run.ask(0, 0, 200)
+        state = run.datasets[0].state_at(0, 200, 500)
+    with PodsInProcess(3, tmp_path / "after", journal=False) as pods:
+        run = Listed(pods, packed[0], 1, name).has(0, wanted)
+        assert run.datasets[0].checked_state(state).next_place == (0, 200)
+        run.post(0, start=200)
+        run.ask(0, 200)
+        assert run.counts(0)["exact_reads"] == 0
+        assert run.receipt(0)["exact"]
+
+
+def test_ranks_that_share_batches_ask_by_one_list(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Listed(pods, packed[0], 2, batch_group=2)
+        run.has(0, permutation(0)[:300], permutation(0)[:300])
+        run.post(0)
+        assert run.versions(0) == [1, 1]
+        run.ask(0)
+        assert run.counts(0)["exact_reads"] == 0
+        found = run.receipt(0)
+        assert (found["planned"], found["exact"]) == (300, True)
+
+
+def test_what_is_no_request_of_such_a_job_is_refused(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(1, tmp_path, journal=False) as pods:
+        run = Listed(pods, packed[0], 2)
+        rank = run.ranks[0]
+        with pytest.raises(InvalidInput, match="order explicit: a request names the sample of each position"):
+            rank.batch(0, np.arange(3))
+        with pytest.raises(InvalidInput, match=f"there is no sample {NUM_SAMPLES}; the dataset has samples 0 to"):
+            rank.batch(0, np.arange(1), np.array([NUM_SAMPLES]))
+        with pytest.raises(InvalidInput, match="there is no sample -1"):
+            rank.post_list(0, np.array([3, -1]))
+        keyed = PlannedDataset(pods, dataset=packed[0], job=new_name()).connection
+        assert isinstance(keyed, PlannedRank)
+        with pytest.raises(InvalidInput, match="order keyed: a request names positions alone"):
+            keyed.batch(0, np.arange(3), np.arange(3))
+        with pytest.raises(InvalidInput, match="has an order of its own: it takes no lists"):
+            keyed.post_list(0, np.arange(3))
+        state = run.datasets[0].state_at(0, 3, 10)
+        other = PlannedDataset(pods, dataset=packed[0], job=run.name, order="explicit", world_size=3, rank=0)
+        with pytest.raises(InvalidInput, match="saved with world_size 2, and this job has 3: ranks ask by lists of"):
+            other.checked_state(state)
+
+
+def test_a_position_is_named_by_rank_and_place() -> None:
+    """Whatever length lists have."""
+    dealing = Dealing.of_lists(3)
+    assert dealing.positions(2, np.array([0, 1, 10**9])).tolist() == [2, 5, 3 * 10**9 + 2]
+    assert [each.tolist() for each in dealing.places(np.array([2, 5, 3 * 10**9 + 1]))] == [[2, 2, 1], [0, 1, 10**9]]
