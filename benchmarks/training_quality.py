@@ -45,6 +45,8 @@ COMPARED = [Order(policy, chunk_size) for policy in ("drain", "planned") for chu
 SHARES = 8
 """Of the planned orders that are of several shares."""
 LEARNING_RATE = 2e-3
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""On which networks of images learn; the others are too small to gain by more than a core."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def main() -> None:
     parser.add_argument("--images", action="store_true", help="measure the two datasets of images alone")
     parser.add_argument("--plot", type=Path, help="write the intervals as a plot here (.svg or .png)")
     args = parser.parse_args()
-    print(machine(), flush=True)
+    print(machine() + (f", {torch.cuda.get_device_name()}" if DEVICE.type == "cuda" else ""), flush=True)
     started = time.monotonic()
     # Spawned, one thread each: torch's threads do not survive a fork, and small batches gain nothing from more.
     with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_began) as pool:
@@ -164,7 +166,7 @@ def _images(setting: Setting, seed: int, deadline: float) -> np.ndarray | None:
         stored = by_class if order.by_class else train
         model = _trained(images[stored], labels[stored], order, setting, seed)
         with torch.no_grad():
-            right = model(images[test]).argmax(1) == labels[test]
+            right = model(images[test].to(DEVICE)).argmax(1) == labels[test].to(DEVICE)
         accuracies.append(100 * float(right.float().mean()))
     return np.array(accuracies)
 
@@ -188,6 +190,7 @@ def _load(dataset: str) -> tuple[torch.Tensor, torch.Tensor]:
 def _trained(images: torch.Tensor, labels: torch.Tensor, order: Order, setting: Setting, seed: int) -> nn.Module:
     """A network trained on images that are stored in this order and delivered in that of ``order``."""
     torch.manual_seed(seed)
+    images, labels = images.to(DEVICE), labels.to(DEVICE)
     side = images.shape[-1]
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
@@ -200,7 +203,7 @@ def _trained(images: torch.Tensor, labels: torch.Tensor, order: Order, setting: 
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(16 * (side // 4) ** 2, 10),
-    )
+    ).to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     for epoch in range(setting.num_epochs):
         for batch in torch.from_numpy(delivered(order, len(labels), setting.batch, seed, epoch)).split(setting.batch):

@@ -1,0 +1,70 @@
+"""Does timm's own loader train on every picture once an epoch, with its transforms and on its device?"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import refill
+from refill_service.datasets.pack import pack
+from refill_service.demo.local_cluster import LocalCluster
+
+timm_data = pytest.importorskip("timm.data", exc_type=ImportError)
+
+NUM_PICTURES = 64
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """A pod, and a dataset of photos of several sizes; the class of each is its number."""
+    folder, store = tmp_path / "photos", tmp_path / "store"
+    folder.mkdir()
+    for number in range(NUM_PICTURES):
+        size = (40 + number, 90 - number)
+        Image.new("RGB", size, (4 * number, 255 - 4 * number, 128)).save(folder / f"{number:04}.jpg")
+        (folder / f"{number:04}.cls").write_text(str(number))
+    asyncio.run(pack(str(folder), store.as_uri()))
+    with LocalCluster(1, tmp_path / "pods", {"memory_bytes": "64MiB", "wait_seconds": 1}) as cluster:
+        yield cluster.pod_urls[0], store.as_uri()
+
+
+def to_picture(content: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(content)).convert("RGB")
+
+
+@pytest.mark.parametrize("is_training", [True, False], ids=["training", "validation"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_picture_comes_once_an_epoch(url: tuple[str, str], num_workers: int, is_training: bool) -> None:
+    dataset = refill.CacheIterableDataset(
+        url[0],
+        dataset=url[1],
+        job="timm",
+        batch_size=8,
+        shuffle=is_training,
+        decode={"jpg": to_picture, "cls": int},
+        as_tuple=("jpg", "cls"),
+    )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loader = timm_data.create_loader(
+        dataset,
+        input_size=(3, 32, 32),
+        batch_size=8,
+        is_training=is_training,
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+        use_prefetcher=device.type == "cuda",
+        device=device,
+    )
+    for _ in range(2):
+        batches = list(loader)
+        assert {tuple(pictures.shape) for pictures, _ in batches} == {(8, 3, 32, 32)}
+        assert {(pictures.device.type, numbers.device.type) for pictures, numbers in batches} == {(device.type,) * 2}
+        numbers = [number for _, numbers in batches for number in numbers.tolist()]
+        assert sorted(numbers) == list(range(NUM_PICTURES))
+        assert (numbers == sorted(numbers)) == (not is_training)
