@@ -23,14 +23,15 @@ NUM_PICTURES = 64
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[tuple[str, str]]:
     """A pod, and a dataset of photos of several sizes; the class of each is its number."""
-    folder, store = tmp_path / "photos", tmp_path / "store"
+    folder, store, pods = (tmp_path / name for name in ("photos", "store", "pods"))
+    pods.mkdir()
     folder.mkdir()
     for number in range(NUM_PICTURES):
         size = (40 + number, 90 - number)
         Image.new("RGB", size, (4 * number, 255 - 4 * number, 128)).save(folder / f"{number:04}.jpg")
         (folder / f"{number:04}.cls").write_text(str(number))
     asyncio.run(pack(str(folder), store.as_uri()))
-    with LocalCluster(1, tmp_path / "pods", {"memory_bytes": "64MiB", "wait_seconds": 1}) as cluster:
+    with LocalCluster(1, pods, {"memory_bytes": "64MiB", "wait_seconds": 1}) as cluster:
         yield cluster.pod_urls[0], store.as_uri()
 
 
@@ -61,10 +62,13 @@ def test_each_picture_comes_once_an_epoch(url: tuple[str, str], num_workers: int
         use_prefetcher=device.type == "cuda",
         device=device,
     )
-    for _ in range(2):
-        batches = list(loader)
-        assert {tuple(pictures.shape) for pictures, _ in batches} == {(8, 3, 32, 32)}
-        assert {(pictures.device.type, numbers.device.type) for pictures, numbers in batches} == {(device.type,) * 2}
-        numbers = [number for _, numbers in batches for number in numbers.tolist()]
-        assert sorted(numbers) == list(range(NUM_PICTURES))
-        assert (numbers == sorted(numbers)) == (not is_training)
+    epochs = []
+    for epoch in range(2):
+        dataset.set_epoch(epoch)  # as timm's own training does
+        epochs.append(list(loader))
+    for pictures, numbers in (batch for epoch in epochs for batch in epoch):
+        assert tuple(pictures.shape) == (8, 3, 32, 32)
+        assert {pictures.device.type, numbers.device.type} == {device.type}
+    first, second = ([number for _, numbers in epoch for number in numbers.tolist()] for epoch in epochs)
+    assert sorted(first) == sorted(second) == list(range(NUM_PICTURES))
+    assert (first == second) == (not is_training), "shuffled anew, or in the order in which they are stored"
