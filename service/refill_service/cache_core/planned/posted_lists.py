@@ -60,10 +60,17 @@ class _RankList:
     def is_whole(self) -> bool:
         return self.come == self.about.length
 
+    @property
+    def used_bytes(self) -> int:
+        return 0 if self.samples is None else self.samples.nbytes
+
 
 @dataclass
 class _EpochLists:
+    num_ranks: int = 0
+    """Of the run whose lists they are."""
     ranks: dict[int, _RankList] = field(default_factory=dict)
+    used_bytes: int = 0
     version: int = 0
     """Raised when more is known."""
     begun_anew: int = 0
@@ -99,11 +106,14 @@ class PostedLists:
         if known is None or known.about != about:
             if known is not None:
                 lists.begun_anew = lists.version + 1
-            others = {other: each for other, each in lists.ranks.items() if each.about.num_ranks == about.num_ranks}
-            if len(others) < len(lists.ranks):  # of a run with another number of ranks
-                lists.ranks, lists.begun_anew = others, lists.version + 1
+                lists.used_bytes -= known.used_bytes
+            if lists.num_ranks != about.num_ranks:
+                if lists.ranks:  # of a run with another number of ranks
+                    lists.begun_anew = lists.version + 1
+                lists.num_ranks, lists.ranks, lists.used_bytes = about.num_ranks, {}, 0
             known = lists.ranks[rank] = _RankList(about, None, about.start)
             known.samples = self._room_for(epoch, about.length - about.start)
+            lists.used_bytes += known.used_bytes
         if first != known.come:
             return False
         if known.samples is not None:
@@ -153,16 +163,11 @@ class PostedLists:
         others = [each for each in self._epochs if each != epoch]
         for old in others[: max(0, len(others) + 1 - _KEPT_EPOCHS)]:
             del self._epochs[old]
-        while self._used_bytes + count * self._dtype.itemsize > self._limit_bytes:
+        while sum(each.used_bytes for each in self._epochs.values()) + count * self._dtype.itemsize > self._limit_bytes:
             if next(iter(self._epochs)) == epoch:
                 return None
             del self._epochs[next(iter(self._epochs))]
         return np.empty(count, dtype=self._dtype)
-
-    @property
-    def _used_bytes(self) -> int:
-        lists = (each for epoch in self._epochs.values() for each in epoch.ranks.values())
-        return sum(each.samples.nbytes for each in lists if each.samples is not None)
 
 
 def merged(lists: list[tuple[int, AboutList, Int64Array]]) -> tuple[Int64Array, Int64Array]:
