@@ -14,6 +14,7 @@ from tests.chaos.rank import Begun, RankPlan, read_answers, read_begun
 from tests.chaos.rank_process import RankProcess
 
 from refill.protocol.dealing import Dealing
+from refill.protocol.job_spec import JobSpec
 from refill.resume_state import ResumeState
 
 __all__ = ["Checkpoint", "Legs"]
@@ -127,10 +128,11 @@ class Legs:
         """As rank 0 saves it, where the order is planned."""
         if first.plan is None:
             return None
-        spec = self.ranks[0].plan.spec
+        plan = self.ranks[0].plan
+        spec = JobSpec.from_dict(plan.spec)
         return ResumeState(
-            spec["name"],
-            spec["dataset"],
+            spec.name,
+            spec.dataset,
             first.incarnation,
             len(self.ranks),
             0,
@@ -139,6 +141,7 @@ class Legs:
             length,
             plan=first.plan,
             start=first.dealt_from if epoch == first.epoch else 0,
+            batch=1 if spec.is_listed else plan.batch,
         ).to_dict()
 
     def leg(self) -> Leg:
