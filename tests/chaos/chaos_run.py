@@ -125,7 +125,8 @@ class ChaosRun:
         self._losses: list[Loss] = []
         self._bystanders: list[RankProcess] = []
         self._resumed_at = 0
-        self._registered_apart = self._dataset_replaced = False
+        self._registered_apart = False
+        self.dataset_replaced = False
         self._started_at = 0.0
         """When a pod was started again, last."""
         self._legs = self._new_legs()
@@ -287,7 +288,7 @@ class ChaosRun:
     def replace_dataset(self) -> None:
         """From now on every rank is to end with an error that names the dataset, and none to get other bytes."""
         put_dataset(self.dataset.environment, self.dataset.url.rpartition("/")[2], len(self.dataset.checksums), 4000, 2)
-        self._dataset_replaced = True
+        self.dataset_replaced = True
 
     def add_bystander(self, kind: str, rank: int) -> None:
         """See :mod:`tests.chaos.bystander`. Returns when a twin knows the job: one that asks for the first time after
@@ -389,20 +390,20 @@ class ChaosRun:
                 if rank not in self.ranks_down and (failure := process.failure) is not None:
                     if not self.setting.is_planned:
                         self._verdict.rank_ended(failure, self._losses)
-                    elif not self._dataset_replaced:
+                    elif not self.dataset_replaced:
                         self._verdict.planned_rank_ended(failure, registered_apart=self._registered_apart)
                     else:
                         continue
                     return
             have_ended = not self.ranks_down and all(process.failure is not None for process in self.ranks)
-            if self._dataset_replaced and have_ended:
+            if self.dataset_replaced and have_ended:
                 self._verdict.dataset_was_replaced([process.failure or "" for process in self.ranks], self.dataset.url)
                 return
             if not self._todo:
-                if all(process.done for process in self.ranks) and not self._dataset_replaced:
+                if all(process.done for process in self.ranks) and not self.dataset_replaced:
                     return
                 more = self._legs.bytes_written()
-                if more != received and not (self._dataset_replaced and received >= 0):
+                if more != received and not (self.dataset_replaced and received >= 0):
                     deadline, received = now + _GRACE_SECONDS, more
                 if now > deadline:
                     stuck = [rank for rank, process in enumerate(self.ranks) if not process.done]

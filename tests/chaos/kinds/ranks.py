@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def _kill(run: ChaosRun, fault: Fault) -> bool:
     rank, home = fault.target
-    if rank >= len(run.ranks) or rank in run.ranks_down:
+    # Of a dataset that was replaced, one that had saved no state would begin a run, and not be refused.
+    if rank >= len(run.ranks) or rank in run.ranks_down or run.dataset_replaced:
         return False
     run.lost("record")
     run.ranks[rank].kill()
