@@ -37,7 +37,7 @@ from refill.errors import (
 )
 from refill.goodbyes import Goodbye, says_goodbye
 from refill.home_watch import watch_home
-from refill.index_reads import numbers_of_index, samples_by_ids
+from refill.index_reads import count_samples, numbers_of_index, samples_by_ids
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
 from refill.patience import Patience
 from refill.planned_place import RankPlace
@@ -174,6 +174,13 @@ class PlannedConnection:
         if epoch is not None:
             rest = {"epoch": epoch, "samples_per_rank": self.dealing(epoch).per_rank, "unknown": 0}
         return self._info | {"samples_per_rank": self.dealing(-1).per_rank, "resumed": rest}
+
+    def num_samples(self) -> int:
+        """Of the dataset. The job need not be registered, and is not by this."""
+        if self._info is not None:
+            return int(self._info["num_samples"])
+        count = partial(count_samples, self.spec.dataset, self._channel)
+        return self._retried(count, registers=False, of_home=False)
 
     def goes_by(self, plan: dict[str, Any]) -> None:
         """Fact: the loop goes on from a state by this plan. Raises :class:`JobConflict` when pods know that other ranks

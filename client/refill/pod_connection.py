@@ -17,7 +17,7 @@ from refill.credentials import Credentials
 from refill.damage_log import DamageLog
 from refill.delivery_record import DeliveryRecord
 from refill.errors import InvalidInput, RefillError, UnknownJob
-from refill.index_reads import numbers_of_index, samples_by_ids
+from refill.index_reads import count_samples, numbers_of_index, samples_by_ids
 from refill.job_pods import JobPods
 from refill.pod_channel import PodChannel, Wait
 from refill.protocol.incarnation import moves_of
@@ -125,6 +125,13 @@ class PodConnection:
     def info(self) -> dict[str, Any]:
         """What the pods say of the job; registers it the first time."""
         return self._pods.info()
+
+    def num_samples(self) -> int:
+        """Of the dataset. The job need not be registered, and is not by this."""
+        if self._pods.run is not None:
+            return int(self.info()["num_samples"])
+        count = partial(count_samples, self.spec.dataset, self._channel)
+        return self._pods.retried(self._pods.service_url, count, register=False)
 
     def resume(self, incarnation: str, epoch: int, position: int) -> dict[str, Any]:
         """Register the job as it goes on from a checkpoint, in place of :meth:`info` the first time.

@@ -75,9 +75,10 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         same batches, which are read once. Goes with ``policy="planned"``.
     :param settings: further settings of the job, such as ``chunk_size``: docs/CLIENT.md, "Settings of a job".
 
-    The job is registered with the pods at the first use: when a sampler is made, or a length or a sample is asked for.
-    Then its settings are fixed. Most samplers of torch ask for the length: around those, give ``order="explicit"``
-    here. Errors are of :mod:`refill.errors`.
+    The job is registered with the pods at the first use: when a sampler of refill's is made, or a sample is asked for.
+    Then its settings are fixed. ``len(dataset)`` asks the pods, and registers nothing.
+
+    Errors are of :mod:`refill.errors`.
     """
 
     _called = "CacheDataset"
@@ -108,8 +109,6 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
 
     def __len__(self) -> int:
         """Number of samples of the whole dataset."""
-        if self._state_of_part is not None and self._connection is None:
-            return self._part(self._state_of_part.job).num_samples  # that job is known to go on with other ranks
         return self.num_samples
 
     def __getitems__(self, indices: Sequence[Position | int]) -> list[Any]:

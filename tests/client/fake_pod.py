@@ -176,6 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
         pod = self.fake
         if path == ["healthz"]:
             return b"{}"
+        if path == ["v1", "dataset"]:
+            return json.dumps({"num_samples": len(pod.samples)}).encode()
         name, what = path[2], path[-1] if len(path) > 3 else "job"
         with pod.lock:
             pod.requests.append(f"{self.command} {what}")
