@@ -137,9 +137,9 @@ class PlannedConnection:
         self._damage = DamageLog()
         self._place = place or RankPlace([0] * RankPlace.NUM_SHARED)
         self._made_in = os.getpid()
-        self._credentials = credentials or Credentials()
-        self._channel = PodChannel(self._credentials, connect_timeout_seconds)
-        self._probes = PodChannel(self._credentials, connect_timeout_seconds)
+        self.credentials = credentials or Credentials()
+        self._channel = PodChannel(self.credentials, connect_timeout_seconds)
+        self._probes = PodChannel(self.credentials, connect_timeout_seconds)
         """Apart from requests that are under way."""
         self._info: dict[str, Any] | None = None
         self._plan: dict[str, Any] | None = None
@@ -646,7 +646,7 @@ class PlannedConnection:
             self._channel.asks_pods(len(pods))
         if is_of_this_process(life := self._life()):
             self._watch()  # its loader workers come and go
-            says_goodbye(Goodbye(found[0], self.spec.name, self.rank, life, self._credentials))
+            says_goodbye(Goodbye(found[0], self.spec.name, self.rank, life, self.credentials))
 
     def _path(self, what: str, **about: Any) -> str:
         path = self._job_path(f"planned{what and '/'}{what}")

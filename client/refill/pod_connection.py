@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -110,6 +111,14 @@ class PodConnection:
         return self._pods.home
 
     @property
+    def credentials(self) -> Credentials:
+        return self._channel.credentials
+
+    @property
+    def service_url(self) -> str:
+        return self._pods.service_url
+
+    @property
     def is_rank(self) -> bool:
         """False: it has asked for no sample so far, and has no record of what the rank has received."""
         return self._pods.is_rank
@@ -148,8 +157,23 @@ class PodConnection:
         """As a thread of the training process does every few seconds."""
         self._pods.look_after_home()
 
-    def batch(self, epoch: int, positions: Int64Array) -> ReceivedBatch:
-        """The samples that answer positions of this rank, in their order."""
+    def batch(
+        self, epoch: int, positions: Int64Array, while_waiting: Callable[[], None] | None = None
+    ) -> ReceivedBatch:
+        """The samples that answer positions of this rank, in their order.
+
+        :param while_waiting: is called about once a second while nothing comes, and may raise.
+        """
+
+        def fetch(home: str, wait: Wait) -> ReceivedBatch:
+            def still_waits(pod: str) -> None:
+                wait.still_waits(pod)
+                if while_waiting is not None:
+                    while_waiting()
+
+            watched = Wait(wait.seconds, still_waits)
+            return self._channel.fetch(home, self._batch_path(), body, Expected(positions), watched)
+
         self._own_process()
         self._pods.asks_as_rank()
         waited = getattr(self._of_thread, "waited_seconds", 0.0)
@@ -157,10 +181,7 @@ class PodConnection:
         started = time.perf_counter()
         while True:
             moves, num_reports = moves_of(self._pods.incarnation), self._record.num_reports()
-            received = self._pods.retried(
-                None,
-                lambda home, wait: self._channel.fetch(home, self._batch_path(), body, Expected(positions), wait),
-            )
+            received = self._pods.retried(None, fetch)
             came = Record(Kind.RECEIVED, epoch, self.rank, (positions, received.sample_ids))
             if self._record.add(came, num_reports, moves):
                 break

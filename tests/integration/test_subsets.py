@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, zip_longest
+from threading import Event
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from tests.pod_fixtures import NUM_SAMPLES
 from torch.utils.data import DataLoader, Subset, WeightedRandomSampler, random_split
 
 import refill
-from refill.errors import DatasetNotFound, EpochNotReady, InvalidInput
+from refill.errors import DatasetNotFound, EpochNotReady, InvalidInput, JobConflict
 from refill_service.demo.local_cluster import LocalCluster
 
 DatasetOf = Callable[..., refill.CacheDataset]
@@ -169,6 +170,30 @@ def test_a_part_reads_the_chunks_that_have_a_sample_of_it(dataset_of: DatasetOf)
     assert read_for(range(100, 200)) < 1.2
     assert read_for(at_random[:100]) == pytest.approx((1 - 0.9**8) / 0.1, rel=0.15)
     assert read_for(at_random[100:]) == pytest.approx(1 / 0.9, rel=0.05)
+
+
+@pytest.mark.parametrize("policy", ["drain", "planned"])
+def test_ranks_that_split_differently_are_told_so(dataset_of: DatasetOf, policy: str) -> None:
+    """Long before time is up; and with policy planned, where none waits for another."""
+
+    def run(rank: int) -> None:
+        dataset = dataset_of(rank=rank, world_size=2, policy=policy)
+        train, _ = random_split(dataset, [0.8, 0.2], generator=torch.Generator().manual_seed(rank))
+        sampler = refill.EpochSampler(train)
+        with pytest.raises(JobConflict, match=f"rank {rank} reads {sampler.dataset.job}, and rank {1 - rank} reads "):
+            for _ in epochs_without_end(loader_of(train, sampler)):
+                pass
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+
+
+def epochs_without_end(loader: Any) -> Iterator[Any]:
+    """The loop waits until a batch may bring something new, as one does that trains."""
+    while True:
+        for batch in loader:
+            yield batch
+            Event().wait(0.2)
 
 
 def test_ranks_that_split_differently_wait_for_each_other_by_name(dataset_of: DatasetOf) -> None:
