@@ -38,6 +38,7 @@ from refill.errors import (
 from refill.goodbyes import Goodbye, says_goodbye
 from refill.home_watch import watch_home
 from refill.index_reads import count_samples, numbers_of_index, samples_by_ids
+from refill.orphans import ends_with_its_parent
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
 from refill.patience import Patience
 from refill.planned_place import RankPlace
@@ -242,6 +243,7 @@ class PlannedConnection:
         :param sample_ids: ``(n,)`` which ones, where ranks have the order in lists of their own.
         """
         self._own_process()
+        ends_with_its_parent()
         waited = getattr(self._of_thread, "waited_seconds", 0.0)
         self.info()
         self._check_positions(epoch, positions)

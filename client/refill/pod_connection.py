@@ -20,6 +20,7 @@ from refill.delivery_record import DeliveryRecord
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.index_reads import count_samples, numbers_of_index, samples_by_ids
 from refill.job_pods import JobPods
+from refill.orphans import ends_with_its_parent
 from refill.pod_channel import PodChannel, Wait
 from refill.protocol.incarnation import moves_of
 from refill.protocol.job_spec import JobSpec
@@ -175,6 +176,7 @@ class PodConnection:
             return self._channel.fetch(home, self._batch_path(), body, Expected(positions), watched)
 
         self._own_process()
+        ends_with_its_parent()
         self._pods.asks_as_rank()
         waited = getattr(self._of_thread, "waited_seconds", 0.0)
         body = BatchRequest(epoch, self.rank, positions, waited_seconds=waited).encode()

@@ -21,7 +21,7 @@ def connection(pod: FakePod) -> PodConnection:
 
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> OtherParts:
-    """Of a rank that has made two parts. It looks each time, and is sure the second time."""
+    """Of a rank that has made two parts. It looks each time, and is sure at once."""
     monkeypatch.setattr(other_parts, "_EVERY_SECONDS", 0)
     monkeypatch.setattr(other_parts, "_SURE_SECONDS", 0)
     return OtherParts([MINE, LATER])
