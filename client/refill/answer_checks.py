@@ -10,7 +10,7 @@ from typing import Any
 from refill.errors import RefillError
 from refill.pod_link import checked_url
 
-__all__ = ["checked_job", "checked_pods", "decoded", "not_of_a_pod", "read_as_of_a_pod"]
+__all__ = ["checked_job", "checked_num_samples", "checked_pods", "decoded", "not_of_a_pod", "read_as_of_a_pod"]
 
 _MOST_PODS = 1 << 16
 _WHOLE_NUMBERS = ("num_samples", "samples_per_rank")
@@ -44,6 +44,14 @@ def checked_pods(answer: dict[str, Any], source: str) -> list[str]:
         raise not_of_a_pod(source, f"its pods are {str(found)[:100]}")
     with read_as_of_a_pod(source):
         return [checked_url(url) for url in found]
+
+
+def checked_num_samples(answer: dict[str, Any], source: str) -> int:
+    """What a pod says of a dataset."""
+    found = answer.get("num_samples")
+    if type(found) is not int or not 0 <= found < 2**62:
+        raise not_of_a_pod(source, f"of the dataset it says {str(answer)[:100]}")
+    return found
 
 
 def checked_job(answer: dict[str, Any], source: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ ranks, and the next process, name it alike.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import zlib
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import numpy as np
 import torch.utils.data
 
 from refill.errors import EpochNotReady, InvalidInput
+from refill.protocol.part_names import whole_of
 from refill.protocol.wire_format import Int64Array
 
 if TYPE_CHECKING:
@@ -26,13 +26,9 @@ __all__ = [
     "dataset_alone",
     "dataset_and_ids",
     "dataset_inside",
-    "is_job_of_part",
     "job_number",
-    "job_of_part",
     "said_of_parts",
 ]
-
-_PART = "-part-"
 
 
 class _Ids(Sequence[Any]):
@@ -95,22 +91,14 @@ def dataset_inside(given: Any) -> Any:
     return given
 
 
-def job_of_part(job: str, ids: Int64Array) -> str:
-    return f"{job}{_PART}{hashlib.blake2b(ids.astype('<i8').tobytes(), digest_size=6).hexdigest()}"
-
-
 def job_number(job: str) -> int:
     """Of a job's name: positions carry it, so that none is asked of another job than its sampler's."""
     return 1 + zlib.crc32(job.encode())
 
 
-def is_job_of_part(name: str, job: str) -> bool:
-    return name.startswith(f"{job}{_PART}")
-
-
 def said_of_parts(error: EpochNotReady, job: str) -> EpochNotReady:
     """The error, with what else may be wrong where a part waits for other ranks: they may be ranks of other parts."""
-    if _PART not in job:
+    if whole_of(job) is None:
         return error
     return EpochNotReady(
         f"{error}. Do all ranks make the same parts? Give random_split a generator with a seed", **error.details

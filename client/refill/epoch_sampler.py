@@ -433,8 +433,7 @@ class TraceSampler(PlacedSampler):
 
     At the start of each epoch the ids are listed and posted to the pods. With other policies pods then hand out only
     these samples, each as often as it was listed, in an order of their own, and an epoch begins when all ranks have
-    posted. Give ``order="explicit"`` to the dataset if your sampler asks for its length, because that registers the
-    job.
+    posted.
 
     :param dataset: or a torch ``Subset`` of one, whose samples are numbered from 0 on then.
     :param sampler: yields sample ids, ``0 <= id < len(dataset)``. With several ranks each one wraps its own.

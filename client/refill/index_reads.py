@@ -6,15 +6,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-from refill.answer_checks import read_as_of_a_pod
+from refill.answer_checks import checked_num_samples, read_as_of_a_pod
 from refill.errors import RequestTooLarge
+from refill.pod_channel import PodChannel, Wait
 from refill.protocol.wire_format import MAX_LABELS, MAX_SAMPLES, Int64Array
 from refill.received_batch import Expected, ReceivedBatch
 
-__all__ = ["Fetch", "numbers_of_index", "samples_by_ids"]
+__all__ = ["Fetch", "count_samples", "numbers_of_index", "samples_by_ids"]
 
 Fetch = Callable[[bytes, Expected], ReceivedBatch]
 """One request: its body, and what the answer has to be."""
+
+
+def count_samples(dataset: str, channel: PodChannel, pod: str, wait: Wait) -> int:
+    """How many samples a dataset has, which no job need be registered for."""
+    answer = channel.call("GET", pod, "/v1/dataset", wait, params={"url": dataset})
+    return checked_num_samples(answer, pod)
 
 
 def samples_by_ids(sample_ids: Int64Array, fetch: Fetch) -> ReceivedBatch:

@@ -127,9 +127,9 @@ class JobSamples:
 
     @property
     def num_samples(self) -> int:
-        """Number of samples of the whole dataset."""
+        """Number of samples of the whole dataset. To ask for it registers no job."""
         if self._num_samples is None:
-            self._num_samples = int(self.connection.info()["num_samples"])
+            self._num_samples = (self._connection or self._new_connection()).num_samples()
         return self._num_samples
 
     def asks_in_batches(self, batch_size: int) -> None:

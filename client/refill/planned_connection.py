@@ -37,7 +37,8 @@ from refill.errors import (
 )
 from refill.goodbyes import Goodbye, says_goodbye
 from refill.home_watch import watch_home
-from refill.index_reads import numbers_of_index, samples_by_ids
+from refill.index_reads import count_samples, numbers_of_index, samples_by_ids
+from refill.orphans import ends_with_its_parent
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
 from refill.patience import Patience
 from refill.planned_place import RankPlace
@@ -137,9 +138,9 @@ class PlannedConnection:
         self._damage = DamageLog()
         self._place = place or RankPlace([0] * RankPlace.NUM_SHARED)
         self._made_in = os.getpid()
-        self._credentials = credentials or Credentials()
-        self._channel = PodChannel(self._credentials, connect_timeout_seconds)
-        self._probes = PodChannel(self._credentials, connect_timeout_seconds)
+        self.credentials = credentials or Credentials()
+        self._channel = PodChannel(self.credentials, connect_timeout_seconds)
+        self._probes = PodChannel(self.credentials, connect_timeout_seconds)
         """Apart from requests that are under way."""
         self._info: dict[str, Any] | None = None
         self._plan: dict[str, Any] | None = None
@@ -174,6 +175,13 @@ class PlannedConnection:
         if epoch is not None:
             rest = {"epoch": epoch, "samples_per_rank": self.dealing(epoch).per_rank, "unknown": 0}
         return self._info | {"samples_per_rank": self.dealing(-1).per_rank, "resumed": rest}
+
+    def num_samples(self) -> int:
+        """Of the dataset. The job need not be registered, and is not by this."""
+        if self._info is not None:
+            return int(self._info["num_samples"])
+        count = partial(count_samples, self.spec.dataset, self._channel)
+        return self._retried(count, registers=False, of_home=False)
 
     def goes_by(self, plan: dict[str, Any]) -> None:
         """Fact: the loop goes on from a state by this plan. Raises :class:`JobConflict` when pods know that other ranks
@@ -235,6 +243,7 @@ class PlannedConnection:
         :param sample_ids: ``(n,)`` which ones, where ranks have the order in lists of their own.
         """
         self._own_process()
+        ends_with_its_parent()
         waited = getattr(self._of_thread, "waited_seconds", 0.0)
         self.info()
         self._check_positions(epoch, positions)
@@ -639,7 +648,7 @@ class PlannedConnection:
             self._channel.asks_pods(len(pods))
         if is_of_this_process(life := self._life()):
             self._watch()  # its loader workers come and go
-            says_goodbye(Goodbye(found[0], self.spec.name, self.rank, life, self._credentials))
+            says_goodbye(Goodbye(found[0], self.spec.name, self.rank, life, self.credentials))
 
     def _path(self, what: str, **about: Any) -> str:
         path = self._job_path(f"planned{what and '/'}{what}")

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,9 @@ from refill.credentials import Credentials
 from refill.damage_log import DamageLog
 from refill.delivery_record import DeliveryRecord
 from refill.errors import InvalidInput, RefillError, UnknownJob
-from refill.index_reads import numbers_of_index, samples_by_ids
+from refill.index_reads import count_samples, numbers_of_index, samples_by_ids
 from refill.job_pods import JobPods
+from refill.orphans import ends_with_its_parent
 from refill.pod_channel import PodChannel, Wait
 from refill.protocol.incarnation import moves_of
 from refill.protocol.job_spec import JobSpec
@@ -110,6 +112,14 @@ class PodConnection:
         return self._pods.home
 
     @property
+    def credentials(self) -> Credentials:
+        return self._channel.credentials
+
+    @property
+    def service_url(self) -> str:
+        return self._pods.service_url
+
+    @property
     def is_rank(self) -> bool:
         """False: it has asked for no sample so far, and has no record of what the rank has received."""
         return self._pods.is_rank
@@ -126,6 +136,13 @@ class PodConnection:
         """What the pods say of the job; registers it the first time."""
         return self._pods.info()
 
+    def num_samples(self) -> int:
+        """Of the dataset. The job need not be registered, and is not by this."""
+        if self._pods.run is not None:
+            return int(self.info()["num_samples"])
+        count = partial(count_samples, self.spec.dataset, self._channel)
+        return self._pods.retried(self._pods.service_url, count, register=False)
+
     def resume(self, incarnation: str, epoch: int, position: int) -> dict[str, Any]:
         """Register the job as it goes on from a checkpoint, in place of :meth:`info` the first time.
 
@@ -141,19 +158,32 @@ class PodConnection:
         """As a thread of the training process does every few seconds."""
         self._pods.look_after_home()
 
-    def batch(self, epoch: int, positions: Int64Array) -> ReceivedBatch:
-        """The samples that answer positions of this rank, in their order."""
+    def batch(
+        self, epoch: int, positions: Int64Array, while_waiting: Callable[[], None] | None = None
+    ) -> ReceivedBatch:
+        """The samples that answer positions of this rank, in their order.
+
+        :param while_waiting: is called about once a second while nothing comes, and may raise.
+        """
+
+        def fetch(home: str, wait: Wait) -> ReceivedBatch:
+            def still_waits(pod: str) -> None:
+                wait.still_waits(pod)
+                if while_waiting is not None:
+                    while_waiting()
+
+            watched = Wait(wait.seconds, still_waits)
+            return self._channel.fetch(home, self._batch_path(), body, Expected(positions), watched)
+
         self._own_process()
+        ends_with_its_parent()
         self._pods.asks_as_rank()
         waited = getattr(self._of_thread, "waited_seconds", 0.0)
         body = BatchRequest(epoch, self.rank, positions, waited_seconds=waited).encode()
         started = time.perf_counter()
         while True:
             moves, num_reports = moves_of(self._pods.incarnation), self._record.num_reports()
-            received = self._pods.retried(
-                None,
-                lambda home, wait: self._channel.fetch(home, self._batch_path(), body, Expected(positions), wait),
-            )
+            received = self._pods.retried(None, fetch)
             came = Record(Kind.RECEIVED, epoch, self.rank, (positions, received.sample_ids))
             if self._record.add(came, num_reports, moves):
                 break

@@ -8,20 +8,23 @@ import time
 import warnings
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.utils.data
 
-from refill.dataset_parts import is_job_of_part, job_number, job_of_part, said_of_parts
+from refill.dataset_parts import job_number, said_of_parts
 from refill.epoch_place import checked_epoch
 from refill.epoch_sampler import Position
 from refill.errors import EpochNotReady, InvalidInput, SamplesSkipped
 from refill.hole_guard import Hole, HoleGuard
 from refill.job_samples import JobSamples
 from refill.loader_batch import check_one_shape
+from refill.other_parts import OtherParts
 from refill.planned_connection import PlannedConnection
+from refill.protocol.part_names import job_of_part, whole_of
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
 from refill.sample_decoder import why_not_alike
@@ -75,9 +78,10 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         same batches, which are read once. Goes with ``policy="planned"``.
     :param settings: further settings of the job, such as ``chunk_size``: docs/CLIENT.md, "Settings of a job".
 
-    The job is registered with the pods at the first use: when a sampler is made, or a length or a sample is asked for.
-    Then its settings are fixed. Most samplers of torch ask for the length: around those, give ``order="explicit"``
-    here. Errors are of :mod:`refill.errors`.
+    The job is registered with the pods at the first use: when a sampler of refill's is made, or a sample is asked for.
+    Then its settings are fixed. ``len(dataset)`` asks the pods, and registers nothing.
+
+    Errors are of :mod:`refill.errors`.
     """
 
     _called = "CacheDataset"
@@ -95,8 +99,12 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         """Of a part, the dataset that it is of."""
         self._parts: dict[str, CacheDataset] = {}
         """By their jobs."""
+        self._made: list[str] = []
+        """Those jobs; of a part, those of all parts of its dataset."""
+        self._others: OtherParts | None = None
+        """Of a part that several ranks read."""
         self._state_of_part: ResumeState | None = None
-        if self._resume is not None and is_job_of_part(self._resume.job, self.job):
+        if self._resume is not None and whole_of(self._resume.job) == self.job:
             self._resume, self._state_of_part = None, self._resume
 
     def _shared(self, shape: int | tuple[int, ...]) -> Any:
@@ -108,8 +116,6 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
 
     def __len__(self) -> int:
         """Number of samples of the whole dataset."""
-        if self._state_of_part is not None and self._connection is None:
-            return self._part(self._state_of_part.job).num_samples  # that job is known to go on with other ranks
         return self.num_samples
 
     def __getitems__(self, indices: Sequence[Position | int]) -> list[Any]:
@@ -186,11 +192,13 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
             )
         hole = self._guard.asks(iteration, positions)
         connection = self.connection
+        if (others := self._others) is not None:
+            others.look(connection)
         try:
             if isinstance(connection, PlannedConnection):
                 batch = connection.batch(epoch, positions, wanted)
             else:
-                batch = connection.batch(epoch, positions)
+                batch = connection.batch(epoch, positions, None if others is None else partial(others.look, connection))
         except EpochNotReady as error:
             raise said_of_parts(error, self.job) from None
         if hole is not None and not self.allow_skipped:
@@ -246,7 +254,9 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
             resume = self._state_of_part
             part._resume = resume if resume is not None and resume.job == job else None
             part._begin()
-            part._whole = self
+            part._whole, part._made = self, self._made
+            self._made.append(job)
+            part._others = OtherParts(self._made) if part.world_size > 1 else None
             self._parts[job] = part
         return self._parts[job]
 

@@ -66,6 +66,8 @@ class FakePod:
     batches: list[BatchRequest] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
     report_error: RefillError | None = None
+    parts: dict[str, Any] | None = None
+    """What the next rank reads; None: the pod does not know."""
     oldest_epoch: int = 0
     connections: int = 0
     over: threading.Event = field(default_factory=threading.Event)
@@ -176,6 +178,8 @@ class _Handler(BaseHTTPRequestHandler):
         pod = self.fake
         if path == ["healthz"]:
             return b"{}"
+        if path == ["v1", "dataset"]:
+            return json.dumps({"num_samples": len(pod.samples)}).encode()
         name, what = path[2], path[-1] if len(path) > 3 else "job"
         with pod.lock:
             pod.requests.append(f"{self.command} {what}")
@@ -193,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise fault
         if (self.command, what) == ("PUT", "job"):
             return json.dumps(pod.register(JobSpec.from_dict(json.loads(body)))).encode()
-        if name not in pod.jobs:
+        if name not in pod.jobs or (what == "parts" and pod.parts is None):
             raise UnknownJob(f"no job {name}")
         answer = self._of_job(pod.jobs[name], what, path, body)
         if fault == "drop":
@@ -220,6 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
         if what == "samples":
             ids = np.frombuffer(body, dtype="<i8")
             return pod.frame(np.full(len(ids), -1), ids)
+        if what == "parts":
+            return json.dumps(pod.parts).encode()
         if what == "trace":
             with pod.lock:
                 pod.traces[spec.name, int(path[4]), int(path[6])] = np.frombuffer(body, dtype="<i8")

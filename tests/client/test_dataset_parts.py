@@ -39,6 +39,18 @@ def test_a_subset_comes_once_an_epoch_by_one_request_a_batch(pod: FakePod, datas
     assert pod.count("POST samples") == 0
 
 
+def test_the_whole_dataset_is_no_job_until_it_is_read(pod: FakePod, dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    parts = random_split(dataset, [0.75, 0.25])
+    assert (len(dataset), pod.jobs) == (NUM_SAMPLES, {}), "to ask for a length registers nothing"
+    samplers = [EpochSampler(part) for part in parts]
+    for part, sampler in zip(parts, samplers, strict=True):
+        assert len(ids_of(part, sampler)) == len(part)
+    assert set(pod.jobs) == {sampler.dataset.job for sampler in samplers}
+    dataset[3]
+    assert set(pod.jobs) == {sampler.dataset.job for sampler in samplers} | {"job"}
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("world_size", [1, 3, 4, 25])
 def test_ranks_divide_a_part_as_distributed_sampler_does(

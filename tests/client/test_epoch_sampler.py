@@ -162,10 +162,16 @@ def test_each_rank_posts_its_own_and_set_epoch_reaches_the_inner_sampler(pod: Fa
     assert sorted(ids) == list(range(NUM_SAMPLES))
 
 
-def test_a_sampler_that_asks_for_the_length_first_is_told_what_to_do(dataset_of: DatasetOf) -> None:
+def test_a_sampler_that_asks_for_the_length_needs_no_setting(dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    sampler = TraceSampler(dataset, RandomSampler(dataset))
+    assert sorted(batch["__id__"] for batch in DataLoader(dataset, None, sampler=sampler)) == list(range(NUM_SAMPLES))
+
+
+def test_after_a_sample_was_read_it_is_told_what_to_do(dataset_of: DatasetOf) -> None:
     dataset = dataset_of()
     inner = RandomSampler(dataset)
-    len(inner)
+    dataset[0]
     with pytest.raises(InvalidInput, match="give order='explicit' to CacheDataset"):
         TraceSampler(dataset, inner)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.end_to_end.doc_pages import ROOT
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +55,27 @@ def test_a_page_that_is_opened_as_a_file_can_search(site: Path) -> None:
         assert any(script.endswith("iframe-worker.js") for script in scripts), path.relative_to(site)
         if path.name != "404.html":
             assert all((path.parent / script).exists() for script in scripts), path.relative_to(site)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_finds_words_in_pages_that_are_files(site: Path, tmp_path: Path) -> None:
+    assert "PROTOCOL.html" in found_by_browser(site, "ghost+cache", tmp_path / "first")
+    assert found_by_browser(site, "nosuchword", tmp_path / "second") == set()
+
+
+def found_by_browser(site: Path, words: str, user_data: Path) -> set[str]:
+    """The pages that the front page's search lists, as a headless browser shows them."""
+    assert CHROMIUM is not None
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+    ]
+    flags += ["--no-first-run", f"--user-data-dir={user_data}", "--virtual-time-budget=20000", "--dump-dom"]
+    page = f"{(site / 'index.html').as_uri()}?q={words}"
+    shown = subprocess.run([CHROMIUM, *flags, page], capture_output=True, text=True, timeout=200)
+    assert re.search("matching documents?<", shown.stdout), f"the search said nothing: {shown.stderr[-2000:]}"
+    links = re.findall(r'<a href="([^"#]*)[^"]*" class="md-search-result__link"', shown.stdout)
+    return {link.rpartition("/")[2] for link in links}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, zip_longest
+from threading import Event
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from tests.pod_fixtures import NUM_SAMPLES
 from torch.utils.data import DataLoader, Subset, WeightedRandomSampler, random_split
 
 import refill
-from refill.errors import EpochNotReady, InvalidInput
+from refill.errors import DatasetNotFound, EpochNotReady, InvalidInput, JobConflict
 from refill_service.demo.local_cluster import LocalCluster
 
 DatasetOf = Callable[..., refill.CacheDataset]
@@ -38,6 +39,13 @@ def split_of(dataset: refill.CacheDataset) -> list[Subset[Any]]:
     return random_split(dataset, [0.8, 0.2], generator=torch.Generator().manual_seed(5))
 
 
+def jobs_of(pods: LocalCluster, part: refill.CacheDataset) -> set[str]:
+    """Of the dataset that this is a part of, at all pods."""
+    of_dataset = part.job.partition("-part-")[0]
+    names = {job["spec"]["name"] for url in pods.pod_urls for job in httpx.get(f"{url}/v1/jobs").json()}
+    return {name for name in names if name.startswith(of_dataset)}
+
+
 def loader_of(part: Any, sampler: Any, **settings: Any) -> DataLoader[Any]:
     return DataLoader(part, batch_size=16, sampler=sampler, collate_fn=list, **settings)
 
@@ -56,6 +64,7 @@ def test_training_and_validation_of_one_split_take_turns_and_each_is_exact(
     samplers = refill.EpochSampler(train), refill.EpochSampler(held_out, shuffle=False)
     workers = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True}
     loaders = [loader_of(part, each, **workers) for part, each in zip((train, held_out), samplers, strict=True)]
+    assert jobs_of(three_pods, samplers[0].dataset) == {sampler.dataset.job for sampler in samplers}
     for epoch in range(3):
         for sampler, loader, wanted in zip(samplers, loaders, expected, strict=True):
             sampler.set_epoch(epoch)
@@ -65,6 +74,17 @@ def test_training_and_validation_of_one_split_take_turns_and_each_is_exact(
         receipt = httpx.get(f"{three_pods.pod_urls[0]}{path}").raise_for_status().json()
         assert (receipt["exact"], receipt["requests"]) == (True, len(wanted)), receipt
     assert samplers[0].dataset.epoch_counts(1)["total"]["batches"] == len(loaders[0]), "a request for each batch"
+
+
+@pytest.mark.parametrize("url", ["file:///nowhere", "nonsense"])
+def test_the_length_of_a_dataset_that_is_not_there_is_an_error_each_time(dataset_of: DatasetOf, url: str) -> None:
+    dataset = dataset_of(dataset=url, timeout_seconds=5)
+    said = set()
+    for _ in range(2):
+        with pytest.raises((DatasetNotFound, InvalidInput)) as raised:
+            len(dataset)
+        said.add(str(raised.value))
+    assert len(said) == 1
 
 
 def test_ranks_divide_both_parts_at_the_same_time(dataset_of: DatasetOf) -> None:
@@ -112,7 +132,7 @@ def test_a_state_that_is_given_to_the_whole_dataset_is_its_parts(dataset_of: Dat
     before = ids_of(islice(loop, 20))
     state = loop.state_dict()
     with pytest.raises(InvalidInput, match="can be resumed with the same ranks and pods only"):
-        split_of(dataset_of(rank=0, world_size=2, resume=state))
+        refill.EpochSampler(split_of(dataset_of(rank=0, world_size=2, resume=state))[0])
     again, held_out = split_of(dataset_of(resume=state))
     resumed = refill.timed(loader_of(again, refill.EpochSampler(again)), again)
     resumed.load_state_dict(state)
@@ -150,6 +170,30 @@ def test_a_part_reads_the_chunks_that_have_a_sample_of_it(dataset_of: DatasetOf)
     assert read_for(range(100, 200)) < 1.2
     assert read_for(at_random[:100]) == pytest.approx((1 - 0.9**8) / 0.1, rel=0.15)
     assert read_for(at_random[100:]) == pytest.approx(1 / 0.9, rel=0.05)
+
+
+@pytest.mark.parametrize("policy", ["drain", "planned"])
+def test_ranks_that_split_differently_are_told_so(dataset_of: DatasetOf, policy: str) -> None:
+    """Long before time is up; and with policy planned, where none waits for another."""
+
+    def run(rank: int) -> None:
+        dataset = dataset_of(rank=rank, world_size=2, policy=policy)
+        train, _ = random_split(dataset, [0.8, 0.2], generator=torch.Generator().manual_seed(rank))
+        sampler = refill.EpochSampler(train)
+        with pytest.raises(JobConflict, match=f"rank {rank} reads {sampler.dataset.job}, and rank {1 - rank} reads "):
+            for _ in epochs_without_end(loader_of(train, sampler)):
+                pass
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+
+
+def epochs_without_end(loader: Any) -> Iterator[Any]:
+    """The loop waits until a batch may bring something new, as one does that trains."""
+    while True:
+        for batch in loader:
+            yield batch
+            Event().wait(0.2)
 
 
 def test_ranks_that_split_differently_wait_for_each_other_by_name(dataset_of: DatasetOf) -> None:

@@ -65,7 +65,12 @@ class RankLeases:
 
     def num_heard(self, now: float) -> int:
         """Ranks whose holder may still be there."""
-        return sum(now - lease.heard < LEASE_SECONDS for lease in self._leases.values())
+        return sum(self.is_heard(rank, now) for rank in self._leases)
+
+    def is_heard(self, rank: int, now: float) -> bool:
+        """Whether its holder may still be there."""
+        lease = self._leases.get(rank)
+        return lease is not None and now - lease.heard < LEASE_SECONDS
 
     def silent_seconds(self, now: float, cut_off: Container[RankLife]) -> float:
         """For how long no holder was heard; 0 while one of them is not ``cut_off``. Infinite where there is no

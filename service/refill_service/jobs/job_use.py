@@ -86,6 +86,14 @@ class JobUse:
 
     # What follows from them.
 
+    def has_come(self, rank: int) -> bool:
+        """Whether a rank whose home this pod is has asked for samples, in a process that has not said goodbye."""
+        return self._leases.holder(rank) is not None
+
+    def is_there(self, rank: int) -> bool:
+        """Whether its process lives, as far as is known."""
+        return not self._is_left and self._leases.is_alive(rank)
+
     @property
     def idle_seconds(self) -> float:
         """Since the last request for the job here; requests that only look at it don't count."""

@@ -48,6 +48,10 @@ class LeasedRanks:
         """Ranks whose process was heard within the time of a lease."""
         return self._leases.num_heard(time.monotonic())
 
+    def is_alive(self, rank: int) -> bool:
+        """Whether it is one of those."""
+        return self._leases.is_heard(rank, time.monotonic())
+
     def silent_seconds(self) -> float:
         """As :meth:`RankLeases.silent_seconds`: of processes that had connections here, and have none any more."""
         cut_off = [life for life, open_ones in self._connections.items() if not open_ones]

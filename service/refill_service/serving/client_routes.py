@@ -13,6 +13,8 @@ from refill.protocol.incarnation import moves_of
 from refill.protocol.wire_format import BatchRequest
 from refill_service.membership.resuming import Checkpoint
 from refill_service.memory.outgoing_frame import OutgoingFrame
+from refill_service.object_store.store_patience import within
+from refill_service.object_store.store_url import parse_url
 from refill_service.serving.access import holder_of
 from refill_service.serving.access_log import was_done
 from refill_service.serving.answer_room import AnswerRoom
@@ -55,6 +57,18 @@ CLIENT_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 async def pods(request: Request) -> dict[str, Any]:
     node = node_of(request.scope)
     return {"ordinal": node.settings.ordinal, "pods": list(node.settings.pod_urls)}
+
+
+@CLIENT_ROUTES.get("/v1/dataset", tags=["data"], summary="How many samples a dataset has, without a job.")
+async def dataset(
+    url: Annotated[str, Query(max_length=2048, description="Where it is, as jobs name it.")], request: Request
+) -> dict[str, Any]:
+    node = node_of(request.scope)
+    node.table.check_taking_jobs()
+    node.settings.check_dataset(url)
+    opened = str(parse_url(url))
+    async with within(node.settings.wait_seconds, f"pod {node.settings.ordinal} waits to open {opened}"):
+        return {"dataset": opened, "num_samples": await node.opening.num_samples(opened)}
 
 
 @CLIENT_ROUTES.get("/v1/jobs", tags=["jobs"], summary="The jobs of this pod.")

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from refill.errors import InvalidInput
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
+from refill_service.jobs.parts_of_ranks import parts_of_rank
 from refill_service.serving.access import CONNECTION
 from refill_service.serving.client_requests import (
     BATCH_BODY_BYTES,
@@ -101,6 +102,15 @@ async def rank_known(
     at_pod.home.record.check_reported(rank)
     unknown = {str(each): epoch for each, epoch in at_pod.records.unknown_before().items()}
     return {"rank": rank, "epoch": at_pod.owner.epoch, "unknown_before": unknown}
+
+
+@RANK_ROUTES.get(
+    "/v1/jobs/{job}/ranks/{rank}/parts",
+    tags=["data"],
+    summary="Whether a rank has come to this part of a dataset, and which other parts it reads.",
+)
+async def parts(job: JobName, rank: Number, request: Request) -> dict[str, Any]:
+    return parts_of_rank(node_of(request.scope).table, job, rank)
 
 
 @RANK_ROUTES.put(
