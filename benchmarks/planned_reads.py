@@ -14,12 +14,16 @@ from dataclasses import replace
 import numpy as np
 from machine import machine
 
+from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.planning.planned_pods import PlannedPods, made_up_plan
 from refill_service.planning.planned_reads import PlannedRun, simulate_planned
 
 CHUNK_SIZES = (16, 64)
 WORKERS = (0, 2, 4, 8, 12, 25, 51, 82)
 OUT_OF_STEP = (0.1, 0.2, 0.5, 0.7, 1.0)
 MEMORY_OVER_PLANNED = (1.25, 1.0, 0.9, 0.67)
+LOST_AT = (0.1, 0.5, 0.9)
+"""Parts of an epoch."""
 
 
 def main() -> None:
@@ -51,6 +55,33 @@ def main() -> None:
                 under_way = run.num_workers * run.batch_size * run.num_ranks / (0.8 * run.memory_samples)
                 more = [f"{under_way:.2f}"] if ratio else []
                 print(f"| {' | '.join([name, *more, *cells])} |", flush=True)
+        _print_lost(base, pool)
+
+
+def _print_lost(base: PlannedRun, pool: ProcessPoolExecutor) -> None:
+    heads = "".join(f" | K={chunk_size}: read again | GETs from there on" for chunk_size in CHUNK_SIZES)
+    print(f"\n| memory is lost at{heads} |")
+    print("| --- " * (1 + 2 * len(CHUNK_SIZES)) + "|")
+    cells = pool.map(_lost, *zip(*((base, size, part) for part in LOST_AT for size in CHUNK_SIZES), strict=True))
+    for part in LOST_AT:
+        print(f"| {' | '.join([f'{part:g}', *(next(cells) for _ in CHUNK_SIZES)])} |", flush=True)
+
+
+def _lost(run: PlannedRun, chunk_size: int, part: float) -> str:
+    """Pods go through an epoch, and others that begin with nothing go on from a part of it."""
+    n, batch = run.num_samples, run.batch_size
+    layout = ChunkLayout(np.array([0, n], dtype=np.int64), chunk_size)
+    lengths = np.ones(n, dtype=np.int64)
+    plan = made_up_plan(layout, lengths, run.memory_samples, 1, run.seed, num_shares=run.num_shares, run=run.run)
+    lost_at = int(part * n) // batch * batch
+    samples_read = 0
+    for spans in ([(0, 0, n), (1, 0, lost_at)], [(1, lost_at, n)]):
+        pods = PlannedPods(plan, layout, lengths, run.memory_samples, 1)
+        for epoch, first, end in spans:
+            for start in range(first, end, batch):
+                pods.ask(epoch, np.arange(start, min(start + batch, end)))
+        samples_read += pods.counts[1].samples_read
+    return f"{(samples_read - n) / plan.memory_bytes:.2f}x M | {pods.counts[1].gets:,}"
 
 
 def _row(run: PlannedRun, num_epochs: int) -> str:

@@ -827,3 +827,50 @@ def test_without_memory_each_sample_comes() -> None:
         assert not in_order(pod, epoch, 8)
         assert max(pod.gets(epoch).values()) <= 16
     assert not pod.alone
+
+
+# What a pod reads first, when it begins.
+
+
+@pytest.mark.parametrize(("chunk_size", "memory"), [(8, 400), (64, 1600), (64, 400)])
+def test_who_begins_in_mid_epoch_leaves_out_what_nobody_wants_of_chunks_in_use(chunk_size: int, memory: int) -> None:
+    share = even(8192, chunk_size, memory)
+    pod = Pod(share, memory)
+    first = 4096
+    assert not ask_all(pod, ((1, range(at, at + BATCH)) for at in range(first, 8192, BATCH)))
+    begins = first - memory // 8
+    in_use = np.unique(share.chunk_of[share.order(1)[:begins]])
+    reads = [read for read in pod.log if read.epoch == 1 and read.chunk in in_use]
+    wanted = sum(len(read.samples) for read in reads)
+    read_bytes = sum(int(read.local[-1] + 1 - read.local[0]) for read in reads)
+    assert wanted < read_bytes <= 2 * wanted
+
+
+def test_what_a_request_waits_for_is_due_and_what_is_read_ahead_is_not() -> None:
+    pod = Pod(even(4096, 8, 400), 400, slow=True)
+    for first in (64, 1000):
+        before = len(pod.log)
+        pod.ask(0, range(first, first + 32))
+        wanted = set(pod.share.order(0)[first : first + 32].tolist())
+        is_due = [not wanted.isdisjoint(read.samples.tolist()) for read in pod.log[before:]]
+        assert [read.due for read in pod.log[before:]] == [first if due else None for due in is_due]
+        assert any(is_due)
+
+
+def test_first_batches_are_read_alone_where_their_chunks_are_much() -> None:
+    """Until something has come; those of other workers are read with their chunks."""
+    share = even(4096, 64, 1600)
+    for most, is_alone in ((10_000, False), (100, True)):
+        pod = Pod(share, 1600, slow=True)
+        pod.memory.num_ranks, pod.memory.most_at_first_bytes = 2, most
+        pod.ask(0, range(32))
+        pod.ask(0, range(32, 64))
+        of_first = [read for read in pod.log if read.due is not None]
+        assert (max(len(read.samples) for read in of_first) < 32) == is_alone
+        if is_alone:
+            first = {sample for read in of_first for sample in read.samples.tolist()}
+            assert first <= set(share.order(0)[:64].tolist())
+        before = len(pod.log)
+        pod.ask(0, range(512, 544))
+        later = [read for read in pod.log[before:] if read.due is not None]
+        assert not later or max(len(read.samples) for read in later) > 32

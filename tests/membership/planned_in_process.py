@@ -48,8 +48,8 @@ class PlannedRank(PlannedConnection):
         return self.life
 
     @classmethod
-    def at(cls, pods: PodsInProcess, life: RankLife, *arguments: Any, **named: Any) -> PlannedRank:
-        found = cls(pods.pod_urls[0], *arguments, **named)
+    def at(cls, pods: PodsInProcess, home: int, life: RankLife, *arguments: Any, **named: Any) -> PlannedRank:
+        found = cls(pods.pod_urls[home], *arguments, **named)
         found._channel = found._probes = CalledPods(pods)
         found._watched = True
         found.life = life
@@ -62,19 +62,25 @@ class PlannedRank(PlannedConnection):
 
 
 class PlannedDataset(refill.CacheDataset):
-    """A dataset of a training script: each one is a process of its own."""
+    """A dataset of a training script: each one is a process of its own.
 
-    def __init__(self, pods: PodsInProcess, *, timeout_seconds: float = 30, **settings: Any) -> None:
-        self._pods_here = pods
+    :param first_pod: whose URL it is given.
+    """
+
+    def __init__(
+        self, pods: PodsInProcess, *, first_pod: int = 0, timeout_seconds: float = 30, **settings: Any
+    ) -> None:
+        self._pods_here, self._first_pod = pods, first_pod
         self._of_process = RankLife("test", next(_processes), 1, "")
         given = {"policy": "planned", "chunk_size": 16, "memory_bytes": 600_000, "seed": 7}
-        super().__init__(pods.pod_urls[0], timeout_seconds=timeout_seconds, **(given | settings))
+        super().__init__(pods.pod_urls[first_pod], timeout_seconds=timeout_seconds, **(given | settings))
 
     def _new_connection(self) -> PlannedRank:
         made = super()._new_connection()
         assert isinstance(made, PlannedConnection)
         return PlannedRank.at(
             self._pods_here,
+            self._first_pod,
             self._of_process,
             made.spec,
             made.rank,

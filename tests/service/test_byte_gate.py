@@ -16,16 +16,16 @@ from refill_service.memory.byte_gate import ByteGate
 class Visitor:
     """Someone at the gate: ``inside`` is set once it is let in; it leaves when told, or is cancelled."""
 
-    def __init__(self, gate: ByteGate, size_bytes: int, urgent: bool = False, job: str = "") -> None:
+    def __init__(self, gate: ByteGate, size_bytes: int, due: int | None = None, job: str = "") -> None:
         self._job = job
-        self._urgent = urgent
+        self._due = due
         self.size_bytes = size_bytes
         self.inside = asyncio.Event()
         self._leave = asyncio.Event()
         self.task = asyncio.create_task(self._visit(gate))
 
     async def _visit(self, gate: ByteGate) -> None:
-        async with gate.passage(self.size_bytes, self._job, urgent=self._urgent):
+        async with gate.passage(self.size_bytes, self._job, due=self._due):
             self.inside.set()
             try:
                 await self._leave.wait()
@@ -105,17 +105,78 @@ def test_opens_by_what_has_come_through() -> None:
     asyncio.run(run())
 
 
-def test_who_is_urgent_goes_before_those_who_wait() -> None:
+def test_what_somebody_waits_for_goes_before_the_rest_what_is_due_first_in_front() -> None:
     async def run() -> None:
         gate = ByteGate(10)
-        inside, waiting, urgent = Visitor(gate, 10), Visitor(gate, 10), Visitor(gate, 10, urgent=True)
+        dues = [0, None, 7, 3, None]
+        visitors = [Visitor(gate, 10, due=due) for due in dues]
+        came = []
+        for _ in dues:
+            await settle()
+            (inside,) = (number for number, visitor in enumerate(visitors) if visitor.inside.is_set())
+            came.append(inside)
+            visitors[inside].leave()
+        await asyncio.gather(*(visitor.task for visitor in visitors))
+        assert came == [0, 3, 2, 1, 4]
+
+    asyncio.run(run())
+
+
+def test_what_somebody_waits_for_is_not_held_up_by_a_gate_that_opens_slowly() -> None:
+    async def run() -> None:
+        gate = ByteGate(100, opens_with_bytes=10)
+        visitors = [*(Visitor(gate, 10) for _ in range(3)), *(Visitor(gate, 30, due=place) for place in range(4))]
         await settle()
-        inside.leave()
-        await settle()
-        assert (urgent.inside.is_set(), waiting.inside.is_set()) == (True, False)
-        for visitor in (urgent, waiting):
+        assert [visitor.inside.is_set() for visitor in visitors] == [True, False, False, True, True, True, False]
+        for visitor in visitors:
             visitor.leave()
-        await asyncio.gather(inside.task, urgent.task, waiting.task)
+        await asyncio.gather(*(visitor.task for visitor in visitors))
+
+    asyncio.run(run())
+
+
+def test_no_more_are_inside_than_may_be() -> None:
+    async def run() -> None:
+        gate = ByteGate(100, limit_visitors=2)
+        visitors = [Visitor(gate, 0, due=due) for due in (None, 0, 1)]
+        await settle()
+        assert [visitor.inside.is_set() for visitor in visitors] == [True, True, False]
+        visitors[0].leave()
+        await settle()
+        assert visitors[2].inside.is_set()
+        for visitor in visitors:
+            visitor.leave()
+        await asyncio.gather(*(visitor.task for visitor in visitors))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "others", "is_doubled"),
+    [(40, [], True), (60, [], False), (30, [40], True), (30, [50], False), (1, [1], True), (1, [1, 1], False)],
+)
+def test_what_is_inside_counts_twice_where_there_is_room_to_spare(
+    size_bytes: int, others: list[int], is_doubled: bool
+) -> None:
+    async def run() -> None:
+        gate = ByteGate(100, opens_with_bytes=1, limit_visitors=3)
+        async with gate.passage(size_bytes, "a") as passage:
+            visitors = [Visitor(gate, each, due=0, job="b") for each in others]
+            await settle()
+            with passage.doubled() as found:
+                assert found == is_doubled
+                assert gate.used_bytes == sum(others) + size_bytes * (1 + is_doubled)
+            assert gate.used_bytes == sum(others) + size_bytes
+            for visitor in visitors:
+                visitor.leave()
+            waits = Visitor(gate, 101)
+            await settle()
+            with passage.doubled() as found:
+                assert not found, "somebody waits for that room"
+        waits.leave()
+        await asyncio.gather(waits.task, *(visitor.task for visitor in visitors))
+        assert (gate.used_bytes, gate.inside_bytes) == (0, 0)
+        await visit(gate, 100)
 
     asyncio.run(run())
 
@@ -190,7 +251,7 @@ def test_never_more_inside_than_the_limit_and_nothing_left_behind(
         gate, visitors = ByteGate(100, opens_with_bytes), []
         for step, number in steps:
             if step in ("come", "hurry"):
-                visitors.append(Visitor(gate, number, urgent=step == "hurry"))
+                visitors.append(Visitor(gate, number, due=number if step == "hurry" else None))
             elif step == "go on":
                 await settle()
             elif visitors:

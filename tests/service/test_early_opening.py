@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from refill.errors import DatasetNotFound
+from refill.errors import DatasetNotFound, MemoryTooSmall
 from refill_service.datasets import early_opening
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.early_opening import EarlyOpening
+from refill_service.datasets.index_room import IndexRoom
+from refill_service.datasets.pack import pack
 
 
 class FakeDataset:
@@ -19,6 +22,10 @@ class FakeDataset:
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
+        self.loads_ahead = False
+
+    def load_ahead(self) -> None:
+        self.loads_ahead = True
 
     async def close(self) -> None:
         self.closed.set()
@@ -66,6 +73,47 @@ def test_what_was_begun_is_opened_once_and_belongs_to_who_takes_it() -> None:
         assert await opening.take("s3://b/data") is not taken
 
     run(work)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_all_records_are_loaded_ahead_where_each_pod_will_want_them(whole: bool) -> None:
+    async def work(store: Store, opening: EarlyOpening) -> None:
+        opening.begin("s3://b/data", whole=whole)
+        store.go.set()
+        await opening.take("s3://b/data")
+        assert store.opened[0].loads_ahead == whole
+
+    run(work)
+
+
+def test_records_that_are_loaded_ahead_take_their_room_once(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    for number in range(100):
+        (files / f"{number:03}.bin").write_bytes(bytes(10))
+    url = (tmp_path / "packed").as_uri()
+
+    async def work() -> None:
+        await pack(str(files), url)
+        room = IndexRoom(0)
+        dataset = await Dataset.open(url, room=room)
+        head_bytes = room.used_bytes
+        dataset.load_ahead()
+        await asyncio.sleep(0)
+        records_bytes = room.used_bytes - head_bytes
+        assert records_bytes > 0
+        room.limit_bytes = room.used_bytes
+        dataset.check_room(100)
+        assert len(await dataset.load_records(0, 100)) == 100
+        assert room.used_bytes == head_bytes + records_bytes
+        dataset.load_ahead()
+        with pytest.raises(MemoryTooSmall):
+            await dataset.load_records(0, 100)
+        dataset.load_ahead()  # nobody wants them
+        await dataset.close()
+        assert room.used_bytes == 0
+
+    asyncio.run(work())
 
 
 def test_what_nobody_takes_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

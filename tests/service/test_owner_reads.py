@@ -126,12 +126,12 @@ def test_what_came_is_not_lost_to_what_failed(packed: tuple[str, Any]) -> None:
                 await take(owner, 0, 0, 0)
             read, count = owner.job.dataset.read_samples, 0
 
-            async def every_third(records: Any, first: int, end: int) -> memoryview:
+            async def every_third(records: Any, first: int, end: int, room: Any) -> memoryview:
                 nonlocal count
                 count += 1
                 if count % 3 == 0:
                     raise StoreUnavailable("the store stutters")
-                return await read(records, first, end)
+                return await read(records, first, end, room)
 
             owner.job.dataset.read_samples = every_third  # type: ignore[method-assign]
             owner._recent.limit_bytes = 1_000_000
@@ -152,16 +152,16 @@ def test_one_slow_read_holds_up_nobody_while_others_come(packed: tuple[str, Any]
         async with owner_of(packed[0], 400_000, num_epochs=1) as owner:
             read, count = owner.job.dataset.read_samples, 0
 
-            async def one_hangs(records: Any, first: int, end: int) -> memoryview:
+            async def one_hangs(records: Any, first: int, end: int, room: Any) -> memoryview:
                 nonlocal count
                 count += 1
                 if count == 30:
                     await asyncio.Event().wait()
                 await asyncio.sleep(0.005)
-                return await read(records, first, end)
+                return await read(records, first, end, room)
 
             owner.job.dataset.read_samples = one_hangs  # type: ignore[method-assign]
-            owner._chunks._limit_bytes = 0  # each chunk by a read of its own
+            owner._chunks.limit_bytes = 0  # each chunk by a read of its own
             for start in range(0, 20 * BATCH, BATCH):
                 assert len(await asyncio.wait_for(take(owner, 0, 0, start), 2)) == BATCH, "a slow read stalls everybody"
 

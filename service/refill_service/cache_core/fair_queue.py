@@ -9,6 +9,7 @@ differs by no more than their largest requests together, and a job alone gets ev
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
@@ -26,27 +27,36 @@ class Waiting(Generic[Item]):
     job: Hashable
     size_bytes: int
     item: Item
-    urgent: bool = False
+    due: int | None = None
+    """Where in the job's order it is that somebody waits for it; None: nobody does."""
 
 
 @dataclass
 class _OfJob(Generic[Item]):
     """What one job waits for."""
 
-    urgent: deque[Waiting[Item]] = field(default_factory=deque)
+    urgent: list[Waiting[Item]] = field(default_factory=list)
+    """Those that somebody waits for, what is due first in front."""
     others: deque[Waiting[Item]] = field(default_factory=deque)
 
-    def of(self, waiting: Waiting[Item]) -> deque[Waiting[Item]]:
-        return self.urgent if waiting.urgent else self.others
+    def put(self, waiting: Waiting[Item]) -> None:
+        if waiting.due is None:
+            self.others.append(waiting)
+        else:
+            insort(self.urgent, waiting, key=lambda each: each.due or 0)
+
+    def remove(self, waiting: Waiting[Item]) -> None:
+        (self.others if waiting.due is None else self.urgent).remove(waiting)
 
     @property
     def head(self) -> Waiting[Item]:
-        return (self.urgent or self.others)[0]
+        return self.urgent[0] if self.urgent else self.others[0]
 
 
 class FairQueue(Generic[Item]):
-    """Requests that wait. A job's urgent ones go before its others, and not before those of other jobs: how urgent a
-    request is, its own job says. Beside that a job's are in order."""
+    """Requests that wait. Those of a job that somebody waits for go before its others, in the order in which they are
+    due, and not before those of other jobs: how urgent a request is, its own job says. Beside that a job's are in
+    order."""
 
     def __init__(self) -> None:
         self._of_jobs: dict[Hashable, _OfJob[Item]] = {}
@@ -63,7 +73,7 @@ class FairQueue(Generic[Item]):
         if waiting.job not in self._of_jobs:
             self._of_jobs[waiting.job] = _OfJob()
             self._tags[waiting.job] = max(self._now, self._tags.get(waiting.job, 0))
-        self._of_jobs[waiting.job].of(waiting).append(waiting)
+        self._of_jobs[waiting.job].put(waiting)
 
     def heads(self) -> Iterator[Waiting[Item]]:
         """The first request of each job, whose turn it is first."""
@@ -81,6 +91,6 @@ class FairQueue(Generic[Item]):
     def discard(self, waiting: Waiting[Item]) -> None:
         """Fact: this one does not wait any more. Raises :class:`KeyError` or :class:`ValueError` when it does not."""
         of_job = self._of_jobs[waiting.job]
-        of_job.of(waiting).remove(waiting)
+        of_job.remove(waiting)
         if not of_job.urgent and not of_job.others:
             del self._of_jobs[waiting.job]

@@ -31,6 +31,7 @@ from refill_service.cache_core.policies.registry import kind_of
 from refill_service.datasets.index_room import IndexRoom
 from refill_service.object_store.base import ObjectStore, ObjectTooShort
 from refill_service.object_store.open_store import open_store
+from refill_service.object_store.second_requests import Room
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 
@@ -40,8 +41,10 @@ _FIRST_READ_BYTES = 256 << 10
 """Holds the head of an index of a few thousand blobs, so that opening takes one request, and all of the index of some
 ten thousand samples, so that their records take none."""
 
-_RECORDS_READ_BYTES = 16 << 20
+_RECORDS_READ_BYTES = 4 << 20
 """Most bytes of records in one request."""
+_RECORDS_AT_ONCE = 8
+"""Requests for them."""
 
 _SAMPLE_BYTES = 32
 """What a pod holds of the index for each sample of its share: its record, and its part of the chunks."""
@@ -76,6 +79,8 @@ class Dataset:
         self._owns_store = owns_store
         self._room = room
         self._reserved_bytes = 0 if room is None else _head_room_bytes(index.header)
+        self._ahead: asyncio.Task[SampleRecords] | None = None
+        """Reads all records."""
 
     @classmethod
     async def open(
@@ -107,6 +112,9 @@ class Dataset:
             raise
 
     async def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.cancel()
+            await asyncio.gather(self._ahead, return_exceptions=True)
         if self._room is not None:
             self._room.release(self._reserved_bytes)
             self._reserved_bytes = 0
@@ -163,13 +171,25 @@ class Dataset:
         return kind_of(policy).default_chunk_size(self.num_samples, sample_bytes, largest_blob, by_class)
 
     def check_room(self, num_samples: int) -> None:
-        """Raises :class:`MemoryTooSmall` when the records of so many samples find no room."""
-        if self._room is not None:
+        """Raises :class:`MemoryTooSmall` when the records of so many samples find no room. Those that are being loaded
+        ahead have theirs, or who loads them learns of it."""
+        if self._room is not None and self._ahead is None:
             self._room.check(self.index.header.source, num_samples * _SAMPLE_BYTES)
 
     async def load_records(self, first: int, end: int) -> SampleRecords:
         """Records of samples ``[first, end)``, verified. Raises :class:`IndexDamaged` with section and byte range, when
         they are damaged in a second reading, too; :class:`MemoryTooSmall` before any is read."""
+        if self._ahead is not None and (first, end) == (0, self.num_samples):
+            ahead, self._ahead = self._ahead, None
+            return await ahead
+        return await self._reserved_records(first, end)
+
+    def load_ahead(self) -> None:
+        """Begin to load the records of all samples, for who will do so."""
+        if self._ahead is None:
+            self._ahead = asyncio.create_task(self._reserved_records(0, self.num_samples))
+
+    async def _reserved_records(self, first: int, end: int) -> SampleRecords:
         if self._room is not None:
             self._room.reserve(self.index.header.source, (end - first) * _SAMPLE_BYTES)
             self._reserved_bytes += (end - first) * _SAMPLE_BYTES
@@ -180,32 +200,46 @@ class Dataset:
             return await self._load_records(first, end)
 
     async def _load_records(self, first: int, end: int) -> SampleRecords:
-        """Part after part, so that no more than one is in memory beside what is kept."""
+        """A few parts at once, so that no more than those are in memory beside what is kept."""
         header, num_samples = self.index.header, end - first
         records = SampleRecords(
             first, np.empty(num_samples, np.int64), np.empty(num_samples, np.int64), np.empty(num_samples, np.uint64)
         )
         blocks = max(1, _RECORDS_READ_BYTES // header.block_bytes)
-        for start in range(first - first % header.block_samples, end, blocks * header.block_samples):
-            low, high = max(first, start), min(end, start + blocks * header.block_samples)
-            data = await self._read_blocks(*self.index.records_range(low, high))
-            large = high - low > _AT_ONCE_SAMPLES
-            decode = self.index.decode_records
-            part = await asyncio.to_thread(decode, data, low, high) if large else decode(data, low, high)
-            here = slice(low - first, high - first)
-            records.offset[here], records.length[here], records.checksum[here] = part.offset, part.length, part.checksum
+        starts = iter(range(first - first % header.block_samples, end, blocks * header.block_samples))
+
+        async def load_some() -> None:
+            for start in starts:
+                low, high = max(first, start), min(end, start + blocks * header.block_samples)
+                data = await self._read_blocks(*self.index.records_range(low, high))
+                large = high - low > _AT_ONCE_SAMPLES
+                decode = self.index.decode_records
+                part = await asyncio.to_thread(decode, data, low, high) if large else decode(data, low, high)
+                here = slice(low - first, high - first)
+                records.offset[here], records.length[here] = part.offset, part.length
+                records.checksum[here] = part.checksum
+
+        loading = [asyncio.create_task(load_some()) for _ in range(_RECORDS_AT_ONCE)]
+        try:
+            await asyncio.gather(*loading)
+        finally:
+            for task in loading:
+                task.cancel()
+            await asyncio.gather(*loading, return_exceptions=True)
         if num_samples > _AT_ONCE_SAMPLES:
             await asyncio.to_thread(self.index.check_records, records)
         else:
             self.index.check_records(records)
         return records
 
-    async def read_samples(self, records: SampleRecords, first: int, end: int) -> memoryview:
+    async def read_samples(self, records: SampleRecords, first: int, end: int, room: Room | None = None) -> memoryview:
         """The bytes from the start of sample ``first`` to the end of sample ``end - 1``, by one ranged GET.
 
         The samples must lie in one blob; sample ``s`` is at ``offset[s] - offset[first]`` of the buffer. Nothing is
         verified yet: see :meth:`verify_sample`. A blob that ends before raises :class:`SampleDamaged` that names the
         first sample that is cut, if the blob's size could be learned; a blob that is gone raises it, too.
+
+        :param room: as of :meth:`ObjectStore.read_range`.
         """
         if first >= end:
             raise InvalidInput(f"{self.url}: samples {first}-{end} are none")
@@ -216,7 +250,7 @@ class Dataset:
         name = self.blobs.names[blob]
         start, stop = int(wanted.offset[0]), int(wanted.offset[-1] + wanted.length[-1])
         try:
-            return await self.store.read_range(name, start, stop)
+            return await self.store.read_range(name, start, stop, room)
         except StoreNotFound as error:
             raise self.damage(wanted, first, "the blob is gone from the store") from error
         except ObjectTooShort as error:

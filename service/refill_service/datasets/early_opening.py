@@ -31,10 +31,13 @@ class EarlyOpening:
         self._waiting: set[str] = set()
         self._forgetting: set[asyncio.Task[None]] = set()
 
-    def begin(self, url: str) -> None:
-        """Fact: a job with this dataset is about to be registered."""
+    def begin(self, url: str, *, whole: bool = False) -> None:
+        """Fact: a job with this dataset is about to be registered.
+
+        :param whole: each pod will want the records of all samples.
+        """
         if url not in self._begun:
-            self._begun[url] = asyncio.ensure_future(self._open(url))
+            self._begun[url] = asyncio.ensure_future(self._open(url, whole=whole))
             forgetting = asyncio.create_task(self._forget_later(url, self._begun[url]))
             self._forgetting.add(forgetting)
             forgetting.add_done_callback(self._forgetting.discard)
@@ -69,8 +72,11 @@ class EarlyOpening:
             self._begun[url].cancel()
             await self._forget(url)
 
-    async def _open(self, url: str) -> Dataset:
-        return await self._open_dataset(url)
+    async def _open(self, url: str, *, whole: bool) -> Dataset:
+        dataset = await self._open_dataset(url)
+        if whole:
+            dataset.load_ahead()
+        return dataset
 
     async def _forget_later(self, url: str, task: asyncio.Task[Dataset]) -> None:
         await asyncio.sleep(_KEPT_SECONDS)

@@ -85,7 +85,8 @@ class ChunkReader:
         """So that an outage is one line in the log."""
         self._proven = np.zeros(len(records), dtype=bool)
         """Samples in the pinned tier's memory that this job has put there or verified. They never change there."""
-        self._limit_bytes = min(COALESCED_BYTES, gate.limit_bytes // 4)
+        self.limit_bytes = min(COALESCED_BYTES, gate.limit_bytes // 4)
+        """Of what is read together."""
 
     def pinned(self, read: Read) -> ReadChunk | None:
         """A chunk that lies in the pinned tier's memory."""
@@ -98,9 +99,12 @@ class ChunkReader:
         """Whether local samples ``first <= sample < end`` lie in the pinned tier's memory."""
         return self._in_memory(first + self._share.first_sample, end + self._share.first_sample) is not None
 
-    def together(self, reads: Sequence[Read]) -> list[ReadGroup]:
+    def together(self, reads: Sequence[Read], *, at_once: bool = True) -> list[ReadGroup]:
         """What one ranged GET reads each; alone what the pinned tier has on disk, or is about to get. Who reads a group
-        calls its ``ended`` afterwards."""
+        calls its ``ended`` afterwards.
+
+        :param at_once: they are read now. Else other jobs do not wait for them: this one may wait for theirs.
+        """
         groups, rest = [], []
         for read in reads:
             first, end = self._bounds(read)
@@ -110,17 +114,20 @@ class ChunkReader:
                 groups.append(ReadGroup([read], coming, lambda: None))
             else:
                 rest.append(read)
-        for group in coalesced(rest, self._neighbours, self._reach_bytes, self._limit_bytes):
+        for group in coalesced(rest, self._neighbours, self._reach_bytes, self.limit_bytes):
             # Other jobs learn at once that it will be in the pinned tier soon.
             chunks = [self._bounds(read) for read in group]
-            ended = self._pinned.announce([bounds for bounds in chunks if self._pinned.part_for(*bounds) is not None])
+            kept = [bounds for bounds in chunks if at_once and self._pinned.part_for(*bounds) is not None]
+            ended = self._pinned.announce(kept)
             groups.append(ReadGroup(group, set(), ended))
         return groups
 
-    async def read(self, group: ReadGroup, arrived: Callable[[ReadChunk], None]) -> None:
+    async def read(self, group: ReadGroup, arrived: Callable[[ReadChunk], None], *, due: int | None = None) -> None:
         """Fetch the chunks of a group; ``arrived`` is called with each once its bytes are here and verified.
 
         Raises what the store raised; then some of the chunks may have arrived.
+
+        :param due: as of :meth:`ByteGate.passage`.
         """
         if group.waits_for:
             await asyncio.wait(group.waits_for)
@@ -128,7 +135,7 @@ class ChunkReader:
             arrived(found)
             return
         with span("read chunks", job=self._job, chunks=len(group.reads)):
-            to_keep = await self._from_store(group.reads, arrived)
+            to_keep = await self._from_store(group.reads, arrived, due)
         for part, first, payloads in to_keep:
             await part.keep(first, payloads)
 
@@ -146,12 +153,15 @@ class ChunkReader:
             return None
         return self._wanted(read, found, pinned=True)
 
-    async def _from_store(self, group: list[Read], arrived: Callable[[ReadChunk], None]) -> list[_ToKeep]:
+    async def _from_store(
+        self, group: list[Read], arrived: Callable[[ReadChunk], None], due: int | None
+    ) -> list[_ToKeep]:
         """Returns what is left to be kept, when nobody waits for it any more."""
         first, end = self._bounds(group[0])[0], self._bounds(group[-1])[1]
-        async with self._gate.passage(self._reach_bytes(group[0].first, group[-1].end), self._job):
+        reach_bytes = self._reach_bytes(group[0].first, group[-1].end)
+        async with self._gate.passage(reach_bytes, self._job, due=due) as room:
             try:
-                buffer = await self._dataset.read_samples(self._records, first, end)
+                buffer = await self._dataset.read_samples(self._records, first, end, room)
             except SampleDamaged as error:  # the blob ends too early, or is gone
                 if len(group) == 1:
                     log.warning("%s", error)
@@ -161,7 +171,7 @@ class ChunkReader:
                 start = int(self._records.part(first, end).offset[0])
                 return [kept for read in group for kept in self._hand_over(read, buffer, start, arrived)]
         # One of them may be intact all the same.
-        return [kept for read in group for kept in await self._from_store([read], arrived)]
+        return [kept for read in group for kept in await self._from_store([read], arrived, due)]
 
     def _hand_over(
         self, read: Read, buffer: memoryview, start: int, arrived: Callable[[ReadChunk], None]

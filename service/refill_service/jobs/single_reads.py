@@ -80,9 +80,9 @@ class SingleReads:
         # Somebody waits for it; the reads ahead of need can wait.
         size_bytes = int(records.length[sample - records.first_sample])
         async with (
-            self._gate.passage(size_bytes, self._job.spec.name, urgent=True),
+            self._gate.passage(size_bytes, self._job.spec.name, due=0) as room,
             within(self._wait_seconds, f"pod {self._job.ordinal} waits for a sample of {dataset.url}"),
         ):
-            payload = bytes(await dataset.read_samples(records, sample, sample + 1))
+            payload = bytes(await dataset.read_samples(records, sample, sample + 1, room))
         dataset.verify_sample(payload, records, sample)
         return payload

@@ -1,11 +1,12 @@
-"""How many bytes may be on their way at once? A gate that lets through what fits, each job in its turn."""
+"""How much may be on its way at once, in bytes and in requests? A gate that lets through what fits, each job in its
+turn."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from refill_service.cache_core.fair_queue import FairQueue, Waiting
 from refill_service.cache_core.shared_room import Asker
@@ -28,9 +29,23 @@ class Passage:
         self._gate._count(self._job, size_bytes)
         self._gate._admit()
 
+    @contextmanager
+    def doubled(self) -> Iterator[bool]:
+        """It counts twice as long as this lasts, if there is room for that and nobody waits for it. Gives whether."""
+        size_bytes = self.size_bytes
+        if not self._gate._has_room_to_spare(self._job, size_bytes):
+            yield False
+            return
+        self._gate._enter(self._job, size_bytes)
+        try:
+            yield True
+        finally:
+            self._gate._leave(self._job, size_bytes)
+
 
 class ByteGate:
-    """At most ``limit_bytes`` inside; something larger than the limit goes through alone.
+    """At most ``limit_bytes`` inside; something larger than the limit goes through alone. What somebody waits for goes
+    before what nobody does, of the same job.
 
     A job may be an :class:`Asker`, which says whose job it is. Who waits is let in by start-time fair queueing over
     jobs (:mod:`.cache_core.fair_queue`), a job's own in order.
@@ -45,9 +60,16 @@ class ByteGate:
     """
 
     def __init__(
-        self, limit_bytes: int, opens_with_bytes: int | None = None, *, most_of_free: int | None = None
+        self,
+        limit_bytes: int,
+        opens_with_bytes: int | None = None,
+        *,
+        limit_visitors: int | None = None,
+        most_of_free: int | None = None,
     ) -> None:
         self.limit_bytes = limit_bytes
+        self._limit_visitors = limit_visitors
+        self._num_inside = 0
         self.used_bytes = 0
         """As counted."""
         self.inside_bytes = 0
@@ -65,13 +87,13 @@ class ByteGate:
         return max(0, self.limit_bytes - self.used_bytes)
 
     @asynccontextmanager
-    async def passage(self, size_bytes: int, job: Hashable = None, *, urgent: bool = False) -> AsyncIterator[Passage]:
+    async def passage(self, size_bytes: int, job: Hashable = None, *, due: int | None = None) -> AsyncIterator[Passage]:
         """
-        :param urgent: go before those of the same job that wait and are not.
+        :param due: where in the job's order it is that somebody waits for it; None: nobody does.
         """
-        if self._waiting or not self._fits(size_bytes) or self._has_its_share(job, size_bytes):
+        if self._waiting or not self._fits(size_bytes, due) or self._has_its_share(job, size_bytes):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            entry = Waiting(job, size_bytes, turn, urgent)
+            entry = Waiting(job, size_bytes, turn, due)
             self._waiting.put(entry)
             self._admit()  # those before may all be of jobs that have their share
             try:
@@ -85,7 +107,7 @@ class ByteGate:
                     self._admit()
                 raise
         else:
-            self._count(job, size_bytes)
+            self._enter(job, size_bytes)
         inside = Passage(self, job, size_bytes)
         try:
             yield inside
@@ -95,9 +117,14 @@ class ByteGate:
     def _counted(self, size_bytes: int) -> int:
         return size_bytes if self._most_of_free is None else min(size_bytes, self._most_for_one)
 
-    def _fits(self, size_bytes: int) -> bool:
-        size_bytes = self._counted(size_bytes)
-        return self.used_bytes == 0 or self.used_bytes + size_bytes <= self._open_bytes
+    def _fits(self, size_bytes: int, due: int | None = None) -> bool:
+        if self._limit_visitors is not None and self._num_inside >= self._limit_visitors:
+            return False
+        most_bytes = self._open_bytes if due is None else self.limit_bytes
+        return self.used_bytes == 0 or self.used_bytes + self._counted(size_bytes) <= most_bytes
+
+    def _has_room_to_spare(self, job: Hashable, size_bytes: int) -> bool:
+        return not self._waiting and self._fits(size_bytes, 0) and not self._has_its_share(job, size_bytes)
 
     def _has_its_share(self, job: Hashable, size_bytes: int) -> bool:
         if self._most_of_free is None:
@@ -125,7 +152,12 @@ class ByteGate:
             if self._used_by_team[job.team] == 0:
                 del self._used_by_team[job.team]
 
+    def _enter(self, job: Hashable, size_bytes: int) -> None:
+        self._num_inside += 1
+        self._count(job, size_bytes)
+
     def _leave(self, job: Hashable, size_bytes: int) -> None:
+        self._num_inside -= 1
         self._count(job, -size_bytes)
         self._open_bytes = min(self.limit_bytes, self._open_bytes + size_bytes)
         if self.used_bytes == 0 and not self._waiting:
@@ -138,7 +170,7 @@ class ByteGate:
                 self._waiting.discard(entry)
             else:
                 self._waiting.serve(entry)
-                self._count(entry.job, entry.size_bytes)
+                self._enter(entry.job, entry.size_bytes)
                 entry.item.set_result(None)
 
     def _next(self) -> Waiting[asyncio.Future[None]] | None:
@@ -147,5 +179,5 @@ class ByteGate:
             if entry.item.cancelled():
                 return entry
             if not self._has_its_share(entry.job, entry.size_bytes):
-                return entry if self._fits(entry.size_bytes) else None
+                return entry if self._fits(entry.size_bytes, entry.due) else None
         return None

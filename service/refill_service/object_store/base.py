@@ -13,10 +13,12 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from refill.errors import InvalidInput, StoreError
+from refill_service.object_store.second_requests import Room, SecondRequests
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_patience import OverdueRequests
 
@@ -43,19 +45,25 @@ class ObjectStore(ABC):
     The public methods check their arguments and count; a store implements those with an underscore.
     """
 
-    def __init__(self, url: str, counters: StoreCounters | None = None) -> None:
+    def __init__(self, url: str, counters: StoreCounters | None = None, *, pause_seconds: float | None = None) -> None:
+        """
+        :param pause_seconds: as of :class:`SecondRequests`; None: there are none, a request that was given up goes on.
+        """
         self.url = url.rstrip("/")
         self.counters = counters or StoreCounters()
         self._overdue = OverdueRequests()
+        self._second = None if pause_seconds is None else SecondRequests(self.counters, pause_seconds)
 
     def url_of(self, key: str) -> str:
         return f"{self.url}/{key}"
 
-    async def read_range(self, key: str, start: int, end: int) -> memoryview:
+    async def read_range(self, key: str, start: int, end: int, room: Room | None = None) -> memoryview:
         """The bytes ``[start, end)`` of an object: exactly ``end - start`` bytes, never fewer.
 
         The buffer belongs to the caller and is not touched again by the store. An empty range is answered
         without a request. Raises :class:`ObjectTooShort` when the object ends before ``end``.
+
+        :param room: that the bytes take, where a second request may be made for them (``second_requests.py``).
         """
         self._check_key(key)
         if not 0 <= start <= end:
@@ -63,7 +71,11 @@ class ObjectStore(ABC):
         if start == end:
             return memoryview(b"")
         with self.counters.counted("read_range") as request, self._overdue.watched(self.url_of(key)):
-            buffer = await self._read_range(key, start, end)
+            if self._second is None or room is None:
+                buffer = await self._read_range(key, start, end)
+            else:
+                first, second = (partial(self._read_range, key, start, end, once=once) for once in (False, True))
+                buffer = await self._second.read(end - start, first, second, room)
             request.num_bytes = len(buffer)
             if len(buffer) != end - start:
                 raise self._too_short(key, start, end, f"it ends at byte {start + len(buffer)}")
@@ -132,8 +144,11 @@ class ObjectStore(ABC):
         return
 
     @abstractmethod
-    async def _read_range(self, key: str, start: int, end: int) -> memoryview:
-        """May return fewer bytes when the object is short."""
+    async def _read_range(self, key: str, start: int, end: int, *, once: bool = False) -> memoryview:
+        """May return fewer bytes when the object is short.
+
+        :param once: it is not tried again.
+        """
 
     @abstractmethod
     async def _read_start(self, key: str, most_bytes: int) -> tuple[memoryview, int]: ...

@@ -55,7 +55,7 @@ class FileStore(ObjectStore):
     async def try_room(self, key: str, size_bytes: int) -> None:
         await self._in_thread(self._try_room, key, size_bytes)
 
-    async def _read_range(self, key: str, start: int, end: int) -> memoryview:
+    async def _read_range(self, key: str, start: int, end: int, *, once: bool = False) -> memoryview:
         return await self._in_thread(self._pread, key, start, end)
 
     async def _read_start(self, key: str, most_bytes: int) -> tuple[memoryview, int]:

@@ -48,18 +48,19 @@ class S3Store(ObjectStore):
     def __init__(
         self, bucket: str, prefix: str, settings: StoreSettings, *, counters: StoreCounters | None = None
     ) -> None:
-        super().__init__(f"s3://{bucket}/{prefix}", counters)
+        super().__init__(f"s3://{bucket}/{prefix}", counters, pause_seconds=settings.max_backoff_seconds)
         self._bucket = bucket
         self._prefix = prefix
         self._settings = settings
         self._where = settings.endpoint_url or "AWS"
         self._slots = asyncio.Semaphore(settings.max_connections)
         self._opening = asyncio.Lock()
-        self._opened: ObstoreS3 | None = None
+        self._opened: dict[bool, ObstoreS3] = {}
+        """By whether it makes each request once only."""
 
-    async def _read_range(self, key: str, start: int, end: int) -> memoryview:
+    async def _read_range(self, key: str, start: int, end: int, *, once: bool = False) -> memoryview:
         with self._translated("read", key):
-            store = await self._store()
+            store = await self._store(once=once)
             async with self._slots:
                 try:
                     return memoryview(await obstore.get_range_async(store, key, start=start, end=end))
@@ -116,15 +117,15 @@ class S3Store(ObjectStore):
             async with self._slots:
                 await obstore.delete_async(store, key)
 
-    async def _store(self) -> ObstoreS3:
-        if self._opened is None:
+    async def _store(self, *, once: bool = False) -> ObstoreS3:
+        if once not in self._opened:
             async with self._opening:
-                if self._opened is None:
+                if once not in self._opened:
                     # Profiles are read from disk and roles from the network.
-                    self._opened = await asyncio.to_thread(self._open)
-        return self._opened
+                    self._opened[once] = await asyncio.to_thread(self._open, once=once)
+        return self._opened[once]
 
-    def _open(self) -> ObstoreS3:
+    def _open(self, *, once: bool) -> ObstoreS3:
         settings = self._settings
         region, credentials = settings.region, None
         if not settings.anonymous:
@@ -157,7 +158,7 @@ class S3Store(ObjectStore):
             config=config,
             client_options=options,
             retry_config={
-                "max_retries": settings.max_retries,
+                "max_retries": 0 if once else settings.max_retries,
                 "retry_timeout": timedelta(seconds=settings.retry_timeout_seconds),
                 "backoff": {
                     "init_backoff": timedelta(seconds=settings.first_backoff_seconds),

@@ -46,6 +46,10 @@ class StoreCounters:
 
     def __init__(self, observe: Callable[[CountedRequest], None] | None = None) -> None:
         self.operations = {name: OperationCounters() for name in OPERATIONS}
+        self.second_reads = 0
+        """Second requests for what a first one, which counts above, took long to bring."""
+        self.second_reads_won = 0
+        """Of these, those that came first."""
         self._observe = observe
 
     @contextmanager

@@ -46,6 +46,7 @@ from refill_service.memory.payload import Payload
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span
 from refill_service.peers.peers import Peers
+from refill_service.planned.held_back import HeldBack
 from refill_service.planned.job_counts import JobCounts
 from refill_service.planned.pods_away import PodsAway, is_away
 from refill_service.planned.share_server import ShareServer
@@ -126,7 +127,7 @@ class PlannedJob:
         self._chunks = ChunkReader(dataset, records, self.share, gate, pinned, spec.name)
         self._single = SingleReads(self, gate, settings.wait_seconds)
         self._servers: dict[int, ShareServer] = {}
-        self._planning = asyncio.Lock()
+        self._planning, self._held_back = asyncio.Lock(), HeldBack()
         self._over: RefillError | None = None
         """Why nobody is answered any more."""
         self._warming: dict[int, asyncio.Task[None]] = {}
@@ -258,6 +259,7 @@ class PlannedJob:
         self.spec = replace(self.spec, **{name: getattr(spec, name) for name in names})
         for server in self._servers.values():
             server.memory.num_askers = spec.batch_group
+            server.memory.num_ranks = spec.world_size
 
     def let_go(self) -> None:
         """Forget the bytes of what nobody has asked for, and the orders: should somebody do so all the same, it is read
@@ -526,8 +528,10 @@ class PlannedJob:
                 wait_seconds=self._settings.wait_seconds,
                 num_epochs=self.spec.num_epochs,
                 num_askers=self.spec.batch_group,
+                num_ranks=self.spec.world_size,
                 lists=self.lists,
                 planning=self._planning,
+                held_back=self._held_back,
             )
             self._share_memory()
         return self._servers[number]

@@ -119,7 +119,7 @@ class PlannedJobs:
         is_new = spec.name not in self.jobs
         if is_new:
             self._table.check_taking_jobs()
-            self._table.opening.begin(spec.dataset)
+            self._table.opening.begin(spec.dataset, whole=True)
             announcing = asyncio.create_task(self._announce(spec))
             announcing.add_done_callback(lambda done: done.cancelled() or done.exception())
         if is_new and plan is None:
@@ -221,7 +221,7 @@ class PlannedJobs:
 
     async def _announce(self, spec: JobSpec) -> None:
         """Let the other pods open the dataset already. Errors are left to what follows."""
-        path, body = f"/peer/v1/jobs/{spec.name}/opening", {"dataset": spec.dataset}
+        path, body = f"/peer/v1/jobs/{spec.name}/opening", {"dataset": spec.dataset, "whole": True}
         calls = (self._peers.call(pod, "POST", path, body) for pod in self._settings.other_pods)
         await asyncio.gather(*calls, return_exceptions=True)
 

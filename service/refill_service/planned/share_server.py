@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,12 +33,20 @@ from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.jobs.single_reads import SingleReads
 from refill_service.memory.payload import Damage, Payload, Payloads
 from refill_service.observing.tracing import span
+from refill_service.planned.held_back import HeldBack
 
 __all__ = ["ShareServer"]
 
 log = logging.getLogger(__name__)
 
 _KEPT_VERSIONS = 8
+
+
+class _Arrival(NamedTuple):
+    done: asyncio.Future[None]
+    """When it has arrived, or failed."""
+    start: asyncio.Future[int | None]
+    """When it began."""
 
 
 class _EpochBytes:
@@ -47,8 +56,8 @@ class _EpochBytes:
         self.payloads = Payloads()
         """Of what is in memory, and that somebody has yet to ask for: by entry of the epoch's order, since a list may
         have a sample there twice."""
-        self.arriving: dict[int, asyncio.Future[None]] = {}
-        """Done when the read under way that brings a sample has arrived, or failed."""
+        self.arriving: dict[int, _Arrival] = {}
+        """Of the read under way that brings a sample."""
         self.taking: dict[int, list[dict[int, Payload]]] = {}
         """Who takes the bytes of a sample when they arrive."""
 
@@ -90,10 +99,11 @@ class ShareServer:
     :param counts_of: those of an epoch.
     :param wait_seconds: for the store.
     :param num_epochs: that will be asked for; 0: not known.
-    :param num_askers: how many ranks ask for each sample.
+    :param num_askers: how many ranks ask for each sample; ``num_ranks``: of the job.
     :param lists: that ranks have posted; None: the order is that of the plan.
     :param planning: of the job, which plans one share at a time: whoever asks for epochs that nobody needs takes one
         thread at most.
+    :param held_back: reads ahead of the job, when ranks begin.
     """
 
     def __init__(
@@ -109,12 +119,16 @@ class ShareServer:
         wait_seconds: float,
         num_epochs: int,
         num_askers: int,
+        num_ranks: int,
         lists: PostedLists | None,
         planning: asyncio.Lock,
+        held_back: HeldBack,
     ) -> None:
         self.number = number
         self.share, self._lengths = orders.share(number)
         self.memory = ShareMemory(self.share.starts, self._lengths, orders.planned_bytes(number), num_askers)
+        self.memory.most_at_first_bytes = chunks.limit_bytes
+        self.memory.num_ranks = num_ranks
         self.last_asked = time.monotonic()
         self._orders = orders
         self._chunks = chunks
@@ -132,6 +146,7 @@ class ShareServer:
         """Set, and replaced by a new one, when a read has ended."""
         self._planning: dict[int, asyncio.Task[None]] = {}
         self._one_at_a_time = planning
+        self._held_back = held_back
         self._reads: set[asyncio.Task[None]] = set()
         self._over: RefillError | None = None
         """Why nobody is answered any more."""
@@ -174,11 +189,12 @@ class ShareServer:
         :param says_damage: whether :class:`Damage` stands for a sample that is damaged; else it is raised.
         """
         self.last_asked = time.monotonic()
-        while not self.memory.knows(epoch):
-            await self._planned(epoch)
-        asked = self.memory.asked(epoch, places)
-        ids = self.share.samples[asked.local]
-        return ids, await self._taken(epoch, ids.tolist(), asked, says_damage=says_damage)
+        with self._held_back.first(is_first=self.memory.is_cold):
+            while not self.memory.knows(epoch):
+                await self._planned(epoch)
+            asked = self.memory.asked(epoch, places)
+            ids = self.share.samples[asked.local]
+            return ids, await self._taken(epoch, ids.tolist(), asked, says_damage=says_damage)
 
     async def take_listed(
         self, epoch: int, positions: Int64Array, ids: Int64Array, *, says_damage: bool
@@ -186,14 +202,15 @@ class ShareServer:
         """``(sample ids, their bytes)`` of samples of the dataset ``(n,)`` that somebody wants at these positions, all
         different."""
         self.last_asked = time.monotonic()
-        if self._lists is not None and self._lists.version(epoch) and not self.memory.knows(epoch):
-            await self._planned(epoch)
-        asked = None
-        if self.memory.knows(epoch):
-            places = self.memory.places_of(epoch, positions, np.searchsorted(self.share.samples, ids))
-            if (is_known := places >= 0).any():
-                asked = self.memory.asked(epoch, places[is_known])
-        return ids, await self._taken(epoch, ids.tolist(), asked, says_damage=says_damage)
+        with self._held_back.first(is_first=self.memory.is_cold):
+            if self._lists is not None and self._lists.version(epoch) and not self.memory.knows(epoch):
+                await self._planned(epoch)
+            asked = None
+            if self.memory.knows(epoch):
+                places = self.memory.places_of(epoch, positions, np.searchsorted(self.share.samples, ids))
+                if (is_known := places >= 0).any():
+                    asked = self.memory.asked(epoch, places[is_known])
+            return ids, await self._taken(epoch, ids.tolist(), asked, says_damage=says_damage)
 
     async def _taken(self, epoch: int, samples: list[int], asked: Asked | None, *, says_damage: bool) -> list[Payload]:
         """:param asked: of those whose places are known; None: there are none."""
@@ -221,7 +238,7 @@ class ShareServer:
             self._read(asked.reads)
             if missing:
                 with span("wait for chunks", missing=len(missing)):
-                    await self._arrival_of(epoch, missing)
+                    await self._arrival_of(epoch, missing, asked.place)
 
     async def _come_again(
         self, epoch: int, samples: list[int], found: dict[int, Payload], *, says_damage: bool
@@ -312,6 +329,13 @@ class ShareServer:
     # Reads, and what becomes of them.
 
     def _read(self, reads: list[ChunkRead]) -> None:
+        """What somebody waits for is read apart from what is read ahead."""
+        for of_due in ([read for read in reads if (read.due is None) == is_ahead] for is_ahead in (False, True)):
+            if of_due:
+                due = of_due[0].due
+                self._read_alike(of_due, None if due is None else _due(of_due[0].epoch, due))
+
+    def _read_alike(self, reads: list[ChunkRead], due: int | None) -> None:
         orders: dict[Read, ChunkRead] = {}
         for read in reads:
             ids = self.share.samples[read.local]
@@ -323,23 +347,30 @@ class ShareServer:
                 self._arrived(read, chunk)
             else:
                 to_read.append(order)
-        for group in self._chunks.together(to_read):
+        at_once = due is not None or not self._held_back.holds_back
+        for group in self._chunks.together(to_read, at_once=at_once):
             of_group = {order: orders[order] for order in group.reads}
             coming = {order: asyncio.get_running_loop().create_future() for order in group.reads}
+            start = self._held_back.start(due)
             for order, read in of_group.items():
-                self._bytes_of(read.epoch).arriving.update(dict.fromkeys(order.samples.tolist(), coming[order]))
-            task = asyncio.create_task(self._fetch(group, of_group, coming))
+                arrival = _Arrival(coming[order], start)
+                self._bytes_of(read.epoch).arriving.update(dict.fromkeys(order.samples.tolist(), arrival))
+            task = asyncio.create_task(self._fetch(group, of_group, coming, start))
             self._reads.add(task)
             task.add_done_callback(partial(self._fetched, group, of_group, coming))
 
     async def _fetch(
-        self, group: ReadGroup, reads: dict[Read, ChunkRead], coming: dict[Read, asyncio.Future[None]]
+        self,
+        group: ReadGroup,
+        reads: dict[Read, ChunkRead],
+        coming: dict[Read, asyncio.Future[None]],
+        start: asyncio.Future[int | None],
     ) -> None:
         def arrived(chunk: ReadChunk) -> None:
             self._arrived(reads[chunk.read], chunk)
             self._done(reads[chunk.read], chunk.read, coming[chunk.read], None)
 
-        await self._chunks.read(group, arrived)
+        await self._chunks.read(group, arrived, due=await start)
 
     def _fetched(
         self,
@@ -395,7 +426,7 @@ class ShareServer:
     def _done(self, read: ChunkRead, order: Read, coming: asyncio.Future[None], error: BaseException | None) -> None:
         arriving = self._bytes_of(read.epoch).arriving
         for sample in order.samples.tolist():
-            if arriving.get(sample) is coming:
+            if sample in arriving and arriving[sample].done is coming:
                 del arriving[sample]
         if error is None:
             coming.set_result(None)
@@ -405,10 +436,14 @@ class ShareServer:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _arrival_of(self, epoch: int, samples: list[int]) -> None:
-        """Wait for the reads that bring these samples, and raise what went wrong with the first that failed."""
+    async def _arrival_of(self, epoch: int, samples: list[int], due: int) -> None:
+        """Wait for the reads that bring these samples, which are due now, and raise what went wrong with the first that
+        failed."""
         of_epoch = self._bytes_of(epoch).arriving
-        arriving = {of_epoch[sample] for sample in samples if sample in of_epoch}
+        found = {of_epoch[sample] for sample in samples if sample in of_epoch}
+        for arrival in found:
+            self._held_back.begin(arrival.start, _due(epoch, due))
+        arriving = {arrival.done for arrival in found}
         started = time.perf_counter()
         try:
             while not all(each.done() for each in arriving):
@@ -446,3 +481,8 @@ class ShareServer:
             self._epochs = {number: found for number, found in self._epochs.items() if not found.is_empty}
             self._epochs[epoch] = _EpochBytes()
         return self._epochs[epoch]
+
+
+def _due(epoch: int, place: int) -> int:
+    """Of a request, among those for all epochs and shares of the job: shares come about evenly."""
+    return (epoch << 40) + place

@@ -114,7 +114,12 @@ class CacheNode:
         self.journal = Journal(journal_dir, settings.journal_sync_seconds, folder_owner)
         lives.counts_as(folder_owner.life)
         for_jobs_bytes = settings.memory_bytes - self.pinned.memory_bytes
-        self.gate = ByteGate(int(for_jobs_bytes * settings.in_flight_fraction), _FIRST_READS_BYTES)
+        store_settings = store_settings or StoreSettings.from_environment()
+        self.gate = ByteGate(
+            int(for_jobs_bytes * settings.in_flight_fraction),
+            _FIRST_READS_BYTES,
+            limit_visitors=store_settings.max_connections,
+        )
         limit_bytes = settings.sending_limit_bytes // (2 if settings.num_pods > 1 else 1)
         self.sending_to_clients = ByteGate(limit_bytes, most_of_free=_MOST_OF_FREE)
         self.sending_to_pods = ByteGate(limit_bytes, most_of_free=_MOST_OF_FREE)
@@ -126,7 +131,7 @@ class CacheNode:
         """Of other pods' requests: what one of them knew when it ended comes as one, of any size."""
         self.requests = RequestCounts()
         self.peer_bytes_sent: dict[int, int] = {}
-        self._stores = WarmStores(store_settings or StoreSettings.from_environment(), self.store_counters)
+        self._stores = WarmStores(store_settings, self.store_counters)
         self.index_room = IndexRoom(settings.memory_bytes)
         self.opening = EarlyOpening(self._open_dataset)
         self.table = JobTable(

@@ -152,7 +152,17 @@ class _NodeCollector(Collector):
             moved.add_metric([operation], counts.bytes)
             for error, times in counts.errors.items():
                 errors.add_metric([operation, error], times)
-        yield from (requests, moved, errors, *self._node.store_seconds.collect())
+        second = CounterMetricFamily(
+            "refill_store_second_reads",
+            "Second requests for what a first one took far longer to bring than such reads do.",
+            value=self._node.store_counters.second_reads,
+        )
+        won = CounterMetricFamily(
+            "refill_store_second_reads_won",
+            "Second requests that were answered first.",
+            value=self._node.store_counters.second_reads_won,
+        )
+        yield from (requests, moved, errors, second, won, *self._node.store_seconds.collect())
 
 
 def _jobs(jobs: dict[str, JobFigures]) -> Iterator[Metric]:

@@ -60,6 +60,7 @@ class Opening(BaseModel):
     """The dataset of a job that is about to be registered; see :mod:`refill_service.datasets.early_opening`."""
 
     dataset: str
+    whole: bool = False
 
 
 class Opens(BaseModel):
@@ -148,7 +149,7 @@ async def opening(job: str, body: Opening, request: Request) -> dict[str, bool]:
     node = node_of(request.scope)
     node.settings.check_dataset(body.dataset)
     if job not in node.jobs and job not in node.planned.jobs:
-        node.opening.begin(body.dataset)
+        node.opening.begin(body.dataset, whole=body.whole)
     return {"opening": True}
 
 

@@ -41,6 +41,9 @@ _MOST_STRAY = 512
 """Samples that are asked for again before a share begins anew where they are asked for; of a small share, 1/8. One
 request alone counts for half of them at most: it may be curious, or asked again since its answer was lost."""
 
+_GAPS_PART = 1.0
+"""Of what is wanted of chunks that are read once more, when a pod begins in mid-epoch."""
+
 _PART_FOR_LISTS = 0.8
 """Of memory: loader workers ask out of order, ranks are not in step, and chunks are read a little ahead."""
 
@@ -58,6 +61,8 @@ class ChunkRead:
     local: Int64Array
     """``(n,)`` which samples of the share they are, ascending: the span from the first to the last is read, and these
     are kept."""
+    due: int | None = None
+    """The first place of the request that waits for it; None: nobody does."""
 
 
 class Asked(NamedTuple):
@@ -72,6 +77,8 @@ class Asked(NamedTuple):
     reads: list[ChunkRead]
     dropped: list[tuple[int, Int64Array]]
     """``(epoch, samples)`` whose bytes are to be forgotten."""
+    place: int
+    """The first of the places."""
 
 
 class _Epoch:
@@ -111,6 +118,27 @@ class _Epoch:
         """Behind the last place that a request began with; 0: none came."""
         self.swept = 0
         """What lay before this place and was never asked for has been dropped."""
+        self.first_asked = len(self.order)
+        """The first place that anybody has asked for."""
+        self.widest_gap_bytes = self._widest_gap_bytes(first_place)
+        """A read goes over so many bytes that are not wanted, between two samples that are."""
+
+    def _widest_gap_bytes(self, first_place: int) -> int | None:
+        """An epoch that begins in its midst wants the rest of chunks that were in use there: some of their samples,
+        which lie apart. What lies between them may take as much as ``_GAPS_PART`` of these; the narrowest gaps
+        first. None, and of a list: all of it."""
+        if not first_place or self.placed.num_uses is not None:
+            return None
+        parts, lengths = self.placed.part_of, self.placed.lengths
+        wanted = np.flatnonzero(self.to_come)
+        in_use = np.zeros(len(self.placed.starts) - 1, dtype=bool)
+        in_use[parts[self.to_come == 0]] = True
+        wanted = wanted[in_use[parts[wanted]]]
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        gaps = ends[wanted[1:]] - ends[wanted[:-1] + 1]
+        gaps = np.sort(gaps[parts[wanted[1:]] == parts[wanted[:-1]]])
+        num_read = int(np.searchsorted(np.cumsum(gaps), _GAPS_PART * int(lengths[wanted].sum()), side="right"))
+        return None if num_read == len(gaps) else int(gaps[num_read]) - 1
 
     @property
     def is_ordered(self) -> bool:
@@ -185,6 +213,12 @@ class ShareMemory:
         self._orders: dict[int, PlacedOrder] = {}
         self._epochs: list[_Epoch] = []
         """Those under way, ascending."""
+        self.most_at_first_bytes: int | None = None
+        """When nothing is in memory, requests of the first batches of ranks have whole chunks read up to so many bytes;
+        beyond that, their samples alone. None: any number."""
+        self.num_ranks = 1
+        self.is_cold = True
+        """Nothing has arrived since it began."""
         self._asked_last = 0
         """The epoch of which somebody has asked for anything last: what a loop has left of an earlier one is not read
         ahead."""
@@ -273,10 +307,11 @@ class ShareMemory:
     def asked(self, epoch: int, places: Int64Array) -> Asked:
         """Fact: somebody asks for ``(n,)`` places of an epoch whose order is known, all different, at least one."""
         dropped: list[tuple[int, Int64Array]] = []
+        first = int(places.min())
         if not self._epochs:
-            self._begin(epoch, int(places.min()))
+            self._begin(epoch, first)
         elif not any(each.front for each in self._epochs) and not self._was_warmed_for(epoch, places):
-            dropped += self._begin_anew(epoch, int(places.min()))
+            dropped += self._begin_anew(epoch, first)
         elif epoch == self._follower():
             self._open(epoch)
         at = self._open_epoch(epoch)
@@ -289,17 +324,22 @@ class ShareMemory:
         num_again = min(len(samples) - num_new, self._most_stray // 2 + 1)
         self._stray = max(0, self._stray + num_again - num_new)
         if self._stray > self._most_stray:
-            dropped += self._begin_anew(epoch, int(places.min()))
+            dropped += self._begin_anew(epoch, first)
             at = self._epochs[0]
         if at is None:
-            return Asked(samples, local, np.zeros(len(samples), dtype=bool), [], [])
-        reads = self._ask(at, samples, dropped)
-        at.front = max(at.front, int(places.min()) + 1)
+            return Asked(samples, local, np.zeros(len(samples), dtype=bool), [], [], first)
+        reads = self._ask(at, samples, first, dropped)
+        at.front = max(at.front, first + 1)
         dropped += self._drop_stale()
-        return Asked(samples, local, at.to_come[samples] > 0, reads + self._read_ahead(), dropped)
+        return Asked(samples, local, at.to_come[samples] > 0, reads + self._read_ahead(), dropped, first)
 
-    def _ask(self, at: _Epoch, samples: Int64Array, dropped: list[tuple[int, Int64Array]]) -> list[ChunkRead]:
-        """What is asked for, and neither in memory nor on its way, is read now."""
+    def _ask(
+        self, at: _Epoch, samples: Int64Array, place: int, dropped: list[tuple[int, Int64Array]]
+    ) -> list[ChunkRead]:
+        """What is asked for, and neither in memory nor on its way, is read now.
+
+        :param place: the first of these.
+        """
         new, last = at.asked(samples)
         held = at.here[new] | at.coming[new]
         self.held_bytes -= int(at.placed.lengths[new[held & last]].sum())
@@ -310,11 +350,21 @@ class ShareMemory:
         reads: list[ChunkRead] = []
         missing = new[~held]
         chunks = at.placed.part_of[missing]
+        at.first_asked = min(at.first_asked, place)
+        alone = self.is_cold and self._is_much_for_first(at, np.unique(chunks), place, len(samples))
         for chunk in dict.fromkeys(chunks.tolist()):
-            self._read_now(at, chunk, np.sort(missing[chunks == chunk]), reads, dropped)
+            self._read_now(at, chunk, np.sort(missing[chunks == chunk]), place, reads, dropped, alone=alone)
         if at.placed.num_uses is not None and self.held_bytes > self.capacity_bytes:
             dropped += self._give_up(at, 0, -1)  # in place of what stays to be asked for again
         return reads
+
+    def _is_much_for_first(self, at: _Epoch, chunks: IndexArray, place: int, num_asked: int) -> bool:
+        """Whether these chunks would take long to come, for who waits for the first batch of a rank."""
+        if self.most_at_first_bytes is None or place >= at.first_asked + self.num_ranks * num_asked:
+            return False
+        lengths = at.placed.lengths
+        wanted = (int(lengths[at.placed.starts[each] : at.placed.starts[each + 1]].sum()) for each in chunks.tolist())
+        return sum(wanted) > self.most_at_first_bytes
 
     def arrived(self, read: ChunkRead, damaged: Int64Array = NO_SAMPLES) -> NDArray[np.bool_]:
         """Fact: the bytes of a read are here. Returns which of its samples stay in memory, ``(n,)``.
@@ -325,6 +375,7 @@ class ShareMemory:
         at = self._no_longer_under_way(read)
         if at is None:
             return stay
+        self.is_cold = False
         intact = np.ones(len(read.samples), dtype=bool)
         intact[np.searchsorted(read.samples, damaged)] = False
         stay = (at.to_come[read.samples] > 0) & intact
@@ -378,7 +429,7 @@ class ShareMemory:
         self._begin_at(epoch, max(0, place - back))
 
     def _begin_at(self, epoch: int, first_place: int) -> None:
-        self._stray, self._asked_last = 0, epoch
+        self._stray, self._asked_last, self.is_cold = 0, epoch, True
         self._epochs = [_Epoch(epoch, self._orders[epoch], first_place, self.num_askers)]
 
     def _open(self, epoch: int) -> None:
@@ -419,21 +470,28 @@ class ShareMemory:
         at: _Epoch,
         chunk: int,
         asked: Int64Array,
+        place: int,
         reads: list[ChunkRead],
         dropped: list[tuple[int, Int64Array]],
+        *,
+        alone: bool,
     ) -> None:
         """Read what is asked for of a chunk that has not been read, or was given up: with all that is left of it if
-        that finds room, or what is asked for later makes some."""
-        rest = self._unread(at, chunk)
+        that finds room, or what is asked for later makes some.
+
+        :param alone: without that, in any case.
+        """
+        rest = self._unread(at, chunk)[: 0 if alone else None]
         wanted_bytes = int(at.placed.lengths[rest].sum())
         if len(rest) and self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes:
             dropped += self._give_up(at, wanted_bytes, int(at.next_places(rest).max()))
-        spans = [np.union1d(asked, rest)]
         if not len(rest) or (self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes):
-            spans = np.split(asked, np.flatnonzero(np.diff(asked) > 1) + 1)
+            reads += self._order(at, chunk, np.split(asked, np.flatnonzero(np.diff(asked) > 1) + 1), place)
             # What others will ask for in a moment stays for them, though memory be full.
             rest = asked[at.to_come[asked] > 0]
-        reads += [self._order(at, chunk, samples) for samples in spans]
+        else:
+            for span in self._spans(at, np.union1d(asked, rest)):
+                reads += self._order(at, chunk, [span], place if np.isin(asked, span).any() else None)
         self.held_bytes += int(at.placed.lengths[rest].sum())
 
     def _give_up(
@@ -534,7 +592,7 @@ class ShareMemory:
                 wanted_bytes = int(at.placed.lengths[rest].sum())
                 if self.held_bytes + wanted_bytes > self.capacity_bytes:
                     return False
-                reads.append(self._order(at, chunk, rest))
+                reads += self._order(at, chunk, self._spans(at, rest))
                 self.held_bytes += wanted_bytes
             if again:
                 heappop(at.again)
@@ -548,8 +606,19 @@ class ShareMemory:
         there: NDArray[np.intp] = np.flatnonzero((at.to_come[span] > 0) & ~at.here[span] & ~at.coming[span])
         return there + span.start
 
-    def _order(self, at: _Epoch, chunk: int, samples: Int64Array) -> ChunkRead:
-        read = ChunkRead(at.number, chunk, samples, at.placed.local(samples))
-        at.coming[samples] = True
-        at.under_way.add(read)
-        return read
+    def _spans(self, at: _Epoch, samples: Int64Array) -> list[Int64Array]:
+        """Samples of a chunk, as they are to be read together."""
+        if at.widest_gap_bytes is None:
+            return [samples]
+        lengths, at_places = self._lengths[samples[0] : samples[-1] + 1], samples - samples[0]
+        ends = np.cumsum(lengths)[at_places]
+        gaps = ends[1:] - lengths[at_places[1:]] - ends[:-1]
+        return np.split(samples, np.flatnonzero(gaps > at.widest_gap_bytes) + 1)
+
+    def _order(self, at: _Epoch, chunk: int, spans: list[Int64Array], due: int | None = None) -> list[ChunkRead]:
+        """Read spans of a chunk."""
+        reads = [ChunkRead(at.number, chunk, samples, at.placed.local(samples), due) for samples in spans]
+        for read in reads:
+            at.coming[read.samples] = True
+        at.under_way.update(reads)
+        return reads
