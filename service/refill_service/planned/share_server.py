@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import numpy as np
 
@@ -24,9 +23,11 @@ from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.placed_order import PlacedOrder
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists, merged
 from refill_service.cache_core.planned.share_memory import Asked, ChunkRead, ShareMemory
+from refill_service.cache_core.planned.shares import Share
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
+from refill_service.jobs.read_queue import ReadQueue
 from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.jobs.single_reads import SingleReads
@@ -47,8 +48,8 @@ class _EpochBytes:
         self.payloads = Payloads()
         """Of what is in memory, and that somebody has yet to ask for: by entry of the epoch's order, since a list may
         have a sample there twice."""
-        self.arriving: dict[int, asyncio.Future[None]] = {}
-        """Done when the read under way that brings a sample has arrived, or failed."""
+        self.arriving: dict[int, ChunkRead] = {}
+        """The read under way that brings a sample."""
         self.taking: dict[int, list[dict[int, Payload]]] = {}
         """Who takes the bytes of a sample when they arrive."""
 
@@ -85,12 +86,12 @@ class _EpochBytes:
 class ShareServer:
     """One share at this pod.
 
+    :param lengths: ``(n,)`` bytes of each of its samples; ``memory``: decides for it.
     :param chunks: reads samples of the dataset, by their ids; ``single`` reads them one by one.
     :param recent: what has just left, of all shares of the job.
     :param counts_of: those of an epoch.
     :param wait_seconds: for the store.
     :param num_epochs: that will be asked for; 0: not known.
-    :param num_askers: how many ranks ask for each sample.
     :param lists: that ranks have posted; None: the order is that of the plan.
     :param planning: of the job, which plans one share at a time: whoever asks for epochs that nobody needs takes one
         thread at most.
@@ -100,6 +101,9 @@ class ShareServer:
         self,
         orders: JobOrders,
         number: int,
+        share: Share,
+        lengths: Int64Array,
+        memory: ShareMemory,
         chunks: ChunkReader,
         single: SingleReads,
         recent: RecentlySent,
@@ -108,13 +112,11 @@ class ShareServer:
         name: str,
         wait_seconds: float,
         num_epochs: int,
-        num_askers: int,
         lists: PostedLists | None,
         planning: asyncio.Lock,
     ) -> None:
         self.number = number
-        self.share, self._lengths = orders.share(number)
-        self.memory = ShareMemory(self.share.starts, self._lengths, orders.planned_bytes(number), num_askers)
+        self.share, self._lengths, self.memory = share, lengths, memory
         self.last_asked = time.monotonic()
         self._orders = orders
         self._chunks = chunks
@@ -133,6 +135,11 @@ class ShareServer:
         self._planning: dict[int, asyncio.Task[None]] = {}
         self._one_at_a_time = planning
         self._reads: set[asyncio.Task[None]] = set()
+        self._ordered: set[ChunkRead] = set()
+        """What has yet to arrive."""
+        self._awaited: dict[ChunkRead, asyncio.Future[None]] = {}
+        """Done when a read that somebody waits for has arrived, or failed."""
+        self._queue = ReadQueue(self._read_ahead, self._bounds, chunks.side_by_side, self._begin)
         self._over: RefillError | None = None
         """Why nobody is answered any more."""
 
@@ -143,7 +150,8 @@ class ShareServer:
 
     def memory_is(self, capacity_bytes: int) -> None:
         """Fact: its samples may take so much memory."""
-        self._read(self.memory.memory_is(capacity_bytes))
+        self.memory.memory_is(capacity_bytes)
+        self._queue.go_on()
 
     def gives_back(self) -> None:
         """Fact: others wait for what its samples take beyond that."""
@@ -153,7 +161,8 @@ class ShareServer:
         """Read what comes from a place on, as much as memory holds, unless somebody asks for samples already."""
         while not self.memory.knows(epoch):
             await self._planned(epoch)
-        self._read(self.memory.warmed(epoch, place))
+        self.memory.warmed(epoch, place)
+        self._queue.go_on()
 
     def forget(self) -> None:
         """Fact: nobody asks for this share here any more, or not soon."""
@@ -162,29 +171,34 @@ class ShareServer:
     async def close(self, why: RefillError) -> None:
         """Stop all reads. Requests under way end with this error."""
         self._over = why
+        await self._queue.close()
         tasks = [*self._reads, *self._planning.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._will_not_come(list(self._ordered), why)
         self.forget()
 
-    async def take(self, epoch: int, places: Int64Array, *, says_damage: bool) -> tuple[Int64Array, list[Payload]]:
+    async def take(
+        self, epoch: int, places: Int64Array, *, says_damage: bool, is_rest: bool = False
+    ) -> tuple[Int64Array, list[Payload]]:
         """``(sample ids, their bytes)`` at places ``(n,)`` of an epoch, all different.
 
+        :param is_rest: as of :meth:`ShareMemory.asked`.
         :param says_damage: whether :class:`Damage` stands for a sample that is damaged; else it is raised.
         """
         self.last_asked = time.monotonic()
         while not self.memory.knows(epoch):
             await self._planned(epoch)
-        asked = self.memory.asked(epoch, places)
+        asked = self.memory.asked(epoch, places, is_rest=is_rest)
         ids = self.share.samples[asked.local]
         return ids, await self._taken(epoch, ids.tolist(), asked, says_damage=says_damage)
 
     async def take_listed(
-        self, epoch: int, positions: Int64Array, ids: Int64Array, *, says_damage: bool
+        self, epoch: int, positions: Int64Array, ids: Int64Array, *, says_damage: bool, is_rest: bool = False
     ) -> tuple[Int64Array, list[Payload]]:
         """``(sample ids, their bytes)`` of samples of the dataset ``(n,)`` that somebody wants at these positions, all
-        different."""
+        different. Else as :meth:`take`."""
         self.last_asked = time.monotonic()
         if self._lists is not None and self._lists.version(epoch) and not self.memory.knows(epoch):
             await self._planned(epoch)
@@ -192,7 +206,7 @@ class ShareServer:
         if self.memory.knows(epoch):
             places = self.memory.places_of(epoch, positions, np.searchsorted(self.share.samples, ids))
             if (is_known := places >= 0).any():
-                asked = self.memory.asked(epoch, places[is_known])
+                asked = self.memory.asked(epoch, places[is_known], is_rest=is_rest)
         return ids, await self._taken(epoch, ids.tolist(), asked, says_damage=says_damage)
 
     async def _taken(self, epoch: int, samples: list[int], asked: Asked | None, *, says_damage: bool) -> list[Payload]:
@@ -203,7 +217,6 @@ class ShareServer:
                 expected = self.share.samples[asked.local].tolist()
                 found |= self._bytes_of(epoch).leave(asked, expected)
                 await self._come(epoch, expected, found, asked)
-            self._plan_ahead()
             await self._come_again(epoch, list(dict.fromkeys(samples)), found, says_damage=says_damage)
         finally:
             # Who asks again finds what is here already, within the limit of what is kept of answers that left.
@@ -218,7 +231,7 @@ class ShareServer:
         self._counts_of(epoch).core.misses += len(missing)
         self._drop(asked.dropped)
         with self._bytes_of(epoch).taken(missing, found):
-            self._read(asked.reads)
+            self._read(asked.reads, urgent=True)
             if missing:
                 with span("wait for chunks", missing=len(missing)):
                     await self._arrival_of(epoch, missing)
@@ -270,7 +283,8 @@ class ShareServer:
                 return
             async with self._one_at_a_time:
                 order = await asyncio.to_thread(placed)
-            self._read(self.memory.planned(epoch, order))
+            self.memory.planned(epoch, order)
+            self._queue.go_on()
         finally:
             del self._planning[epoch]
 
@@ -287,10 +301,9 @@ class ShareServer:
             version, begun_anew = lists.version(epoch), lists.begun_anew(epoch)
             async with self._one_at_a_time:
                 order = await asyncio.to_thread(placed, lists.of_epoch(epoch))
-            reads, dropped = self.memory.grown(epoch, order, from_start=begun_anew > before)
-            self._drop(dropped)
-            self._read(reads)
-            self._read(self.memory.warmed(epoch, 0))
+            self._drop(self.memory.grown(epoch, order, from_start=begun_anew > before))
+            self.memory.warmed(epoch, 0)
+            self._queue.go_on()
             self._list_versions[epoch] = before = version
             for old in list(self._list_versions)[:-_KEPT_VERSIONS]:
                 del self._list_versions[old]
@@ -311,51 +324,62 @@ class ShareServer:
 
     # Reads, and what becomes of them.
 
-    def _read(self, reads: list[ChunkRead]) -> None:
-        orders: dict[Read, ChunkRead] = {}
-        for read in reads:
-            ids = self.share.samples[read.local]
-            orders[Read(int(ids[0]), int(ids[-1]) + 1, ids, read.chunk)] = read
+    def _read_ahead(self) -> bool:
+        """Order some of what it is time to read; whether there was any."""
+        reads = self.memory.read_ahead()
+        if reads is None:
+            self._plan_ahead()
+            return False
+        self._read(reads, urgent=False)
+        return True
+
+    def _read(self, reads: list[ChunkRead], *, urgent: bool) -> None:
         to_read = []
-        for order, read in orders.items():
+        for read in reads:
+            order = self._read_of(read)
             self._counts_of(read.epoch).core.refills += 1
             if (chunk := self._chunks.pinned(order)) is not None:
                 self._arrived(read, chunk)
             else:
-                to_read.append(order)
-        for group in self._chunks.together(to_read):
-            of_group = {order: orders[order] for order in group.reads}
-            coming = {order: asyncio.get_running_loop().create_future() for order in group.reads}
-            for order, read in of_group.items():
-                self._bytes_of(read.epoch).arriving.update(dict.fromkeys(order.samples.tolist(), coming[order]))
-            task = asyncio.create_task(self._fetch(group, of_group, coming))
-            self._reads.add(task)
-            task.add_done_callback(partial(self._fetched, group, of_group, coming))
+                self._bytes_of(read.epoch).arriving.update(dict.fromkeys(order.samples.tolist(), read))
+                to_read.append(read)
+        self._ordered.update(to_read)
+        self._queue.put(to_read, urgent=urgent)
 
-    async def _fetch(
-        self, group: ReadGroup, reads: dict[Read, ChunkRead], coming: dict[Read, asyncio.Future[None]]
-    ) -> None:
+    def _bounds(self, read: ChunkRead) -> tuple[int, int]:
+        return int(self.share.samples[read.local[0]]), int(self.share.samples[read.local[-1]]) + 1
+
+    def _read_of(self, read: ChunkRead) -> Read:
+        ids = self.share.samples[read.local]
+        return Read(int(ids[0]), int(ids[-1]) + 1, ids, read.chunk)
+
+    def _begin(self, reads: list[ChunkRead]) -> list[asyncio.Task[None]]:
+        of_orders = {self._read_of(read): read for read in reads}
+        return [self._begun(group, of_orders) for group in self._chunks.together(list(of_orders))]
+
+    def _begun(self, group: ReadGroup, reads: dict[Read, ChunkRead]) -> asyncio.Task[None]:
         def arrived(chunk: ReadChunk) -> None:
             self._arrived(reads[chunk.read], chunk)
-            self._done(reads[chunk.read], chunk.read, coming[chunk.read], None)
+            self._done(reads[chunk.read], None)
 
-        await self._chunks.read(group, arrived)
+        def ended(task: asyncio.Task[None]) -> None:
+            """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
+            self._reads.discard(task)
+            group.ended()
+            error = self._over if task.cancelled() else task.exception()
+            self._will_not_come([reads[order] for order in group.reads], error)
 
-    def _fetched(
-        self,
-        group: ReadGroup,
-        reads: dict[Read, ChunkRead],
-        coming: dict[Read, asyncio.Future[None]],
-        task: asyncio.Task[None],
-    ) -> None:
-        """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
-        self._reads.discard(task)
-        group.ended()
-        error = self._over if task.cancelled() else task.exception()
-        for order, read in reads.items():
-            if not coming[order].done():
+        task = asyncio.create_task(self._chunks.read(group, arrived))
+        self._reads.add(task)
+        task.add_done_callback(ended)
+        return task
+
+    def _will_not_come(self, reads: list[ChunkRead], error: BaseException | None) -> None:
+        """Those of these reads that have not arrived."""
+        for read in reads:
+            if read in self._ordered:
                 self._failed(read, error)
-                self._done(read, order, coming[order], error)
+                self._done(read, error)
 
     def _arrived(self, read: ChunkRead, chunk: ReadChunk) -> None:
         counts = self._counts_of(read.epoch).core
@@ -392,23 +416,26 @@ class ShareServer:
         self._counts_of(read.epoch).refills_failed += 1
         self.memory.failed(read)
 
-    def _done(self, read: ChunkRead, order: Read, coming: asyncio.Future[None], error: BaseException | None) -> None:
+    def _done(self, read: ChunkRead, error: BaseException | None) -> None:
+        self._ordered.discard(read)
         arriving = self._bytes_of(read.epoch).arriving
-        for sample in order.samples.tolist():
-            if arriving.get(sample) is coming:
+        for sample in self.share.samples[read.local].tolist():
+            if arriving.get(sample) is read:
                 del arriving[sample]
-        if error is None:
-            coming.set_result(None)
-        else:
-            coming.set_exception(error)
-            coming.exception()  # known: a read ahead of need has nobody who waits for it
+        if (awaited := self._awaited.pop(read, None)) is not None:
+            if error is None:
+                awaited.set_result(None)
+            else:
+                awaited.set_exception(error)
+                awaited.exception()  # known: who waited may have gone
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def _arrival_of(self, epoch: int, samples: list[int]) -> None:
         """Wait for the reads that bring these samples, and raise what went wrong with the first that failed."""
         of_epoch = self._bytes_of(epoch).arriving
-        arriving = {of_epoch[sample] for sample in samples if sample in of_epoch}
+        reads = {of_epoch[sample] for sample in samples if sample in of_epoch}
+        arriving = [self._awaited.setdefault(read, asyncio.Future()) for read in reads]
         started = time.perf_counter()
         try:
             while not all(each.done() for each in arriving):

@@ -24,6 +24,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.ma  # noqa: F401 - ``np.unique`` does, when it is first called: it takes a while
 from numpy.typing import NDArray
 
 from refill_service.cache_core.planned.placed_order import IndexArray, PlacedOrder, placed_list
@@ -37,6 +38,8 @@ _BACK_PART = 8
 """A share begins this part of its memory before the first place that it is asked for: loader workers are not in
 order."""
 _KEPT_ORDERS = 3
+_AT_ONCE, _SAMPLES_AT_ONCE = 64, 2048
+"""Chunks and samples that are ordered ahead in one go, and most samples of one read: nothing takes a pod long."""
 _MOST_STRAY = 512
 """Samples that are asked for again before a share begins anew where they are asked for; of a small share, 1/8. One
 request alone counts for half of them at most: it may be curious, or asked again since its answer was lost."""
@@ -49,7 +52,8 @@ NO_SAMPLES: Int64Array = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ChunkRead:
-    """An order: read these samples of one chunk. The very same object comes back with what became of it."""
+    """An order: read these samples of a chunk, of one that is large a part. The very same object comes back with what
+    became of it."""
 
     epoch: int
     chunk: int
@@ -203,16 +207,13 @@ class ShareMemory:
         memory_bytes = int(_PART_FOR_LISTS * self.capacity_bytes)
         return placed_list(local, positions, self._chunk_of, self._lengths, memory_bytes)
 
-    def planned(self, epoch: int, placed: PlacedOrder) -> list[ChunkRead]:
-        """Fact: this is the order of an epoch. Returns what it is time to read of it."""
+    def planned(self, epoch: int, placed: PlacedOrder) -> None:
+        """Fact: this is the order of an epoch."""
         self._keep_order(epoch, placed)
-        return self._read_ahead()
 
-    def grown(
-        self, epoch: int, placed: PlacedOrder, *, from_start: bool = False
-    ) -> tuple[list[ChunkRead], list[tuple[int, Int64Array]]]:
-        """Fact: this is a list's order now, which was known in part. Returns what it is time to read of it, and what is
-        to be forgotten before: an epoch that is under way begins anew.
+    def grown(self, epoch: int, placed: PlacedOrder, *, from_start: bool = False) -> list[tuple[int, Int64Array]]:
+        """Fact: this is a list's order now, which was known in part. Returns what is to be forgotten before more is
+        read: an epoch that is under way begins anew.
 
         :param from_start: where the list does; else where it is asked for.
         """
@@ -234,7 +235,7 @@ class ShareMemory:
             dropped = self.forget()
             self._begin(epoch, place)
             self._epochs[0].front = 0 if from_start else place + 1
-        return self._read_ahead(), dropped
+        return dropped
 
     def places_of(self, epoch: int, positions: Int64Array, local: Int64Array) -> Int64Array:
         """``(n,)`` the places of positions of an epoch whose order is a list that is known; -1: it is not known that
@@ -251,10 +252,9 @@ class ShareMemory:
 
     # Facts, and what is to be done then.
 
-    def memory_is(self, capacity_bytes: int) -> list[ChunkRead]:
+    def memory_is(self, capacity_bytes: int) -> None:
         """Fact: samples may take so much memory. What is in memory stays, should it be less."""
         self.capacity_bytes = capacity_bytes
-        return self._read_ahead()
 
     def gives_back(self) -> list[tuple[int, Int64Array]]:
         """Fact: others wait for what samples take beyond the capacity. Returns what is forgotten, as ``Asked.dropped``:
@@ -263,15 +263,17 @@ class ShareMemory:
             return []
         return self._give_up(self._epochs[0], 0, -1, at_most=True)
 
-    def warmed(self, epoch: int, place: int) -> list[ChunkRead]:
+    def warmed(self, epoch: int, place: int) -> None:
         """Fact: somebody will ask for what comes from this place of an epoch on, whose order is known. Nothing comes of
         it where others ask already."""
         if not self._epochs:
             self._begin_at(epoch, place)
-        return self._read_ahead()
 
-    def asked(self, epoch: int, places: Int64Array) -> Asked:
-        """Fact: somebody asks for ``(n,)`` places of an epoch whose order is known, all different, at least one."""
+    def asked(self, epoch: int, places: Int64Array, *, is_rest: bool = False) -> Asked:
+        """Fact: somebody asks for ``(n,)`` places of an epoch whose order is known, all different, at least one.
+
+        :param is_rest: of a request that was told of in part, and has counted for as many as one may.
+        """
         dropped: list[tuple[int, Int64Array]] = []
         if not self._epochs:
             self._begin(epoch, int(places.min()))
@@ -287,7 +289,7 @@ class ShareMemory:
         if num_new:
             self._asked_last = epoch
         num_again = min(len(samples) - num_new, self._most_stray // 2 + 1)
-        self._stray = max(0, self._stray + num_again - num_new)
+        self._stray = max(0, self._stray + (0 if is_rest else num_again) - num_new)
         if self._stray > self._most_stray:
             dropped += self._begin_anew(epoch, int(places.min()))
             at = self._epochs[0]
@@ -296,7 +298,7 @@ class ShareMemory:
         reads = self._ask(at, samples, dropped)
         at.front = max(at.front, int(places.min()) + 1)
         dropped += self._drop_stale()
-        return Asked(samples, local, at.to_come[samples] > 0, reads + self._read_ahead(), dropped)
+        return Asked(samples, local, at.to_come[samples] > 0, reads, dropped)
 
     def _ask(self, at: _Epoch, samples: Int64Array, dropped: list[tuple[int, Int64Array]]) -> list[ChunkRead]:
         """What is asked for, and neither in memory nor on its way, is read now."""
@@ -315,6 +317,20 @@ class ShareMemory:
         if at.placed.num_uses is not None and self.held_bytes > self.capacity_bytes:
             dropped += self._give_up(at, 0, -1)  # in place of what stays to be asked for again
         return reads
+
+    def read_ahead(self) -> list[ChunkRead] | None:
+        """What else it is time to read, some of it. None: nothing."""
+        reads: list[ChunkRead] = []
+        for at in self._epochs:
+            if at.number >= self._asked_last and not at.is_ordered:
+                is_cut = self._read_ahead_in(at, reads)
+                if is_cut or not at.is_ordered:
+                    return reads if reads or is_cut else None
+        # The first chunks of the next epoch take the place of the last ones of this.
+        if self._epochs and (follower := self._follower()) is not None:
+            self._open(follower)
+            return reads
+        return reads or None
 
     def arrived(self, read: ChunkRead, damaged: Int64Array = NO_SAMPLES) -> NDArray[np.bool_]:
         """Fact: the bytes of a read are here. Returns which of its samples stay in memory, ``(n,)``.
@@ -433,7 +449,7 @@ class ShareMemory:
             spans = np.split(asked, np.flatnonzero(np.diff(asked) > 1) + 1)
             # What others will ask for in a moment stays for them, though memory be full.
             rest = asked[at.to_come[asked] > 0]
-        reads += [self._order(at, chunk, samples) for samples in spans]
+        reads += [read for samples in spans for read in self._order(at, chunk, samples)]
         self.held_bytes += int(at.placed.lengths[rest].sum())
 
     def _give_up(
@@ -508,20 +524,13 @@ class ShareMemory:
         if len(rest):
             heappush(at.again, (int(at.next_places(rest).min()), chunk))
 
-    def _read_ahead(self) -> list[ChunkRead]:
-        reads: list[ChunkRead] = []
-        for at in self._epochs:
-            if at.number >= self._asked_last and not self._read_ahead_in(at, reads):
-                return reads
-        # The first chunks of the next epoch take the place of the last ones of this.
-        if self._epochs and (follower := self._follower()) is not None:
-            self._open(follower)
-            self._read_ahead_in(self._epochs[-1], reads)
-        return reads
-
     def _read_ahead_in(self, at: _Epoch, reads: list[ChunkRead]) -> bool:
-        """Returns whether all of the epoch is ordered."""
+        """Order what there is room for. Returns whether that was cut short, as it is enough for once."""
+        num_chunks = num_samples = 0
         while not at.is_ordered:
+            if num_chunks >= _AT_ONCE or num_samples >= _SAMPLES_AT_ONCE:
+                return True
+            num_chunks += 1
             chunk = int(at.in_order[at.next]) if at.next < len(at.in_order) else -1
             again = bool(at.again) and (chunk < 0 or at.again[0][0] < at.first_use[chunk])
             if again:
@@ -534,13 +543,14 @@ class ShareMemory:
                 wanted_bytes = int(at.placed.lengths[rest].sum())
                 if self.held_bytes + wanted_bytes > self.capacity_bytes:
                     return False
-                reads.append(self._order(at, chunk, rest))
+                num_samples += len(rest)
+                reads += self._order(at, chunk, rest)
                 self.held_bytes += wanted_bytes
             if again:
                 heappop(at.again)
             else:
                 at.next += 1
-        return True
+        return False
 
     def _unread(self, at: _Epoch, chunk: int) -> Int64Array:
         """Samples of a chunk that somebody has yet to ask for, and that are neither in memory nor on their way."""
@@ -548,8 +558,9 @@ class ShareMemory:
         there: NDArray[np.intp] = np.flatnonzero((at.to_come[span] > 0) & ~at.here[span] & ~at.coming[span])
         return there + span.start
 
-    def _order(self, at: _Epoch, chunk: int, samples: Int64Array) -> ChunkRead:
-        read = ChunkRead(at.number, chunk, samples, at.placed.local(samples))
+    def _order(self, at: _Epoch, chunk: int, samples: Int64Array) -> list[ChunkRead]:
         at.coming[samples] = True
-        at.under_way.add(read)
-        return read
+        parts = (samples[first : first + _SAMPLES_AT_ONCE] for first in range(0, len(samples), _SAMPLES_AT_ONCE))
+        reads = [ChunkRead(at.number, chunk, part, at.placed.local(part)) for part in parts]
+        at.under_way.update(reads)
+        return reads
