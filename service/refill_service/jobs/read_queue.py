@@ -61,7 +61,7 @@ class ReadQueue(Generic[Ordered]):
 
     def go_on(self) -> None:
         """Fact: there may be something to decide."""
-        if self._running is None:
+        if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run())
             self._running.add_done_callback(self._stopped)
 
@@ -71,8 +71,8 @@ class ReadQueue(Generic[Ordered]):
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
 
-    def _stopped(self, running: asyncio.Task[None]) -> None:
-        self._running = None
+    @staticmethod
+    def _stopped(running: asyncio.Task[None]) -> None:
         if not running.cancelled() and (error := running.exception()) is not None:
             log.error("reads could not be begun", exc_info=error)
 

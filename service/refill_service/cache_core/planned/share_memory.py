@@ -24,7 +24,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.ma  # noqa: F401 - ``np.unique`` does, when it is first called: it takes a while
+import numpy.ma  # np.unique does, when it is first called, and that takes a while
 from numpy.typing import NDArray
 
 from refill_service.cache_core.planned.placed_order import IndexArray, PlacedOrder, placed_list
