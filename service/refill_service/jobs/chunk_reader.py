@@ -33,6 +33,10 @@ COALESCED_BYTES = 8 << 20
 """Most bytes of chunks that are read together: more would gain nothing over the time of one request."""
 
 
+_AT_ONCE_SAMPLES = 512
+"""What has come is verified in pieces of about so many."""
+
+
 @dataclass(frozen=True)
 class ReadChunk:
     read: Read
@@ -178,8 +182,14 @@ class ChunkReader:
                     arrived(ReadChunk(group[0], [None] * len(group[0].samples)))
                     return []
             else:
-                start = int(self._records.part(first, end).offset[0])
-                return [kept for read in group for kept in self._hand_over(read, buffer, start, arrived)]
+                start, to_keep, num_samples = int(self._records.part(first, end).offset[0]), [], 0
+                for read in group:
+                    to_keep += self._hand_over(read, buffer, start, arrived)
+                    num_samples += len(read.samples)
+                    if num_samples >= _AT_ONCE_SAMPLES:
+                        num_samples = 0
+                        await asyncio.sleep(0)
+                return to_keep
         # One of them may be intact all the same.
         return [kept for read in group for kept in await self._from_store([read], arrived)]
 

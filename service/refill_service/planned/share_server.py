@@ -176,8 +176,14 @@ class ShareServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._will_not_come(list(self._ordered), why)
-        self.forget()
+        self.memory.forget()
+        self._epochs.clear()
+        self._ordered.clear()
+        for awaited in self._awaited.values():
+            awaited.set_exception(why)
+            awaited.exception()  # known: who waited may have gone
+        self._awaited.clear()
+        self._changed.set()
 
     async def take(
         self, epoch: int, places: Int64Array, *, says_damage: bool, is_rest: bool = False

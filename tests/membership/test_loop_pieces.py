@@ -1,0 +1,58 @@
+"""Nothing holds a pod's loop for long, however many samples and chunks a job has: in CPU time of the loop's thread, piece
+by piece, while a job is registered, begins an epoch, is asked for, and ends."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.membership.planned_in_process import PlannedDataset, new_name
+from tests.membership.pods_in_process import PodsInProcess
+from tests.security.hostile_datasets import write_many_samples
+from tests.timed_loop import TimedLoop
+
+MOST_SECONDS = 0.02
+"""About 10 ms are aimed at; the first call of a function, or a collection of garbage, may come on top."""
+
+
+@pytest.fixture
+def loop() -> Iterator[TimedLoop]:
+    """What the test's own modules have made is not looked at by the garbage collector meanwhile."""
+    gc.collect()
+    gc.freeze()
+    yield TimedLoop()
+    gc.unfreeze()
+
+
+def held_at_most(loop: TimedLoop, what: str) -> None:
+    longest = loop.longest
+    print(f"{what}: {1000 * longest.cpu_seconds:.1f} ms, {longest.what}")
+    assert longest.cpu_seconds < MOST_SECONDS, f"{what}: {longest}"
+    loop.begin_anew()
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "chunk_size", "memory_bytes"), [(200_000, 1, 80_000_000), (2_000_000, 1024, 300_000_000)]
+)
+def test_a_planned_job_of_very_many_samples_holds_the_loop_for_no_long_piece(
+    tmp_path: Path, loop: TimedLoop, num_samples: int, chunk_size: int, memory_bytes: int
+) -> None:
+    url = write_many_samples(tmp_path / "bytes", num_samples)
+    with PodsInProcess(1, tmp_path, journal=False, loop=loop, memory_bytes="1GiB", wait_seconds=60) as pods:
+        settings = {"chunk_size": chunk_size, "memory_bytes": memory_bytes}
+        dataset = PlannedDataset(
+            pods, dataset=url, job=new_name(), rank=0, world_size=1, timeout_seconds=300, **settings
+        )
+        connection = dataset.connection
+        held_at_most(loop, "a job is registered")
+        for first in range(0, 5000, 1000):
+            assert len(set(connection.batch(0, np.arange(first, first + 1000)).sample_ids.tolist())) == 1000
+        held_at_most(loop, "an epoch begins")
+        connection.batch(0, np.arange(num_samples - 1000, num_samples))
+        connection.batch(1, np.arange(1000))
+        held_at_most(loop, "another one begins")
+        pods.do(pods.node(0).planned.end_here(dataset.job))
+        held_at_most(loop, "the job ends")
