@@ -1,10 +1,8 @@
-"""Nothing holds a pod's loop for long, however many samples and chunks a job has: in CPU time of the loop's thread, piece
-by piece, while a job is registered, begins an epoch, is asked for, and ends."""
+"""Nothing holds a pod's loop for long, however many samples and chunks a job has: in CPU time of the loop's thread,
+while a job is registered, begins an epoch, is asked for, and ends."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +13,7 @@ from tests.security.hostile_datasets import write_many_samples
 from tests.timed_loop import TimedLoop
 
 MOST_SECONDS = 0.02
-"""About 10 ms are aimed at; the first call of a function, or a collection of garbage, may come on top."""
-
-
-@pytest.fixture
-def loop() -> Iterator[TimedLoop]:
-    """What the test's own modules have made is not looked at by the garbage collector meanwhile."""
-    gc.collect()
-    gc.freeze()
-    yield TimedLoop()
-    gc.unfreeze()
+"""10 ms are aimed at; what is called for the first time takes longer."""
 
 
 def held_at_most(loop: TimedLoop, what: str) -> None:
@@ -38,9 +27,9 @@ def held_at_most(loop: TimedLoop, what: str) -> None:
     ("num_samples", "chunk_size", "memory_bytes"), [(200_000, 1, 80_000_000), (2_000_000, 1024, 300_000_000)]
 )
 def test_a_planned_job_of_very_many_samples_holds_the_loop_for_no_long_piece(
-    tmp_path: Path, loop: TimedLoop, num_samples: int, chunk_size: int, memory_bytes: int
+    tmp_path: Path, num_samples: int, chunk_size: int, memory_bytes: int
 ) -> None:
-    url = write_many_samples(tmp_path / "bytes", num_samples)
+    url, loop = write_many_samples(tmp_path / "bytes", num_samples), TimedLoop()
     with PodsInProcess(1, tmp_path, journal=False, loop=loop, memory_bytes="1GiB", wait_seconds=60) as pods:
         settings = {"chunk_size": chunk_size, "memory_bytes": memory_bytes}
         dataset = PlannedDataset(

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _FEW = 64
 """Reads that are put together and begun in one go."""
-_MOST_WAITING = 1 << 12
+_MOST_WAITING = 1 << 11
 """Reads that are ordered and not begun: each is an object, which the garbage collector looks at."""
 _MOST_UNDER_WAY = 64
 """Groups: each is a task, and waits for the store."""

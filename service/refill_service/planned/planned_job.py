@@ -61,7 +61,7 @@ _STANDS_IN_SECONDS = 10.0
 """A share of another pod that nobody has asked for here for so long is let go of."""
 
 
-_TAKEN_AT_ONCE, _COUNTED_AT_ONCE = 64, 256
+_TAKEN_AT_ONCE, _COUNTED_AT_ONCE = 32, 256
 """Of one share and request: what asks for more is carried out piece by piece, and the rest does not count as a run that
 has gone back."""
 

@@ -176,7 +176,6 @@ class ShareServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.memory.forget()
         self._epochs.clear()
         self._ordered.clear()
         for awaited in self._awaited.values():

@@ -109,6 +109,8 @@ class _Epoch:
         self.again: list[tuple[int, int]] = []
         """``(place of the first sample that is to be read, chunk)``, a heap, of chunks that were read before, or a
         sample of them. It is out of date where that sample has been read."""
+        self.gave_way: dict[int, None] = {}
+        """Chunks with samples that gave way, which have yet to be put there."""
         self.here_below = 0
         """No sample at this place or behind it is in memory."""
         self.front = 0
@@ -119,7 +121,7 @@ class _Epoch:
     @property
     def is_ordered(self) -> bool:
         """Whether all of it has been read, or is on its way."""
-        return self.next == len(self.in_order) and not self.again
+        return self.next == len(self.in_order) and not self.again and not self.gave_way
 
     def next_places(self, samples: Int64Array) -> IndexArray:
         """``(n,)`` where each of these is asked for next, which are to come."""
@@ -147,10 +149,11 @@ class _Epoch:
     def is_over_before(self, place: int, behind: Int64Array) -> Int64Array:
         """Fact: nobody will ask for any of ``(n,)`` samples before this place. Returns those that are asked for nowhere
         any more, and were to come."""
-        left = np.unique(behind[self.to_come[behind] > 0])
+        left = behind[self.to_come[behind] > 0]
         if self.placed.num_uses is None:
             gone = left
         else:
+            left = np.unique(left)
             uses = self.placed.uses_from(left, place) * self.num_askers
             self.to_come[left] = np.minimum(self.to_come[left], uses)
             gone = left[uses == 0]
@@ -483,8 +486,7 @@ class ShareMemory:
         for epoch, samples in found:
             self._drop(epoch, samples)
             epoch.here_below = int(epoch.next_places(samples[-1:])[0])
-            for chunk in np.unique(epoch.placed.part_of[samples]).tolist():
-                self._to_be_read(epoch, chunk)
+            epoch.gave_way.update(dict.fromkeys(np.unique(epoch.placed.part_of[samples]).tolist()))
         return [(epoch.number, samples) for epoch, samples in found]
 
     def _drop_stale(self) -> list[tuple[int, Int64Array]]:
@@ -531,6 +533,9 @@ class ShareMemory:
             if num_chunks >= _AT_ONCE or num_samples >= _SAMPLES_AT_ONCE:
                 return True
             num_chunks += 1
+            if at.gave_way:
+                self._to_be_read(at, at.gave_way.popitem()[0])
+                continue
             chunk = int(at.in_order[at.next]) if at.next < len(at.in_order) else -1
             again = bool(at.again) and (chunk < 0 or at.again[0][0] < at.first_use[chunk])
             if again:
