@@ -39,6 +39,7 @@ __all__ = ["ShareServer"]
 log = logging.getLogger(__name__)
 
 _KEPT_VERSIONS = 8
+_DROPPED_AT_ONCE = 4096
 
 
 class _EpochBytes:
@@ -68,6 +69,10 @@ class _EpochBytes:
             for entry, sample, stays in different
         )
         return {sample: payload for sample, payload in left if payload is not None}
+
+    def drop(self, entries: Int64Array) -> None:
+        for entry in entries.tolist():
+            self.payloads.pop(entry)
 
     @contextmanager
     def taken(self, samples: list[int], by: dict[int, Payload]) -> Iterator[None]:
@@ -458,10 +463,21 @@ class ShareServer:
             each.result()
 
     def _drop(self, dropped: list[tuple[int, Int64Array]]) -> None:
+        to_drop = iter(dropped)
+        for epoch, samples in to_drop:
+            if len(samples) > _DROPPED_AT_ONCE:
+                dropping = asyncio.create_task(self._drop_in_pieces([(epoch, samples), *to_drop]))
+                self._reads.add(dropping)
+                dropping.add_done_callback(self._reads.discard)
+            else:
+                self._bytes_of(epoch).drop(samples)
+
+    async def _drop_in_pieces(self, dropped: list[tuple[int, Int64Array]]) -> None:
         for epoch, samples in dropped:
-            payloads = self._bytes_of(epoch).payloads
-            for entry in samples.tolist():
-                payloads.pop(entry)
+            for first in range(0, len(samples), _DROPPED_AT_ONCE):
+                piece = samples[first : first + _DROPPED_AT_ONCE]
+                self._bytes_of(epoch).drop(piece[~self.memory.are_here(epoch, piece)])  # else read again meanwhile
+                await asyncio.sleep(0)
 
     def _elsewhere(self, epoch: int, sample: int) -> Payload | None:
         """The same bytes: of what has just left, or of another epoch."""

@@ -351,6 +351,11 @@ class ShareMemory:
         self._lost(at, read.samples[~intact])
         return stay
 
+    def are_here(self, epoch: int, samples: Int64Array) -> NDArray[np.bool_]:
+        """Which of these samples are in memory for an epoch, ``(n,)``."""
+        at = self._open_epoch(epoch)
+        return np.zeros(len(samples), dtype=bool) if at is None else at.here[samples]
+
     def failed(self, read: ChunkRead) -> None:
         """Fact: the bytes of a read will not come. What nobody has asked for yet is read when it is."""
         at = self._no_longer_under_way(read)
