@@ -191,7 +191,7 @@ PARSERS: dict[str, Parser] = {
         [_json(error="StoreUnavailable", message="x", details={"pod": 0})],
     ),
     "pod_life": Parser(_text(pod_life_of), [b"0 12-ab"]),
-    "announced": Parser(
+    "announced": Parser(  # whoever asks says that it is no answer of a pod
         _of_dict(Announced.from_dict),
         [_json(lives={"0": "12-ab"}, wait_seconds=1, earlier=None)],
         (ArithmeticError, AttributeError, KeyError, TypeError, ValueError),

@@ -14,8 +14,8 @@ import pytest
 from tests.security.parsers import PARSERS, foreign
 
 MUTATIONS = 300
-SECONDS = 8
-"""Of each parser."""
+SECONDS = 180
+"""Of the search by coverage."""
 NUMBERS = [0, 1, 2, 0x7F, 0x80, 0xFF]
 PIECES = [b"null", b"-1", b"1e999", b'"', b"[", b"{}", b"NaN", b"\xff" * 8, b"\0" * 8, b"99999999999999999999", b"%"]
 
@@ -54,10 +54,9 @@ def test_what_is_kept_and_mutations_of_it_raise_errors_of_ours(name: str) -> Non
 
 @pytest.mark.slow_attack
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed")
-@pytest.mark.parametrize("name", PARSERS)
-def test_a_search_by_coverage_finds_nothing(name: str, tmp_path: Path) -> None:
+def test_a_search_by_coverage_finds_nothing(tmp_path: Path) -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "tests.security.fuzz_parsers", name, f"-max_total_time={SECONDS}", "-max_len=4096"],
+        [sys.executable, "-m", "tests.security.fuzz_parsers", f"-max_total_time={SECONDS}", "-max_len=4096"],
         cwd=Path(__file__).parents[2],
         env=os.environ | {"FOUND": str(tmp_path)},
         capture_output=True,

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from refill.errors import EpochNotReady, InvalidInput, JobConflict, RefillError, UnknownJob
+from refill.errors import EpochNotReady, InvalidInput, JobConflict, MemoryTooSmall, RefillError, UnknownJob
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
@@ -61,6 +61,10 @@ _STANDS_IN_SECONDS = 10.0
 """A share of another pod that nobody has asked for here for so long is let go of."""
 
 
+_LEAST_FOR_RANKS, _PART_FOR_RANKS = 1 << 20, 16
+"""Of the job's memory: what is kept of what its ranks say."""
+_BYTES_OF_PROCESS = 500
+"""Its lease."""
 _TAKEN_AT_ONCE, _COUNTED_AT_ONCE = 32, 256
 """Of one share and request: what asks for more is carried out piece by piece, and the rest does not count as a run that
 has gone back."""
@@ -114,7 +118,7 @@ class PlannedJob:
         """Of the dataset, all of it: the reads of this job are by ids of the dataset."""
         self.lists = lists
         self.leases = LeasedRanks(spec.name)
-        self.received = ReceivedEpochs()
+        self.received = ReceivedEpochs(self._for_ranks(memory_bytes))
         self.clients = Clients()
         self.counts = JobCounts()
         self.sent_bytes: dict[int, int] = {}
@@ -253,10 +257,25 @@ class PlannedJob:
         """Fact: the job has so much memory now. What it held beyond that is read again when it is needed."""
         had_bytes, self.memory_bytes = self.memory_bytes, memory_bytes
         self._recent.limit(replace(self.parts, memory_bytes=memory_bytes).recent_bytes)
+        self.received.limit_bytes = self._for_ranks(memory_bytes)
         self._share_memory()
         if memory_bytes < had_bytes:
             for server in self._servers.values():
                 server.gives_back()
+
+    @staticmethod
+    def _for_ranks(memory_bytes: int) -> int:
+        """What is kept of what ranks say may take so much."""
+        return max(_LEAST_FOR_RANKS, memory_bytes // _PART_FOR_RANKS)
+
+    def check_ranks(self, num_processes: int) -> None:
+        """Raises :class:`MemoryTooSmall` for more processes than the job's memory has places for."""
+        most = self._for_ranks(self.memory_bytes) // _BYTES_OF_PROCESS
+        if num_processes > most:
+            raise MemoryTooSmall(
+                f"job {self.spec.name} has {self.memory_bytes:,} bytes on this pod, in which {most:,} processes find a "
+                f"place, and you ask as one of {num_processes:,}: give it more memory_bytes"
+            )
 
     def ranks_are(self, spec: JobSpec) -> None:
         """Fact: the job goes on with other ranks than before."""
@@ -327,6 +346,7 @@ class PlannedJob:
 
         :param process: its number; ``group`` of them ask as one rank.
         """
+        self.check_ranks(dealing.num_ranks * group)
         overtaken = self.received.goes_by(epoch, dealing, process, time.time(), life)
         if overtaken is None:
             return
