@@ -1,5 +1,5 @@
 """``python -m tests.security.fuzz_parsers [NAME ...] [-max_total_time=60]``: searches, by coverage, for bytes that have
-a parser, any or one of these, raise what is no error of ours. Options are libFuzzer's. It needs ``pip install atheris``.
+a parser, any or one of these, raise what is no error of ours. Options are libFuzzer's. ``pip install atheris`` first.
 
 What it ends with is written to the folder FOUND of the environment, else to the one that it runs in. The error names
 the parser: put all but the first byte, which chooses it, into ``corpus/NAME`` when it is mended.

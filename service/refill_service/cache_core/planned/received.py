@@ -152,9 +152,8 @@ class ReceivedEpochs:
                 self._contested.discard(old)
             for old in kept[:-_KEPT_WHOLE]:
                 for found in self._epochs.get(old, {}).values():
-                    found.used_bytes -= sum(
-                        _BYTES_OF_RANK + _BYTES_OF_SPAN * len(each) for each in found.asked.values()
-                    )
+                    num_spans = sum(map(len, found.asked.values()))
+                    found.used_bytes -= _BYTES_OF_RANK * len(found.asked) + _BYTES_OF_SPAN * num_spans
                     found.asked.clear()
         dealings = self._epochs.setdefault(epoch, {})
         if dealing not in dealings:
