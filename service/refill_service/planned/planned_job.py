@@ -68,6 +68,8 @@ _BYTES_OF_PROCESS = 500
 _TAKEN_AT_ONCE, _COUNTED_AT_ONCE = 32, 256
 """Of one share and request: what asks for more is carried out piece by piece, and the rest does not count as a run that
 has gone back."""
+_READ_AT_ONCE = 8192
+"""Samples that such a piece may have read, of chunks that are large."""
 
 _Part = tuple[Int64Array, list[Payload]]
 """``(sample ids, their bytes)`` of some positions."""
@@ -461,10 +463,11 @@ class PlannedJob:
                 return await server.take_listed(epoch, places[at], ids[at], **how)
             return await server.take(epoch, places[at], **how)
 
+        size = max(1, min(_TAKEN_AT_ONCE, _READ_AT_ONCE // self.layout.chunk_size))
         pieces = [
-            (share, at[first : first + _TAKEN_AT_ONCE], first >= _COUNTED_AT_ONCE)
+            (share, at[first : first + size], first >= _COUNTED_AT_ONCE)
             for share, at in of_shares
-            for first in range(0, len(at), _TAKEN_AT_ONCE)
+            for first in range(0, len(at), size)
         ]
         parts = await all_done(*(taken(*piece) for piece in pieces))
         return _joined(len(places), [(at, part) for (_, at, _), part in zip(pieces, parts, strict=True)])

@@ -463,14 +463,13 @@ class ShareServer:
             each.result()
 
     def _drop(self, dropped: list[tuple[int, Int64Array]]) -> None:
-        to_drop = iter(dropped)
-        for epoch, samples in to_drop:
-            if len(samples) > _DROPPED_AT_ONCE:
-                dropping = asyncio.create_task(self._drop_in_pieces([(epoch, samples), *to_drop]))
-                self._reads.add(dropping)
-                dropping.add_done_callback(self._reads.discard)
-            else:
-                self._bytes_of(epoch).drop(samples)
+        if sum(len(samples) for _, samples in dropped) > _DROPPED_AT_ONCE:
+            dropping = asyncio.create_task(self._drop_in_pieces(dropped))
+            self._reads.add(dropping)
+            dropping.add_done_callback(self._reads.discard)
+            return
+        for epoch, samples in dropped:
+            self._bytes_of(epoch).drop(samples)
 
     async def _drop_in_pieces(self, dropped: list[tuple[int, Int64Array]]) -> None:
         for epoch, samples in dropped:

@@ -95,6 +95,7 @@ class ReceivedEpochs:
 
     def __init__(self, limit_bytes: int = 1 << 60) -> None:
         self.limit_bytes = limit_bytes
+        self.used_bytes = 0
         self.num_damaged = 0
         """Samples that ranks went on without, of all epochs."""
         self._epochs: dict[int, dict[Dealing, EpochReceived]] = {}
@@ -136,7 +137,7 @@ class ReceivedEpochs:
                         return Overtaken(other, stands.dealing, for_good=goes_on and both_live)
                 if goes_on:  # the other may wait for this one, and come again
                     self._contested.add(epoch)
-                del self._epochs[epoch][dealing]  # ranks have gone back to it
+                self.used_bytes -= self._epochs[epoch].pop(dealing).used_bytes  # ranks have gone back to it
             stands = self._at(epoch, dealing, now)
         if process in stands.asked_at or self._has_room(stands, _BYTES_OF_RANK):
             stands.asked_at[process] = now, life
@@ -148,23 +149,27 @@ class ReceivedEpochs:
             self._epochs[epoch] = {}
             kept = sorted(self._epochs)
             for old in kept[:-_KEPT_EPOCHS]:
-                del self._epochs[old]
-                self._contested.discard(old)
+                self._forget(old)
             for old in kept[:-_KEPT_WHOLE]:
                 for found in self._epochs.get(old, {}).values():
                     num_spans = sum(map(len, found.asked.values()))
-                    found.used_bytes -= _BYTES_OF_RANK * len(found.asked) + _BYTES_OF_SPAN * num_spans
+                    self._count(found, -_BYTES_OF_RANK * len(found.asked) - _BYTES_OF_SPAN * num_spans)
                     found.asked.clear()
         dealings = self._epochs.setdefault(epoch, {})
         if dealing not in dealings:
             dealings[dealing] = EpochReceived(dealing, now)
             for oldest in sorted(dealings, key=lambda each: dealings[each].since)[:-_KEPT_DEALINGS]:
-                del dealings[oldest]
+                self.used_bytes -= dealings.pop(oldest).used_bytes
         return dealings[dealing]
 
-    @property
-    def used_bytes(self) -> int:
-        return sum(found.used_bytes for dealings in self._epochs.values() for found in dealings.values())
+    def _count(self, found: EpochReceived, more_bytes: int) -> None:
+        found.used_bytes += more_bytes
+        self.used_bytes += more_bytes
+
+    def _forget(self, epoch: int) -> None:
+        for found in self._epochs.pop(epoch).values():
+            self.used_bytes -= found.used_bytes
+        self._contested.discard(epoch)
 
     def _has_room(self, found: EpochReceived, more_bytes: int) -> bool:
         """For so much of ranks, where there is, or old epochs make some. It is counted then."""
@@ -172,11 +177,10 @@ class ReceivedEpochs:
             oldest = min(self._epochs)
             if found in self._epochs[oldest].values():
                 break
-            del self._epochs[oldest]
-            self._contested.discard(oldest)
+            self._forget(oldest)
         if self.used_bytes + more_bytes > self.limit_bytes:
             return False
-        found.used_bytes += more_bytes
+        self._count(found, more_bytes)
         return True
 
     def comes_to(self, epoch: int, rank: int) -> bool:
@@ -195,9 +199,9 @@ class ReceivedEpochs:
         before = len(asked)
         asked.add(0, had)
         if before < _MOST_SPANS and self._has_room(found, _BYTES_OF_SPAN * len(positions)):
-            found.used_bytes -= _BYTES_OF_SPAN * len(positions)
+            self._count(found, -_BYTES_OF_SPAN * len(positions))
             asked.add_all(positions)
-        found.used_bytes += _BYTES_OF_SPAN * (len(asked) - before)
+        self._count(found, _BYTES_OF_SPAN * (len(asked) - before))
 
     def is_listed(self, epoch: int, dealing: Dealing, rank: int, length: int, digest: str, *, now: float) -> None:
         """Fact: a rank asks by a list of its own."""
@@ -221,7 +225,7 @@ class ReceivedEpochs:
             before = len(known)
             if before < _MOST_SPANS and self._has_room(found, _BYTES_OF_SPAN):
                 known.add(first, end)
-                found.used_bytes += _BYTES_OF_SPAN * (len(known) - before - 1)
+                self._count(found, _BYTES_OF_SPAN * (len(known) - before - 1))
 
     def goes_without(
         self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, samples: Int64Array, *, now: float
