@@ -34,6 +34,8 @@ __all__ = ["Asked", "ChunkRead", "ShareMemory"]
 
 _BLOCK = 1 << 12
 """Places that are looked at together for samples that give way, or that nobody has asked for."""
+_SWEPT_AT_ONCE = 1 << 16
+"""Places that are looked at together for what nobody will ask for any more."""
 _BACK_PART = 8
 """A share begins this part of its memory before the first place that it is asked for: loader workers are not in
 order."""
@@ -504,10 +506,12 @@ class ShareMemory:
         while (first := self._epochs[0]) is not newest and (
             past > 0 or not first.num_to_come or first.number < newest.number - 1
         ):
-            self._sweep(first, len(first.order), dropped)
+            self._sweep(first, min(len(first.order), first.swept + _SWEPT_AT_ONCE), dropped)
+            if first.swept < len(first.order):
+                return dropped  # the rest with the next request
             self._epochs.pop(0)
         if past >= newest.swept + self._sweep_places:
-            self._sweep(newest, past, dropped)
+            self._sweep(newest, min(past, newest.swept + _SWEPT_AT_ONCE), dropped)
         return dropped
 
     def _sweep(self, at: _Epoch, end: int, dropped: list[tuple[int, Int64Array]]) -> None:
