@@ -79,6 +79,10 @@ class Rounds:
             each.result()
         return last - first
 
+    def nothing_is_under_way(self, pods: PodsInProcess) -> bool:
+        """Whether all requests of pods were answered, those of reads ahead, too."""
+        return _num_asked(pods) == 0
+
     async def _all_wait(self, pods: PodsInProcess, threads: _Threads) -> bool:
         """Whether pods have asked for all that they can, and it is all here."""
         for _ in range(_TURNS):

@@ -93,13 +93,22 @@ class Pod:
         self.memory = ShareMemory(
             self.share.starts, self.share.lengths, self.share.planned_bytes, num_askers=self.num_askers
         )
-        self._order(self.memory.memory_is(self.capacity_bytes))
+        self.memory_is(self.capacity_bytes)
+
+    def memory_is(self, capacity_bytes: int) -> None:
+        self.memory.memory_is(capacity_bytes)
+        self.go_on()
+
+    def go_on(self) -> None:
+        reads: list[ChunkRead] = []
+        while (more := self.memory.read_ahead()) is not None:
+            reads += more
+        self._order(reads)
 
     def learn(self, epoch: int, known: int | None = None, *, from_start: bool = False) -> None:
-        reads, dropped = self.memory.grown(epoch, self.share.placed(epoch, known), from_start=from_start)
-        self._drop(dropped)
-        self._order(reads)
-        self._order(self.memory.warmed(epoch, 0))
+        self._drop(self.memory.grown(epoch, self.share.placed(epoch, known), from_start=from_start))
+        self.memory.warmed(epoch, 0)
+        self.go_on()
 
     def ask(self, epoch: int, positions: Int64Array) -> None:
         wanted = self.share.lists[epoch][positions // self.share.step]
@@ -116,6 +125,7 @@ class Pod:
             self.misses += found is None
         self._drop(asked.dropped)
         self._order(asked.reads)
+        self.go_on()
 
     def forget(self) -> None:
         self._drop(self.memory.forget())
@@ -264,7 +274,7 @@ def test_whatever_is_asked_for_and_known(
             pod.fail(read)
         elif fact == "memory":
             memory_bytes = int(draws.choice([0, 0.3, 1, 2]) * share.planned_bytes)
-            pod._order(pod.memory.memory_is(memory_bytes))
+            pod.memory_is(memory_bytes)
         elif fact == "forget":
             pod.forget()
         elif fact in ("learn more", "learn anew"):
@@ -276,7 +286,7 @@ def test_whatever_is_asked_for_and_known(
     pod.arrive_all()
     pod.slow = False
     pod.forget()
-    pod._order(pod.memory.memory_is(2**60))
+    pod.memory_is(2**60)
     for each in range(3):
         pod.learn(each)
     misses = pod.misses
@@ -345,8 +355,9 @@ def test_memory_that_shrinks_is_kept_to_though_samples_come_again() -> None:
     """What was planned to stay until its second use does not, beyond what a batch asks for."""
     share = even(1024, 8, 1024, [np.tile(np.random.default_rng(4).permutation(1024), 2)])
     pod = Pod(share, 64)
-    pod._order(pod.memory.grown(0, share.placed(0))[0])
-    pod._order(pod.memory.warmed(0, 0))
+    pod.memory.grown(0, share.placed(0))
+    pod.memory.warmed(0, 0)
+    pod.go_on()
     for first in range(0, 2048, 32):
         pod.ask(0, np.arange(first, first + 32))
         assert pod.memory.held_bytes <= 64 + 32

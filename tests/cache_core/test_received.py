@@ -237,3 +237,22 @@ def test_a_receipt_of_lists_counts_what_each_rank_has_of_its_own() -> None:
     assert receipt()["exact"]
     pods[1].is_listed(0, dealing, 1, 10, "c", now=3)
     assert receipt()["asked"] != found["asked"], "it says what was asked for"
+
+
+def test_what_ranks_say_takes_no_more_than_there_is_and_the_newest_epoch_stays() -> None:
+    pod, dealing = ReceivedEpochs(limit_bytes=100_000), Dealing(1_000_000, 1000, 10)
+    for epoch in range(5):
+        for rank in range(40):
+            pod.goes_by(epoch, dealing, rank, now=epoch)
+            pod.received(epoch, dealing, rank, [(0, 10)], now=epoch)
+    assert 0 < pod.used_bytes <= 100_000
+    assert pod.newest == 4
+    newest = pod.of(4)
+    assert newest is not None
+    assert len(newest.received) == 40
+    for rank in range(1000):
+        pod.received(4, dealing, rank, [(place, place + 1) for place in range(0, 900, 2)], now=5)
+        pod.asks(4, dealing, rank, np.arange(0, 900, 2), now=5)
+        pod.goes_without(4, dealing, rank, np.arange(9), np.arange(9), now=5)
+    assert 0 < pod.used_bytes <= 100_000
+    assert pod.epochs == [4], "older ones have made room"

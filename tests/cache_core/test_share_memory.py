@@ -104,12 +104,14 @@ class Pod:
 
     def memory_is(self, capacity_bytes: int) -> None:
         before = self.memory.held_bytes
-        self._carry_out(self.memory.memory_is(capacity_bytes))
+        self.memory.memory_is(capacity_bytes)
+        self._go_on()
         self._check(before)
 
     def plan(self, epoch: int) -> None:
         before = self.memory.held_bytes
-        self._carry_out(self.memory.planned(epoch, self.memory.placed(self.share.order(epoch))))
+        self.memory.planned(epoch, self.memory.placed(self.share.order(epoch)))
+        self._go_on()
         assert self.memory.knows(epoch)
         self._check(before)
 
@@ -117,7 +119,8 @@ class Pod:
         if not self.memory.knows(epoch):
             self.plan(epoch)
         before = self.memory.held_bytes
-        self._carry_out(self.memory.warmed(epoch, place))
+        self.memory.warmed(epoch, place)
+        self._go_on()
         self._check(before)
 
     def plan_ahead(self) -> None:
@@ -139,6 +142,7 @@ class Pod:
             self.dropped += [(number, sample) for sample in samples.tolist()]
         self._here(epoch)[asked.samples[~asked.stay]] = False
         self._order(asked.reads)
+        self._read_ahead()
         missing = asked.samples[~was_here[asked.samples]].tolist()
         coming = {sample for read in self.under_way if read.epoch == epoch for sample in read.samples.tolist()}
         alone = [(epoch, sample) for sample in missing if sample not in coming]
@@ -197,10 +201,15 @@ class Pod:
         for read in list(self.under_way):
             self.arrive(read)
 
-    def _carry_out(self, reads: list[ChunkRead]) -> None:
-        self._order(reads)
+    def _go_on(self) -> None:
+        self._read_ahead()
         if not self.slow:
             self.arrive_all()
+
+    def _read_ahead(self) -> None:
+        while (reads := self.memory.read_ahead()) is not None:
+            assert len(reads) <= share_memory._AT_ONCE
+            self._order(reads)
 
     def _order(self, reads: list[ChunkRead]) -> None:
         on_their_way = {epoch: self._on_their_way(epoch) for epoch in {read.epoch for read in reads}}

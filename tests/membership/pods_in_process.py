@@ -70,7 +70,15 @@ class Rule:
 class PodsInProcess:
     """``num_pods`` pods, as ``LocalCluster`` has them in processes. Its methods are called from the test's thread."""
 
-    def __init__(self, num_pods: int, folder: Path, *, journal: bool, **settings: Any) -> None:
+    def __init__(
+        self,
+        num_pods: int,
+        folder: Path,
+        *,
+        journal: bool,
+        loop: asyncio.AbstractEventLoop | None = None,
+        **settings: Any,
+    ) -> None:
         self.num_pods = num_pods
         self.nodes: list[CacheNode | None] = []
         self.rules: list[Rule] = []
@@ -83,7 +91,7 @@ class PodsInProcess:
             "dataset_urls": "file:///",
         } | settings
         self._apps: dict[tuple[str, int], Any] = {}
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> PodsInProcess:

@@ -15,6 +15,7 @@ from tests.membership.planned_in_process import Run, new_name
 from tests.membership.pods_in_process import PodsInProcess
 from tests.s3_counts import counting
 from tests.s3_rounds import Rounds, in_rounds
+from tests.waiting import until
 
 from refill_service.datasets.pack import pack
 
@@ -73,6 +74,8 @@ def test_first_batches_come_within_six_rounds_and_again_after_all_memory_is_lost
         registered = rounds.of(pods, *(partial(getattr, each, "connection") for each in run.datasets))
         came = rounds_to_first_batches(rounds, pods, run, 0, batch, 0)
         middle = num_samples // num_ranks // batch // 2 * batch
+        # Else the store goes on with requests of pods that are gone.
+        until(lambda: rounds.nothing_is_under_way(pods), "reads ahead to be done")
         pods.kill(0, 1, 2)
         pods.start(0, 1, 2)
         again = rounds_to_first_batches(rounds, pods, run, 1, batch, middle)

@@ -98,7 +98,15 @@ class KnownJob:
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> KnownJob:
-        return cls(**{name: value for name, value in given.items() if name in cls.__dataclass_fields__})
+        """Raises :class:`RefillError` for what no pod says."""
+        facts = {name: value for name, value in given.items() if name in cls.__dataclass_fields__}
+        kinds = {"incarnation": str, "holder": str, "world_size": int, "ranks_alive": int, "newest": int}
+        for name, kind in kinds.items():
+            if not isinstance(facts.get(name, kind()), kind):
+                raise RefillError(f"a pod says of a job, but not as pods do: its {name} is {facts[name]!r:.100}")
+        if "incarnation" not in facts:
+            raise RefillError("a pod says of a job, but not as pods do: it names no incarnation")
+        return cls(**facts)
 
 
 def newest_known(known: Sequence[KnownJob]) -> KnownJob | None:

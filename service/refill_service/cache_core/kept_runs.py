@@ -57,7 +57,10 @@ class RunPart:
         if number not in self.about["epochs"]:
             return None
         unpacked = zlib.decompressobj()
-        lines = unpacked.decompress(self.lines, _MOST_LINE_BYTES)
+        try:
+            lines = unpacked.decompress(self.lines, _MOST_LINE_BYTES)
+        except zlib.error as error:
+            raise ValueError(f"the epochs of a run are damaged: {error}") from error
         if not unpacked.eof:
             raise ValueError("the epochs of a run are cut short, or longer than those of any")
         parts: Iterable[dict[str, Any]] = map(_decoded, lines.split(b"\n"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from refill.errors import RefillError
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.epoch_order import KeyedTraces, RestTraces, Traces
@@ -57,8 +58,19 @@ class ResumedEpoch:
 
 
 def decode_resumed(encoded: bytes) -> ResumedEpoch:
-    facts, _, done = encoded.partition(b"\n")
-    return ResumedEpoch(done=np.frombuffer(done, dtype="<i8"), **json.loads(facts))
+    """Raises :class:`RefillError` for what no pod has encoded."""
+    text, _, done = encoded.partition(b"\n")
+    try:
+        facts = json.loads(text)
+        found = ResumedEpoch(done=np.frombuffer(done, dtype="<i8"), **facts)
+        if not isinstance(found.incarnation, str):
+            raise TypeError(f"its incarnation is {found.incarnation!r:.100}")
+        for name in ("epoch", "position", "unknown"):
+            if type(facts.get(name, 0)) is not int:
+                raise TypeError(f"its {name} is {facts[name]!r:.100}")
+    except (RecursionError, TypeError, ValueError) as error:
+        raise RefillError(f"a pod says how a job was resumed, but not as pods do: {error}") from error
+    return found
 
 
 def keyed_traces(spec: JobSpec, epoch: int, num_samples: int, resumed: ResumedEpoch | None) -> Traces:

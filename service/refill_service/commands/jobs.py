@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+import httpx
+
 from refill_service.commands.receipt import SHOWN_OF_RUN, shown_policy
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
 
@@ -45,11 +47,25 @@ def add_commands(commands: Any) -> None:
 def _list(args: argparse.Namespace) -> int:
     with client_of(args, _TIMEOUT_SECONDS) as client:
         pods = ask(client, "GET", args.url, "/v1/pods")["pods"] or [args.url]
-        lists = [ask(client, "GET", url, "/v1/runs" if args.ended else "/v1/jobs") for url in pods]
+        lists = [ask(client, "GET", url, "/v1/runs") if args.ended else _jobs_at(client, url) for url in pods]
     found = _ended(lists) if args.ended else _of_all_pods(lists)
     shown = _shown_ended if args.ended else _shown
     print(json.dumps(found, indent=2) if args.json else shown(found))
     return 0
+
+
+def _jobs_at(client: httpx.Client, url: str) -> list[dict[str, Any]]:
+    """All of a pod, which lists so many at once."""
+    found: list[dict[str, Any]] = []
+    while listed := ask(client, "GET", url, f"/v1/jobs?after={_last_of(found)}"):
+        if found and listed[0]["spec"]["name"] == found[0]["spec"]["name"]:
+            break  # a pod of an earlier version lists all of them each time
+        found += listed
+    return found
+
+
+def _last_of(jobs: list[dict[str, Any]]) -> str:
+    return quote(jobs[-1]["spec"]["name"], safe="") if jobs else ""
 
 
 def _end(args: argparse.Namespace) -> int:

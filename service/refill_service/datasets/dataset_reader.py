@@ -212,12 +212,10 @@ class Dataset:
             for start in starts:
                 low, high = max(first, start), min(end, start + blocks * header.block_samples)
                 data = await self._read_blocks(*self.index.records_range(low, high))
-                large = high - low > _AT_ONCE_SAMPLES
-                decode = self.index.decode_records
-                part = await asyncio.to_thread(decode, data, low, high) if large else decode(data, low, high)
-                here = slice(low - first, high - first)
-                records.offset[here], records.length[here] = part.offset, part.length
-                records.checksum[here] = part.checksum
+                if high - low > _AT_ONCE_SAMPLES:
+                    await asyncio.to_thread(self._decode, data, low, high, records)
+                else:
+                    self._decode(data, low, high, records)
 
         loading = [asyncio.create_task(load_some()) for _ in range(_RECORDS_AT_ONCE)]
         try:
@@ -231,6 +229,13 @@ class Dataset:
         else:
             self.index.check_records(records)
         return records
+
+    def _decode(self, data: memoryview, low: int, high: int, into: SampleRecords) -> None:
+        part, here = (
+            self.index.decode_records(data, low, high),
+            slice(low - into.first_sample, high - into.first_sample),
+        )
+        into.offset[here], into.length[here], into.checksum[here] = part.offset, part.length, part.checksum
 
     async def read_samples(self, records: SampleRecords, first: int, end: int, room: Room | None = None) -> memoryview:
         """The bytes from the start of sample ``first`` to the end of sample ``end - 1``, by one ranged GET.

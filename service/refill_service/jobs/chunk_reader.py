@@ -33,6 +33,10 @@ COALESCED_BYTES = 8 << 20
 """Most bytes of chunks that are read together: more would gain nothing over the time of one request."""
 
 
+_AT_ONCE_SAMPLES = 512
+"""What has come is verified in pieces of about so many."""
+
+
 @dataclass(frozen=True)
 class ReadChunk:
     read: Read
@@ -122,6 +126,26 @@ class ChunkReader:
             groups.append(ReadGroup(group, set(), ended))
         return groups
 
+    def side_by_side(self, bounds: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
+        """The places of reads with these bounds, those together that one ranged GET may read: ``most`` at once, the
+        first ordered first. Any thread may call it."""
+        first, end = np.array(bounds, dtype=np.int64).T
+        order = np.argsort(first, kind="stable")
+        first, last = first[order] + self._share.first_sample, end[order] - 1 + self._share.first_sample
+        blob = np.searchsorted(self._share.layout.first_sample, first, side="right")
+        records = self._records
+        begins = records.offset[first - records.first_sample]
+        ends = records.offset[last - records.first_sample] + records.length[last - records.first_sample]
+        follows = (first[1:] == last[:-1] + 1) & (blob[1:] == blob[:-1])
+        groups: list[list[int]] = []
+        start = 0
+        for at in range(1, len(order) + 1):
+            together = at < len(order) and follows[at - 1] and ends[at] - begins[start] <= self.limit_bytes
+            if not together or at - start == most:
+                groups.append(order[start:at].tolist())
+                start = at
+        return sorted(groups, key=min)
+
     async def read(self, group: ReadGroup, arrived: Callable[[ReadChunk], None], *, due: int | None = None) -> None:
         """Fetch the chunks of a group; ``arrived`` is called with each once its bytes are here and verified.
 
@@ -168,8 +192,14 @@ class ChunkReader:
                     arrived(ReadChunk(group[0], [None] * len(group[0].samples)))
                     return []
             else:
-                start = int(self._records.part(first, end).offset[0])
-                return [kept for read in group for kept in self._hand_over(read, buffer, start, arrived)]
+                start, to_keep, num_samples = int(self._records.part(first, end).offset[0]), [], 0
+                for read in group:
+                    to_keep += self._hand_over(read, buffer, start, arrived)
+                    num_samples += len(read.samples)
+                    if num_samples >= _AT_ONCE_SAMPLES:
+                        num_samples = 0
+                        await asyncio.sleep(0)
+                return to_keep
         # One of them may be intact all the same.
         return [kept for read in group for kept in await self._from_store([read], arrived, due)]
 

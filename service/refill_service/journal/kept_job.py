@@ -78,6 +78,8 @@ def read_kept_job(folder: Path) -> KeptJob:
         header = json.loads(contents[HEADER])
     except RecursionError:
         raise ValueError(f"{HEADER} is nested too deep") from None
+    if not isinstance(header, dict):
+        raise ValueError(f"{HEADER} holds {str(header)[:100]!r}")
     if (version := header.get("version", 1)) != VERSION:  # the first had none
         raise ValueError(f"it is of version {version}, and this pod reads version {VERSION}")
     records: list[Record] = []

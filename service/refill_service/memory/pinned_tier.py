@@ -39,6 +39,8 @@ __all__ = ["PinnedFile", "PinnedMemory", "PinnedShare", "PinnedTier"]
 
 log = logging.getLogger(__name__)
 
+_BLOCK = 1 << 16
+"""Samples."""
 _SUFFIX = ".pinned"
 
 _MAX_WRITING_BYTES = 16 << 20
@@ -398,9 +400,13 @@ def _file_name(place: str, records: SampleRecords) -> str:
 
 def _prefix(records: SampleRecords, first: int, limit_bytes: int) -> SampleRecords:
     """The records from sample ``first`` on of as many samples as fit."""
-    rest = records.part(first, records.end_sample)
-    fitting = int(np.searchsorted(np.cumsum(rest.length), max(0, limit_bytes), side="right"))
-    return rest.part(first, first + fitting) if limit_bytes > 0 else rest.part(first, first)
+    rest, fitting = records.part(first, records.end_sample), 0
+    while limit_bytes > 0 and fitting < len(rest):  # block by block: sums of all would take memory, and a while
+        ends = np.cumsum(rest.length[fitting : fitting + _BLOCK])
+        num_fitting = int(np.searchsorted(ends, limit_bytes, side="right"))
+        fitting += num_fitting
+        limit_bytes = limit_bytes - int(ends[-1]) if num_fitting == len(ends) else 0
+    return rest.part(first, first + fitting)
 
 
 def _written(file: int) -> Iterator[tuple[int, int]]:

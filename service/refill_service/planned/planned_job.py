@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
 
-from refill.errors import EpochNotReady, InvalidInput, JobConflict, RefillError, UnknownJob
+from refill.errors import EpochNotReady, InvalidInput, JobConflict, MemoryTooSmall, RefillError, UnknownJob
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
@@ -31,6 +31,8 @@ from refill_service.cache_core.memory_shares import Claim
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists
 from refill_service.cache_core.planned.received import ReceivedEpochs
+from refill_service.cache_core.planned.share_memory import ShareMemory
+from refill_service.cache_core.planned.shares import Share
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.all_done import all_done
@@ -59,6 +61,16 @@ log = logging.getLogger(__name__)
 _STANDS_IN_SECONDS = 10.0
 """A share of another pod that nobody has asked for here for so long is let go of."""
 
+
+_LEAST_FOR_RANKS, _PART_FOR_RANKS = 1 << 20, 16
+"""Of the job's memory: what is kept of what its ranks say."""
+_BYTES_OF_PROCESS = 500
+"""Its lease."""
+_TAKEN_AT_ONCE, _COUNTED_AT_ONCE = 32, 256
+"""Of one share and request: what asks for more is carried out piece by piece, and the rest does not count as a run that
+has gone back."""
+_READ_AT_ONCE = 8192
+"""Samples that such a piece may have read, of chunks that are large."""
 
 _Part = tuple[Int64Array, list[Payload]]
 """``(sample ids, their bytes)`` of some positions."""
@@ -109,7 +121,7 @@ class PlannedJob:
         """Of the dataset, all of it: the reads of this job are by ids of the dataset."""
         self.lists = lists
         self.leases = LeasedRanks(spec.name)
-        self.received = ReceivedEpochs()
+        self.received = ReceivedEpochs(self._for_ranks(memory_bytes))
         self.clients = Clients()
         self.counts = JobCounts()
         self.sent_bytes: dict[int, int] = {}
@@ -127,7 +139,8 @@ class PlannedJob:
         self._chunks = ChunkReader(dataset, records, self.share, gate, pinned, spec.name)
         self._single = SingleReads(self, gate, settings.wait_seconds)
         self._servers: dict[int, ShareServer] = {}
-        self._planning, self._held_back = asyncio.Lock(), HeldBack()
+        self._planning, self._making = asyncio.Lock(), asyncio.Lock()
+        self._held_back = HeldBack()
         self._over: RefillError | None = None
         """Why nobody is answered any more."""
         self._warming: dict[int, asyncio.Task[None]] = {}
@@ -248,17 +261,32 @@ class PlannedJob:
         """Fact: the job has so much memory now. What it held beyond that is read again when it is needed."""
         had_bytes, self.memory_bytes = self.memory_bytes, memory_bytes
         self._recent.limit(replace(self.parts, memory_bytes=memory_bytes).recent_bytes)
+        self.received.limit_bytes = self._for_ranks(memory_bytes)
         self._share_memory()
         if memory_bytes < had_bytes:
             for server in self._servers.values():
                 server.gives_back()
+
+    @staticmethod
+    def _for_ranks(memory_bytes: int) -> int:
+        """What is kept of what ranks say may take so much."""
+        return max(_LEAST_FOR_RANKS, memory_bytes // _PART_FOR_RANKS)
+
+    def check_ranks(self, num_processes: int) -> None:
+        """Raises :class:`MemoryTooSmall` for more processes than the job's memory has places for."""
+        most = self._for_ranks(self.memory_bytes) // _BYTES_OF_PROCESS
+        if num_processes > most:
+            raise MemoryTooSmall(
+                f"job {self.spec.name} has {self.memory_bytes:,} bytes on this pod, in which {most:,} processes find a "
+                f"place, and you ask as one of {num_processes:,}: give it more memory_bytes"
+            )
 
     def ranks_are(self, spec: JobSpec) -> None:
         """Fact: the job goes on with other ranks than before."""
         names = ("world_size", "drop_last", "num_epochs", "batch_group")
         self.spec = replace(self.spec, **{name: getattr(spec, name) for name in names})
         for server in self._servers.values():
-            server.memory.num_askers = spec.batch_group
+            server.memory.num_askers, server.memory.num_ranks = spec.batch_group, spec.world_size
             server.memory.num_ranks = spec.world_size
 
     def let_go(self) -> None:
@@ -323,6 +351,7 @@ class PlannedJob:
 
         :param process: its number; ``group`` of them ask as one rank.
         """
+        self.check_ranks(dealing.num_ranks * group)
         overtaken = self.received.goes_by(epoch, dealing, process, time.time(), life)
         if overtaken is None:
             return
@@ -349,7 +378,7 @@ class PlannedJob:
 
     # Lists that ranks have.
 
-    def post_list(self, epoch: int, rank: int, about: AboutList, first: int, samples: Int64Array) -> None:
+    async def post_list(self, epoch: int, rank: int, about: AboutList, first: int, samples: Int64Array) -> None:
         """Fact: a part of a rank's list, as :meth:`PostedLists.post`."""
         if self.lists is None:
             raise InvalidInput(f"job {self.spec.name} has an order of its own: it takes no lists")
@@ -359,7 +388,7 @@ class PlannedJob:
         if self.lists.post(epoch, rank, about, first, samples):
             for number in np.flatnonzero(self._owners == self.ordinal).tolist():
                 if self.orders.shares.sizes[number]:
-                    self._server(number).lists_are_known(epoch)
+                    (await self._server(number)).lists_are_known(epoch)
 
     def lists_of(self, rank: int) -> dict[int, str]:
         """The digests of a rank's lists that are known, by epoch."""
@@ -431,28 +460,37 @@ class PlannedJob:
         self._let_go_of_others()
         of_shares, epoch, ids = _grouped(shares), wanted.epoch, wanted.sample_ids
 
-        def taken(share: int, at: Int64Array) -> Coroutine[Any, Any, _Part]:
-            server = self._server(share)
+        async def taken(share: int, at: Int64Array, is_rest: bool) -> _Part:
+            server, how = await self._server(share), {"says_damage": says_damage, "is_rest": is_rest}
             if ids is not None:
-                return server.take_listed(epoch, places[at], ids[at], says_damage=says_damage)
-            return server.take(epoch, places[at], says_damage=says_damage)
+                return await server.take_listed(epoch, places[at], ids[at], **how)
+            return await server.take(epoch, places[at], **how)
 
-        parts = await all_done(*(taken(share, at) for share, at in of_shares))
-        return _joined(len(places), [(at, part) for (_, at), part in zip(of_shares, parts, strict=True)])
+        size = max(1, min(_TAKEN_AT_ONCE, _READ_AT_ONCE // self.layout.chunk_size))
+        pieces = [
+            (share, at[first : first + size], first >= _COUNTED_AT_ONCE)
+            for share, at in of_shares
+            for first in range(0, len(at), size)
+        ]
+        parts = await all_done(*(taken(*piece) for piece in pieces))
+        return _joined(len(places), [(at, part) for (_, at, _), part in zip(pieces, parts, strict=True)])
 
     def warm(self, epoch: int, position: int) -> dict[str, int]:
         """Have the shares of this pod read what an epoch begins with, or goes on with from a position on. Returns what
         is in memory by now, and what will be."""
         for number in np.flatnonzero(self._owners == self.ordinal).tolist():
             if number not in self._warming and self.orders.shares.sizes[number]:
-                place = self.orders.first_place(epoch, number, position)
-                self._warming[number] = asyncio.create_task(self._server(number).warm(epoch, place))
+                self._warming[number] = asyncio.create_task(self._warm(number, epoch, position))
         planning = sum(not task.done() for task in self._warming.values())
         if not planning:
             for task in self._warming.values():
                 task.result()
         held = sum(server.memory.held_bytes for server in self._servers.values())
         return {"is_planning": planning, "in_memory_bytes": self.resident_bytes, "wanted_bytes": held}
+
+    async def _warm(self, number: int, epoch: int, position: int) -> None:
+        place = self.orders.first_place(epoch, number, position)
+        await (await self._server(number)).warm(epoch, place)
 
     async def samples(self, ids: Int64Array, *, says_damage: bool = False) -> list[Payload]:
         """Exactly these samples, outside of any epoch, each by a read of its own."""
@@ -513,28 +551,43 @@ class PlannedJob:
                 owners[place] = stand_in(int(shares[place]), len(self._owners), self.num_pods, self._away.away)
         return owners
 
-    def _server(self, number: int) -> ShareServer:
+    async def _server(self, number: int) -> ShareServer:
+        """Made when it is first asked for, by a thread."""
+        if number not in self._servers:
+            async with self._making:
+                if number not in self._servers and self._over is None:
+                    share = await asyncio.to_thread(self.orders.share, number)
+                    memory = await asyncio.to_thread(self._memory_of, number, *share)
+                    if self._over is None:
+                        self._servers[number] = self._server_of(number, *share, memory)
+                        self._share_memory()
         if self._over is not None:
             raise self._over
-        if number not in self._servers:
-            self._servers[number] = ShareServer(
-                self.orders,
-                number,
-                self._chunks,
-                self._single,
-                self._recent,
-                self.counts.owner,
-                name=self.spec.name,
-                wait_seconds=self._settings.wait_seconds,
-                num_epochs=self.spec.num_epochs,
-                num_askers=self.spec.batch_group,
-                num_ranks=self.spec.world_size,
-                lists=self.lists,
-                planning=self._planning,
-                held_back=self._held_back,
-            )
-            self._share_memory()
         return self._servers[number]
+
+    def _memory_of(self, number: int, share: Share, lengths: Int64Array) -> ShareMemory:
+        memory = ShareMemory(share.starts, lengths, self.orders.planned_bytes(number), self.spec.batch_group)
+        memory.most_at_first_bytes, memory.num_ranks = self._chunks.limit_bytes, self.spec.world_size
+        return memory
+
+    def _server_of(self, number: int, share: Share, lengths: Int64Array, memory: ShareMemory) -> ShareServer:
+        return ShareServer(
+            self.orders,
+            number,
+            share,
+            lengths,
+            memory,
+            self._chunks,
+            self._single,
+            self._recent,
+            self.counts.owner,
+            name=self.spec.name,
+            wait_seconds=self._settings.wait_seconds,
+            num_epochs=self.spec.num_epochs,
+            lists=self.lists,
+            planning=self._planning,
+            held_back=self._held_back,
+        )
 
     def _let_go_of_others(self) -> None:
         """Shares of other pods, which answer again."""

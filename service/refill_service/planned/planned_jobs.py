@@ -340,7 +340,7 @@ class PlannedJobs:
     ) -> None:
         """Tell all pods that can be asked of a part of a rank's list."""
         job = self.find(name)
-        job.post_list(epoch, rank, about, first, samples)
+        await job.post_list(epoch, rank, about, first, samples)
         body = np.ascontiguousarray(samples, dtype="<i8").tobytes()
         query = urlencode({"plan": job.plan_id, "first": first} | about._asdict())
         await self._of_others("PUT", f"{_path(name)}/epochs/{epoch}/ranks/{rank}/list?{query}", body)

@@ -15,8 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,9 +24,11 @@ from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.placed_order import PlacedOrder
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists, merged
 from refill_service.cache_core.planned.share_memory import Asked, ChunkRead, ShareMemory
+from refill_service.cache_core.planned.shares import Share
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
+from refill_service.jobs.read_queue import ReadQueue
 from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.jobs.single_reads import SingleReads
@@ -40,13 +41,17 @@ __all__ = ["ShareServer"]
 log = logging.getLogger(__name__)
 
 _KEPT_VERSIONS = 8
+_DROPPED_AT_ONCE = 4096
 
 
-class _Arrival(NamedTuple):
-    done: asyncio.Future[None]
-    """When it has arrived, or failed."""
-    start: asyncio.Future[int | None]
-    """When it began."""
+@dataclass
+class _Ordered:
+    """A read that has yet to arrive."""
+
+    due: int | None
+    """When somebody waits for it; None: nobody does."""
+    start: asyncio.Future[int | None] | None = None
+    """When it may begin, with those beside it; None: it waits for its turn."""
 
 
 class _EpochBytes:
@@ -56,8 +61,8 @@ class _EpochBytes:
         self.payloads = Payloads()
         """Of what is in memory, and that somebody has yet to ask for: by entry of the epoch's order, since a list may
         have a sample there twice."""
-        self.arriving: dict[int, _Arrival] = {}
-        """Of the read under way that brings a sample."""
+        self.arriving: dict[int, ChunkRead] = {}
+        """The read under way that brings a sample."""
         self.taking: dict[int, list[dict[int, Payload]]] = {}
         """Who takes the bytes of a sample when they arrive."""
 
@@ -77,6 +82,10 @@ class _EpochBytes:
         )
         return {sample: payload for sample, payload in left if payload is not None}
 
+    def drop(self, entries: Int64Array) -> None:
+        for entry in entries.tolist():
+            self.payloads.pop(entry)
+
     @contextmanager
     def taken(self, samples: list[int], by: dict[int, Payload]) -> Iterator[None]:
         """The bytes of these samples are put there as they arrive."""
@@ -94,12 +103,12 @@ class _EpochBytes:
 class ShareServer:
     """One share at this pod.
 
+    :param lengths: ``(n,)`` bytes of each of its samples; ``memory``: decides for it.
     :param chunks: reads samples of the dataset, by their ids; ``single`` reads them one by one.
     :param recent: what has just left, of all shares of the job.
     :param counts_of: those of an epoch.
     :param wait_seconds: for the store.
     :param num_epochs: that will be asked for; 0: not known.
-    :param num_askers: how many ranks ask for each sample; ``num_ranks``: of the job.
     :param lists: that ranks have posted; None: the order is that of the plan.
     :param planning: of the job, which plans one share at a time: whoever asks for epochs that nobody needs takes one
         thread at most.
@@ -110,6 +119,9 @@ class ShareServer:
         self,
         orders: JobOrders,
         number: int,
+        share: Share,
+        lengths: Int64Array,
+        memory: ShareMemory,
         chunks: ChunkReader,
         single: SingleReads,
         recent: RecentlySent,
@@ -118,17 +130,12 @@ class ShareServer:
         name: str,
         wait_seconds: float,
         num_epochs: int,
-        num_askers: int,
-        num_ranks: int,
         lists: PostedLists | None,
         planning: asyncio.Lock,
         held_back: HeldBack,
     ) -> None:
         self.number = number
-        self.share, self._lengths = orders.share(number)
-        self.memory = ShareMemory(self.share.starts, self._lengths, orders.planned_bytes(number), num_askers)
-        self.memory.most_at_first_bytes = chunks.limit_bytes
-        self.memory.num_ranks = num_ranks
+        self.share, self._lengths, self.memory = share, lengths, memory
         self.last_asked = time.monotonic()
         self._orders = orders
         self._chunks = chunks
@@ -148,6 +155,11 @@ class ShareServer:
         self._one_at_a_time = planning
         self._held_back = held_back
         self._reads: set[asyncio.Task[None]] = set()
+        self._ordered: dict[ChunkRead, _Ordered] = {}
+        """What has yet to arrive."""
+        self._awaited: dict[ChunkRead, asyncio.Future[None]] = {}
+        """Done when a read that somebody waits for has arrived, or failed."""
+        self._queue = ReadQueue(self._read_ahead, self._bounds, chunks.side_by_side, self._begin)
         self._over: RefillError | None = None
         """Why nobody is answered any more."""
 
@@ -158,7 +170,8 @@ class ShareServer:
 
     def memory_is(self, capacity_bytes: int) -> None:
         """Fact: its samples may take so much memory."""
-        self._read(self.memory.memory_is(capacity_bytes))
+        self.memory.memory_is(capacity_bytes)
+        self._queue.go_on()
 
     def gives_back(self) -> None:
         """Fact: others wait for what its samples take beyond that."""
@@ -168,7 +181,8 @@ class ShareServer:
         """Read what comes from a place on, as much as memory holds, unless somebody asks for samples already."""
         while not self.memory.knows(epoch):
             await self._planned(epoch)
-        self._read(self.memory.warmed(epoch, place))
+        self.memory.warmed(epoch, place)
+        self._queue.go_on()
 
     def forget(self) -> None:
         """Fact: nobody asks for this share here any more, or not soon."""
@@ -177,30 +191,40 @@ class ShareServer:
     async def close(self, why: RefillError) -> None:
         """Stop all reads. Requests under way end with this error."""
         self._over = why
+        await self._queue.close()
         tasks = [*self._reads, *self._planning.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.forget()
+        self._epochs.clear()
+        self._ordered.clear()
+        for awaited in self._awaited.values():
+            awaited.set_exception(why)
+            awaited.exception()  # known: who waited may have gone
+        self._awaited.clear()
+        self._changed.set()
 
-    async def take(self, epoch: int, places: Int64Array, *, says_damage: bool) -> tuple[Int64Array, list[Payload]]:
+    async def take(
+        self, epoch: int, places: Int64Array, *, says_damage: bool, is_rest: bool = False
+    ) -> tuple[Int64Array, list[Payload]]:
         """``(sample ids, their bytes)`` at places ``(n,)`` of an epoch, all different.
 
+        :param is_rest: as of :meth:`ShareMemory.asked`.
         :param says_damage: whether :class:`Damage` stands for a sample that is damaged; else it is raised.
         """
         self.last_asked = time.monotonic()
         with self._held_back.first(is_first=self.memory.is_cold):
             while not self.memory.knows(epoch):
                 await self._planned(epoch)
-            asked = self.memory.asked(epoch, places)
+            asked = self.memory.asked(epoch, places, is_rest=is_rest)
             ids = self.share.samples[asked.local]
             return ids, await self._taken(epoch, ids.tolist(), asked, says_damage=says_damage)
 
     async def take_listed(
-        self, epoch: int, positions: Int64Array, ids: Int64Array, *, says_damage: bool
+        self, epoch: int, positions: Int64Array, ids: Int64Array, *, says_damage: bool, is_rest: bool = False
     ) -> tuple[Int64Array, list[Payload]]:
         """``(sample ids, their bytes)`` of samples of the dataset ``(n,)`` that somebody wants at these positions, all
-        different."""
+        different. Else as :meth:`take`."""
         self.last_asked = time.monotonic()
         with self._held_back.first(is_first=self.memory.is_cold):
             if self._lists is not None and self._lists.version(epoch) and not self.memory.knows(epoch):
@@ -209,7 +233,7 @@ class ShareServer:
             if self.memory.knows(epoch):
                 places = self.memory.places_of(epoch, positions, np.searchsorted(self.share.samples, ids))
                 if (is_known := places >= 0).any():
-                    asked = self.memory.asked(epoch, places[is_known])
+                    asked = self.memory.asked(epoch, places[is_known], is_rest=is_rest)
             return ids, await self._taken(epoch, ids.tolist(), asked, says_damage=says_damage)
 
     async def _taken(self, epoch: int, samples: list[int], asked: Asked | None, *, says_damage: bool) -> list[Payload]:
@@ -220,7 +244,6 @@ class ShareServer:
                 expected = self.share.samples[asked.local].tolist()
                 found |= self._bytes_of(epoch).leave(asked, expected)
                 await self._come(epoch, expected, found, asked)
-            self._plan_ahead()
             await self._come_again(epoch, list(dict.fromkeys(samples)), found, says_damage=says_damage)
         finally:
             # Who asks again finds what is here already, within the limit of what is kept of answers that left.
@@ -236,6 +259,7 @@ class ShareServer:
         self._drop(asked.dropped)
         with self._bytes_of(epoch).taken(missing, found):
             self._read(asked.reads)
+            self._queue.go_on()
             if missing:
                 with span("wait for chunks", missing=len(missing)):
                     await self._arrival_of(epoch, missing, asked.place)
@@ -287,7 +311,8 @@ class ShareServer:
                 return
             async with self._one_at_a_time:
                 order = await asyncio.to_thread(placed)
-            self._read(self.memory.planned(epoch, order))
+            self.memory.planned(epoch, order)
+            self._queue.go_on()
         finally:
             del self._planning[epoch]
 
@@ -304,10 +329,9 @@ class ShareServer:
             version, begun_anew = lists.version(epoch), lists.begun_anew(epoch)
             async with self._one_at_a_time:
                 order = await asyncio.to_thread(placed, lists.of_epoch(epoch))
-            reads, dropped = self.memory.grown(epoch, order, from_start=begun_anew > before)
-            self._drop(dropped)
-            self._read(reads)
-            self._read(self.memory.warmed(epoch, 0))
+            self._drop(self.memory.grown(epoch, order, from_start=begun_anew > before))
+            self.memory.warmed(epoch, 0)
+            self._queue.go_on()
             self._list_versions[epoch] = before = version
             for old in list(self._list_versions)[:-_KEPT_VERSIONS]:
                 del self._list_versions[old]
@@ -328,65 +352,74 @@ class ShareServer:
 
     # Reads, and what becomes of them.
 
-    def _read(self, reads: list[ChunkRead]) -> None:
-        """What somebody waits for is read apart from what is read ahead."""
-        for of_due in ([read for read in reads if (read.due is None) == is_ahead] for is_ahead in (False, True)):
-            if of_due:
-                due = of_due[0].due
-                self._read_alike(of_due, None if due is None else _due(of_due[0].epoch, due))
+    def _read_ahead(self) -> bool:
+        """Order some of what it is time to read; whether there was any."""
+        reads = self.memory.read_ahead()
+        if reads is None:
+            self._plan_ahead()
+            return False
+        self._read(reads)
+        return True
 
-    def _read_alike(self, reads: list[ChunkRead], due: int | None) -> None:
-        orders: dict[Read, ChunkRead] = {}
-        for read in reads:
-            ids = self.share.samples[read.local]
-            orders[Read(int(ids[0]), int(ids[-1]) + 1, ids, read.chunk)] = read
+    def _read(self, reads: list[ChunkRead]) -> None:
+        """What somebody waits for goes first."""
         to_read = []
-        for order, read in orders.items():
+        for read in reads:
+            order = self._read_of(read)
             self._counts_of(read.epoch).core.refills += 1
             if (chunk := self._chunks.pinned(order)) is not None:
                 self._arrived(read, chunk)
             else:
-                to_read.append(order)
-        at_once = due is not None or not self._held_back.holds_back
-        for group in self._chunks.together(to_read, at_once=at_once):
-            of_group = {order: orders[order] for order in group.reads}
-            coming = {order: asyncio.get_running_loop().create_future() for order in group.reads}
-            start = self._held_back.start(due)
-            for order, read in of_group.items():
-                arrival = _Arrival(coming[order], start)
-                self._bytes_of(read.epoch).arriving.update(dict.fromkeys(order.samples.tolist(), arrival))
-            task = asyncio.create_task(self._fetch(group, of_group, coming, start))
-            self._reads.add(task)
-            task.add_done_callback(partial(self._fetched, group, of_group, coming))
+                self._bytes_of(read.epoch).arriving.update(dict.fromkeys(order.samples.tolist(), read))
+                self._ordered[read] = _Ordered(None if read.due is None else _due(read.epoch, read.due))
+                to_read.append(read)
+        self._queue.put([read for read in to_read if read.due is not None], urgent=True)
+        self._queue.put([read for read in to_read if read.due is None], urgent=False)
 
-    async def _fetch(
-        self,
-        group: ReadGroup,
-        reads: dict[Read, ChunkRead],
-        coming: dict[Read, asyncio.Future[None]],
-        start: asyncio.Future[int | None],
-    ) -> None:
+    def _bounds(self, read: ChunkRead) -> tuple[int, int]:
+        return int(self.share.samples[read.local[0]]), int(self.share.samples[read.local[-1]]) + 1
+
+    def _read_of(self, read: ChunkRead) -> Read:
+        ids = self.share.samples[read.local]
+        return Read(int(ids[0]), int(ids[-1]) + 1, ids, read.chunk)
+
+    def _begin(self, reads: list[ChunkRead]) -> list[asyncio.Task[None]]:
+        of_orders = {self._read_of(read): read for read in reads}
+        is_due = any(self._ordered[read].due is not None for read in reads)
+        groups = self._chunks.together(list(of_orders), at_once=is_due or not self._held_back.holds_back)
+        return [self._begun(group, of_orders) for group in groups]
+
+    def _begun(self, group: ReadGroup, reads: dict[Read, ChunkRead]) -> asyncio.Task[None]:
+        ordered = [self._ordered[reads[order]] for order in group.reads]
+        start = self._held_back.start(min((each.due for each in ordered if each.due is not None), default=None))
+        for each in ordered:
+            each.start = start
+
         def arrived(chunk: ReadChunk) -> None:
             self._arrived(reads[chunk.read], chunk)
-            self._done(reads[chunk.read], chunk.read, coming[chunk.read], None)
+            self._done(reads[chunk.read], None)
 
-        await self._chunks.read(group, arrived, due=await start)
+        def ended(task: asyncio.Task[None]) -> None:
+            """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
+            self._reads.discard(task)
+            group.ended()
+            error = self._over if task.cancelled() else task.exception()
+            self._will_not_come([reads[order] for order in group.reads], error)
 
-    def _fetched(
-        self,
-        group: ReadGroup,
-        reads: dict[Read, ChunkRead],
-        coming: dict[Read, asyncio.Future[None]],
-        task: asyncio.Task[None],
-    ) -> None:
-        """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
-        self._reads.discard(task)
-        group.ended()
-        error = self._over if task.cancelled() else task.exception()
-        for order, read in reads.items():
-            if not coming[order].done():
+        async def fetch() -> None:
+            await self._chunks.read(group, arrived, due=await start)
+
+        task = asyncio.create_task(fetch())
+        self._reads.add(task)
+        task.add_done_callback(ended)
+        return task
+
+    def _will_not_come(self, reads: list[ChunkRead], error: BaseException | None) -> None:
+        """Those of these reads that have not arrived."""
+        for read in reads:
+            if read in self._ordered:
                 self._failed(read, error)
-                self._done(read, order, coming[order], error)
+                self._done(read, error)
 
     def _arrived(self, read: ChunkRead, chunk: ReadChunk) -> None:
         counts = self._counts_of(read.epoch).core
@@ -423,16 +456,18 @@ class ShareServer:
         self._counts_of(read.epoch).refills_failed += 1
         self.memory.failed(read)
 
-    def _done(self, read: ChunkRead, order: Read, coming: asyncio.Future[None], error: BaseException | None) -> None:
+    def _done(self, read: ChunkRead, error: BaseException | None) -> None:
+        self._ordered.pop(read, None)
         arriving = self._bytes_of(read.epoch).arriving
-        for sample in order.samples.tolist():
-            if sample in arriving and arriving[sample].done is coming:
+        for sample in self.share.samples[read.local].tolist():
+            if arriving.get(sample) is read:
                 del arriving[sample]
-        if error is None:
-            coming.set_result(None)
-        else:
-            coming.set_exception(error)
-            coming.exception()  # known: a read ahead of need has nobody who waits for it
+        if (awaited := self._awaited.pop(read, None)) is not None:
+            if error is None:
+                awaited.set_result(None)
+            else:
+                awaited.set_exception(error)
+                awaited.exception()  # known: who waited may have gone
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -440,10 +475,9 @@ class ShareServer:
         """Wait for the reads that bring these samples, which are due now, and raise what went wrong with the first that
         failed."""
         of_epoch = self._bytes_of(epoch).arriving
-        found = {of_epoch[sample] for sample in samples if sample in of_epoch}
-        for arrival in found:
-            self._held_back.begin(arrival.start, _due(epoch, due))
-        arriving = {arrival.done for arrival in found}
+        reads = {of_epoch[sample] for sample in samples if sample in of_epoch}
+        self._are_due(reads, _due(epoch, due))
+        arriving = [self._awaited.setdefault(read, asyncio.Future()) for read in reads]
         started = time.perf_counter()
         try:
             while not all(each.done() for each in arriving):
@@ -460,11 +494,33 @@ class ShareServer:
         for each in arriving:
             each.result()
 
+    def _are_due(self, reads: set[ChunkRead], due: int) -> None:
+        """Fact: somebody waits for these."""
+        waiting = set()
+        for read in reads:
+            ordered = self._ordered[read]
+            if ordered.start is not None:
+                self._held_back.begin(ordered.start, due)
+            elif ordered.due is None:
+                ordered.due = due
+                waiting.add(read)
+        self._queue.hasten(waiting)
+
     def _drop(self, dropped: list[tuple[int, Int64Array]]) -> None:
+        if sum(len(samples) for _, samples in dropped) > _DROPPED_AT_ONCE:
+            dropping = asyncio.create_task(self._drop_in_pieces(dropped))
+            self._reads.add(dropping)
+            dropping.add_done_callback(self._reads.discard)
+            return
         for epoch, samples in dropped:
-            payloads = self._bytes_of(epoch).payloads
-            for entry in samples.tolist():
-                payloads.pop(entry)
+            self._bytes_of(epoch).drop(samples)
+
+    async def _drop_in_pieces(self, dropped: list[tuple[int, Int64Array]]) -> None:
+        for epoch, samples in dropped:
+            for first in range(0, len(samples), _DROPPED_AT_ONCE):
+                piece = samples[first : first + _DROPPED_AT_ONCE]
+                self._bytes_of(epoch).drop(piece[~self.memory.are_here(epoch, piece)])  # else read again meanwhile
+                await asyncio.sleep(0)
 
     def _elsewhere(self, epoch: int, sample: int) -> Payload | None:
         """The same bytes: of what has just left, or of another epoch."""

@@ -131,7 +131,8 @@ class _ShareAtPod:
         """By epoch, which samples are in memory."""
 
     def memory_is(self, capacity_bytes: int) -> None:
-        self._arrive(self.memory.memory_is(capacity_bytes))
+        self.memory.memory_is(capacity_bytes)
+        self._read_ahead()
 
     def ask(self, epoch: int, places: Int64Array) -> Int64Array:
         if not self.memory.knows(epoch):
@@ -146,10 +147,10 @@ class _ShareAtPod:
         positions = np.flatnonzero(shares == self._number)
         placed = self.memory.placed_list(np.searchsorted(self._samples, samples[positions]), positions)
         self._here.pop(epoch, None)
-        reads, _ = self.memory.grown(epoch, placed)
+        self.memory.grown(epoch, placed)
         self._num_entries = max(self._num_entries, len(placed.lengths))
-        self._arrive(reads)
-        self._arrive(self.memory.warmed(epoch, 0))
+        self.memory.warmed(epoch, 0)
+        self._read_ahead()
 
     def ask_for(self, epoch: int, positions: Int64Array, samples: Int64Array) -> None:
         self._asked(epoch, self.memory.places_of(epoch, positions, np.searchsorted(self._samples, samples)))
@@ -165,11 +166,19 @@ class _ShareAtPod:
         for number, dropped in asked.dropped:
             self._in_memory(number)[dropped] = False
         self._arrive(asked.reads)
+        self._read_ahead()
         return self._samples[asked.local]
 
     def _plan(self, epoch: int) -> None:
         order = self._orders.order(epoch, self._number)
-        self._arrive(self.memory.planned(epoch, self.memory.placed(order)))
+        self.memory.planned(epoch, self.memory.placed(order))
+        self._read_ahead()
+
+    def _read_ahead(self) -> None:
+        ordered: list[ChunkRead] = []
+        while (reads := self.memory.read_ahead()) is not None:
+            ordered += reads
+        self._arrive(ordered)
 
     def _arrive(self, reads: list[ChunkRead]) -> None:
         for read in reads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import nsmallest
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -40,7 +41,10 @@ from refill_service.serving.node_of import node_of
 from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import resources_of
 
-__all__ = ["CLIENT_ROUTES"]
+__all__ = ["CLIENT_ROUTES", "LISTED_JOBS"]
+
+LISTED_JOBS = 500
+"""In one answer: who wants more asks again, after the last."""
 
 
 class ResumeBody(BaseModel):
@@ -71,12 +75,21 @@ async def dataset(
         return {"dataset": opened, "num_samples": await node.opening.num_samples(opened)}
 
 
-@CLIENT_ROUTES.get("/v1/jobs", tags=["jobs"], summary="The jobs of this pod.")
-async def jobs(request: Request) -> list[dict[str, Any]]:
+@CLIENT_ROUTES.get("/v1/jobs", tags=["jobs"], summary=f"The jobs of this pod by name, {LISTED_JOBS} at most.")
+async def jobs(
+    request: Request,
+    after: Annotated[str, Query(max_length=128, description="The last name of those that are known already.")] = "",
+) -> list[dict[str, Any]]:
     node = node_of(request.scope)
     team = holder_of(request)
-    found = [at_pod.job.info() | at_pod.users() for at_pod in node.table.of_team(team).values()]
-    found += [job.info() | job.users() for job in node.planned.jobs.values() if job.spec.holder in ("", team)]
+    live = node.table.of_team(team)
+    planned = {name: job for name, job in node.planned.jobs.items() if job.spec.holder in ("", team)}
+    found: list[dict[str, Any]] = []
+    for name in nsmallest(LISTED_JOBS, (name for name in (*live, *planned) if name > after)):
+        if name in live:
+            found.append(live[name].job.info() | live[name].users())
+        else:
+            found.append(planned[name].info() | planned[name].users())
     return [{name: value for name, value in each.items() if name not in ("metadata", "share_sizes")} for each in found]
 
 

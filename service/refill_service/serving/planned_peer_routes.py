@@ -106,7 +106,7 @@ async def post_list(
 ) -> dict[str, int]:
     samples = read_int64s(await request.body())
     found = node_of(request.scope).planned.find(job, plan)
-    found.post_list(epoch, rank, about.about(rank), about.first, samples)
+    await found.post_list(epoch, rank, about.about(rank), about.first, samples)
     return {"positions": len(samples)}
 
 

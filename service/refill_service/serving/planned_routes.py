@@ -75,6 +75,7 @@ class DealtTo(BaseModel):
         """Raises :class:`InvalidInput` for a rank that there is not."""
         if self.rank >= self.num_ranks:
             raise InvalidInput(f"rank {self.rank} is not one of {self.num_ranks} ranks")
+        job.check_ranks(self.num_ranks)
         return job.dealing(self.num_ranks, self.batch, self.start, self.drop_last)
 
 
@@ -164,6 +165,7 @@ async def batch(request: Request) -> Response:
         found.leases.ended(process_of_rank, RankLife.decode(asked.ended), asker)
     if asked.refused_by is not None and asker is not None:
         found.leases.held_elsewhere(process_of_rank, RankLife.decode(asked.refused_by), asker)
+    found.check_ranks(asked.ranks * asked.group)
     found.leases.asks(process_of_rank, asker, over=request.scope.get(CONNECTION))
     found.check_dealing(wanted.epoch, dealing, process_of_rank, asked.group, asker)
     if not asked.part:
@@ -281,6 +283,7 @@ async def heard(
     life: Life = None,
 ) -> dict[str, Any]:
     found = node_of(request.scope).planned.find(job, plan)
+    found.check_ranks(rank + 1)
     found.leases.heard(rank, life_of(life), request.scope.get(CONNECTION))
     return {"rank": rank, "plan_id": found.plan_id, "lists": found.lists_of(list_of)}
 

@@ -33,6 +33,8 @@ _MOST_SPANS = 1 << 16
 """Of one rank and epoch: a loader's workers leave a span for each batch that is under way, or was left out."""
 _KEPT_DEALINGS = 4
 """Of an epoch."""
+_BYTES_OF_RANK, _BYTES_OF_SPAN = 600, 100
+"""What Python takes for each, and for each damaged sample or list about as much as for a span, or less."""
 _LIVES_SECONDS = 10.0
 """A rank that has asked for nothing for so long may be gone."""
 
@@ -56,6 +58,9 @@ class EpochReceived:
     """Samples that ranks went on without, by their positions."""
     lists: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Where ranks ask by lists of their own: how long each is, and its digest."""
+
+    used_bytes: int = 0
+    """Of what is known of ranks, about."""
 
     def life_of(self, process: int) -> RankLife | None:
         return self.asked_at.get(process, (0.0, None))[1]
@@ -82,9 +87,15 @@ class Overtaken(NamedTuple):
 
 
 class ReceivedEpochs:
-    """Of one planned job at one pod."""
+    """Of one planned job at one pod.
 
-    def __init__(self) -> None:
+    :param limit_bytes: that it may take, about. Old epochs are forgotten for it; of the newest what ranks say beyond it
+        is not kept, and stays unconfirmed.
+    """
+
+    def __init__(self, limit_bytes: int = 1 << 60) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
         self.num_damaged = 0
         """Samples that ranks went on without, of all epochs."""
         self._epochs: dict[int, dict[Dealing, EpochReceived]] = {}
@@ -126,9 +137,10 @@ class ReceivedEpochs:
                         return Overtaken(other, stands.dealing, for_good=goes_on and both_live)
                 if goes_on:  # the other may wait for this one, and come again
                     self._contested.add(epoch)
-                del self._epochs[epoch][dealing]  # ranks have gone back to it
+                self.used_bytes -= self._epochs[epoch].pop(dealing).used_bytes  # ranks have gone back to it
             stands = self._at(epoch, dealing, now)
-        stands.asked_at[process] = now, life
+        if process in stands.asked_at or self._has_room(stands, _BYTES_OF_RANK):
+            stands.asked_at[process] = now, life
         return None
 
     def _at(self, epoch: int, dealing: Dealing, now: float) -> EpochReceived:
@@ -137,17 +149,39 @@ class ReceivedEpochs:
             self._epochs[epoch] = {}
             kept = sorted(self._epochs)
             for old in kept[:-_KEPT_EPOCHS]:
-                del self._epochs[old]
-                self._contested.discard(old)
+                self._forget(old)
             for old in kept[:-_KEPT_WHOLE]:
                 for found in self._epochs.get(old, {}).values():
+                    num_spans = sum(map(len, found.asked.values()))
+                    self._count(found, -_BYTES_OF_RANK * len(found.asked) - _BYTES_OF_SPAN * num_spans)
                     found.asked.clear()
         dealings = self._epochs.setdefault(epoch, {})
         if dealing not in dealings:
             dealings[dealing] = EpochReceived(dealing, now)
             for oldest in sorted(dealings, key=lambda each: dealings[each].since)[:-_KEPT_DEALINGS]:
-                del dealings[oldest]
+                self.used_bytes -= dealings.pop(oldest).used_bytes
         return dealings[dealing]
+
+    def _count(self, found: EpochReceived, more_bytes: int) -> None:
+        found.used_bytes += more_bytes
+        self.used_bytes += more_bytes
+
+    def _forget(self, epoch: int) -> None:
+        for found in self._epochs.pop(epoch).values():
+            self.used_bytes -= found.used_bytes
+        self._contested.discard(epoch)
+
+    def _has_room(self, found: EpochReceived, more_bytes: int) -> bool:
+        """For so much of ranks, where there is, or old epochs make some. It is counted then."""
+        while self.used_bytes + more_bytes > self.limit_bytes and len(self._epochs) > 1:
+            oldest = min(self._epochs)
+            if found in self._epochs[oldest].values():
+                break
+            self._forget(oldest)
+        if self.used_bytes + more_bytes > self.limit_bytes:
+            return False
+        self._count(found, more_bytes)
+        return True
 
     def comes_to(self, epoch: int, rank: int) -> bool:
         """Whether a rank that has asked for the epoch before asks for this one for the first time."""
@@ -159,14 +193,21 @@ class ReceivedEpochs:
         from."""
         found = self._at(epoch, dealing, now)
         found.largest_batch = max(found.largest_batch, len(positions))
+        if rank not in found.asked and not self._has_room(found, _BYTES_OF_RANK):
+            return
         asked = found.asked.setdefault(rank, PositionSet())
+        before = len(asked)
         asked.add(0, had)
-        if len(asked) < _MOST_SPANS:
+        if before < _MOST_SPANS and self._has_room(found, _BYTES_OF_SPAN * len(positions)):
+            self._count(found, -_BYTES_OF_SPAN * len(positions))
             asked.add_all(positions)
+        self._count(found, _BYTES_OF_SPAN * (len(asked) - before))
 
     def is_listed(self, epoch: int, dealing: Dealing, rank: int, length: int, digest: str, *, now: float) -> None:
         """Fact: a rank asks by a list of its own."""
-        self._at(epoch, dealing, now).lists[rank] = length, digest
+        found = self._at(epoch, dealing, now)
+        if rank in found.lists or self._has_room(found, _BYTES_OF_SPAN):
+            found.lists[rank] = length, digest
 
     def received(
         self, epoch: int, dealing: Dealing, rank: int, spans: Iterable[tuple[int, int]], *, now: float
@@ -176,10 +217,15 @@ class ReceivedEpochs:
         for first, end in spans:
             if not 0 <= first <= end <= dealing.per_rank:
                 raise InvalidInput(f"rank {rank} has {dealing.per_rank} positions in epoch {epoch}, got {first}-{end}")
-        known = self._at(epoch, dealing, now).received.setdefault(rank, PositionSet())
+        found = self._at(epoch, dealing, now)
+        if rank not in found.received and not self._has_room(found, _BYTES_OF_RANK):
+            return
+        known = found.received.setdefault(rank, PositionSet())
         for first, end in spans:
-            if len(known) < _MOST_SPANS:
+            before = len(known)
+            if before < _MOST_SPANS and self._has_room(found, _BYTES_OF_SPAN):
                 known.add(first, end)
+                self._count(found, _BYTES_OF_SPAN * (len(known) - before - 1))
 
     def goes_without(
         self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, samples: Int64Array, *, now: float
@@ -188,7 +234,10 @@ class ReceivedEpochs:
         for position in positions.tolist():
             if not 0 <= position < dealing.per_rank:
                 raise InvalidInput(f"rank {rank} has {dealing.per_rank} positions in epoch {epoch}, got {position}")
-        found = self._at(epoch, dealing, now).damaged.setdefault(rank, {})
+        at = self._at(epoch, dealing, now)
+        if not self._has_room(at, _BYTES_OF_SPAN * len(positions)):
+            return
+        found = at.damaged.setdefault(rank, {})
         self.num_damaged -= len(found)
         found.update(zip(positions.tolist(), samples.tolist(), strict=True))
         self.num_damaged += len(found)

@@ -24,6 +24,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.ma  # np.unique does, when it is first called, and that takes a while
 from numpy.typing import NDArray
 
 from refill_service.cache_core.planned.placed_order import IndexArray, PlacedOrder, placed_list
@@ -33,10 +34,14 @@ __all__ = ["Asked", "ChunkRead", "ShareMemory"]
 
 _BLOCK = 1 << 12
 """Places that are looked at together for samples that give way, or that nobody has asked for."""
+_SWEPT_AT_ONCE = 1 << 16
+"""Places that are looked at together for what nobody will ask for any more."""
 _BACK_PART = 8
 """A share begins this part of its memory before the first place that it is asked for: loader workers are not in
 order."""
 _KEPT_ORDERS = 3
+_AT_ONCE, _SAMPLES_AT_ONCE = 64, 2048
+"""Chunks and samples that are ordered ahead in one go, and most samples of one read: nothing takes a pod long."""
 _MOST_STRAY = 512
 """Samples that are asked for again before a share begins anew where they are asked for; of a small share, 1/8. One
 request alone counts for half of them at most: it may be curious, or asked again since its answer was lost."""
@@ -52,7 +57,8 @@ NO_SAMPLES: Int64Array = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ChunkRead:
-    """An order: read these samples of one chunk. The very same object comes back with what became of it."""
+    """An order: read these samples of a chunk, of one that is large a part. The very same object comes back with what
+    became of it."""
 
     epoch: int
     chunk: int
@@ -112,6 +118,8 @@ class _Epoch:
         self.again: list[tuple[int, int]] = []
         """``(place of the first sample that is to be read, chunk)``, a heap, of chunks that were read before, or a
         sample of them. It is out of date where that sample has been read."""
+        self.gave_way: dict[int, None] = {}
+        """Chunks with samples that gave way, which have yet to be put there."""
         self.here_below = 0
         """No sample at this place or behind it is in memory."""
         self.front = 0
@@ -143,7 +151,7 @@ class _Epoch:
     @property
     def is_ordered(self) -> bool:
         """Whether all of it has been read, or is on its way."""
-        return self.next == len(self.in_order) and not self.again
+        return self.next == len(self.in_order) and not self.again and not self.gave_way
 
     def next_places(self, samples: Int64Array) -> IndexArray:
         """``(n,)`` where each of these is asked for next, which are to come."""
@@ -171,10 +179,11 @@ class _Epoch:
     def is_over_before(self, place: int, behind: Int64Array) -> Int64Array:
         """Fact: nobody will ask for any of ``(n,)`` samples before this place. Returns those that are asked for nowhere
         any more, and were to come."""
-        left = np.unique(behind[self.to_come[behind] > 0])
+        left = behind[self.to_come[behind] > 0]
         if self.placed.num_uses is None:
             gone = left
         else:
+            left = np.unique(left)
             uses = self.placed.uses_from(left, place) * self.num_askers
             self.to_come[left] = np.minimum(self.to_come[left], uses)
             gone = left[uses == 0]
@@ -237,16 +246,13 @@ class ShareMemory:
         memory_bytes = int(_PART_FOR_LISTS * self.capacity_bytes)
         return placed_list(local, positions, self._chunk_of, self._lengths, memory_bytes)
 
-    def planned(self, epoch: int, placed: PlacedOrder) -> list[ChunkRead]:
-        """Fact: this is the order of an epoch. Returns what it is time to read of it."""
+    def planned(self, epoch: int, placed: PlacedOrder) -> None:
+        """Fact: this is the order of an epoch."""
         self._keep_order(epoch, placed)
-        return self._read_ahead()
 
-    def grown(
-        self, epoch: int, placed: PlacedOrder, *, from_start: bool = False
-    ) -> tuple[list[ChunkRead], list[tuple[int, Int64Array]]]:
-        """Fact: this is a list's order now, which was known in part. Returns what it is time to read of it, and what is
-        to be forgotten before: an epoch that is under way begins anew.
+    def grown(self, epoch: int, placed: PlacedOrder, *, from_start: bool = False) -> list[tuple[int, Int64Array]]:
+        """Fact: this is a list's order now, which was known in part. Returns what is to be forgotten before more is
+        read: an epoch that is under way begins anew.
 
         :param from_start: where the list does; else where it is asked for.
         """
@@ -268,7 +274,7 @@ class ShareMemory:
             dropped = self.forget()
             self._begin(epoch, place)
             self._epochs[0].front = 0 if from_start else place + 1
-        return self._read_ahead(), dropped
+        return dropped
 
     def places_of(self, epoch: int, positions: Int64Array, local: Int64Array) -> Int64Array:
         """``(n,)`` the places of positions of an epoch whose order is a list that is known; -1: it is not known that
@@ -285,10 +291,9 @@ class ShareMemory:
 
     # Facts, and what is to be done then.
 
-    def memory_is(self, capacity_bytes: int) -> list[ChunkRead]:
+    def memory_is(self, capacity_bytes: int) -> None:
         """Fact: samples may take so much memory. What is in memory stays, should it be less."""
         self.capacity_bytes = capacity_bytes
-        return self._read_ahead()
 
     def gives_back(self) -> list[tuple[int, Int64Array]]:
         """Fact: others wait for what samples take beyond the capacity. Returns what is forgotten, as ``Asked.dropped``:
@@ -297,15 +302,17 @@ class ShareMemory:
             return []
         return self._give_up(self._epochs[0], 0, -1, at_most=True)
 
-    def warmed(self, epoch: int, place: int) -> list[ChunkRead]:
+    def warmed(self, epoch: int, place: int) -> None:
         """Fact: somebody will ask for what comes from this place of an epoch on, whose order is known. Nothing comes of
         it where others ask already."""
         if not self._epochs:
             self._begin_at(epoch, place)
-        return self._read_ahead()
 
-    def asked(self, epoch: int, places: Int64Array) -> Asked:
-        """Fact: somebody asks for ``(n,)`` places of an epoch whose order is known, all different, at least one."""
+    def asked(self, epoch: int, places: Int64Array, *, is_rest: bool = False) -> Asked:
+        """Fact: somebody asks for ``(n,)`` places of an epoch whose order is known, all different, at least one.
+
+        :param is_rest: of a request that was told of in part, and has counted for as many as one may.
+        """
         dropped: list[tuple[int, Int64Array]] = []
         first = int(places.min())
         if not self._epochs:
@@ -322,7 +329,7 @@ class ShareMemory:
         if num_new:
             self._asked_last = epoch
         num_again = min(len(samples) - num_new, self._most_stray // 2 + 1)
-        self._stray = max(0, self._stray + num_again - num_new)
+        self._stray = max(0, self._stray + (0 if is_rest else num_again) - num_new)
         if self._stray > self._most_stray:
             dropped += self._begin_anew(epoch, first)
             at = self._epochs[0]
@@ -331,7 +338,7 @@ class ShareMemory:
         reads = self._ask(at, samples, first, dropped)
         at.front = max(at.front, first + 1)
         dropped += self._drop_stale()
-        return Asked(samples, local, at.to_come[samples] > 0, reads + self._read_ahead(), dropped, first)
+        return Asked(samples, local, at.to_come[samples] > 0, reads, dropped, first)
 
     def _ask(
         self, at: _Epoch, samples: Int64Array, place: int, dropped: list[tuple[int, Int64Array]]
@@ -366,6 +373,20 @@ class ShareMemory:
         wanted = (int(lengths[at.placed.starts[each] : at.placed.starts[each + 1]].sum()) for each in chunks.tolist())
         return sum(wanted) > self.most_at_first_bytes
 
+    def read_ahead(self) -> list[ChunkRead] | None:
+        """What else it is time to read, some of it. None: nothing."""
+        reads: list[ChunkRead] = []
+        for at in self._epochs:
+            if at.number >= self._asked_last and not at.is_ordered:
+                is_cut = self._read_ahead_in(at, reads)
+                if is_cut or not at.is_ordered:
+                    return reads if reads or is_cut else None
+        # The first chunks of the next epoch take the place of the last ones of this.
+        if self._epochs and (follower := self._follower()) is not None:
+            self._open(follower)
+            return reads
+        return reads or None
+
     def arrived(self, read: ChunkRead, damaged: Int64Array = NO_SAMPLES) -> NDArray[np.bool_]:
         """Fact: the bytes of a read are here. Returns which of its samples stay in memory, ``(n,)``.
 
@@ -382,6 +403,11 @@ class ShareMemory:
         at.are_here(read.samples[stay])
         self._lost(at, read.samples[~intact])
         return stay
+
+    def are_here(self, epoch: int, samples: Int64Array) -> NDArray[np.bool_]:
+        """Which of these samples are in memory for an epoch, ``(n,)``."""
+        at = self._open_epoch(epoch)
+        return np.zeros(len(samples), dtype=bool) if at is None else at.here[samples]
 
     def failed(self, read: ChunkRead) -> None:
         """Fact: the bytes of a read will not come. What nobody has asked for yet is read when it is."""
@@ -525,8 +551,7 @@ class ShareMemory:
         for epoch, samples in found:
             self._drop(epoch, samples)
             epoch.here_below = int(epoch.next_places(samples[-1:])[0])
-            for chunk in np.unique(epoch.placed.part_of[samples]).tolist():
-                self._to_be_read(epoch, chunk)
+            epoch.gave_way.update(dict.fromkeys(np.unique(epoch.placed.part_of[samples]).tolist()))
         return [(epoch.number, samples) for epoch, samples in found]
 
     def _drop_stale(self) -> list[tuple[int, Int64Array]]:
@@ -539,10 +564,12 @@ class ShareMemory:
         while (first := self._epochs[0]) is not newest and (
             past > 0 or not first.num_to_come or first.number < newest.number - 1
         ):
-            self._sweep(first, len(first.order), dropped)
+            self._sweep(first, min(len(first.order), first.swept + _SWEPT_AT_ONCE), dropped)
+            if first.swept < len(first.order):
+                return dropped  # the rest with the next request
             self._epochs.pop(0)
         if past >= newest.swept + self._sweep_places:
-            self._sweep(newest, past, dropped)
+            self._sweep(newest, min(past, newest.swept + _SWEPT_AT_ONCE), dropped)
         return dropped
 
     def _sweep(self, at: _Epoch, end: int, dropped: list[tuple[int, Int64Array]]) -> None:
@@ -566,20 +593,16 @@ class ShareMemory:
         if len(rest):
             heappush(at.again, (int(at.next_places(rest).min()), chunk))
 
-    def _read_ahead(self) -> list[ChunkRead]:
-        reads: list[ChunkRead] = []
-        for at in self._epochs:
-            if at.number >= self._asked_last and not self._read_ahead_in(at, reads):
-                return reads
-        # The first chunks of the next epoch take the place of the last ones of this.
-        if self._epochs and (follower := self._follower()) is not None:
-            self._open(follower)
-            self._read_ahead_in(self._epochs[-1], reads)
-        return reads
-
     def _read_ahead_in(self, at: _Epoch, reads: list[ChunkRead]) -> bool:
-        """Returns whether all of the epoch is ordered."""
+        """Order what there is room for. Returns whether that was cut short, as it is enough for once."""
+        num_chunks = num_samples = 0
         while not at.is_ordered:
+            if num_chunks >= _AT_ONCE or num_samples >= _SAMPLES_AT_ONCE:
+                return True
+            num_chunks += 1
+            if at.gave_way:
+                self._to_be_read(at, at.gave_way.popitem()[0])
+                continue
             chunk = int(at.in_order[at.next]) if at.next < len(at.in_order) else -1
             again = bool(at.again) and (chunk < 0 or at.again[0][0] < at.first_use[chunk])
             if again:
@@ -592,13 +615,14 @@ class ShareMemory:
                 wanted_bytes = int(at.placed.lengths[rest].sum())
                 if self.held_bytes + wanted_bytes > self.capacity_bytes:
                     return False
+                num_samples += len(rest)
                 reads += self._order(at, chunk, self._spans(at, rest))
                 self.held_bytes += wanted_bytes
             if again:
                 heappop(at.again)
             else:
                 at.next += 1
-        return True
+        return False
 
     def _unread(self, at: _Epoch, chunk: int) -> Int64Array:
         """Samples of a chunk that somebody has yet to ask for, and that are neither in memory nor on their way."""
@@ -617,8 +641,10 @@ class ShareMemory:
 
     def _order(self, at: _Epoch, chunk: int, spans: list[Int64Array], due: int | None = None) -> list[ChunkRead]:
         """Read spans of a chunk."""
-        reads = [ChunkRead(at.number, chunk, samples, at.placed.local(samples), due) for samples in spans]
-        for read in reads:
-            at.coming[read.samples] = True
+        reads: list[ChunkRead] = []
+        for span in spans:
+            at.coming[span] = True
+            parts = (span[first : first + _SAMPLES_AT_ONCE] for first in range(0, len(span), _SAMPLES_AT_ONCE))
+            reads += [ChunkRead(at.number, chunk, part, at.placed.local(part), due) for part in parts]
         at.under_way.update(reads)
         return reads

@@ -1,0 +1,75 @@
+"""Nothing holds a pod's loop for long, however many samples and chunks a job has: in CPU time of the loop's thread,
+while a job is registered, begins an epoch, is asked for, and ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.membership.planned_in_process import PlannedDataset, new_name
+from tests.membership.pods_in_process import PodsInProcess
+from tests.security.hostile_datasets import write_many_samples
+from tests.timed_loop import TimedLoop
+
+from refill.errors import MemoryTooSmall
+from refill.protocol.job_spec import JobSpec
+from refill_service.serving.client_routes import LISTED_JOBS
+
+MOST_SECONDS = 0.05
+"""10 ms are aimed at; where cores are shared by many, the same work takes more of their time."""
+
+
+def held_at_most(loop: TimedLoop, what: str) -> None:
+    longest = loop.longest
+    print(f"{what}: {1000 * longest.cpu_seconds:.1f} ms, {longest.what}")
+    assert longest.cpu_seconds < MOST_SECONDS, f"{what}: {longest}"
+    loop.begin_anew()
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "chunk_size", "memory_bytes"), [(200_000, 1, 80_000_000), (2_000_000, 1024, 300_000_000)]
+)
+def test_a_planned_job_of_very_many_samples_holds_the_loop_for_no_long_piece(
+    tmp_path: Path, num_samples: int, chunk_size: int, memory_bytes: int
+) -> None:
+    url, loop = write_many_samples(tmp_path / "bytes", num_samples), TimedLoop()
+    with PodsInProcess(1, tmp_path, journal=False, loop=loop, memory_bytes="1GiB", wait_seconds=60) as pods:
+        settings = {"chunk_size": chunk_size, "memory_bytes": memory_bytes}
+        dataset = PlannedDataset(
+            pods, dataset=url, job=new_name(), rank=0, world_size=1, timeout_seconds=300, **settings
+        )
+        connection = dataset.connection
+        held_at_most(loop, "a job is registered")
+        for first in range(0, 5000, 1000):
+            assert len(set(connection.batch(0, np.arange(first, first + 1000)).sample_ids.tolist())) == 1000
+        held_at_most(loop, "an epoch begins")
+        connection.batch(0, np.arange(num_samples - 1000, num_samples))
+        connection.batch(1, np.arange(1000))
+        held_at_most(loop, "another one begins")
+        pods.do(pods.node(0).planned.end_here(dataset.job))
+        held_at_most(loop, "the job ends")
+
+
+def test_jobs_are_listed_in_pages(tmp_path: Path) -> None:
+    url = write_many_samples(tmp_path / "bytes", 100)
+    with PodsInProcess(1, tmp_path, journal=False, memory_bytes="1GiB") as pods:
+        names = sorted(f"job-{number}" for number in range(LISTED_JOBS + 3))
+        for name in names:
+            spec = JobSpec(name, url, policy="planned", chunk_size=8, memory_bytes=200_000)
+            pods.do(pods.node(0).planned.register(spec, None, begun=False, again=False))
+        listed: list[str] = []
+        for num_listed in (LISTED_JOBS, 3, 0):
+            found: Any = pods.get(0, f"/v1/jobs?after={listed[-1] if listed else ''}")
+            assert len(found) == num_listed
+            listed += [each["spec"]["name"] for each in found]
+        assert listed == names
+
+
+def test_a_job_whose_memory_has_no_place_for_so_many_ranks_refuses_them(tmp_path: Path) -> None:
+    url = write_many_samples(tmp_path / "bytes", 100)
+    with PodsInProcess(1, tmp_path, journal=False) as pods:
+        settings = {"chunk_size": 8, "memory_bytes": 600_000, "world_size": 2**20}
+        with pytest.raises(MemoryTooSmall, match="2,097 processes find a place, and you ask as one of 1,048,"):
+            PlannedDataset(pods, dataset=url, job=new_name(), rank=0, **settings).connection.batch(0, np.arange(1))

@@ -1,0 +1,238 @@
+"""Everything that reads bytes of strangers, each with what it may raise: errors of ours, which have a name.
+
+Beside each, inputs as they come from those who mean well: what a fuzzer begins with.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from fastapi.exceptions import RequestValidationError
+from starlette.requests import Request
+
+from refill.answer_checks import checked_job, decoded
+from refill.errors import RefillError, error_from_wire
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.pod_life import pod_life_of
+from refill.protocol.rank_life import RankLife
+from refill.protocol.records import Kind, Record, RecordReader
+from refill.protocol.wire_format import BatchRequest, encode_frame_head
+from refill.received_batch import Expected, decode_frame
+from refill.resume_state import ResumeState
+from refill.tar_samples import parse_members
+from refill_service.cache_core.dataset_index import IndexHeader, decode_header, decode_index
+from refill_service.cache_core.dataset_labels import decode_labels, summary_in
+from refill_service.cache_core.job_lifecycle import KnownJob
+from refill_service.cache_core.kept_runs import RunPart
+from refill_service.cache_core.pod_lives import Announced
+from refill_service.cache_core.resumed_epoch import decode_resumed
+from refill_service.journal.kept_job import read_kept_job
+from refill_service.object_store.store_url import parse_url
+from refill_service.serving.client_requests import query_of, read_int64s
+from refill_service.serving.planned_routes import AskedForBatch
+from refill_service.serving.tokens import Tokens
+from refill_service.settings import load_settings
+
+__all__ = ["PARSERS", "Parser", "foreign"]
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+class Parser(NamedTuple):
+    parse: Callable[[bytes], object]
+    begin_with: Sequence[bytes]
+    raises: tuple[type[Exception], ...] = ()
+    """Beside errors of ours: what its caller turns into one, as its docstring says."""
+
+    def inputs(self, name: str) -> list[bytes]:
+        """And those that were once found to do something new."""
+        folder = CORPUS / name
+        kept = [path.read_bytes() for path in sorted(folder.iterdir())] if folder.is_dir() else []
+        return [*self.begin_with, *kept]
+
+
+def foreign(parser: Parser, data: bytes) -> BaseException | None:
+    """What is raised that is no error of ours; None: nothing."""
+    try:
+        parser.parse(data)
+    except (RefillError, *parser.raises):
+        return None
+    except Exception as error:
+        return error
+    return None
+
+
+def _of_json(parse: Callable[[Any], object]) -> Callable[[bytes], object]:
+    """JSON is decoded by whoever reads a body or an answer; here is what is made of it."""
+
+    def parsed(data: bytes) -> object:
+        try:
+            given = decoded(data)
+        except ValueError:
+            return None
+        return parse(given)
+
+    return parsed
+
+
+def _of_dict(parse: Callable[[dict[str, Any]], object]) -> Callable[[bytes], object]:
+    return _of_json(lambda given: parse(given) if isinstance(given, dict) else None)
+
+
+def _text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
+    return lambda data: parse(data.decode("latin-1"))
+
+
+def _header(metadata_bytes: int, num_blobs: int, names_bytes: int, metadata: bytes, table: bytes) -> IndexHeader:
+    checksums = xxhash.xxh3_64_intdigest(metadata), xxhash.xxh3_64_intdigest(table)
+    return IndexHeader("index", 3, num_blobs, 30, metadata_bytes, names_bytes, 24, 512, 1, *checksums)
+
+
+def _index_sections(data: bytes) -> object:
+    """What has right checksums, and says whatever it likes. The first bytes say how long its parts are."""
+    metadata_bytes, num_blobs = (data[0] if data else 0), (data[1] % 8 if len(data) > 1 else 0)
+    sections = data[2:]
+    table = sections[metadata_bytes:]
+    names_bytes = max(0, len(table) - 8 * (3 * num_blobs + 1))
+    header = _header(metadata_bytes, num_blobs, names_bytes, sections[:metadata_bytes], table)
+    index = decode_index(header, sections)
+    return summary_in(index.metadata)
+
+
+def _labels(data: bytes) -> object:
+    return decode_labels(data[:32], memoryview(data)[32:], 0, 3, item_bytes=1, num_samples=3, fingerprint=1, source="x")
+
+
+def _kept_job(data: bytes) -> object:
+    """Its files, with NUL between them."""
+    names = ("job.json", "epoch-0.records", "receipts.jsonl", "done.bits", "handed-over")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in zip(names, data.split(b"\0", len(names) - 1), strict=False):
+            (Path(folder) / name).write_bytes(content)
+        return read_kept_job(Path(folder))
+
+
+def _tokens(data: bytes) -> object:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return Tokens(Path(file.name), 1.0).holder_of(data)
+
+
+def _settings(data: bytes) -> object:
+    lines = data.decode("latin-1").replace("\0", "").splitlines()
+    names = ("memory_bytes", "pod_urls", "peer_urls", "dataset_urls", "wait_seconds", "ordinal", "log_level")
+    return load_settings(**dict(zip(names, lines, strict=False)))
+
+
+def _query(data: bytes) -> object:
+    return query_of(Request({"type": "http", "query_string": data, "headers": []}), AskedForBatch)
+
+
+def _frame(data: bytes) -> object:
+    return decode_frame(memoryview(data), Expected(positions=np.arange(2)), "http://pod-0")
+
+
+def _tar_member(name: bytes, content: bytes, kind: bytes = b"0") -> bytes:
+    header = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + b"%011o\0" % len(content) + b"0" * 11 + b"\0"
+    header += b" " * 8 + kind + b"\0" * 100 + b"ustar\x0000"
+    header = header.ljust(512, b"\0")
+    header = header[:148] + b"%06o\0 " % sum(header) + header[156:]
+    return header + content.ljust(-(-len(content) // 512) * 512, b"\0")
+
+
+def _run_part() -> bytes:
+    about = {"job": "x", "run": "y", "team": "", "pod": 0, "num_pods": 1, "ended_at": 1.0, "epochs": [0]}
+    return RunPart(about, zlib.compress(b'{"epoch": 0}')).encode()
+
+
+def _json(**given: Any) -> bytes:
+    return json.dumps(given).encode()
+
+
+_TWO = np.arange(2)
+_PLAN = {"version": 1, "dataset": "0" * 16, "num_samples": 100, "chunk_size": 4, "num_shares": 2, "memory_bytes": 50}
+_STATE = {"version": 1, "job": "x", "dataset": "0", "incarnation": "y", "world_size": 1, "rank": 0, "epoch": 0}
+_BLOBS = np.array([30, 0, 3, 1], dtype="<i8").tobytes() + b"a"
+
+PARSERS: dict[str, Parser] = {
+    # Of clients.
+    "batch_request": Parser(
+        BatchRequest.decode,
+        [BatchRequest(1, 0, _TWO).encode(), BatchRequest(1, 0, _TWO, sample_ids=_TWO).encode()],
+    ),
+    "int64s": Parser(read_int64s, [_TWO.astype("<i8").tobytes()]),
+    "query": Parser(_query, [b"plan=abc&ranks=2&batch=8&life=x-1-2", b"plan=%ff&part=true"], (RequestValidationError,)),
+    "job_spec": Parser(
+        _of_dict(JobSpec.from_dict),
+        [_json(name="x", dataset="s3://b/x", chunk_size=8, policy="planned", policy_settings={"shares": 2})],
+    ),
+    "plan_settings": Parser(
+        _of_json(PlanSettings.from_dict), [_json(**_PLAN, run=4, seed=0, selection="", plan_id="x")]
+    ),
+    "rank_life": Parser(_text(RankLife.decode), [RankLife("host", 1, 2, "x").encode().encode()]),
+    "store_url": Parser(_text(parse_url), [b"s3://bucket/a/../b%20c", b"file:///data/./x"]),
+    # Of pods, at clients and at other pods.
+    "frame": Parser(_frame, [encode_frame_head(_TWO, _TWO, np.array([1, 2])) + b"abc"]),
+    "answer": Parser(
+        _of_dict(lambda given: checked_job(given, "http://pod-0")),
+        [_json(pods=["http://pod-0"], incarnation="x", num_samples=3, metadata={}, plan=None)],
+    ),
+    "error": Parser(
+        _of_json(lambda given: error_from_wire(given, status=503, source="http://pod-0")),
+        [_json(error="StoreUnavailable", message="x", details={"pod": 0})],
+    ),
+    "pod_life": Parser(_text(pod_life_of), [b"0 12-ab"]),
+    "announced": Parser(  # whoever asks says that it is no answer of a pod
+        _of_dict(Announced.from_dict),
+        [_json(lives={"0": "12-ab"}, wait_seconds=1, earlier=None)],
+        (ArithmeticError, AttributeError, KeyError, TypeError, ValueError),
+    ),
+    "known_job": Parser(_of_dict(KnownJob.from_dict), [_json(incarnation="x", holder="", running=True, world_size=1)]),
+    "resumed": Parser(
+        decode_resumed,
+        [_json(incarnation="x", epoch=0, position=1, unknown=0) + b"\n" + _TWO.astype("<i8").tobytes()],
+    ),
+    "run_part": Parser(RunPart.decode, [_run_part()], (ValueError, KeyError, TypeError)),
+    "records": Parser(
+        lambda data: list(RecordReader(data)),
+        [Record(Kind.ANSWERED, 0, 0, (_TWO, _TWO)).encode(), Record(Kind.OPENED, 1, 0, (_TWO,)).encode()],
+    ),
+    # Of datasets.
+    "index_header": Parser(lambda data: decode_header(data, "index", 10_000), [b"RFIX" + bytes(200)]),
+    "index_sections": Parser(_index_sections, [bytes([2, 1]) + b"{}" + _BLOBS]),
+    "labels": Parser(_labels, [bytes(32) + b"abc"]),
+    "tar_members": Parser(
+        lambda data: parse_members(memoryview(data), 0),
+        [
+            _tar_member(b"a.jpg", b"xyz") + _tar_member(b"a.cls", b"3"),
+            _tar_member(b"p", b"19 path=long/a.jpg\n", b"x") + _tar_member(b"a.jpg", b"xyz"),
+            _tar_member(b"l", b"long/a.jpg\0", b"L") + _tar_member(b"a.jpg", b"xyz"),
+        ],
+    ),
+    # Of checkpoints, and of files that are kept.
+    "state": Parser(
+        _of_json(ResumeState.from_dict),
+        [_json(**_STATE, position=3, length=9), _json(**_STATE, position=3, length=9, plan=_PLAN, start=1, batch=2)],
+    ),
+    "kept_job": Parser(
+        _kept_job,
+        [
+            _json(version=2, boot="x", num_samples=9, resumed=None, inventory=False)
+            + b"\0\0"
+            + b'{"epoch": 0}\n\0\xff\xff\x001 2'
+        ],
+        (OSError, ValueError, KeyError, TypeError),
+    ),
+    # Of whoever runs pods.
+    "tokens": Parser(_tokens, [b"0123456789abcdef\n"]),
+    "settings": Parser(_settings, [b"4GiB\nhttp://p-{ordinal}:8000\nhttp://p-0\ns3://\n1\n0\ninfo"]),
+}
