@@ -1,6 +1,7 @@
 # make demo   a model trains through a cache of three pods on this machine
 # make test   the tests, on as many cores as there are; TEST_FLAGS='-n 0 -x -k owner' for some of them, one by one
 # make test TEST_FLAGS=--hypothesis-profile=thorough  the same with more draws, others each time
+# make test-plans  10,000 draws of each property of planned orders
 # make quick  in under a minute, for work on the core, the protocol or the client: style, types, their tests, no pods
 # make check  what CI checks besides the tests: style, types, import contracts, known vulnerabilities
 # make test-all   what make test leaves out, too: every variant, every trainer, the slow attacks
@@ -38,7 +39,7 @@ SOAK_FLAGS ?=
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-exactly-once bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-all test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-exactly-once bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -58,6 +59,9 @@ quick: $(READY)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image'
+
+test-plans: $(READY)
+	$(BIN)/python -m pytest -n 4 --timeout 3600 --hypothesis-profile=ten-thousand tests/cache_core/test_planned_properties.py
 
 test-security: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image' tests/security

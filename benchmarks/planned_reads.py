@@ -20,6 +20,8 @@ from refill_service.planning.planned_reads import PlannedRun, simulate_planned
 
 CHUNK_SIZES = (16, 64)
 WORKERS = (0, 2, 4, 8, 12, 25, 51, 82)
+PLANNED_PARTS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+PARTS_OF_LOADERS = (0.31, 0.49, 0.63, 1.0, 1.6)
 OUT_OF_STEP = (0.1, 0.2, 0.5, 0.7, 1.0)
 MEMORY_OVER_PLANNED = (1.25, 1.0, 0.9, 0.67)
 LOST_AT = (0.1, 0.5, 0.9)
@@ -31,28 +33,46 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=131_072)
     parser.add_argument("--memory", type=float, default=0.1, help="part of the samples that memory holds")
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--workers", type=lambda text: [int(each) for each in text.split(",")], default=list(WORKERS))
+    parser.add_argument(
+        "--tables", default="W,out of step,memory over planned", help="which; there is planned part, too"
+    )
     args = parser.parse_args()
     print(f"{machine()}; {args.samples:,} samples, mean of {args.epochs} epochs after the first")
     base = PlannedRun(args.samples, int(args.memory * args.samples), num_shares=8, run=32)
     two = replace(base, num_ranks=2, batch_size=128)
     tables = {
-        "W": [(str(workers), replace(base, num_workers=workers)) for workers in WORKERS],
+        "W": [(str(workers), replace(base, num_workers=workers)) for workers in args.workers],
         "out of step": [(f"{behind:g}", replace(two, out_of_step=behind)) for behind in OUT_OF_STEP],
         "memory over planned": [
             (f"{part:g}", replace(base, plan_samples=int(base.memory_samples / part))) for part in MEMORY_OVER_PLANNED
         ],
+        "planned part": [
+            (
+                f"{asked:g}, {part:g}",
+                replace(
+                    base,
+                    batch_size=128,
+                    num_workers=round(asked * base.memory_samples / 128),
+                    plan_samples=int(part * base.memory_samples),
+                ),
+            )
+            for asked in PARTS_OF_LOADERS
+            for part in PLANNED_PARTS
+        ],
     }
+    tables = {title: tables[title] for title in args.tables.split(",")}
     with ProcessPoolExecutor() as pool:
         for title, rows in tables.items():
             heads = "".join(f" | K={chunk_size}: GETs for 64 | bytes | misses" for chunk_size in CHUNK_SIZES)
-            ratio = " | W x B x R / M" if title == "W" else ""
+            ratio = " | W x B x R / memory" if title == "W" else ""
             print(f"\n| {title}{ratio}{heads} |")
             print("| --- " * (1 + bool(ratio) + 3 * len(CHUNK_SIZES)) + "|")
             runs = [replace(run, chunk_size=chunk_size) for _, run in rows for chunk_size in CHUNK_SIZES]
             found = pool.map(_row, runs, [args.epochs] * len(runs))
             for name, run in rows:
                 cells = [next(found) for _ in CHUNK_SIZES]
-                under_way = run.num_workers * run.batch_size * run.num_ranks / (0.8 * run.memory_samples)
+                under_way = run.num_workers * run.batch_size * run.num_ranks / run.memory_samples
                 more = [f"{under_way:.2f}"] if ratio else []
                 print(f"| {' | '.join([name, *more, *cells])} |", flush=True)
         _print_lost(base, pool)

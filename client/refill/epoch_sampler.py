@@ -14,7 +14,7 @@ from refill.dataset_parts import dataset_and_ids, job_number
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
 from refill.lightning_place import lightning_place
-from refill.loader_turns import batch_of_loader
+from refill.loader_turns import batch_of_loader, workers_of_loader
 from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
 from refill.protocol.class_order import positions_of_rank
@@ -377,7 +377,7 @@ class EpochSampler(PlacedSampler):
 
     def asks_in_batches(self, of_loader: int) -> None:
         if found := self._batch_size or of_loader:
-            self.dataset.asks_in_batches(found)
+            self.dataset.asks_in_batches(found, workers_of_loader())
 
     def begin(self) -> Iteration:
         epoch, resumed = self.place.begin()

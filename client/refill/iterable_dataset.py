@@ -136,7 +136,8 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         epoch, start = self._shared_place.tolist()
         division = division_of_dataset(self) or self._division
-        self.dataset.asks_in_batches(self.batch_size)
+        worker = torch.utils.data.get_worker_info()
+        self.dataset.asks_in_batches(self.batch_size, 0 if worker is None else worker.num_workers)
         is_direct = is_iterated_by_loader()
         wrapped = None if division is not None or is_direct else loader_deals() or self._dealing or LoaderDeals()
         dealt = _DealtSamples(self.dataset, epoch, start, self.batch_size, self._parts, wrapped)

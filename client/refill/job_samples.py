@@ -132,10 +132,10 @@ class JobSamples:
             self._num_samples = (self._connection or self._new_connection()).num_samples()
         return self._num_samples
 
-    def asks_in_batches(self, batch_size: int) -> None:
-        """Called before an iteration begins whose loader makes batches of so many."""
+    def asks_in_batches(self, batch_size: int, workers: int = 0) -> None:
+        """Called before an iteration begins whose loader makes batches of so many, by so many workers."""
         if isinstance(self.connection, PlannedConnection):
-            self.connection.asks_in_batches(batch_size)
+            self.connection.asks_in_batches(batch_size, workers)
 
     @property
     def job(self) -> str:

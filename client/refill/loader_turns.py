@@ -10,11 +10,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.utils.data
 
-__all__ = ["LoaderDeals", "LoaderTurns", "batch_of_loader", "is_iterated_by_loader", "loader_deals"]
+__all__ = [
+    "LoaderDeals",
+    "LoaderTurns",
+    "batch_of_loader",
+    "is_iterated_by_loader",
+    "loader_deals",
+    "workers_of_loader",
+]
 
 _LOOP = "_worker_loop"
 _NUMBER = "idx"
@@ -51,11 +58,16 @@ def loader_deals() -> LoaderDeals | None:
 
 def batch_of_loader(sampler: object) -> int:
     """How many of a sampler's positions the loader that iterates it now puts into a batch; 0: not to be seen."""
-    for frame in _callers():
-        known = getattr(frame.f_locals.get("self"), "__dict__", {})
+    for known in _objects():
         if known.get("sampler") is sampler and isinstance(batch_size := known.get("batch_size"), int):
             return max(0, batch_size)
     return 0
+
+
+def workers_of_loader() -> int:
+    """How many workers the loader has that iterates a sampler now; 0: none, or not to be seen."""
+    found = (known.get("_num_workers") for known in _objects())
+    return next((workers for workers in found if isinstance(workers, int)), 0)
 
 
 class LoaderTurns:
@@ -89,6 +101,11 @@ class LoaderTurns:
         """How many of the workers have come to their end, at least: between two batches of one, each other that goes on
         is dealt one."""
         return 0 if self._least is None else max(0, workers - self._least)
+
+
+def _objects() -> Iterator[dict[str, Any]]:
+    """What is known of the objects whose methods have called."""
+    return (getattr(frame.f_locals.get("self"), "__dict__", {}) for frame in _callers())
 
 
 def _callers() -> Iterator[FrameType]:

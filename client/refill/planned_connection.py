@@ -46,6 +46,7 @@ from refill.pod_channel import Asked, PodChannel, Wait
 from refill.pod_link import UNIX, checked_url
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_memory import PlanMemory, asked_at_once
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.position_set import PositionSet
 from refill.protocol.rank_life import RankLife
@@ -196,9 +197,12 @@ class PlannedConnection:
         """Fact: see :meth:`RankPlace.is_dealt`."""
         self._place.is_dealt(epoch, start, had, batch)
 
-    def asks_in_batches(self, batch: int) -> None:
+    def asks_in_batches(self, batch: int, workers: int = 0) -> None:
         """Fact: see :meth:`RankPlace.asks_in_batches`."""
-        self._place.asks_in_batches(batch)
+        if not self._place.at_once:
+            self._place.asks_in_batches(batch, workers)
+            if self._info is not None:
+                self._warn_of_memory(self._info)
 
     def dealing(self, epoch: int) -> Dealing:
         """How the positions of an epoch are dealt to the ranks."""
@@ -619,8 +623,9 @@ class PlannedConnection:
     def _register(self, pod: str, wait: Wait) -> dict[str, Any]:
         # Another process of the rank may have gone on by a state's plan since this one was started.
         brought = None if self._plan is None or not self._place.may_go_by(self._plan) else self._plan
-        body = {"settings": self.spec.to_dict(), "plan": brought, "begun": self._place.has_begun}
+        body: dict[str, Any] = {"settings": self.spec.to_dict(), "plan": brought, "begun": self._place.has_begun}
         body["again"] = self._info is not None
+        body["at_once"] = self._place.at_once
         answer = checked_job(self._channel.call("PUT", pod, self._job_path("planned"), wait, sent=body), pod)
         with read_as_of_a_pod(pod):
             plan = PlanSettings.from_dict(answer["plan"])
@@ -631,6 +636,8 @@ class PlannedConnection:
     def _registered(self, info: dict[str, Any]) -> None:
         if self._place.has_begun:
             self._place.goes_by(info["plan_id"])
+        if self._info is None:
+            self._warn_of_memory(info)
         self._plan, self._info = info["plan"], info
         pods = [checked_url(url) for url in info["pods"]]
         mine = [*pods[self.rank % len(pods) :], *pods[: self.rank % len(pods)]] if pods else []
@@ -649,6 +656,17 @@ class PlannedConnection:
         if is_of_this_process(life := self._life()):
             self._watch()  # its loader workers come and go
             says_goodbye(Goodbye(found[0], self.spec.name, self.rank, life, self.credentials))
+
+    def _warn_of_memory(self, info: dict[str, Any]) -> None:
+        """Whether the pods' memory holds what the loaders of all ranks ask for at once, beside the plan."""
+        if self.rank or not self._place.at_once or not info.get("plan_memory"):  # older pods do not say it
+            return
+        with read_as_of_a_pod(self.service_url):
+            memory = PlanMemory.from_dict(info["plan_memory"])
+            sample_bytes = info["total_bytes"] / max(1, info["num_samples"])
+            asked = asked_at_once(self._place.at_once, self.spec.num_groups, sample_bytes, max(1, info["num_pods"]))
+        if (lacks := memory.lacks(asked)) is not None:
+            log.warning("job %s: %s", self.spec.name, lacks)
 
     def _path(self, what: str, **about: Any) -> str:
         path = self._job_path(f"planned{what and '/'}{what}")

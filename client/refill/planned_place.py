@@ -23,7 +23,7 @@ class RankPlace:
     :param shared: zeros in memory that these share.
     """
 
-    NUM_SHARED = 6
+    NUM_SHARED = 7
 
     def __init__(self, shared: MutableSequence[Any] | Any) -> None:
         self._shared = shared
@@ -68,11 +68,16 @@ class RankPlace:
     def had(self, epoch: int) -> int:
         return int(self._shared[3]) if epoch == self.epoch else 0
 
-    def asks_in_batches(self, batch: int) -> None:
-        """Fact: the loop's loader makes batches of so many. The first one that says so stands: what has been asked for
-        stays dealt as it was."""
+    def asks_in_batches(self, batch: int, workers: int = 0) -> None:
+        """Fact: the loop's loader makes batches of so many, by so many workers. The first one that says so stands: what
+        has been asked for stays dealt as it was."""
         if not self._shared[5]:
-            self._shared[5] = batch
+            self._shared[5], self._shared[6] = batch, batch * max(1, workers)
+
+    @property
+    def at_once(self) -> int:
+        """Positions that the loop's loader asks for at once; 0: not known."""
+        return int(self._shared[6])
 
     def batch(self, epoch: int) -> int:
         """Positions of an epoch that are dealt to a rank together, as far as that is known."""

@@ -120,3 +120,39 @@ def test_what_contradicts_a_plan_is_refused(three_pods: LocalCluster, packed: Pa
     same = job | {"policy_settings": {"plan_bytes": chosen["plan_bytes"]}}
     assert rank_of(three_pods, same).info()["plan_id"] == first.info()["plan_id"]
     first.end_job()
+
+
+def test_what_loaders_ask_for_at_once_is_left_beside_the_plan(
+    three_pods: LocalCluster, packed: Packed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Known with the registration: the plan is for less. Known later: the plan stays, and a warning says so. Neither
+    changes the plan for who comes later."""
+    job = settings_of(packed[0], policy="planned")
+    late, early = (rank_of(three_pods, job | {"name": f"{job['name']}-{when}"}) for when in ("late", "early"))
+    memory = late.info()["plan_memory"]
+    assert 0.7 * memory["samples_bytes"] < memory["planned_bytes"] <= 0.8 * memory["samples_bytes"]
+    sample_bytes = late.info()["total_bytes"] / NUM_SAMPLES
+    batch = round(0.35 * memory["samples_bytes"] * 3 / job["world_size"] / sample_bytes / 4)
+    early.asks_in_batches(batch, 4)
+    found = early.info()["plan_memory"]
+    assert found["planned_bytes"] < 0.6 * found["samples_bytes"]
+    assert "loaders ask for" not in caplog.text
+    plan_id = late.info()["plan_id"]
+    late.asks_in_batches(batch, 4)
+    (said,) = [record.message for record in caplog.records if "loaders ask for" in record.message]
+    assert said.startswith(f"job {job['name']}-late: loaders ask for ")
+    assert "give it plan_bytes for" in said
+    again = rank_of(three_pods, job | {"name": f"{job['name']}-late"})
+    again.asks_in_batches(1)
+    assert again.info()["plan_id"] == plan_id == late.info()["plan_id"]
+    for each in (late, early):
+        each.end_job()
+
+
+def test_a_job_that_names_no_chunk_size_has_what_its_memory_allows(three_pods: LocalCluster, packed: Packed) -> None:
+    """Small datasets: 8. What a job names stands."""
+    job = settings_of(packed[0], policy="planned")
+    for given, expected in ((0, 8), (16, 16)):
+        rank = rank_of(three_pods, job | {"name": f"{job['name']}-{given}", "chunk_size": given})
+        assert rank.info()["chunk_size"] == rank.info()["plan"]["chunk_size"] == expected
+        rank.end_job()

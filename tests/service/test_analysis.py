@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from refill.errors import InvalidInput, MemoryTooSmall
+from refill_service.cache_core.job_memory import PodMemory
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cli import main
 from refill_service.planning.analysis import (
@@ -23,9 +24,11 @@ from refill_service.planning.analysis import (
     analyze,
     read_seconds,
     recommend,
+    recommend_planned,
     sample_by_sample,
 )
 from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
+from refill_service.settings import default_pod_memory
 
 
 def uniform(num_samples: int, part: float = 0.1, **settings: Any) -> Analysis:
@@ -237,6 +240,39 @@ def test_a_planned_order_is_shown_as_its_second_epoch_is(num_pods: int) -> None:
     assert 0.95 * analysis.memory_bytes < row.held_mean_bytes <= row.held_peak_bytes <= analysis.memory_bytes
     planned = 0.08 * (1 if num_pods == 1 else 8 / 9)  # two of three pods have three of eight shares
     assert row.randomization_level == pytest.approx(randomization_level(16_384, planned), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("part", "classes", "expected"), [(0.1, None, 32), (0.125, None, 64), (0.1, 0, 64), (0.1, 1000, 8), (0.01, 0, 8)]
+)
+def test_planned_chunks_are_recommended_by_what_trains_no_worse(
+    part: float, classes: int | None, expected: int
+) -> None:
+    """Four fifths of memory are planned for; distance and co-batch play no part."""
+    analysis = uniform(131_072, part)
+    analysis = replace(analysis, shape=replace(analysis.shape, classes_in_pieces=classes))
+    chunk_size, reason = recommend_planned(analysis)
+    assert chunk_size == expected
+    assert reason.startswith(f"planned with K={expected}, as a job has it that names none: ")
+
+
+@pytest.mark.parametrize("pod", [None, default_pod_memory(3_000_000, 2)])
+def test_it_says_whether_what_loaders_ask_for_fits(pod: PodMemory | None) -> None:
+    analysis = replace(uniform(16_384, num_pods=2), pod=pod)
+    memory = analysis.plan_memory
+    assert memory.planned_bytes == int(0.8 * memory.samples_bytes)
+    for workers, lacks in ((0, False), (2, False), (50, True)):
+        found = replace(analysis, num_workers=workers, batch_size=64)
+        assert found.at_once_bytes == max(1, workers) * 64 * 1000 // 2
+        assert (found.plan_memory.lacks(found.at_once_bytes) is not None) == lacks
+        plan = made_up_plan_of(found)
+        assert plan <= 2 * found.plan_memory.planned_bytes
+
+
+def made_up_plan_of(analysis: Analysis) -> int:
+    """Bytes that a job's order is planned for, as its row has it where pods are given."""
+    row = analyze(analysis, "planned", 8)
+    return 0 if row.plan is None else int(row.plan["plan_bytes"])
 
 
 def test_what_a_run_costs_at_each_provider() -> None:

@@ -64,8 +64,8 @@ class JobSpec:
     chunk_size: int = 0
     """K, samples that are read from the store together. 0: 64 with ``redox``; with ``drain`` the smallest power of two
     from 8 to 64 that makes chunks of 512 KiB, fewer where that is over 16 MiB or leaves fewer than 2,048 chunks, and
-    8 at most where the index shows that the dataset is stored by class. Small chunks shuffle better and cost more
-    requests."""
+    8 at most where the index shows that the dataset is stored by class; with ``planned`` the largest from 8 to 64 that
+    trains no worse with the memory that there is. Small chunks shuffle better and cost more requests."""
     group_order: str = "consecutive"
     """Which chunks are read, one after another, into the same part of memory (an abstract chunk, Brand 3.2):
     neighbours (``consecutive``), or chunks far apart (``interleaved``)."""

@@ -146,8 +146,8 @@ POLICIES: dict[str, PolicyTerms] = {
             PolicySetting(
                 "plan_bytes",
                 0,
-                "memory that the order is planned for, of samples on all pods together; 0: what the pods have for the "
-                "job when it is registered",
+                "memory that the order is planned for, of samples on all pods together; 0: half to 0.8 of what the "
+                "pods have for the job when it is registered",
                 least=0,
                 most=2**60,
             ),

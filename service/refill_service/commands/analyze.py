@@ -78,6 +78,13 @@ def add_commands(commands: Any) -> None:
         metavar="B",
         help="samples of one step, of all ranks together (default: 256)",
     )
+    parser.add_argument(
+        "--workers",
+        type=_whole(0),
+        metavar="W",
+        help="workers of each rank's loader: whether what they ask for at once fits beside a planned order (default: "
+        "not known)",
+    )
     for kind in KINDS.values():
         default_sizes = ",".join(map(str, kind.analysed_chunk_sizes)) or "none"
         parser.add_argument(
@@ -164,7 +171,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from refill_service.planning.analysis import recommend, sample_by_sample
+    from refill_service.planning.analysis import recommend, recommend_planned, sample_by_sample
 
     if args.plot:
         _check_plot(Path(args.plot))
@@ -172,6 +179,7 @@ def _run(args: argparse.Namespace) -> int:
     rows, left_out = _simulated(analysis, _wanted(args))
     policy = JobSpec.policy
     chunk_size, reason = recommend(rows, policy)
+    planned_chunk_size, planned_reason = recommend_planned(analysis)
     rows.append(sample_by_sample(analysis))
     needs = _needs(analysis)
     if args.json:
@@ -193,6 +201,10 @@ def _run(args: argparse.Namespace) -> int:
                     "rows": [row.to_dict() for row in rows],
                     "left_out": left_out,
                     "recommended_chunk_size": chunk_size,
+                    "planned_chunk_size": planned_chunk_size,
+                    "planned_reason": planned_reason,
+                    "planned_memory": analysis.plan_memory.to_dict(),
+                    "planned_memory_lacks": analysis.plan_memory.lacks(analysis.at_once_bytes),
                     "default_chunk_size": shape.default_chunk_size,
                     "stored_by_class": shape.by_class,
                     "posted_ids_bytes": _posted_bytes(shape.num_samples)[0],
@@ -204,7 +216,7 @@ def _run(args: argparse.Namespace) -> int:
             )
         )
     else:
-        _print(analysis, job_bytes, needs, rows, left_out, reason)
+        _print(analysis, job_bytes, needs, rows, left_out, (reason, planned_reason))
     if args.plot:
         from refill_service.planning.analysis_plot import draw_frontier
 
@@ -248,6 +260,7 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
         memory_bytes,
         num_pods=args.pods,
         batch_size=args.batch_size,
+        num_workers=args.workers,
         group_order=args.group_order,
         pod=pod,
         remote_bytes=job_memory.remote_bytes,
@@ -312,6 +325,7 @@ async def _shape_of(
             first_sample,
             records.length,
             by_class=labels is not None and labels.by_class,
+            classes_in_pieces=dataset.classes_in_pieces,
             default_chunk_size=dataset.chunk_size_of(JobSpec.policy),
             classes=await analyze_classes.classes_in(dataset, records.length, classes, seed),
         )
@@ -358,7 +372,12 @@ def _num_cores() -> int:
 
 
 def _print(
-    analysis: Analysis, job_bytes: int, needs: PodNeeds | None, rows: list[Row], left_out: list[str], reason: str
+    analysis: Analysis,
+    job_bytes: int,
+    needs: PodNeeds | None,
+    rows: list[Row],
+    left_out: list[str],
+    reasons: tuple[str, str],
 ) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -422,10 +441,19 @@ def _print(
     print()
     for line in left_out:
         print(f"left out: {line}")
-    print(f"recommended: {reason}")
+    for reason in reasons:
+        print(f"recommended: {reason}")
+    memory = analysis.plan_memory
+    print(
+        f"a planned job's memory for samples on each pod, {bytes_text(memory.samples_bytes)}: its order is planned for "
+        f"{bytes_text(memory.planned_bytes)}; {bytes_text(memory.loaders_bytes)} for what loaders ask for at once and "
+        "what is read ahead"
+    )
+    if (lacks := memory.lacks(analysis.at_once_bytes)) is not None:
+        print(f"it does not fit: {lacks}")
     if shape.default_chunk_size is not None:
         why = ", since the dataset is stored by class: larger ones cost accuracy" if shape.by_class else ""
-        print(f"a job that names no chunk_size reads chunks of {shape.default_chunk_size}{why}")
+        print(f"a {JobSpec.policy} job that names no chunk_size reads chunks of {shape.default_chunk_size}{why}")
     ids, classes = (bytes_text(size) for size in _posted_bytes(shape.num_samples))
     print(
         f"a job whose ranks post their order (TraceSampler, ImportanceSampler) sets {ids} of its memory on each pod "

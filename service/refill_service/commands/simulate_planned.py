@@ -42,8 +42,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--plan-samples",
         type=int,
         metavar="M",
-        help="how many samples of memory the order is planned for, of all pods together (default: 0.8 of what there "
-        "is)",
+        help="how many samples of memory the order is planned for, of all pods together (default: as jobs, "
+        "0.8 of what there is or less)",
     )
     group.add_argument(
         "--shares", type=int, metavar="V", help="parts of the dataset that have plans of their own (default: as jobs)"

@@ -170,6 +170,12 @@ class Dataset:
         by_class = summary is not None and summary.by_class
         return kind_of(policy).default_chunk_size(self.num_samples, sample_bytes, largest_blob, by_class)
 
+    @property
+    def classes_in_pieces(self) -> int | None:
+        """Classes that are stored one after another; 0: it is stored mixed. None: it has no labels that say it."""
+        summary = self.label_summary
+        return None if summary is None else summary.classes * summary.by_class
+
     def check_room(self, num_samples: int) -> None:
         """Raises :class:`MemoryTooSmall` when the records of so many samples find no room. Those that are being loaded
         ahead have theirs, or who loads them learns of it."""

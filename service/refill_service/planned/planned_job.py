@@ -21,6 +21,7 @@ import numpy as np
 from refill.errors import EpochNotReady, InvalidInput, JobConflict, MemoryTooSmall, RefillError, UnknownJob
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_memory import PlanMemory, asked_at_once
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import RankLife
 from refill.protocol.share_owners import share_owners, stand_in
@@ -82,6 +83,7 @@ class PlannedJob:
     :param orders: of its plan; ``spec`` has all of its settings.
     :param memory_bytes: what the job may use here.
     :param for_plan: of that, what the orders take.
+    :param samples_bytes: memory for samples that it has here once others have given back what they had.
     :param lists: that ranks will post; None: the order is that of the plan.
     :param confirmed: whether a rank is known to have received something by this plan.
     :param other_plan: is told of a pod that has the job by another one.
@@ -98,6 +100,7 @@ class PlannedJob:
         settings: Settings,
         memory_bytes: int,
         for_plan: int,
+        samples_bytes: int,
         lists: PostedLists | None,
         parts: JobMemory,
         claim: Claim | None,
@@ -152,6 +155,7 @@ class PlannedJob:
         """An epoch, and its whole order by the plan."""
         own_bytes = sum(orders.planned_bytes(share) for share in np.flatnonzero(self._owners == self.ordinal).tolist())
         self._own_planned_bytes = max(1, own_bytes)
+        self._plan_memory = PlanMemory(samples_bytes, own_bytes)
 
     # What others want to know of it.
 
@@ -199,6 +203,7 @@ class PlannedJob:
             "metadata": self.dataset.index.metadata,
             "ordinal": self.ordinal,
             "memory_bytes": self.memory_bytes,
+            "plan_memory": self._plan_memory.to_dict(),
             "policy": self.spec.policy,
             "chunk_size": self.layout.chunk_size,
             "chunks_in_memory": chunks_in_memory(
@@ -256,6 +261,14 @@ class PlannedJob:
     @property
     def _capacity_bytes(self) -> int:
         return replace(self.parts, memory_bytes=max(0, self.memory_bytes - self._for_plan)).abstract_bytes
+
+    def lacks(self, at_once: int) -> str | None:
+        """What of its memory here does not fit, in words.
+
+        :param at_once: positions that the loader of a rank asks for at once; 0: not known.
+        """
+        sample_bytes = self._num_bytes / max(1, len(self.records))
+        return self._plan_memory.lacks(asked_at_once(at_once, self.spec.num_groups, sample_bytes, self.num_pods))
 
     def memory_is(self, memory_bytes: int) -> None:
         """Fact: the job has so much memory now. What it held beyond that is read again when it is needed."""

@@ -29,12 +29,20 @@ from refill.errors import (
     UnknownJob,
 )
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_memory import asked_at_once
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.position_set import PositionSet
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_memory import check_tables
 from refill_service.cache_core.planned.job_orders import JobOrders
-from refill_service.cache_core.planned.job_plan import plan_memory, plan_of, with_plan
+from refill_service.cache_core.planned.job_plan import (
+    SMALLEST_CHUNK,
+    plan_memory,
+    plan_of,
+    planned_bytes,
+    planned_chunk_size,
+    with_plan,
+)
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists, list_memory
 from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
@@ -108,13 +116,16 @@ class PlannedJobs:
 
     # How a job becomes known.
 
-    async def register(self, spec: JobSpec, plan: PlanSettings | None, *, begun: bool, again: bool) -> dict[str, Any]:
+    async def register(
+        self, spec: JobSpec, plan: PlanSettings | None, *, begun: bool, again: bool, at_once: int = 0
+    ) -> dict[str, Any]:
         """For a client: on this pod, and on all that can be reached.
 
         :param plan: that it brings; None: it knows none.
         :param begun: whether it has received samples by that plan, in this process or before the state that it goes on
             from.
         :param again: whether this process had registered the job before.
+        :param at_once: positions that the loader of a rank asks for at once, workers x batch; 0: not known.
         """
         is_new = spec.name not in self.jobs
         if is_new:
@@ -125,9 +136,11 @@ class PlannedJobs:
         if is_new and plan is None:
             plan, begun = await self._plan_of_others(spec)
         if is_new and plan is None and self._settings.ordinal != LEADER:
-            decided = await self._peers.call(LEADER, "PUT", _path(spec.name), {"spec": spec.to_dict()})
+            decided = await self._peers.call(
+                LEADER, "PUT", _path(spec.name), {"spec": spec.to_dict(), "at_once": at_once}
+            )
             plan = PlanSettings.from_dict(decided["plan"])
-        job = await self.register_here(spec, plan, begun=begun, again=again)
+        job = await self.register_here(spec, plan, begun=begun, again=again, at_once=at_once)
         if is_new:
             try:
                 await self._introduce(job)
@@ -146,6 +159,7 @@ class PlannedJobs:
         again: bool = False,
         of_pod: bool = False,
         since: float | None = None,
+        at_once: int = 0,
     ) -> PlannedJob:
         """At this pod alone; parameters as of :meth:`register`. Raises :class:`JobConflict` when two plans or settings
         of the name contradict each other, and :class:`JobLost` when it was ended while the process that asks ran.
@@ -183,7 +197,7 @@ class PlannedJobs:
             ended = None if plan is None else self._ended.get((spec.holder, spec.name, plan.plan_id))
             if ended is not None and again and (since is None or since < ended.at):
                 raise self._table.was_ended(spec.name)
-            job = await self._make(spec, plan, confirmed=begun)
+            job = await self._make(spec, plan, at_once, confirmed=begun)
             self._ended.pop((spec.holder, spec.name, job.plan_id), None)
             job.since = job.since if since is None else since
             self.jobs[spec.name] = job
@@ -198,6 +212,8 @@ class PlannedJobs:
                 settings.chunk_size,
                 f"{settings.memory_bytes:,}",
             )
+            if (lacks := job.lacks(at_once)) is not None:
+                log.warning("job %s: %s", spec.name, lacks)
             return job
 
     async def other_plan(self, introduced: dict[str, Any]) -> None:
@@ -255,20 +271,20 @@ class PlannedJobs:
             if isinstance(answer, dict) and answer["plan"] != body["plan"]:
                 await self.other_plan(answer)
 
-    async def _make(self, spec: JobSpec, plan: PlanSettings | None, *, confirmed: bool) -> PlannedJob:
+    async def _make(self, spec: JobSpec, plan: PlanSettings | None, at_once: int, *, confirmed: bool) -> PlannedJob:
         table, settings = self._table, self._settings
         table.check_taking_jobs()
         table.check_num_jobs(spec.holder)
         async with within(settings.wait_seconds, f"pod {settings.ordinal} waits to open {spec.dataset}"):
             dataset = await table.opening.take(spec.dataset)
         try:
-            return await self._made_of(spec, plan, dataset, confirmed=confirmed)
+            return await self._made_of(spec, plan, dataset, at_once, confirmed=confirmed)
         except BaseException:
             await dataset.close()
             raise
 
     async def _made_of(
-        self, spec: JobSpec, plan: PlanSettings | None, dataset: Dataset, *, confirmed: bool
+        self, spec: JobSpec, plan: PlanSettings | None, dataset: Dataset, at_once: int, *, confirmed: bool
     ) -> PlannedJob:
         table, settings = self._table, self._settings
         fingerprint = f"{dataset.index.fingerprint:016x}"
@@ -279,10 +295,14 @@ class PlannedJobs:
             )
         if plan is not None:
             _check_plan(spec, plan, dataset.num_samples)
-        chunk_size = (spec.chunk_size or dataset.chunk_size_of(spec.policy)) if plan is None else plan.chunk_size
+        largest_blob = int(np.diff(dataset.blobs.first_sample).max(initial=1))
+        chunk_size = spec.chunk_size if plan is None else plan.chunk_size
+        leaves_it_open = not chunk_size and not spec.is_listed
+        if not chunk_size:
+            chunk_size = dataset.chunk_size_of(spec.policy) if spec.is_listed else min(SMALLEST_CHUNK, largest_blob)
         parts = table.parts_of(dataset, planned=True)
-        num_chunks = -(-dataset.num_samples // chunk_size)
-        for_plan = plan_memory(dataset.num_samples, num_chunks, settings.num_pods, is_listed=spec.is_listed)
+        num_pods, num_chunks = settings.num_pods, -(-dataset.num_samples // chunk_size)
+        for_plan = plan_memory(dataset.num_samples, num_chunks, num_pods, is_listed=spec.is_listed)
         claim = table.claim_of(spec, dataset, chunk_size, parts, for_plan)
         await table.until_others_are_known(claim)
         memory_bytes, share_bytes = table.memory_for(spec, 0, claim, ran_before=confirmed)
@@ -293,14 +313,23 @@ class PlannedJobs:
             lists = PostedLists(dataset.num_samples, for_lists)
         dataset.check_room(dataset.num_samples)
         check_tables(memory_bytes, for_plan, spec.name, num_chunks, spec.world_size)
-        layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
+        samples_bytes = replace(parts, memory_bytes=max(0, share_bytes - for_plan)).abstract_bytes
         if plan is None:
-            of_pod = replace(parts, memory_bytes=max(0, share_bytes - for_plan))
-            chunk_bytes = chunk_size * parts.sample_bytes
-            spec = with_plan(spec, of_pod.abstract_bytes, settings.num_pods, chunk_bytes)
-            plan = plan_of(spec, fingerprint, layout)
+            of_loaders = asked_at_once(at_once, spec.num_groups, parts.sample_bytes, num_pods)
+            if leaves_it_open:
+                chunk_size = planned_chunk_size(
+                    dataset.num_samples,
+                    parts.sample_bytes,
+                    largest_blob,
+                    planned_bytes(spec, samples_bytes, num_pods, of_loaders),
+                    num_pods,
+                    dataset.classes_in_pieces,
+                )
+            spec = with_plan(spec, samples_bytes, num_pods, chunk_size * parts.sample_bytes, of_loaders)
+            plan = plan_of(spec, fingerprint, ChunkLayout(dataset.blobs.first_sample, chunk_size))
         else:
             spec = replace(spec, policy_settings=plan.policy_settings())
+        layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
         records = await dataset.load_records(0, dataset.num_samples)
         return PlannedJob(
             spec,
@@ -311,6 +340,7 @@ class PlannedJobs:
             settings=settings,
             memory_bytes=memory_bytes,
             for_plan=for_plan,
+            samples_bytes=samples_bytes,
             lists=lists,
             parts=replace(parts, memory_bytes=memory_bytes),
             claim=None if spec.memory_bytes else replace(claim, least_bytes=min(claim.least_bytes, memory_bytes)),

@@ -16,9 +16,11 @@ import numpy as np
 
 from refill.errors import InvalidInput, MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_memory import PlanMemory, asked_at_once, divided
 from refill_service.cache_core.epoch_order import KeyedTraces, Traces
 from refill_service.cache_core.home_machine import HomeMachine
 from refill_service.cache_core.job_memory import PodMemory, chunks_in_memory
+from refill_service.cache_core.planned.job_plan import SMALLEST_CHUNK, chunks_wanted, planned_chunk_size
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.sample_mapping import (
     AbstractMapping,
@@ -43,6 +45,7 @@ __all__ = [
     "analyze",
     "read_seconds",
     "recommend",
+    "recommend_planned",
     "sample_by_sample",
 ]
 
@@ -63,6 +66,8 @@ class DatasetShape:
     """``(simulated samples,)`` bytes of each."""
     by_class: bool = False
     """Whether neighbours share labels."""
+    classes_in_pieces: int | None = None
+    """Classes that are stored one after another; 0: it is stored mixed. None: it is not known."""
     default_chunk_size: int | None = None
     """K of a job of policy ``drain`` that names none; None: there is no dataset to go by."""
     classes: Int64Array | None = None
@@ -128,6 +133,8 @@ class Analysis:
     """Each the home of one rank."""
     batch_size: int = 256
     """Samples of one training step, over all ranks."""
+    num_workers: int | None = None
+    """Of each rank's loader; None: it is not known."""
     group_order: str = JobSpec.group_order
     prefetch_window: int = JobSpec.prefetch_window
     remote_bytes: int = 0
@@ -155,7 +162,22 @@ class Analysis:
     def job_alone(self, policy: str, chunk_size: int) -> JobAlone:
         """On the pods, where it is given what they have."""
         assert self.pod is not None
-        return job_alone(self.pod, policy, chunk_size, self.shape.num_samples, self.shape.total_bytes)
+        shape = self.shape
+        return job_alone(self.pod, policy, chunk_size, shape.num_samples, shape.total_bytes, self.at_once_bytes)
+
+    @property
+    def at_once_bytes(self) -> int:
+        """That the loaders of all ranks ask for at once, on each pod; 0: it is not known."""
+        if self.num_workers is None:
+            return 0
+        sample_bytes = self.shape.total_bytes / self.shape.num_samples
+        return asked_at_once(max(1, self.num_workers) * self.batch_size, 1, sample_bytes, self.num_pods)
+
+    @property
+    def plan_memory(self) -> PlanMemory:
+        """Of a planned job, on each pod."""
+        samples_bytes = self.memory_of("planned", SMALLEST_CHUNK) // self.num_pods
+        return divided(samples_bytes, self.at_once_bytes, is_listed=False)
 
     def chunks_in_memory(self, policy: str, layout: ChunkLayout) -> int:
         """So many of its chunks a job has in memory at once on the first pod: exact where the whole dataset is
@@ -317,7 +339,8 @@ def _analyze_planned(analysis: Analysis, chunk_size: int) -> Row:
     scale = shape.total_bytes / simulated_bytes
     layout = ChunkLayout(shape.first_sample, chunk_size)
     pod_bytes = int(analysis.memory_of("planned", chunk_size) / scale) // num_pods
-    plan = made_up_plan(layout, lengths, pod_bytes, num_pods, analysis.seed)
+    at_once_bytes = int(analysis.at_once_bytes / scale)
+    plan = made_up_plan(layout, lengths, pod_bytes, num_pods, analysis.seed, at_once_bytes=at_once_bytes)
     chunk_bytes = np.add.reduceat(lengths, layout.starts(np.arange(layout.num_chunks, dtype=np.int64)))
     if int(chunk_bytes.max()) > pod_bytes:
         raise _too_small(pod_bytes, -(-shape.simulated // num_pods), chunk_size, int(chunk_bytes.max()))
@@ -474,4 +497,21 @@ def recommend(rows: Sequence[Row], policy: str = JobSpec.policy) -> tuple[int | 
     return (
         chosen.chunk_size,
         f"{name}, the smallest, but no K has {bounds} ({figures}): give more memory or try smaller chunks",
+    )
+
+
+def recommend_planned(analysis: Analysis) -> tuple[int, str]:
+    """``(K, the reason in one line)`` of a planned job: what it has when it names none, by the code of the pods."""
+    shape, planned = analysis.shape, analysis.plan_memory.planned_bytes * analysis.num_pods
+    sample_bytes, classes = shape.total_bytes / shape.num_samples, shape.classes_in_pieces
+    about = (shape.num_samples, sample_bytes, shape.largest_blob, planned, analysis.num_pods, classes)
+    chunk_size = planned_chunk_size(*about)
+    stored = (
+        "stored mixed" if classes == 0 else f"of {classes:,} classes one after another" if classes else "of any kind"
+    )
+    wanted = math.ceil(chunks_wanted(shape.num_samples, analysis.num_pods, classes))
+    held = int(planned / sample_bytes / chunk_size)
+    return chunk_size, (
+        f"planned with K={chunk_size}, as a job has it that names none: what its order is planned for holds {held:,} "
+        f"chunks, and {wanted:,} are wanted of a dataset {stored}"
     )

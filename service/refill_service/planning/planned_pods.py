@@ -33,9 +33,11 @@ def made_up_plan(
     num_shares: int = 0,
     run: int = 0,
     is_listed: bool = False,
+    at_once_bytes: int = 0,
 ) -> PlanSettings:
     """The plan that pods would make for a job with so much memory for samples on each of them.
 
+    :param at_once_bytes: that loaders ask for at once on each of them; 0: not known.
     :param is_listed: whether ranks have the order in lists.
     """
     settings = {"plan_bytes": plan_bytes, "shares": num_shares, "run": run}
@@ -48,7 +50,8 @@ def made_up_plan(
         policy="planned",
         policy_settings=settings,
     )
-    spec = with_plan(spec, pod_bytes, num_pods, layout.chunk_size * int(lengths.sum()) / max(1, len(lengths)))
+    chunk_bytes = layout.chunk_size * int(lengths.sum()) / max(1, len(lengths))
+    spec = with_plan(spec, pod_bytes, num_pods, chunk_bytes, at_once_bytes)
     return plan_of(spec, f"{len(lengths)} simulated samples", layout)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 from refill.protocol.dealing import Dealing
+from refill.protocol.plan_memory import asked_at_once
 from refill.protocol.plan_settings import PlanSettings
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.planning.planned_pods import PlannedPods, made_up_plan
@@ -117,6 +118,7 @@ def simulate_planned(
         plan_bytes=run.plan_samples,
         num_shares=run.num_shares,
         run=run.run,
+        at_once_bytes=asked_at_once(max(1, run.num_workers) * run.batch_size, run.num_ranks, 1, run.num_pods),
     )
     pods = PlannedPods(plan, layout, lengths, run.memory_samples, run.num_pods)
     return plan, _epochs(run, plan, pods, num_epochs, progress)

@@ -37,8 +37,13 @@ class JobAlone:
         return self.memory.memory_bytes + self.for_plan_bytes
 
 
-def job_alone(pod: PodMemory, policy: str, chunk_size: int, num_samples: int, total_bytes: int) -> JobAlone:
-    """A job that names no memory, on a dataset of ``num_samples`` and ``total_bytes``."""
+def job_alone(
+    pod: PodMemory, policy: str, chunk_size: int, num_samples: int, total_bytes: int, at_once_bytes: int = 0
+) -> JobAlone:
+    """A job that names no memory, on a dataset of ``num_samples`` and ``total_bytes``.
+
+    :param at_once_bytes: that loaders ask for at once on each pod; 0: not known.
+    """
     planned = policy == "planned"
     parts = pod.parts(total_bytes / max(1, num_samples), planned=planned)
     for_plan = plan_memory(num_samples, -(-num_samples // chunk_size), pod.num_pods) if planned else 0
@@ -48,7 +53,7 @@ def job_alone(pod: PodMemory, policy: str, chunk_size: int, num_samples: int, to
     plan = None
     if planned:
         spec = JobSpec("sized", "memory://sized", chunk_size=chunk_size, policy=policy)
-        spec = with_plan(spec, memory.abstract_bytes, pod.num_pods, chunk_size * parts.sample_bytes)
+        spec = with_plan(spec, memory.abstract_bytes, pod.num_pods, chunk_size * parts.sample_bytes, at_once_bytes)
         plan = dict(spec.policy_settings)
     return JobAlone(memory, min(for_plan, most), plan)
 

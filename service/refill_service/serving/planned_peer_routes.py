@@ -32,6 +32,7 @@ class Introduction(BaseModel):
     since: float | None = None
     again: bool = False
     """Whether the run has been asked for samples, so that it may have been ended meanwhile."""
+    at_once: int = Field(0, ge=0, lt=2**40)
 
 
 PLANNED_PEER_ROUTES = APIRouter(prefix="/peer/v1/jobs/{job}/planned", dependencies=[Depends(check_number_of_pods)])
@@ -43,7 +44,9 @@ async def introduce(job: str, body: Introduction, request: Request) -> dict[str,
     plan = None if body.plan is None else PlanSettings.from_dict(body.plan)
     spec = known_spec(node, body.spec)
     begun = body.confirmed and plan is not None
-    found = await node.planned.register_here(spec, plan, begun=begun, again=body.again, of_pod=True, since=body.since)
+    found = await node.planned.register_here(
+        spec, plan, begun=begun, again=body.again, of_pod=True, since=body.since, at_once=body.at_once
+    )
     return found.introduction()
 
 

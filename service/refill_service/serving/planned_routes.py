@@ -59,6 +59,9 @@ class Registering(BaseModel):
     plan: dict[str, Any] | None = Field(None, description="None: it knows none.")
     begun: bool = Field(False, description="Whether it has received samples by that plan.")
     again: bool = Field(False, description="Whether this process had registered the job before.")
+    at_once: int = Field(
+        0, ge=0, lt=2**40, description="Positions that a rank's loader asks for at once: workers x batch. 0: not known."
+    )
 
 
 class DealtTo(BaseModel):
@@ -112,7 +115,8 @@ async def register(job: JobName, body: Registering, request: Request) -> dict[st
     node = node_of(request.scope)
     spec = spec_of(job, body.settings, request)
     plan = None if body.plan is None else PlanSettings.from_dict(body.plan)
-    info = await node.planned.register(spec, plan, begun=body.begun and plan is not None, again=body.again)
+    begun = body.begun and plan is not None
+    info = await node.planned.register(spec, plan, begun=begun, again=body.again, at_once=body.at_once)
     was_done(request, "registered", spec.dataset)
     return info
 

@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_memory import divided
 from refill.protocol.plan_settings import PlanSettings
 from refill_service.cache_core.sample_mapping import ChunkLayout
 
-__all__ = ["plan_memory", "plan_of", "with_plan"]
+__all__ = [
+    "SMALLEST_CHUNK",
+    "chunks_wanted",
+    "plan_memory",
+    "plan_of",
+    "planned_bytes",
+    "planned_chunk_size",
+    "with_plan",
+]
 
 _BYTES_PER_SAMPLE = 60
 """Of a pod's shares: which samples they are, their lengths and chunks, and of three epochs the order, each sample's
@@ -20,15 +29,18 @@ _BYTES_PER_LISTED = 180
 
 _BYTES_OF_WHOLE = 8
 
-_PLANNED_PART = 0.8
-"""Of memory: loader workers ask out of order, ranks are not in step, and chunks are read a little ahead."""
-_LISTED_PART = 0.5
-"""Of memory, where ranks have the order in lists: samplers of classes compose them of what the plan has, each class in
-its turn, and those come a little before or after their time. With more, chunk-mates meet less, and more is read."""
 _CHUNKS_OF_SHARE = 128
 """In memory at once, for each share: with fewer, chunk-mates of a share meet in its runs."""
 _LEAST_SHARES, _FEW_SHARES = 8, 8
 _RUN, _RUN_OF_FEW = 64, 32
+
+SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 64
+_LARGE_CHUNK_BYTES = 16 << 20
+"""Larger requests read no faster, and what is under way takes memory."""
+_CHUNKS_OF_CLASS = 2
+"""In memory, of each class, where chunks have samples of one class alone: with one, models were worse."""
+_SAMPLES_OF_CLASS = 1300
+"""About as many as ImageNet's have: of a dataset that may be stored by class."""
 
 
 def plan_memory(num_samples: int, num_chunks: int, num_pods: int, *, is_listed: bool = False) -> int:
@@ -38,30 +50,70 @@ def plan_memory(num_samples: int, num_chunks: int, num_pods: int, *, is_listed: 
     return of_pod + _BYTES_OF_WHOLE * num_samples if is_listed else of_pod
 
 
-def with_plan(spec: JobSpec, pod_bytes: int, num_pods: int, chunk_bytes: float) -> JobSpec:
+def with_plan(spec: JobSpec, pod_bytes: int, num_pods: int, chunk_bytes: float, at_once_bytes: int = 0) -> JobSpec:
     """The job with all settings of its plan.
 
     :param pod_bytes: memory for samples that a job has on each pod.
     :param chunk_bytes: mean bytes of a chunk.
+    :param at_once_bytes: that loaders ask for at once on a pod; 0: not known.
 
     Each pod has two shares at least, so that memory of all is used. Beyond that there are as many as keep 128 chunks of
     each in memory; orders of 2**n shares are most even.
     """
     given = spec.settings_of_policy()
-    part = _LISTED_PART if spec.is_listed else _PLANNED_PART
-    pods_bytes = given["plan_bytes"] or int(part * pod_bytes * num_pods)
+    pods_bytes = planned_bytes(spec, pod_bytes, num_pods, at_once_bytes)
     most_shares = max(1, int(pods_bytes / max(1.0, chunk_bytes)) // _CHUNKS_OF_SHARE)
     wanted = _power_of_two(max(_LEAST_SHARES, 2 * num_pods))
-    least = _power_of_two(2 * num_pods) if num_pods > 1 else 1
-    shares = given["shares"] or max(least, min(wanted, 1 << most_shares.bit_length() - 1))
+    shares = given["shares"] or max(_least_shares(num_pods), min(wanted, 1 << most_shares.bit_length() - 1))
     # A pod may have one share more than another, and no more memory.
-    of_pod = -(-shares // num_pods)
-    plan_bytes = given["plan_bytes"] or max(1, int(part * pod_bytes * shares / of_pod))
+    plan_bytes = given["plan_bytes"] or max(1, pods_bytes * shares // (-(-shares // num_pods) * num_pods))
     run = given["run"] or (_RUN_OF_FEW if shares <= _FEW_SHARES else _RUN)
     chosen = {"plan_bytes": plan_bytes, "shares": shares, "run": run}
     if given["selection"]:
         chosen["selection"] = given["selection"]
     return replace(spec, policy_settings=chosen)
+
+
+def planned_bytes(spec: JobSpec, pod_bytes: int, num_pods: int, at_once_bytes: int = 0) -> int:
+    """What a job's order is planned for where each pod has as many shares, of all pods together; parameters as of
+    :func:`with_plan`."""
+    of_pod = divided(pod_bytes, at_once_bytes, is_listed=spec.is_listed).planned_bytes
+    return int(spec.settings_of_policy()["plan_bytes"]) or of_pod * num_pods
+
+
+def planned_chunk_size(
+    num_samples: int,
+    sample_bytes: float,
+    largest_blob: int,
+    plan_bytes: int,
+    num_pods: int,
+    num_classes: int | None,
+) -> int:
+    """K of a job that names none, and whose order follows from the seed: the largest power of two from 8 to 64 that
+    trains no worse (docs/TRAINING_QUALITY.md). Memory then holds ``chunks_wanted``. Below 8 only where samples are
+    large, or blobs small.
+
+    :param sample_bytes: of a sample, on average; ``largest_blob``: in samples.
+    :param plan_bytes: that the order is planned for, of all pods together.
+    :param num_classes: as of :func:`chunks_wanted`.
+    """
+    wanted = chunks_wanted(num_samples, num_pods, num_classes)
+    chunk_size = _LARGEST_CHUNK
+    while chunk_size > SMALLEST_CHUNK and wanted * chunk_size * sample_bytes > plan_bytes:
+        chunk_size //= 2
+    while chunk_size > 1 and chunk_size * sample_bytes > _LARGE_CHUNK_BYTES:
+        chunk_size //= 2
+    return min(chunk_size, largest_blob)
+
+
+def chunks_wanted(num_samples: int, num_pods: int, num_classes: int | None) -> float:
+    """So many chunks the memory that is planned for should hold: enough of each share that those of one chunk do not
+    meet in a batch, and of each class that is stored in a piece.
+
+    :param num_classes: that are stored one after another; 0: the dataset is stored mixed. None: it is not known.
+    """
+    classes = num_samples / _SAMPLES_OF_CLASS if num_classes is None else num_classes
+    return max(_CHUNKS_OF_SHARE * _least_shares(num_pods), _CHUNKS_OF_CLASS * classes)
 
 
 def plan_of(spec: JobSpec, fingerprint: str, layout: ChunkLayout) -> PlanSettings:
@@ -77,6 +129,10 @@ def plan_of(spec: JobSpec, fingerprint: str, layout: ChunkLayout) -> PlanSetting
         spec.seed,
         given["selection"],
     )
+
+
+def _least_shares(num_pods: int) -> int:
+    return _power_of_two(2 * num_pods) if num_pods > 1 else 1
 
 
 def _power_of_two(least: int) -> int:

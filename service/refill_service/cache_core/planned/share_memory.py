@@ -212,8 +212,8 @@ class ShareMemory:
         narrow = np.int32 if num_samples < 2**31 else np.int64
         self._chunk_of: IndexArray = np.repeat(np.arange(num_chunks, dtype=narrow), np.diff(starts))
         """Of each sample of the share."""
-        mean_bytes = max(1, int(lengths.sum()) // max(1, num_samples))
-        self._planned_places = max(1, min(num_samples, planned_bytes // mean_bytes))
+        self._mean_bytes = max(1, int(lengths.sum()) // max(1, num_samples))
+        self._planned_places = max(1, min(num_samples, planned_bytes // self._mean_bytes))
         self._most_stray = max(1, min(_MOST_STRAY, num_samples // 8))
         self._sweep_places = max(1, min(_BLOCK, self._planned_places // _BACK_PART))
         """Places that are given up together, of a small share."""
@@ -560,7 +560,7 @@ class ShareMemory:
         and no more than an epoch."""
         dropped: list[tuple[int, Int64Array]] = []
         newest = next(each for each in reversed(self._epochs) if each.front)
-        past = newest.front - self._planned_places
+        past = newest.front - max(self._planned_places, self.capacity_bytes // self._mean_bytes)
         while (first := self._epochs[0]) is not newest and (
             past > 0 or not first.num_to_come or first.number < newest.number - 1
         ):

@@ -1,0 +1,131 @@
+"""What a planned job leaves open: how its memory is divided, and how many neighbours are read together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_memory import PlanMemory, asked_at_once, divided
+from refill_service.cache_core.planned.job_plan import planned_chunk_size, with_plan
+
+
+def spec(**settings: Any) -> JobSpec:
+    return JobSpec("job", "memory://dataset", policy="planned", **settings)
+
+
+# Memory.
+
+
+@pytest.mark.parametrize(
+    ("at_once", "is_listed", "planned"),
+    [
+        (0, False, 800),  # not known
+        (100, False, 800),
+        (101, False, 799),
+        (300, False, 600),
+        (400, False, 500),
+        (5000, False, 500),
+        (0, True, 500),
+        (300, True, 500),
+    ],
+)
+def test_what_loaders_ask_for_at_once_is_not_planned_for(at_once: int, is_listed: bool, planned: int) -> None:
+    """Nor a tenth, for what is read ahead; but half of memory is, at least."""
+    assert divided(1000, at_once, is_listed=is_listed).planned_bytes == planned
+
+
+@given(st.integers(0, 2**50), st.integers(0, 2**50))
+def test_all_terms_together_are_what_there_is(samples_bytes: int, at_once_bytes: int) -> None:
+    memory = divided(samples_bytes, at_once_bytes, is_listed=False)
+    assert memory.planned_bytes + memory.loaders_bytes == samples_bytes
+    if at_once_bytes <= 0.4 * samples_bytes:
+        assert memory.planned_bytes + memory.read_ahead_bytes + at_once_bytes <= samples_bytes
+    assert (memory.lacks(at_once_bytes) is None) == (at_once_bytes <= memory.loaders_bytes)
+    assert PlanMemory.from_dict(memory.to_dict()) == memory
+
+
+def test_what_does_not_fit_is_said_with_what_to_do() -> None:
+    known_late = divided(1000, 0, is_listed=False).lacks(350)
+    assert known_late is not None
+    assert known_late.endswith(
+        "there are 200: some samples are read more than once; give it plan_bytes for 550 bytes on each pod, or fewer "
+        "workers or smaller batches"
+    )
+    too_much = divided(1000, 800, is_listed=False).lacks(800)
+    assert too_much is not None
+    assert "memory for 2,000 bytes of samples on each pod" in too_much
+    assert divided(2000, 800, is_listed=False).lacks(800) is None
+    lost = PlanMemory(500, 800).lacks(0)
+    assert lost is not None
+    assert lost.startswith("its order is planned for 800 bytes on each pod, and there are 500 for samples")
+
+
+def test_a_pod_has_its_part_of_what_all_ranks_ask_for() -> None:
+    assert asked_at_once(8 * 64, 16, 100.0, 4) == 8 * 64 * 16 * 100 // 4
+    plan = with_plan(spec(), 1_000_000, 2, 800.0, 300_000).policy_settings["plan_bytes"]
+    assert plan == 2 * 600_000
+    assert with_plan(spec(policy_settings={"plan_bytes": 7}), 1000, 2, 8.0, 300).policy_settings["plan_bytes"] == 7
+
+
+# How many neighbours are read together.
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "part", "num_pods", "num_classes", "expected"),
+    [
+        # As docs/TRAINING_QUALITY.md has it: 50 classes one after another, a plan for 5, 10, 25 %.
+        (131_072, 0.05, 1, 50, 32),
+        (131_072, 0.1, 1, 50, 64),
+        (65_536, 0.25, 1, 50, 64),
+        (131_072, 0.05, 1, None, 32),  # perhaps stored by class
+        (131_072, 0.1, 1, None, 64),
+        (10**7, 0.05, 1, None, 32),
+        (10**7, 0.1, 1, None, 64),
+        (10**7, 0.01, 1, None, 8),
+        (10**7, 0.01, 1, 0, 64),  # stored mixed: chunks are many enough
+        (10**7, 0.01, 1, 10**4, 8),
+        (1_281_167, 0.1, 1, 1000, 64),
+        (1_281_167, 0.05, 1, 1000, 32),
+        (1_500, 0.1, 1, 10, 8),  # digits
+        (4_000, 0.1, 1, 10, 8),  # MNIST
+        (1_281_167, 0.1, 64, 0, 8),  # 128 shares of 128 chunks
+        (1_281_167, 0.5, 16, 0, 64),
+        (100, 1.0, 1, 0, 8),
+        (1, 1.0, 1, None, 1),
+        (2, 0.0, 3, None, 2),
+        (7, 0.5, 1, 7, 7),
+    ],
+)
+def test_chunks_are_as_large_as_trains_no_worse(
+    num_samples: int, part: float, num_pods: int, num_classes: int | None, expected: int
+) -> None:
+    planned = round(part * num_samples) * 1000
+    assert planned_chunk_size(num_samples, 1000.0, num_samples, planned, num_pods, num_classes) == expected
+
+
+def test_chunks_are_no_larger_than_a_request_or_a_blob() -> None:
+    assert planned_chunk_size(10**6, 1e6, 10**6, 10**11, 1, 0) == 16, "16 MiB at most"
+    assert planned_chunk_size(10**6, 1e8, 10**6, 10**11, 1, 0) == 1
+    assert planned_chunk_size(10**6, 1e3, 5, 10**8, 1, 0) == 5
+
+
+@given(
+    st.integers(1, 10**7),
+    st.floats(1, 1e6),
+    st.integers(1, 1000),
+    st.integers(0, 10**12),
+    st.integers(1, 64),
+    st.one_of(st.none(), st.integers(0, 10**4)),
+)
+def test_more_memory_never_makes_chunks_smaller(
+    num_samples: int, sample_bytes: float, blob: int, memory: int, num_pods: int, num_classes: int | None
+) -> None:
+    less, more = (
+        planned_chunk_size(num_samples, sample_bytes, blob, each, num_pods, num_classes)
+        for each in (memory, 2 * memory)
+    )
+    assert 1 <= less <= more <= min(64, blob)
