@@ -275,7 +275,7 @@ class CalledPeers(Peers):
             raise error
         return answered, body
 
-    async def call(self, pod: int, method: str, path: str, body: Body = None) -> Any:
+    async def call(self, pod: int, method: str, path: str, body: Body = None, *, apart: bool = False) -> Any:
         headers = {"content-type": "application/json"} if isinstance(body, dict) else {}
         if isinstance(body, dict):
             body = json.dumps(body).encode()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -411,6 +412,33 @@ def test_a_pod_that_stands_still_is_asked_once_for_all_who_wait_for_it(packed: P
         wait([pool.submit(partial(run.take, 0, 0, 20, [rank])) for rank in range(0, 16, 2)])
         assert len(run.came) == 8 * 20
         assert 1 <= stands_still.seen <= 4, "8 requests waited for it"
+
+
+def test_a_pod_that_stood_still_itself_takes_no_other_to_be_away(
+    packed: Packed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its time to hear a sign of life passes while it can hear none."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(1) as pool:
+        run = Run(pods, packed[0], new_name(), 1)
+        run.take(0, 0, 20)
+        of_samples, of_life = (
+            pods.rule(what, to=1, times=1, held=pods.do(_event())) for what in ("/planned/take", "/peer/v1/lives")
+        )
+        run.ranks[0]._direct = None
+        taken = pool.submit(partial(run.take, 0, 20, 40))
+        until(partial(_was_seen, of_life), "a question for a sign of life")
+
+        async def stands_still() -> None:
+            assert of_life.held is not None
+            time.sleep(2)  # more than the pod waits for it
+            asyncio.get_running_loop().call_soon(of_life.held.set)  # what has come is read after that
+
+        pods.do(stands_still())
+        assert of_samples.held is not None
+        pods.do(_set(of_samples.held))
+        taken.result()
+        run.check(packed[0])
+        assert "is away" not in caplog.text
 
 
 def _was_seen(rule: Rule) -> bool:

@@ -26,6 +26,9 @@ Answer = TypeVar("Answer")
 _PATIENCE_SECONDS = 0.5
 """How long a request may take before its pod is asked for a sign of life, again and again."""
 _SIGN_OF_LIFE_SECONDS = 1.5
+_LOOKS = 6
+"""Within that time it is looked whether the sign has come: where this pod itself stood still, one of them is over, and
+not all of the time, before it could hear anything."""
 _IS_FRESH_SECONDS = 0.25
 """A sign of life that came so short a while ago is one for everybody who waits for that pod."""
 _LOOK_SECONDS = 0.5
@@ -93,11 +96,18 @@ class PodsAway:
         return await asyncio.shield(self._signs[pod])
 
     async def _gives_sign(self, pod: int) -> bool:
+        asked = asyncio.create_task(self._peers.call(pod, "GET", _ALIVE, apart=True))
         try:
-            async with asyncio.timeout(_SIGN_OF_LIFE_SECONDS):
-                await self._peers.call(pod, "GET", _ALIVE)
-        except (RefillError, TimeoutError) as error:
-            if not isinstance(error, RefillError) or is_away(error):
+            for _ in range(_LOOKS):
+                if (await asyncio.wait([asked], timeout=_SIGN_OF_LIFE_SECONDS / _LOOKS))[0]:
+                    asked.result()
+                    break
+            else:
                 return False
+        except RefillError as error:
+            if is_away(error):
+                return False
+        finally:
+            asked.cancel()
         self._last_sign[pod] = time.monotonic()
         return True
