@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core import rank_leases
 from refill_service.datasets.pack import pack
+from refill_service.top.scrape import PodScrape, Scrape
+from refill_service.top.top_figures import RankBehind, figures_between
 
 Packed = tuple[str, dict[str, bytes]]
 
@@ -439,6 +442,72 @@ def test_a_pod_that_stood_still_itself_takes_no_other_to_be_away(
         taken.result()
         run.check(packed[0])
         assert "is away" not in caplog.text
+
+
+def test_a_rank_that_stands_still_is_named(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 3)
+        run.take(0, 0, 100)
+        run.look()
+        before = _scraped(pods, 0)
+        run.take(0, 100, 160, [0, 2])
+        run.look()
+        (job,) = figures_between(before, _scraped(pods, 10)).jobs
+        assert list(job.behind) == [RankBehind(1, 100, 160)]
+        run.take(0, 160, ranks=[0, 2])
+        run.take(1, 0, 20, [0, 2])
+        run.look()
+        (job,) = figures_between(before, _scraped(pods, 10)).jobs
+        assert not job.behind, "in another epoch it has received something else"
+        (job,) = figures_between(_scraped(pods, 10), _scraped(pods, 20)).jobs
+        assert list(job.behind) == [RankBehind(1, 0, 20)]
+        run.take(0, 100, ranks=[1])
+        run.take(1, 0, 20, [1])
+        run.look()
+        (job,) = figures_between(before, _scraped(pods, 30)).jobs
+        assert not job.behind
+
+
+def test_a_pod_that_stands_still_is_named(packed: Packed, tmp_path: Path) -> None:
+    """First what it was asked for is late, then it gives no sign of life."""
+    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(1) as pool:
+        run = Run(pods, packed[0], new_name(), 1)
+        run.take(0, 0, 20)
+        (pod,) = (pod for pod in _scraped(pods, 0).pods if pod == "1")
+        assert _scraped(pods, 0).total("refill_peer_away", "0", peer=pod) == 0
+        for what in ("/planned/take", "/peer/v1/lives"):
+            pods.rule(what, to=1, times=-1, held=pods.do(_event()))
+        run.ranks[0]._direct = None
+        pool.submit(partial(run.take, 0, 20, 40)).result()
+        found = figures_between(_scraped(pods, 0), _scraped(pods, 10))
+        assert [pod.is_away for pod in found.pods] == [False, True]
+
+
+def test_a_pod_that_waits_for_the_store_says_for_how_long(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(1, tmp_path, journal=False) as pods, ThreadPoolExecutor(1) as pool:
+        run = Run(pods, packed[0], new_name(), 1)
+        dataset = pods.node(0).planned.find(run.ranks[0].spec.name).dataset if run.ranks[0].info() else None
+        assert dataset is not None
+        read, goes_on = dataset.read_samples, pods.do(_event())
+
+        async def stands_still(*arguments: Any, **named: Any) -> Any:
+            await goes_on.wait()
+            return await read(*arguments, **named)
+
+        dataset.read_samples = stands_still  # type: ignore[method-assign]
+        taken = pool.submit(partial(run.take, 0, 0, 20))
+        until(lambda: _scraped(pods, 0).total("refill_oldest_take_seconds") > 0.3, "a request that waits")
+        pods.do(_set(goes_on))
+        taken.result()
+        assert _scraped(pods, 0).total("refill_oldest_take_seconds") == 0
+
+
+def _scraped(pods: PodsInProcess, at_seconds: float) -> Scrape:
+    def scrape(pod: int) -> PodScrape:
+        _, _, text = pods.do(pods.request("client", pod, "GET", "/metrics"))
+        return PodScrape.parse(text.decode(), f"pod {pod}")
+
+    return Scrape(at_seconds, {str(pod): scrape(pod) for pod in range(pods.num_pods)})
 
 
 def _was_seen(rule: Rule) -> bool:

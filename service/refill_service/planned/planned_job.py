@@ -132,6 +132,8 @@ class PlannedJob:
         """Why nobody is answered any more."""
         self._warming: dict[int, asyncio.Task[None]] = {}
         """By share."""
+        self._takes: dict[object, float] = {}
+        """Requests for samples of shares that are served here, and when each began."""
         self._bringing: set[asyncio.Task[None]] = set()
         """Lists, to pods that have lost them."""
         self._composing = asyncio.Lock()
@@ -225,6 +227,8 @@ class PlannedJob:
             self.leases.num_alive(),
             self._progress(),
             damaged=self.received.num_damaged,
+            received=self.received.of_ranks(),
+            oldest_take_seconds=time.monotonic() - min(self._takes.values()) if self._takes else 0.0,
         )
 
     def _progress(self) -> tuple[int, int] | None:
@@ -437,7 +441,12 @@ class PlannedJob:
                 return server.take_listed(epoch, places[at], ids[at], says_damage=says_damage)
             return server.take(epoch, places[at], says_damage=says_damage)
 
-        parts = await all_done(*(taken(share, at) for share, at in of_shares))
+        take = object()
+        self._takes[take] = time.monotonic()
+        try:
+            parts = await all_done(*(taken(share, at) for share, at in of_shares))
+        finally:
+            del self._takes[take]
         return _joined(len(places), [(at, part) for (_, at), part in zip(of_shares, parts, strict=True)])
 
     def warm(self, epoch: int, position: int) -> dict[str, int]:
