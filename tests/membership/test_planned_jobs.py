@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import re
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +22,6 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core import rank_leases
 from refill_service.datasets.pack import pack
-from refill_service.top.scrape import PodScrape, Scrape
-from refill_service.top.top_figures import RankBehind, figures_between
 
 Packed = tuple[str, dict[str, bytes]]
 
@@ -356,13 +352,13 @@ def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(
         for what in (f"/{name}{asked_for_parts}", f"/{name}?holder="):
             run = Run(pods, packed[0], name, 1)
             run.take(0, 0, 40)
-            goes_on = pods.do(_event())
+            goes_on = pods.event()
             rule = pods.rule(what, to=1, held=goes_on, answer="holder" in what)
             first = pool.submit(run.ranks[0].end_job if "holder" in what else partial(run.take, 0, 40, 80))
             until(partial(_was_seen, rule), f"a request for {what}")
             second = pool.submit(partial(run.take, 0, 40, 80) if "holder" in what else run.ranks[0].end_job)
             wait([second])
-            pods.do(_set(goes_on))
+            pods.set(goes_on)
             wait([first])
             error = (second if "holder" in what else first).exception()
             assert isinstance(error, JobLost), error
@@ -379,7 +375,7 @@ def test_a_read_under_way_as_its_job_ends_leaves_nothing_behind(
         first = Run(pods, packed[0], new_name(), 1)
         first.ranks[0].info()
         job = pods.node(0).planned.jobs[first.name]
-        reading = pods.do(_event())
+        reading = pods.event()
 
         async def stands_still(*_: object) -> memoryview:
             reading.set()
@@ -406,120 +402,8 @@ def test_a_read_under_way_as_its_job_ends_leaves_nothing_behind(
         assert second.exact_receipt(0)["planned"] == NUM_SAMPLES
 
 
-def test_a_pod_that_stands_still_is_asked_once_for_all_who_wait_for_it(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(16) as pool:
-        run = Run(pods, packed[0], new_name(), 16)
-        for what in ("/planned/take", "/peer/v1/lives"):  # the first batch is asked of its home in any case
-            pods.rule(what, to=1, times=-1, held=pods.do(_event()))
-        stands_still = pods.rules[-1]
-        wait([pool.submit(partial(run.take, 0, 0, 20, [rank])) for rank in range(0, 16, 2)])
-        assert len(run.came) == 8 * 20
-        assert 1 <= stands_still.seen <= 4, "8 requests waited for it"
-
-
-def test_a_pod_that_stood_still_itself_takes_no_other_to_be_away(
-    packed: Packed, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its time to hear a sign of life passes while it can hear none."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(1) as pool:
-        run = Run(pods, packed[0], new_name(), 1)
-        run.take(0, 0, 20)
-        of_samples, of_life = (
-            pods.rule(what, to=1, times=1, held=pods.do(_event())) for what in ("/planned/take", "/peer/v1/lives")
-        )
-        run.ranks[0]._direct = None
-        taken = pool.submit(partial(run.take, 0, 20, 40))
-        until(partial(_was_seen, of_life), "a question for a sign of life")
-
-        async def stands_still() -> None:
-            assert of_life.held is not None
-            time.sleep(2)  # more than the pod waits for it
-            asyncio.get_running_loop().call_soon(of_life.held.set)  # what has come is read after that
-
-        pods.do(stands_still())
-        assert of_samples.held is not None
-        pods.do(_set(of_samples.held))
-        taken.result()
-        run.check(packed[0])
-        assert "is away" not in caplog.text
-
-
-def test_a_rank_that_stands_still_is_named(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
-        run = Run(pods, packed[0], new_name(), 3)
-        run.take(0, 0, 100)
-        run.look()
-        before = _scraped(pods, 0)
-        run.take(0, 100, 160, [0, 2])
-        run.look()
-        (job,) = figures_between(before, _scraped(pods, 10)).jobs
-        assert list(job.behind) == [RankBehind(1, 100, 160)]
-        run.take(0, 160, ranks=[0, 2])
-        run.take(1, 0, 20, [0, 2])
-        run.look()
-        (job,) = figures_between(before, _scraped(pods, 10)).jobs
-        assert not job.behind, "in another epoch it has received something else"
-        (job,) = figures_between(_scraped(pods, 10), _scraped(pods, 20)).jobs
-        assert list(job.behind) == [RankBehind(1, 0, 20)]
-        run.take(0, 100, ranks=[1])
-        run.take(1, 0, 20, [1])
-        run.look()
-        (job,) = figures_between(before, _scraped(pods, 30)).jobs
-        assert not job.behind
-
-
-def test_a_pod_that_stands_still_is_named(packed: Packed, tmp_path: Path) -> None:
-    """First what it was asked for is late, then it gives no sign of life."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(1) as pool:
-        run = Run(pods, packed[0], new_name(), 1)
-        run.take(0, 0, 20)
-        (pod,) = (pod for pod in _scraped(pods, 0).pods if pod == "1")
-        assert _scraped(pods, 0).total("refill_peer_away", "0", peer=pod) == 0
-        for what in ("/planned/take", "/peer/v1/lives"):
-            pods.rule(what, to=1, times=-1, held=pods.do(_event()))
-        run.ranks[0]._direct = None
-        pool.submit(partial(run.take, 0, 20, 40)).result()
-        found = figures_between(_scraped(pods, 0), _scraped(pods, 10))
-        assert [pod.is_away for pod in found.pods] == [False, True]
-
-
-def test_a_pod_that_waits_for_the_store_says_for_how_long(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(1, tmp_path, journal=False) as pods, ThreadPoolExecutor(1) as pool:
-        run = Run(pods, packed[0], new_name(), 1)
-        dataset = pods.node(0).planned.find(run.ranks[0].spec.name).dataset if run.ranks[0].info() else None
-        assert dataset is not None
-        read, goes_on = dataset.read_samples, pods.do(_event())
-
-        async def stands_still(*arguments: Any, **named: Any) -> Any:
-            await goes_on.wait()
-            return await read(*arguments, **named)
-
-        dataset.read_samples = stands_still  # type: ignore[method-assign]
-        taken = pool.submit(partial(run.take, 0, 0, 20))
-        until(lambda: _scraped(pods, 0).total("refill_oldest_take_seconds") > 0.3, "a request that waits")
-        pods.do(_set(goes_on))
-        taken.result()
-        assert _scraped(pods, 0).total("refill_oldest_take_seconds") == 0
-
-
-def _scraped(pods: PodsInProcess, at_seconds: float) -> Scrape:
-    def scrape(pod: int) -> PodScrape:
-        _, _, text = pods.do(pods.request("client", pod, "GET", "/metrics"))
-        return PodScrape.parse(text.decode(), f"pod {pod}")
-
-    return Scrape(at_seconds, {str(pod): scrape(pod) for pod in range(pods.num_pods)})
-
-
 def _was_seen(rule: Rule) -> bool:
     return rule.seen == 1
-
-
-async def _event() -> asyncio.Event:
-    return asyncio.Event()
-
-
-async def _set(event: asyncio.Event) -> None:
-    event.set()
 
 
 def test_a_dataset_that_was_replaced_while_pods_were_away_is_an_error(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.peers.peers import Peers
 
@@ -60,5 +59,3 @@ def test_a_sign_of_life_does_not_wait_for_samples_that_are_on_their_way(three_po
             server.close()
 
     asyncio.run(asyncio.wait_for(asked(), 60))
-
-

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Container, Coroutine
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
@@ -381,10 +381,13 @@ class PlannedJob:
 
     # Batches.
 
-    async def batch(self, wanted: BatchRequest, *, says_damage: bool, asker: dict[str, Any]) -> _Part:
+    async def batch(
+        self, wanted: BatchRequest, *, says_damage: bool, asker: dict[str, Any], silent: Container[int] = ()
+    ) -> _Part:
         """``(sample ids, their bytes)`` of the positions of a request, all different, whoever has them.
 
         :param asker: what else other pods are told of who asks.
+        :param silent: pods that gave it no sign of life.
         """
         shares, share_places = self._places(wanted)
         home = self.counts.home(wanted.epoch)
@@ -397,7 +400,7 @@ class PlannedJob:
                 return await self._take(part, shares[places], share_places[places], says_damage=says_damage)
             asked = self._ask(pod, _part_of(wanted, places), asker, says_damage=says_damage)
             try:
-                found = await self._away.answer_of(pod, asked)
+                found = await self._away.answer_of(pod, asked, was_silent=pod in silent)
             except RefillError as error:
                 if not is_away(error):
                     raise
