@@ -233,6 +233,7 @@ def is_paused(bed: Bed, pods: Pods) -> None:
     pods.processes[POD].send_signal(signal.SIGCONT)
 
 
+WARM_UP = Scenario("the first job of pods that have just started, which is not shown", 1.2, 1)
 PAUSED = Scenario(f"a pod is paused for {PAUSE_SECONDS:.0f} s, 70 %", 0.7, 2, is_paused, HAPPENS_AT_SECONDS)
 SCENARIOS = (
     Scenario("cold start, 70 % of the link", 0.7, 1),
@@ -261,12 +262,14 @@ def main() -> None:
         )
         print("| | samples/s with, without | ratio | longest stall, s | read of the store |")
         print("| --- | --- | --- | --- | --- |")
+        for stands_in in (True, False):
+            bed.run(WARM_UP, stands_in)
         measured: dict[Scenario, dict[bool, list[Run]]] = {}
         for scenario in SCENARIOS if arguments.only is None else [SCENARIOS[arguments.only]]:
             runs = measured[scenario] = {True: [], False: []}
-            for _ in range(arguments.rounds):
-                for stands_in, found in runs.items():
-                    found.append(bed.run(scenario, stands_in))
+            for number in range(arguments.rounds):
+                for stands_in in (True, False) if number % 2 == 0 else (False, True):
+                    runs[stands_in].append(bed.run(scenario, stands_in))
                     network.limit(f"pod{POD}", POD_MBIT)
             print(_row(scenario, runs), flush=True)
     print()

@@ -22,6 +22,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core import rank_leases
 from refill_service.datasets.pack import pack
+from refill_service.top.scrape import PodScrape
 
 Packed = tuple[str, dict[str, bytes]]
 
@@ -136,6 +137,31 @@ def test_ranks_live_on_while_pods_become_more_and_fewer_and_lose_memory(packed: 
         for epoch in (0, 1):
             assert sorted(run.positions_of(epoch)) == list(range(NUM_SAMPLES))
             run.exact_receipt(epoch)
+
+
+def test_a_job_that_loses_memory_in_mid_epoch_reads_more_and_says_so(
+    packed: Packed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with PodsInProcess(1, tmp_path, journal=False, memory_bytes="3MB") as pods:
+        run = Run(pods, packed[0], new_name(), 1, memory_bytes=0)
+        run.take(0, 0, 300)
+        job = pods.node(0).planned.jobs[run.name]
+        alone, plan = job.memory_bytes, run.plan
+        Run(pods, packed[0], new_name(), 1, memory_bytes=0).take(0, 0, 20)
+        run.take(0, 300)
+        run.check(packed[0])
+        assert (run.plan, job.memory_bytes < alone) == (plan, True)
+        assert caplog.text.count(f"job {run.name} has memory for") == 1
+        found = run.exact_receipt(0)
+        assert found["given_up_bytes"] > 0
+        _, _, metrics = pods.do(pods.request("client", 0, "GET", "/metrics"))
+        counted = PodScrape.parse(metrics.decode(), "pod 0").matching(
+            "refill_given_up_bytes_total", {"training_job": run.name}
+        )
+        assert [value for _, value in counted] == [found["given_up_bytes"]]
+        counts = pods.get(0, f"/v1/jobs/{run.name}/epochs/0")["total"]
+        more = counts["bytes_read"] + counts["exact_bytes"] - run.ranks[0].info()["total_bytes"]
+        assert more >= found["given_up_bytes"], "it is read again"
 
 
 def test_ranks_may_be_an_epoch_apart(packed: Packed, tmp_path: Path) -> None:

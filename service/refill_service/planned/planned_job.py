@@ -128,6 +128,8 @@ class PlannedJob:
         self._single = SingleReads(self, gate, settings.wait_seconds)
         self._servers: dict[int, ShareServer] = {}
         self._planning, self._held_back = asyncio.Lock(), HeldBack()
+        self._is_short = False
+        """Whether it has less memory than its order is planned for."""
         self._over: RefillError | None = None
         """Why nobody is answered any more."""
         self._warming: dict[int, asyncio.Task[None]] = {}
@@ -251,6 +253,16 @@ class PlannedJob:
     def memory_is(self, memory_bytes: int) -> None:
         """Fact: the job has so much memory now. What it held beyond that is read again when it is needed."""
         had_bytes, self.memory_bytes = self.memory_bytes, memory_bytes
+        is_short = self._capacity_bytes < self._own_planned_bytes and not self.use.sleeps
+        if is_short and not self._is_short:
+            log.warning(
+                "job %s has memory for %s bytes of samples here, and its order is planned for %s: it reads more of the "
+                "store from now on (refill_given_up_bytes_total)",
+                self.spec.name,
+                f"{self._capacity_bytes:,}",
+                f"{self._own_planned_bytes:,}",
+            )
+        self._is_short = is_short
         self._recent.limit(replace(self.parts, memory_bytes=memory_bytes).recent_bytes)
         self._share_memory()
         if memory_bytes < had_bytes:

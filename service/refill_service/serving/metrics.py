@@ -284,6 +284,10 @@ _SHELL_COUNTERS = {
     "replays": ("refill_replays", "Requests answered again after their bytes had left, each by a read of its own."),
     "exact_reads": ("refill_exact_reads", "Samples read alone: replays, repeats, random access."),
     "exact_bytes": ("refill_exact_bytes", "Bytes of samples read alone."),
+    "given_up_bytes": (
+        "refill_given_up_bytes",
+        "Bytes of samples that left memory before they were asked for, and are read again; of planned jobs.",
+    ),
 }
 
 
