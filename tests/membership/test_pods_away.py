@@ -101,6 +101,24 @@ def test_a_pod_that_stands_still_is_named(packed: Packed, tmp_path: Path) -> Non
         assert [pod.is_away for pod in found.pods] == [False, True]
 
 
+def test_a_share_that_moves_and_comes_back_is_read_again_but_in_part(packed: Packed, tmp_path: Path) -> None:
+    with PodsInProcess(3, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], new_name(), 1, chunk_size=4, memory_bytes=900_000)
+        run.take(0, 0, 400)
+        lost = ("/planned/take", "/planned/batch", "/peer/v1/lives", "/healthz")
+        rules = [pods.rule(what, to=1, times=-1) for what in lost]
+        run.take(0, 400, 500)
+        for rule in rules:
+            rule.times = 0
+        until(lambda: not _scraped(pods, 0).total("refill_peer_away"), "a sign of life")
+        run.look()
+        run.take(0, 500)
+        run.check(packed[0])
+        counts = pods.get(0, f"/v1/jobs/{run.name}/epochs/0")["total"]
+        again = counts["bytes_read"] + counts["exact_bytes"] - run.ranks[0].info()["total_bytes"]
+        assert 0 < again < 2.5 * run.plan.memory_bytes / 3
+
+
 def test_a_rank_that_stands_still_is_named(packed: Packed, tmp_path: Path) -> None:
     with PodsInProcess(2, tmp_path, journal=False) as pods:
         run = Run(pods, packed[0], new_name(), 3)

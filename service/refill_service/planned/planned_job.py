@@ -57,7 +57,8 @@ __all__ = ["PlannedJob"]
 log = logging.getLogger(__name__)
 
 _STANDS_IN_SECONDS = 10.0
-"""A share of another pod that nobody has asked for here for so long is let go of."""
+"""A share of another pod that nobody has asked for here for so long is let go of. Before it was served for so long, it
+has half of the memory: its pod may be back in a moment, and then what was read ahead was read in vain."""
 
 
 _Part = tuple[Int64Array, list[Payload]]
@@ -127,6 +128,9 @@ class PlannedJob:
         self._chunks = ChunkReader(dataset, records, self.share, gate, pinned, spec.name)
         self._single = SingleReads(self, gate, settings.wait_seconds)
         self._servers: dict[int, ShareServer] = {}
+        self._stands_in_since: dict[int, float] = {}
+        """Shares of other pods that are served here."""
+        self._stands_in_for_long: set[int] = set()
         self._planning, self._held_back = asyncio.Lock(), HeldBack()
         self._is_short = False
         """Whether it has less memory than its order is planned for."""
@@ -284,6 +288,7 @@ class PlannedJob:
         for server in self._servers.values():
             server.forget()
         self._servers.clear()
+        self._stands_in_since.clear()
         self._recent.clear()
         self._whole = None
         if self.claim is None:
@@ -294,10 +299,17 @@ class PlannedJob:
     def _share_memory(self) -> None:
         """Among the shares that are served here, by what each is planned for. Of those of this pod, all have their part
         from the beginning; others are here while their pods are away."""
-        others = [number for number in self._servers if self._owners[number] != self.ordinal]
-        planned_bytes = self._own_planned_bytes + sum(map(self.orders.planned_bytes, others))
+        wanted = {
+            number: self.orders.planned_bytes(number) // (2 if self._may_be_back(number) else 1)
+            for number in self._servers
+        }
+        of_others = sum(bytes_ for number, bytes_ in wanted.items() if number in self._stands_in_since)
         for number, server in self._servers.items():
-            server.memory_is(self._capacity_bytes * self.orders.planned_bytes(number) // planned_bytes)
+            server.memory_is(self._capacity_bytes * wanted[number] // (self._own_planned_bytes + of_others))
+
+    def _may_be_back(self, number: int) -> bool:
+        """Whether the pod of a share that is served here was away for a short time only, as far as can be seen."""
+        return number in self._stands_in_since and number not in self._stands_in_for_long
 
     async def close(self, why: RefillError) -> None:
         """Requests under way end with this error, and so do those that come late."""
@@ -447,7 +459,7 @@ class PlannedJob:
 
     async def _take(self, wanted: BatchRequest, shares: Int64Array, places: Int64Array, *, says_damage: bool) -> _Part:
         """:param places: ``(n,)`` of these shares, whose samples are wanted."""
-        self._let_go_of_others()
+        self._look_at_others()
         of_shares, epoch, ids = _grouped(shares), wanted.epoch, wanted.sample_ids
 
         def taken(share: int, at: Int64Array) -> Coroutine[Any, Any, _Part]:
@@ -557,20 +569,21 @@ class PlannedJob:
                 planning=self._planning,
                 held_back=self._held_back,
             )
+            if self._owners[number] != self.ordinal:
+                self._stands_in_since[number] = time.monotonic()
             self._share_memory()
         return self._servers[number]
 
-    def _let_go_of_others(self) -> None:
-        """Shares of other pods, which answer again."""
+    def _look_at_others(self) -> None:
+        """Shares of other pods: those that answer again are let go of."""
         now = time.monotonic()
-        over = [
-            number
-            for number, server in self._servers.items()
-            if self._owners[number] != self.ordinal and now - server.last_asked > _STANDS_IN_SECONDS
-        ]
+        over = {n for n in self._stands_in_since if now - self._servers[n].last_asked > _STANDS_IN_SECONDS}
         for number in over:
             self._servers.pop(number).forget()
-        if over:
+            del self._stands_in_since[number]
+        for_long = {n for n, since in self._stands_in_since.items() if now - since > _STANDS_IN_SECONDS}
+        if over or for_long != self._stands_in_for_long:
+            self._stands_in_for_long = for_long
             self._share_memory()
 
 
