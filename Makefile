@@ -39,7 +39,7 @@ SOAK_FLAGS ?=
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-exactly-once bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-start bench-stalls bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-all test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-exactly-once bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers chaos soak clean
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -174,6 +174,10 @@ bench-tls: $(READY)
 # How long training stands still when a pod, its machine or the network between fails; needs root, some two minutes.
 bench-stalls: $(READY)
 	$(BIN)/python -m benchmarks.stalls
+
+# Whether it costs throughput that pods stand in for others, where none is away; needs root, some six minutes.
+bench-stand-ins: $(READY)
+	$(BIN)/python benchmarks/stand_ins.py
 
 bench-start: $(READY)
 	$(BIN)/python benchmarks/start_up.py

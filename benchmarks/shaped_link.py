@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -28,11 +27,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 from machine import machine
 from numpy.typing import NDArray
 from shaped_network import ShapedNetwork
+from shaped_pods import DATASET, ShapedPods
 from targets import target
 
 from refill.planned_connection import PlannedConnection
@@ -59,9 +58,6 @@ FRESH_JOBS = 5
 FIRST_BATCH = 4
 """Small: the four first batches together are not more than one chunk of each pod."""
 INDEX_BYTES = NUM_SAMPLES * 16
-PORT = 8000
-PEER_PORT = 8001
-DATASET = "s3://bench/data"
 
 Floats = NDArray[np.float64]
 
@@ -75,15 +71,13 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="refill-bench-") as folder,
         ShapedNetwork(store_mbit=STORE_MBIT, rtt_ms=RTT_MS) as network,
     ):
-        bench = ShapedLink(network, Path(folder), arguments.policy, arguments.chunk_size)
         print(
             f"{machine()}; store {RTT_MS} ms away behind {STORE_MBIT} Mbit/s; "
             f"{NUM_SAMPLES} samples of {SAMPLE_BYTES:,} bytes, memory {MEMORY_SHARE:.0%} of them; policy "
             f"{arguments.policy}, chunks of {arguments.chunk_size}"
         )
         floor = network.measure()
-        bench.start_store()
-        bench.start_pods()
+        bench = ShapedLink(network, Path(folder), arguments.policy, arguments.chunk_size)
         print(
             f"plain sockets: round trip {floor.rtt_seconds * 1000:.1f} ms, {floor.payload_bytes_per_second / 1e6:.1f} "
             f"MB/s of payload, {floor.share:.3f} of the link with headers",
@@ -102,57 +96,13 @@ class ShapedLink:
         self._network = network
         self._policy, self._chunk_size = policy, chunk_size
         self._folder = folder
-        self._urls = [f"http://{network.address(f'pod{pod}')}:{PORT}" for pod in range(NUM_PODS)]
-        self._pods: list[subprocess.Popen[bytes]] = []
-        self._idle_bytes = 0
-        """Peak memory of a pod that has just started."""
         self._memory_bytes = int(NUM_SAMPLES * SAMPLE_BYTES * MEMORY_SHARE / NUM_PODS)
-        self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "REFILL_"))},
-            "AWS_ENDPOINT_URL": f"http://{network.address('store')}:9000",
-            "AWS_ACCESS_KEY_ID": "bench",
-            "AWS_SECRET_ACCESS_KEY": "bench",
-            "AWS_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-
-    def start_store(self) -> None:
-        """An S3 server, and the dataset in it, packed on the store's own host."""
-        address = self._network.address("store")
-        server = {"BIND_HOST": address, "GATEWAY_PORT": "9000"}
-        self._start("store", "store", [sys.executable, "-m", "ministack"], server)
-        self._wait_for("store", f"http://{address}:9000/")
-        files = self._folder / "files"
-        files.mkdir()
-        generator = np.random.default_rng(1)
-        for sample in range(NUM_SAMPLES):
-            (files / f"{sample:06}.bin").write_bytes(generator.bytes(SAMPLE_BYTES))
-        make_bucket = "import boto3; boto3.client('s3').create_bucket(Bucket='bench')"
-        pack = ["-m", "refill_service.cli", "pack", str(files), DATASET, "--quiet"]
-        for argv in (["-c", make_bucket], pack):
-            done = self._start("store", "pack", [sys.executable, *argv])
-            if done.wait(120) != 0:
-                raise SystemExit(f"error: packing ended with {done.returncode}: {self._log('pack')}")
-
-    def start_pods(self) -> None:
-        peer_urls = [f"http://{self._network.address(f'pod{pod}')}:{PEER_PORT}" for pod in range(NUM_PODS)]
-        for pod in range(NUM_PODS):
-            settings = {
-                "REFILL_POD_URLS": ",".join(self._urls),
-                "REFILL_PEER_URLS": ",".join(peer_urls),
-                "REFILL_ORDINAL": str(pod),
-                "REFILL_PORT": str(PORT),
-                "REFILL_PEER_PORT": str(PEER_PORT),
-                "REFILL_MEMORY_BYTES": str(self._memory_bytes),
-                "REFILL_JOB_MEMORY_FRACTION": "1",
-                # Every job is to read all of the dataset.
-                "REFILL_PINNED_FRACTION": "0",
-            }
-            argv = [sys.executable, "-m", "refill_service.cli", "serve"]
-            self._pods.append(self._start(f"pod{pod}", f"pod{pod}", argv, settings))
-        for pod, url in enumerate(self._urls):
-            self._wait_for(f"pod{pod}", f"{url}/readyz")
-        self._idle_bytes = max(map(_peak_bytes, self._pods))
+        self._cache = ShapedPods(network, folder)
+        self._cache.start_store(NUM_SAMPLES, SAMPLE_BYTES)
+        self._pods = self._cache.start_pods(NUM_PODS, self._memory_bytes)
+        self._urls = self._pods.urls
+        self._idle_bytes = max(map(_peak_bytes, self._pods.processes))
+        """Peak memory of a pod that has just started."""
 
     def first_batches(self, rtt_seconds: float, link_rate: float) -> None:
         """From the first request of a fresh job on; ranks ask at once, a thread each, by connections that are new."""
@@ -231,7 +181,7 @@ class ShapedLink:
 
     def memory(self) -> None:
         bound = self._memory_bytes * 1.15 + 150e6
-        peaks = [_peak_bytes(pod) for pod in self._pods]
+        peaks = [_peak_bytes(pod) for pod in self._pods.processes]
         print(
             f"peak memory of the pods, MB: {', '.join(f'{peak / 1e6:.0f}' for peak in peaks)}; "
             f"just started {self._idle_bytes / 1e6:.0f}; budget {self._memory_bytes / 1e6:.0f}"
@@ -308,7 +258,7 @@ class ShapedLink:
             }
             argv = [sys.executable, str(Path(__file__).with_name("shaped_rank.py")), json.dumps(given)]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            processes.append(self._network.run("trainer", argv, self._environment, **pipes))
+            processes.append(self._network.run("trainer", argv, self._cache.environment, **pipes))
         for process in processes:
             assert process.stdout is not None
             if process.stdout.readline() != b"ready\n":
@@ -324,28 +274,6 @@ class ShapedLink:
             with self._network.inside("trainer"):
                 PodConnection(self._urls[0], JobSpec(job, DATASET), 0, None, 30).end_job()
         return [dict(np.load(self._folder / f"{job}-{rank}.npz")) for rank in range(NUM_RANKS)]
-
-    def _start(
-        self, host: str, log: str, argv: list[str], environment: dict[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
-        with (self._folder / f"{log}.log").open("ab") as output:
-            return self._network.run(
-                host, argv, self._environment | (environment or {}), stdout=output, stderr=subprocess.STDOUT
-            )
-
-    def _wait_for(self, host: str, url: str) -> None:
-        deadline = time.monotonic() + 60
-        with self._network.inside(host):
-            while time.monotonic() < deadline:
-                try:
-                    if httpx.get(url, timeout=2, trust_env=False).status_code < 500:
-                        return
-                except httpx.TransportError:
-                    time.sleep(0.1)
-        raise SystemExit(f"error: {url} did not answer within 60 s: {self._log(host)}")
-
-    def _log(self, name: str) -> str:
-        return (self._folder / f"{name}.log").read_text(errors="replace").strip()[-500:]
 
 
 class LinkRecord:

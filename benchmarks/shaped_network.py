@@ -32,9 +32,8 @@ from machine import machine
 
 __all__ = ["LinkSpeed", "ShapedNetwork"]
 
-NEEDS = {
-    "ip": "iproute2",
-    "tc": "iproute2",
+NEEDS = {"ip": "iproute2", "tc": "iproute2"}
+NEEDS_TO_HOLD = {
     "iptables-legacy": "iptables",
     "gcc": "gcc",
     "/usr/include/libmnl/libmnl.h": "libmnl-dev",
@@ -86,7 +85,7 @@ class ShapedNetwork:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> ShapedNetwork:
-        _check_that_it_can_work()
+        _check_that_it_can_work(NEEDS | (NEEDS_TO_HOLD if self.rtt_ms else {}))
         _remove_leftovers()
         signal.signal(signal.SIGTERM, _end)
         try:
@@ -134,6 +133,13 @@ class ShapedNetwork:
         finally:
             os.close(here)
             os.close(there)
+
+    def limit(self, host: str, mbit: float) -> None:
+        """A host's link has this rate from now on, each way."""
+        limit = ("tbf", "rate", f"{mbit}mbit", "burst", str(BURST_BYTES))
+        limit = (*limit, "limit", str(int(BURST_BYTES + mbit * 1e6 / 8 * QUEUE_SECONDS)))
+        self._in(host, "tc", "qdisc", "replace", "dev", "eth0", "root", *limit)
+        self._in("switch", "tc", "qdisc", "replace", "dev", host, "root", *limit)
 
     def store_link_bytes(self) -> int:
         """Bytes, with all headers, that have left the store so far, as its rate limit counts them."""
@@ -224,10 +230,7 @@ class ShapedNetwork:
             ):
                 self._in(host, "sysctl", "-qw", setting)
         if self.store_mbit:
-            limit = ("tbf", "rate", f"{self.store_mbit}mbit", "burst", str(BURST_BYTES))
-            limit = (*limit, "limit", str(int(BURST_BYTES + self.store_mbit * 1e6 / 8 * QUEUE_SECONDS)))
-            self._in("store", "tc", "qdisc", "add", "dev", "eth0", "root", *limit)
-            self._in("switch", "tc", "qdisc", "add", "dev", "store", "root", *limit)
+            self.limit("store", self.store_mbit)
         if self.rtt_ms:
             self._hold_packets()
 
@@ -259,10 +262,10 @@ def _end(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _check_that_it_can_work() -> None:
+def _check_that_it_can_work(needs: Mapping[str, str]) -> None:
     if os.geteuid() != 0:
         raise SystemExit("error: network namespaces need root: run this as root")
-    missing = {package for tool, package in NEEDS.items() if not (shutil.which(tool) or Path(tool).exists())}
+    missing = {package for tool, package in needs.items() if not (shutil.which(tool) or Path(tool).exists())}
     if missing:
         raise SystemExit(f"error: tools are missing: apt-get install {' '.join(sorted(missing))}")
 

@@ -164,6 +164,13 @@ CACHE_VIEW = View(
                     bad_from=1,
                 ),
                 graph(
+                    "Pods that are away",
+                    "short",
+                    "By how many pods they are found so. Others answer in their place for jobs with policy planned.",
+                    (f"sum by (job, peer) (refill_peer_away{{{CACHE}}})", "pod {{peer}}"),
+                    bad_from=1,
+                ),
+                graph(
                     "Jobs that wait to be told what was delivered",
                     "short",
                     "After a restart of the pod without its journal.",

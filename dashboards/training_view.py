@@ -7,6 +7,7 @@ from panel_kinds import JOB, View, figure, graph
 __all__ = ["TRAINING"]
 
 BY_JOB = "sum by (job, training_job)"
+RECEIVED = f"refill_rank_received{{{JOB}}}"
 
 
 def _rate(metric: str, more: str = "") -> str:
@@ -82,6 +83,18 @@ TRAINING = View(
                         "{{training_job}}",
                     ),
                     quiet="nothing waits",
+                ),
+                graph(
+                    "Ranks that are behind",
+                    "short",
+                    "Samples of the epoch that another rank has received more, with policy planned. A rank that stands "
+                    "still falls behind; where ranks go in step, the others then wait for it.",
+                    (
+                        f"-max by (job, training_job, rank) ({RECEIVED}) "
+                        f"+ on (job, training_job) group_left max by (job, training_job) ({RECEIVED})",
+                        "{{training_job}} rank {{rank}}",
+                    ),
+                    quiet="no job with policy planned",
                 ),
             ],
         ),

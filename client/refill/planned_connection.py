@@ -73,6 +73,8 @@ _QUIET_SECONDS = 0.25
 _MOST_UNREPORTED = 300
 """Epochs: as many as a pod keeps."""
 _TURNS = 4
+_MOST_SILENT = 500
+"""Pods that a request names: if more are away, others notice that soon enough."""
 _OF_ONE_PROCESS = (
     "_process",
     "_epoch",
@@ -327,6 +329,9 @@ class PlannedConnection:
     def _asked(self, pod: str, epoch: int, wanted: _Wanted, waited: float, *, is_part: bool = False) -> Asked:
         """:param is_part: of a batch of which this rank's own pod sees no more than its own part."""
         about = self._about_batch(epoch) | ({"part": "true"} if is_part else {})
+        if self._away and self._direct is not None and not is_part:
+            silent = [str(ordinal) for ordinal, url in enumerate(self._direct.urls) if url in self._away]
+            about["silent"] = ",".join(silent[:_MOST_SILENT])
         positions, ids = wanted
         body = BatchRequest(epoch, self.group, positions, waited_seconds=waited, sample_ids=ids).encode()
         return Asked(pod, self._path("batch", **about), body, Expected(positions, ids))

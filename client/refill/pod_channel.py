@@ -39,7 +39,7 @@ _MOST_JSON_BYTES = 64 << 20
 """A dataset's metadata has 4 MiB at most."""
 _MOST_ERROR_BYTES = 1 << 20
 _NAME_SECONDS = 5.0
-_LOOK_SECONDS = 1.0
+_FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.5, 1.0
 _LEASES_END_SECONDS = 5.0
 """After this a pod that has a successor answers nothing any more: its lease takes a second, and is looked at anew."""
 
@@ -50,7 +50,7 @@ class Wait(NamedTuple):
     seconds: float
     """That the pod may be silent for."""
     still_waits: Callable[[str], None] = lambda pod: None
-    """Called about once a second while nothing comes."""
+    """Called after half a second, and then about once a second, while nothing comes."""
 
 
 class Asked(NamedTuple):
@@ -350,7 +350,9 @@ def _await_answer(link: PodLink, pod: str, wait: Wait) -> None:
     coming = select.poll()
     coming.register(link.sock, select.POLLIN)
     ends = time.monotonic() + wait.seconds
-    while not coming.poll(1000 * min(_LOOK_SECONDS, max(0.0, ends - time.monotonic()))):
+    look_seconds = _FIRST_LOOK_SECONDS
+    while not coming.poll(1000 * min(look_seconds, max(0.0, ends - time.monotonic()))):
+        look_seconds = _LOOK_SECONDS
         if time.monotonic() >= ends:
             raise TimeoutError
         wait.still_waits(pod)

@@ -26,7 +26,7 @@ from refill_service.demo.local_cluster import LocalCluster
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 RULES = DASHBOARDS / "rules.yaml"
-JOB = "run-1"
+JOB, PLANNED_JOB = "run-1", "run-2"
 QUERIES = list(panel_queries(DASHBOARDS, rate_seconds=10, shown_seconds=60))
 
 SILENT_IN_HEALTH = {
@@ -58,11 +58,12 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory, packed: tuple[str, dict[str, bytes]]) -> Iterator[Watched]:
-    """Three pods that a job of two ranks asks for epoch after epoch, until the tests have ended."""
+    """Three pods that a job of two ranks, and one of one, ask for epoch after epoch, until the tests have ended."""
     program, folder = tool("prometheus"), tmp_path_factory.mktemp("prometheus")
     settings: dict[str, str | int | float] = {"memory_bytes": "4MiB", "wait_seconds": 1, "pinned_fraction": 0.02}
     job = {"name": JOB, "dataset": packed[0], "chunk_size": 16, "memory_bytes": 300_000, "world_size": 2}
     job["policy"] = "redox"  # misses and wastes all the time, so that there is something to see of both
+    planned = job | {"name": PLANNED_JOB, "policy": "planned", "world_size": 1}
     enough = threading.Event()
     with (
         LocalCluster(3, folder, settings | {"journal_dir": str(folder / "journal-{ordinal}")}) as pods,
@@ -70,6 +71,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, packed: tuple[str, dict[st
         ThreadPoolExecutor() as threads,
     ):
         ranks = [threads.submit(train, pods, job, rank, enough) for rank in range(2)]
+        ranks.append(threads.submit(train, pods, planned, 0, enough))
         try:
             yield Watched(prometheus, pods)
         finally:
@@ -107,7 +109,11 @@ def test_metrics_follow_prometheus_conventions(watched: Watched) -> None:
 def test_every_choice_at_the_top_has_something_to_choose(watched: Watched) -> None:
     for selector, label in variable_queries(DASHBOARDS):
         assert not watched.still_without_data({selector})
-        assert {series["metric"][label] for series in watched.prometheus.query(selector)} <= {"refill", JOB}
+        assert {series["metric"][label] for series in watched.prometheus.query(selector)} <= {
+            "refill",
+            JOB,
+            PLANNED_JOB,
+        }
 
 
 def test_recorded_rules_have_data_and_alerts_ask_for_what_exists(watched: Watched) -> None:

@@ -142,6 +142,17 @@ class PodsInProcess:
         self.rules.append(Rule(what, **how))
         return self.rules[-1]
 
+    def event(self) -> asyncio.Event:
+        """For what a rule holds."""
+
+        async def made() -> asyncio.Event:
+            return asyncio.Event()
+
+        return self.do(made())
+
+    def set(self, event: asyncio.Event) -> None:
+        self._loop.call_soon_threadsafe(event.set)
+
     def get(self, pod: int, path: str) -> dict[str, Any]:
         status, _, body = self.do(self.request("client", pod, "GET", path))
         if status != 200:
@@ -283,7 +294,7 @@ class CalledPeers(Peers):
             raise error
         return answered, body
 
-    async def call(self, pod: int, method: str, path: str, body: Body = None) -> Any:
+    async def call(self, pod: int, method: str, path: str, body: Body = None, *, apart: bool = False) -> Any:
         headers = {"content-type": "application/json"} if isinstance(body, dict) else {}
         if isinstance(body, dict):
             body = json.dumps(body).encode()

@@ -22,6 +22,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core import rank_leases
 from refill_service.datasets.pack import pack
+from refill_service.top.scrape import PodScrape
 
 Packed = tuple[str, dict[str, bytes]]
 
@@ -136,6 +137,31 @@ def test_ranks_live_on_while_pods_become_more_and_fewer_and_lose_memory(packed: 
         for epoch in (0, 1):
             assert sorted(run.positions_of(epoch)) == list(range(NUM_SAMPLES))
             run.exact_receipt(epoch)
+
+
+def test_a_job_that_loses_memory_in_mid_epoch_reads_more_and_says_so(
+    packed: Packed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with PodsInProcess(1, tmp_path, journal=False, memory_bytes="3MB") as pods:
+        run = Run(pods, packed[0], new_name(), 1, memory_bytes=0)
+        run.take(0, 0, 300)
+        job = pods.node(0).planned.jobs[run.name]
+        alone, plan = job.memory_bytes, run.plan
+        Run(pods, packed[0], new_name(), 1, memory_bytes=0).take(0, 0, 20)
+        run.take(0, 300)
+        run.check(packed[0])
+        assert (run.plan, job.memory_bytes < alone) == (plan, True)
+        assert caplog.text.count(f"job {run.name} has memory for") == 1
+        found = run.exact_receipt(0)
+        assert found["given_up_bytes"] > 0
+        _, _, metrics = pods.do(pods.request("client", 0, "GET", "/metrics"))
+        counted = PodScrape.parse(metrics.decode(), "pod 0").matching(
+            "refill_given_up_bytes_total", {"training_job": run.name}
+        )
+        assert [value for _, value in counted] == [found["given_up_bytes"]]
+        counts = pods.get(0, f"/v1/jobs/{run.name}/epochs/0")["total"]
+        more = counts["bytes_read"] + counts["exact_bytes"] - run.ranks[0].info()["total_bytes"]
+        assert more >= found["given_up_bytes"], "it is read again"
 
 
 def test_ranks_may_be_an_epoch_apart(packed: Packed, tmp_path: Path) -> None:
@@ -352,13 +378,13 @@ def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(
         for what in (f"/{name}{asked_for_parts}", f"/{name}?holder="):
             run = Run(pods, packed[0], name, 1)
             run.take(0, 0, 40)
-            goes_on = pods.do(_event())
+            goes_on = pods.event()
             rule = pods.rule(what, to=1, held=goes_on, answer="holder" in what)
             first = pool.submit(run.ranks[0].end_job if "holder" in what else partial(run.take, 0, 40, 80))
             until(partial(_was_seen, rule), f"a request for {what}")
             second = pool.submit(partial(run.take, 0, 40, 80) if "holder" in what else run.ranks[0].end_job)
             wait([second])
-            pods.do(_set(goes_on))
+            pods.set(goes_on)
             wait([first])
             error = (second if "holder" in what else first).exception()
             assert isinstance(error, JobLost), error
@@ -375,7 +401,7 @@ def test_a_read_under_way_as_its_job_ends_leaves_nothing_behind(
         first = Run(pods, packed[0], new_name(), 1)
         first.ranks[0].info()
         job = pods.node(0).planned.jobs[first.name]
-        reading = pods.do(_event())
+        reading = pods.event()
 
         async def stands_still(*_: object) -> memoryview:
             reading.set()
@@ -402,27 +428,8 @@ def test_a_read_under_way_as_its_job_ends_leaves_nothing_behind(
         assert second.exact_receipt(0)["planned"] == NUM_SAMPLES
 
 
-def test_a_pod_that_stands_still_is_asked_once_for_all_who_wait_for_it(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(16) as pool:
-        run = Run(pods, packed[0], new_name(), 16)
-        for what in ("/planned/take", "/peer/v1/lives"):  # the first batch is asked of its home in any case
-            pods.rule(what, to=1, times=-1, held=pods.do(_event()))
-        stands_still = pods.rules[-1]
-        wait([pool.submit(partial(run.take, 0, 0, 20, [rank])) for rank in range(0, 16, 2)])
-        assert len(run.came) == 8 * 20
-        assert 1 <= stands_still.seen <= 4, "8 requests waited for it"
-
-
 def _was_seen(rule: Rule) -> bool:
     return rule.seen == 1
-
-
-async def _event() -> asyncio.Event:
-    return asyncio.Event()
-
-
-async def _set(event: asyncio.Event) -> None:
-    event.set()
 
 
 def test_a_dataset_that_was_replaced_while_pods_were_away_is_an_error(tmp_path: Path) -> None:

@@ -108,6 +108,47 @@ def test_ranks_in_the_order_of_their_numbers() -> None:
     assert [rank.samples_per_second for rank in job.ranks] == [25, 25, 25]
 
 
+def received(**of_ranks: int) -> str:
+    return metrics(epoch=0, requests_total=10) + "".join(
+        f'refill_rank_received{{{JOB},rank="{rank.removeprefix("r")}"}} {count}\n' for rank, count in of_ranks.items()
+    )
+
+
+def test_a_rank_that_stands_still_while_others_are_ahead_is_waited_for() -> None:
+    before = scrape(0, a=received(r0=40, r10=40, r2=40), b=received(r1=30))
+    now = scrape(5, a=received(r0=44, r10=40, r2=40), b=received(r1=44))
+    found = job_between(before, now).behind
+    assert [(each.rank, each.received, each.most_received) for each in found] == [(2, 40, 44), (10, 40, 44)]
+    figures = figures_between(before, now)
+    line = "waited for: rank 2 and 1 other of run-1 (received 40, others 44)"
+    assert line in lines_of(frame("http://refill:8000", figures, 5))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "then", "now"),
+    [
+        pytest.param(5, received(r0=40, r1=40), received(r0=40, r1=40), id="all stand still, in step"),
+        pytest.param(5, received(r0=40, r1=30), received(r0=44, r1=34), id="it goes on"),
+        pytest.param(2, received(r0=40, r1=30), received(r0=44, r1=30), id="it need not have reported since"),
+        pytest.param(5, received(r0=40), received(r0=44, r1=0), id="it has just come"),
+        pytest.param(5, metrics(epoch=0), metrics(epoch=0), id="nobody says it"),
+    ],
+)
+def test_nobody_is_waited_for(seconds: float, then: str, now: str) -> None:
+    figures = figures_between(scrape(0, a=then), scrape(seconds, a=now))
+    assert not list(figures.jobs[0].behind)
+    assert "waited for" not in "".join(lines_of(frame("http://refill:8000", figures, 5)))
+
+
+def test_pods_that_are_away_or_late_are_waited_for() -> None:
+    """Pods are numbered as they are listed; one says of another that it is away."""
+    away = metrics(epoch=0, requests_total=10, oldest_take_seconds=7.6)
+    away += 'refill_peer_away{peer="1"} 1\nrefill_peer_away{peer="2"} 0\n'
+    late = metrics(epoch=0, oldest_take_seconds=2.5)
+    figures = figures_between(scrape(0), scrape(5, **{"http://a": away, "http://b": None, "http://c": late}))
+    assert "waited for: b (away); a (answers after 8 s)" in lines_of(frame("http://refill:8000", figures, 5))
+
+
 def test_a_job_that_no_rank_has_asked_anything_of() -> None:
     job = job_between(scrape(0, a=""), scrape(1, a=metrics()))
     assert (job.epoch, job.progress, job.ranks, job.receipts) == (None, None, [], {})

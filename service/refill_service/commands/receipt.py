@@ -98,6 +98,8 @@ def _shown_planned(receipt: dict[str, Any]) -> list[str]:
     if dropped := receipt["dropped"]:
         lines.append(f"  dropped     {dropped:>14,}  for drop_last")
     lines.append(f"  repeats     {receipt['repeats']:>14,}  that fill the last step up")
+    if given_up := receipt.get("given_up_bytes", 0):  # pods of an earlier version do not say it
+        lines.append(f"  read again  {given_up:>14,}  bytes that memory had no room for until they were asked for")
     return lines
 
 

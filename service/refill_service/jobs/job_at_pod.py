@@ -104,6 +104,10 @@ class JobFigures:
     unknown_ranks: int = 0
     waiting: Mapping[int, int] = field(default_factory=dict)
     """Requests that wait for another pod, by pod."""
+    received: Mapping[int, int] = field(default_factory=dict)
+    """By rank, samples of the newest epoch that it says it has received; of planned jobs."""
+    oldest_take_seconds: float | None = None
+    """For how long what was asked of this pod's samples has been waited for; None: that is not known of the job."""
 
 
 @dataclass

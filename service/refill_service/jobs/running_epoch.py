@@ -42,6 +42,8 @@ class OwnerCounts:
     """Samples read by a ranged GET of their own: replays of what left long ago, repeats and random access."""
     exact_bytes: int = 0
     refills_failed: int = 0
+    given_up_bytes: int = 0
+    """Of samples that had to leave memory before they were asked for, of planned jobs: they are read again."""
 
 
 class RunningEpoch:

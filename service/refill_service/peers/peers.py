@@ -189,6 +189,8 @@ class Peers:
         self._token = token
         self._certificates = certificates
         self._client: Client | None = None
+        self._apart: Client | None = None
+        """For signs of life: over the other's connection they would wait for the samples that are on their way."""
         self._under_way: dict[int, set[asyncio.Timeout]] = {pod: set() for pod in range(len(peer_urls))}
         """Requests to each pod, which can be broken off."""
         self._made_of: object = None
@@ -199,13 +201,17 @@ class Peers:
         return f"pod {pod} ({self.urls[pod]})"
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
+        for client in (self._client, self._apart):
+            if client is not None:
+                await client.close()
 
-    async def call(self, pod: int, method: str, path: str, body: Body = None) -> Any:
-        """One small request; returns the decoded JSON answer, None when it is empty."""
+    async def call(self, pod: int, method: str, path: str, body: Body = None, *, apart: bool = False) -> Any:
+        """One small request; returns the decoded JSON answer, None when it is empty.
+
+        :param apart: over a connection that no samples come over.
+        """
         async with self._translated(pod):
-            request = self._request(method, pod, path)
+            request = self._request(method, pod, path, apart=apart)
             if isinstance(body, dict):
                 request = request.header("content-type", "application/json").body_bytes(json.dumps(body).encode())
             elif isinstance(body, BodyPieces):
@@ -232,10 +238,7 @@ class Peers:
     async def who_is(self, pod: int) -> PodLife | None:
         """Which process of a pod its name leads to now, asked over a new connection; None where none says so."""
         async with self._translated(pod):
-            try:
-                client = self._new_client()
-            except OSError as error:  # they are being replaced
-                raise PodUnreachable(f"certificates for other pods can't be read: {error}") from error
+            client = self._made()
             try:
                 request = client.get(self.urls[pod] + "/peer/v1/lives")
                 for name, value in self._headers(pod).items():
@@ -267,8 +270,11 @@ class Peers:
                     self._raise_for(response.status, await response.text(), self.name(pod))
                 yield FrameReader(response.body_reader, self.name(pod), response.headers.get(TABLE_HEADER) or "")
 
-    def _request(self, method: str, pod: int, path: str) -> RequestBuilder:
-        request = self._connection().request(method, self.urls[pod] + path)
+    def _request(self, method: str, pod: int, path: str, *, apart: bool = False) -> RequestBuilder:
+        client = self._connection()
+        if apart:
+            client = self._apart = self._apart or self._made()
+        request = client.request(method, self.urls[pod] + path)
         for name, value in self._headers(pod).items():
             request = request.header(name, value)
         return request
@@ -303,7 +309,7 @@ class Peers:
         is_newest = self.lives.came_from(pod, found, lease_time())
         self.leave_earlier_runs()
         if not is_newest:
-            self._client = None  # the connection leads there still; its name may not
+            self._client = self._apart = None  # the connection leads there still; its name may not
             raise PodReplaced(
                 f"{self.name(pod)} was answered for by an earlier process of it: it is asked again", pod=pod
             )
@@ -347,7 +353,7 @@ class Peers:
     def leave_earlier_runs(self) -> None:
         """Wait for nothing more of pods that have a successor, as may be known since a moment: they may stand still."""
         for pod in () if self.lives is None else self.lives.take_succeeded():
-            self._client = None
+            self._client = self._apart = None
             for request in self._under_way.get(pod, ()):
                 if not request.expired():
                     request.reschedule(0)
@@ -360,11 +366,17 @@ class Peers:
             try:
                 made_of = None if self._certificates is None else self._certificates.state()
                 if self._client is None or made_of != self._made_of:
-                    self._client, self._made_of = self._new_client(), made_of
+                    self._client, self._apart, self._made_of = self._new_client(), None, made_of
             except OSError as error:  # they are being replaced
                 if self._client is None:
                     raise PodUnreachable(f"certificates for other pods can't be read: {error}") from error
         return self._client
+
+    def _made(self) -> Client:
+        try:
+            return self._new_client()
+        except OSError as error:  # certificates are being replaced
+            raise PodUnreachable(f"certificates for other pods can't be read: {error}") from error
 
     def _new_client(self) -> Client:
         builder = (

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
@@ -60,7 +60,8 @@ __all__ = ["PlannedJob"]
 log = logging.getLogger(__name__)
 
 _STANDS_IN_SECONDS = 10.0
-"""A share of another pod that nobody has asked for here for so long is let go of."""
+"""A share of another pod that nobody has asked for here for so long is let go of. Before it was served for so long, it
+has half of the memory: its pod may be back in a moment, and then what was read ahead was read in vain."""
 
 
 _LEAST_FOR_RANKS, _PART_FOR_RANKS = 1 << 20, 16
@@ -142,12 +143,19 @@ class PlannedJob:
         self._chunks = ChunkReader(dataset, records, self.share, gate, pinned, spec.name)
         self._single = SingleReads(self, gate, settings.wait_seconds)
         self._servers: dict[int, ShareServer] = {}
+        self._stands_in_since: dict[int, float] = {}
+        """Shares of other pods that are served here."""
+        self._stands_in_for_long: set[int] = set()
         self._planning, self._making = asyncio.Lock(), asyncio.Lock()
         self._held_back = HeldBack()
+        self._is_short = False
+        """Whether it has less memory than its order is planned for."""
         self._over: RefillError | None = None
         """Why nobody is answered any more."""
         self._warming: dict[int, asyncio.Task[None]] = {}
         """By share."""
+        self._takes: dict[object, float] = {}
+        """Requests for samples of shares that are served here, and when each began."""
         self._bringing: set[asyncio.Task[None]] = set()
         """Lists, to pods that have lost them."""
         self._composing = asyncio.Lock()
@@ -243,6 +251,8 @@ class PlannedJob:
             self.leases.num_alive(),
             self._progress(),
             damaged=self.received.num_damaged,
+            received=self.received.of_ranks(),
+            oldest_take_seconds=time.monotonic() - min(self._takes.values()) if self._takes else 0.0,
         )
 
     def _progress(self) -> tuple[int, int] | None:
@@ -273,6 +283,16 @@ class PlannedJob:
     def memory_is(self, memory_bytes: int) -> None:
         """Fact: the job has so much memory now. What it held beyond that is read again when it is needed."""
         had_bytes, self.memory_bytes = self.memory_bytes, memory_bytes
+        is_short = self._capacity_bytes < self._own_planned_bytes and not self.use.sleeps
+        if is_short and not self._is_short:
+            log.warning(
+                "job %s has memory for %s bytes of samples here, and its order is planned for %s: it reads more of the "
+                "store from now on (refill_given_up_bytes_total)",
+                self.spec.name,
+                f"{self._capacity_bytes:,}",
+                f"{self._own_planned_bytes:,}",
+            )
+        self._is_short = is_short
         self._recent.limit(replace(self.parts, memory_bytes=memory_bytes).recent_bytes)
         self.received.limit_bytes = self._for_ranks(memory_bytes)
         self._share_memory()
@@ -309,6 +329,7 @@ class PlannedJob:
         for server in self._servers.values():
             server.forget()
         self._servers.clear()
+        self._stands_in_since.clear()
         self._recent.clear()
         self._whole = None
         if self.claim is None:
@@ -319,10 +340,17 @@ class PlannedJob:
     def _share_memory(self) -> None:
         """Among the shares that are served here, by what each is planned for. Of those of this pod, all have their part
         from the beginning; others are here while their pods are away."""
-        others = [number for number in self._servers if self._owners[number] != self.ordinal]
-        planned_bytes = self._own_planned_bytes + sum(map(self.orders.planned_bytes, others))
+        wanted = {
+            number: self.orders.planned_bytes(number) // (2 if self._may_be_back(number) else 1)
+            for number in self._servers
+        }
+        of_others = sum(bytes_ for number, bytes_ in wanted.items() if number in self._stands_in_since)
         for number, server in self._servers.items():
-            server.memory_is(self._capacity_bytes * self.orders.planned_bytes(number) // planned_bytes)
+            server.memory_is(self._capacity_bytes * wanted[number] // (self._own_planned_bytes + of_others))
+
+    def _may_be_back(self, number: int) -> bool:
+        """Whether the pod of a share that is served here was away for a short time only, as far as can be seen."""
+        return number in self._stands_in_since and number not in self._stands_in_for_long
 
     async def close(self, why: RefillError) -> None:
         """Requests under way end with this error, and so do those that come late."""
@@ -419,10 +447,13 @@ class PlannedJob:
 
     # Batches.
 
-    async def batch(self, wanted: BatchRequest, *, says_damage: bool, asker: dict[str, Any]) -> _Part:
+    async def batch(
+        self, wanted: BatchRequest, *, says_damage: bool, asker: dict[str, Any], silent: Container[int] = ()
+    ) -> _Part:
         """``(sample ids, their bytes)`` of the positions of a request, all different, whoever has them.
 
         :param asker: what else other pods are told of who asks.
+        :param silent: pods that gave it no sign of life.
         """
         shares, share_places = self._places(wanted)
         home = self.counts.home(wanted.epoch)
@@ -435,7 +466,7 @@ class PlannedJob:
                 return await self._take(part, shares[places], share_places[places], says_damage=says_damage)
             asked = self._ask(pod, _part_of(wanted, places), asker, says_damage=says_damage)
             try:
-                found = await self._away.answer_of(pod, asked)
+                found = await self._away.answer_of(pod, asked, was_silent=pod in silent)
             except RefillError as error:
                 if not is_away(error):
                     raise
@@ -470,7 +501,7 @@ class PlannedJob:
 
     async def _take(self, wanted: BatchRequest, shares: Int64Array, places: Int64Array, *, says_damage: bool) -> _Part:
         """:param places: ``(n,)`` of these shares, whose samples are wanted."""
-        self._let_go_of_others()
+        self._look_at_others()
         of_shares, epoch, ids = _grouped(shares), wanted.epoch, wanted.sample_ids
 
         async def taken(share: int, at: Int64Array, is_rest: bool) -> _Part:
@@ -485,7 +516,12 @@ class PlannedJob:
             for share, at in of_shares
             for first in range(0, len(at), size)
         ]
-        parts = await all_done(*(taken(*piece) for piece in pieces))
+        take = object()
+        self._takes[take] = time.monotonic()
+        try:
+            parts = await all_done(*(taken(*piece) for piece in pieces))
+        finally:
+            del self._takes[take]
         return _joined(len(places), [(at, part) for (_, at, _), part in zip(pieces, parts, strict=True)])
 
     def warm(self, epoch: int, position: int) -> dict[str, int]:
@@ -573,6 +609,8 @@ class PlannedJob:
                     memory = await asyncio.to_thread(self._memory_of, number, *share)
                     if self._over is None:
                         self._servers[number] = self._server_of(number, *share, memory)
+                        if self._owners[number] != self.ordinal:
+                            self._stands_in_since[number] = time.monotonic()
                         self._share_memory()
         if self._over is not None:
             raise self._over
@@ -602,17 +640,16 @@ class PlannedJob:
             held_back=self._held_back,
         )
 
-    def _let_go_of_others(self) -> None:
-        """Shares of other pods, which answer again."""
+    def _look_at_others(self) -> None:
+        """Shares of other pods: those that answer again are let go of."""
         now = time.monotonic()
-        over = [
-            number
-            for number, server in self._servers.items()
-            if self._owners[number] != self.ordinal and now - server.last_asked > _STANDS_IN_SECONDS
-        ]
+        over = {n for n in self._stands_in_since if now - self._servers[n].last_asked > _STANDS_IN_SECONDS}
         for number in over:
             self._servers.pop(number).forget()
-        if over:
+            del self._stands_in_since[number]
+        for_long = {n for n, since in self._stands_in_since.items() if now - since > _STANDS_IN_SECONDS}
+        if over or for_long != self._stands_in_for_long:
+            self._stands_in_for_long = for_long
             self._share_memory()
 
 

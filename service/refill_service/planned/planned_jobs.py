@@ -492,7 +492,9 @@ class PlannedJobs:
         of_what = {"job": name, "run": plan_id, "plan_id": plan_id, "seed": spec.get("seed", 0), "policy": "planned"}
         is_newest = epoch >= max(int(each["newest"]) for each in about)
         running = not ended and is_newest and not found["exact"]
-        return of_what | {"epoch": epoch, "ended": ended, "running": running} | found
+        given_up = sum(int(each["counts"]["given_up_bytes"]) for each in about)
+        of_what |= {"epoch": epoch, "ended": ended, "running": running, "given_up_bytes": given_up}
+        return of_what | found
 
     async def counts(self, name: str, epoch: int, team: str, run: str) -> dict[str, Any] | None:
         """What an epoch cost, at each pod and in sum. None: no pod knows a planned job of this name."""

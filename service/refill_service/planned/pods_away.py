@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from refill.errors import PodBusy, PodRecovering, PodUnreachable, RefillError
 from refill_service.peers.peers import Peers
@@ -26,6 +26,9 @@ Answer = TypeVar("Answer")
 _PATIENCE_SECONDS = 0.5
 """How long a request may take before its pod is asked for a sign of life, again and again."""
 _SIGN_OF_LIFE_SECONDS = 1.5
+_LOOKS = 6
+"""Within that time it is looked whether the sign has come. Where this pod itself stood still, one of them is over, and
+not all of the time, before it could hear anything."""
 _IS_FRESH_SECONDS = 0.25
 """A sign of life that came so short a while ago is one for everybody who waits for that pod."""
 _LOOK_SECONDS = 0.5
@@ -61,14 +64,20 @@ class PodsAway:
             self.away.add(pod)
             self._looking[pod] = asyncio.create_task(self._look(pod))
 
-    async def answer_of(self, pod: int, answer: Awaitable[Answer]) -> Answer:
+    async def answer_of(self, pod: int, answer: Awaitable[Answer], *, was_silent: bool = False) -> Answer:
         """What a pod answers. Raises :class:`PodUnreachable`, too, when it gives no sign of life while it is waited
-        for."""
+        for.
+
+        :param was_silent: whether a rank has waited for its sign of life already: then it is asked for one at once,
+            and waited for half as long.
+        """
         asked = asyncio.ensure_future(answer)
         asked.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever still wants to know it
         try:
-            while not (await asyncio.wait([asked], timeout=_PATIENCE_SECONDS))[0]:
-                if not await self._is_alive(pod) and not asked.done():
+            patience = 0.0 if was_silent else _PATIENCE_SECONDS
+            while not (await asyncio.wait([asked], timeout=patience))[0]:
+                patience = _PATIENCE_SECONDS
+                if not await self._is_alive(pod, _LOOKS // 2 if was_silent else _LOOKS) and not asked.done():
                     raise PodUnreachable(f"{self._peers.name(pod)} gives no sign of life", pod=pod)
             return asked.result()
         finally:
@@ -77,27 +86,42 @@ class PodsAway:
     async def _look(self, pod: int) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            if await self._is_alive(pod):
+            if await self._is_alive(pod, _LOOKS):
                 break
         log.info("pod %d answers again", pod)
         self.away.discard(pod)
         del self._looking[pod]
 
-    async def _is_alive(self, pod: int) -> bool:
-        """Many may wait for one pod: it is asked once for all of them."""
+    async def _is_alive(self, pod: int, looks: int) -> bool:
+        """Many may wait for one pod: it is asked once for all of them.
+
+        :param looks: how often it is looked whether the sign has come.
+        """
         if time.monotonic() - self._last_sign.get(pod, -math.inf) < _IS_FRESH_SECONDS:
             return True
         if pod not in self._signs:
             self._signs[pod] = asyncio.create_task(self._gives_sign(pod))
             self._signs[pod].add_done_callback(lambda _: self._signs.pop(pod))
-        return await asyncio.shield(self._signs[pod])
+        sign = self._signs[pod]
+        return await _is_done(sign, looks) and sign.result()
 
     async def _gives_sign(self, pod: int) -> bool:
+        asked = asyncio.create_task(self._peers.call(pod, "GET", _ALIVE, apart=True))
         try:
-            async with asyncio.timeout(_SIGN_OF_LIFE_SECONDS):
-                await self._peers.call(pod, "GET", _ALIVE)
-        except (RefillError, TimeoutError) as error:
-            if not isinstance(error, RefillError) or is_away(error):
+            if not await _is_done(asked, 2 * _LOOKS):  # whoever waits has gone on by then
                 return False
+            asked.result()
+        except RefillError as error:
+            if is_away(error):
+                return False
+        finally:
+            asked.cancel()
         self._last_sign[pod] = time.monotonic()
         return True
+
+
+async def _is_done(awaited: asyncio.Task[Any], looks: int) -> bool:
+    for _ in range(looks):
+        if (await asyncio.wait([awaited], timeout=_SIGN_OF_LIFE_SECONDS / _LOOKS))[0]:
+            return True
+    return False

@@ -137,6 +137,10 @@ class ShareServer:
         self.number = number
         self.share, self._lengths, self.memory = share, lengths, memory
         self.last_asked = time.monotonic()
+        self._asked_last = 0
+        """The epoch."""
+        self._given_up_bytes = 0
+        """That have been counted."""
         self._orders = orders
         self._chunks = chunks
         self._single = single
@@ -176,6 +180,7 @@ class ShareServer:
     def gives_back(self) -> None:
         """Fact: others wait for what its samples take beyond that."""
         self._drop(self.memory.gives_back())
+        self._count_given_up(self._asked_last)
 
     async def warm(self, epoch: int, place: int) -> None:
         """Read what comes from a place on, as much as memory holds, unless somebody asks for samples already."""
@@ -238,6 +243,7 @@ class ShareServer:
 
     async def _taken(self, epoch: int, samples: list[int], asked: Asked | None, *, says_damage: bool) -> list[Payload]:
         """:param asked: of those whose places are known; None: there are none."""
+        self._asked_last = epoch
         found: dict[int, Payload] = {}
         try:
             if asked is not None:
@@ -257,6 +263,7 @@ class ShareServer:
         missing = list(dict.fromkeys(sample for sample in samples if sample not in found))
         self._counts_of(epoch).core.misses += len(missing)
         self._drop(asked.dropped)
+        self._count_given_up(epoch)
         with self._bytes_of(epoch).taken(missing, found):
             self._read(asked.reads)
             self._queue.go_on()
@@ -505,6 +512,10 @@ class ShareServer:
                 ordered.due = due
                 waiting.add(read)
         self._queue.hasten(waiting)
+
+    def _count_given_up(self, epoch: int) -> None:
+        self._counts_of(epoch).given_up_bytes += self.memory.given_up_bytes - self._given_up_bytes
+        self._given_up_bytes = self.memory.given_up_bytes
 
     def _drop(self, dropped: list[tuple[int, Int64Array]]) -> None:
         if sum(len(samples) for _, samples in dropped) > _DROPPED_AT_ONCE:

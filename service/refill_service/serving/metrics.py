@@ -118,10 +118,17 @@ class _NodeCollector(Collector):
             "Requests that wait for another pod to answer again.",
             labels=["peer"],
         )
+        away = GaugeMetricFamily(
+            "refill_peer_away",
+            "1 where another pod gives no sign of life, so that others answer for planned jobs in its place.",
+            labels=["peer"],
+        )
         for pod in range(node.settings.num_pods):
             if pod != node.settings.ordinal:
                 waiting.add_metric([str(pod)], sum(each.waiting.get(pod, 0) for each in self._figures().values()))
+                away.add_metric([str(pod)], pod in node.pods_away.away)
         yield waiting
+        yield away
 
     def _peers(self) -> Iterator[Metric]:
         node = self._node
@@ -225,7 +232,21 @@ def _progress(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
         "are not over for good.",
         labels=[JOB],
     )
+    received = GaugeMetricFamily(
+        "refill_rank_received",
+        "Samples of the newest epoch that a rank of this home has received, of planned jobs.",
+        labels=[JOB, "rank"],
+    )
+    oldest = GaugeMetricFamily(
+        "refill_oldest_take_seconds",
+        "For how long the oldest request for samples of this pod's share has waited, of planned jobs.",
+        labels=[JOB],
+    )
     for name, figures in jobs.items():
+        for rank in list(figures.received)[:MOST_CLIENTS]:
+            received.add_metric([name, str(rank)], figures.received[rank])
+        if figures.oldest_take_seconds is not None:
+            oldest.add_metric([name], figures.oldest_take_seconds)
         unknown.add_metric([name], figures.unknown_ranks)
         damaged.add_metric([name], figures.damaged)
         delivered.add_metric([name], sum(counts.delivered_bytes for counts in figures.homes))
@@ -237,7 +258,7 @@ def _progress(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
         if figures.receipts is not None:
             for outcome in RECEIPT_OUTCOMES:
                 receipts.add_metric([name, outcome], figures.receipts.get(outcome, 0))
-    yield from (delivered, share, memory, positions, answered, receipts, damaged, unknown)
+    yield from (delivered, share, memory, positions, answered, receipts, damaged, unknown, received, oldest)
 
 
 _CORE_COUNTERS = {
@@ -263,6 +284,10 @@ _SHELL_COUNTERS = {
     "replays": ("refill_replays", "Requests answered again after their bytes had left, each by a read of its own."),
     "exact_reads": ("refill_exact_reads", "Samples read alone: replays, repeats, random access."),
     "exact_bytes": ("refill_exact_bytes", "Bytes of samples read alone."),
+    "given_up_bytes": (
+        "refill_given_up_bytes",
+        "Bytes of samples that left memory before they were asked for, and are read again; of planned jobs.",
+    ),
 }
 
 

@@ -142,6 +142,12 @@ class AskedForBatch(BaseModel):
     )
     ended: str | None = Field(None, max_length=LONGEST_LIFE, description="Who was this rank and has ended.")
     damaged: Literal["raise", "say"] = Field("raise", description=_DAMAGED)
+    silent: str = Field(
+        "",
+        pattern="^([0-9]{1,6}(,[0-9]{1,6})*)?$",
+        max_length=4096,
+        description="Pods, by their ordinals, that gave the asker no sign of life.",
+    )
 
 
 @PLANNED_ROUTES.post(
@@ -187,6 +193,7 @@ async def batch(request: Request) -> Response:
         asker=asked.model_dump(
             include={"ranks", "batch", "start", "drop_last", "group", "member", "life"}, exclude_defaults=True
         ),
+        silent={int(pod) for pod in asked.silent.split(",") if pod},
     )
     node.planned.find(job, asked.plan)  # one that a rank has samples by may have taken its place meanwhile
     found.confirmed = True

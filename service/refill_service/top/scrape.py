@@ -51,10 +51,17 @@ class Scrape:
         chosen = self.pods.values() if pod is None else [self.pods.get(pod)]
         return sum(value for scrape in chosen if scrape for _, value in scrape.matching(name, labels))
 
-    def most(self, name: str, default: float, **labels: str) -> float:
-        return max(
-            (v for scrape in self.pods.values() if scrape for _, v in scrape.matching(name, labels)), default=default
-        )
+    def most(self, name: str, default: float, pod: str | None = None, **labels: str) -> float:
+        chosen = self.pods.values() if pod is None else [self.pods.get(pod)]
+        return max((v for scrape in chosen if scrape for _, v in scrape.matching(name, labels)), default=default)
+
+    def most_by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """By what the label is, the largest value over all pods."""
+        found: dict[str, float] = {}
+        for scrape in self.pods.values():
+            for has, value in scrape.matching(name, labels) if scrape else ():
+                found[has[label]] = max(value, found.get(has[label], value))
+        return found
 
     def labels(self, name: str, label: str, pod: str | None = None, **labels: str) -> list[str]:
         """What the label is in the values that have the others."""

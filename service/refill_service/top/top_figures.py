@@ -6,13 +6,16 @@ None stands for a figure that can't be told: nothing was read, so there is no sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from refill_service.observing.metric_labels import OTHER_RANKS
 from refill_service.top.scrape import Scrape
 
-__all__ = ["Figures", "JobFigures", "PodFigures", "RankFigures", "figures_between"]
+__all__ = ["Figures", "JobFigures", "PodFigures", "RankBehind", "RankFigures", "figures_between"]
 
+_REPORTED_SECONDS = 4.0
+"""Ranks report what they have received every three seconds."""
 _OUTCOMES = ("delivered", "missing", "unknown", "duplicates")
 
 
@@ -23,6 +26,15 @@ class RankFigures:
     data_wait_share: float
     """Part of the time that its loop was blocked in the loader."""
     samples_per_second: float
+
+
+@dataclass(frozen=True)
+class RankBehind:
+    rank: int
+    received: int
+    """Samples of the newest epoch."""
+    most_received: int
+    """By another rank."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,9 @@ class JobFigures:
     receipts: dict[str, int]
     """Requests of epochs that are over, by what their receipts say; without zeros, and empty before the first."""
     ranks: list[RankFigures]
+    behind: Sequence[RankBehind] = ()
+    """Ranks that received nothing between both scrapes, and have less than others: these wait for them, where a loop
+    has its ranks go in step."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,10 @@ class PodFigures:
     waiting_requests: int
     """Of this pod, for others to come back."""
     recovering_jobs: int
+    is_away: bool = False
+    """Gives no sign of life, as another pod says, so that others answer in its place."""
+    take_seconds: float = 0.0
+    """For how long the oldest request for samples of its shares has waited."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +97,9 @@ class Figures:
 def figures_between(before: Scrape, now: Scrape) -> Figures:
     """States are those of the later scrape, rates those of the time between both."""
     jobs = sorted(now.labels("refill_share_bytes", "training_job"))
-    return Figures([_job(job, before, now) for job in jobs], [_pod(url, before, now) for url in now.pods])
+    away = {number for number, is_away in now.most_by("refill_peer_away", "peer").items() if is_away}
+    pods = [_pod(url, before, now, is_away=str(number) in away) for number, url in enumerate(now.pods)]
+    return Figures([_job(job, before, now) for job in jobs], pods)
 
 
 def _job(job: str, before: Scrape, now: Scrape) -> JobFigures:
@@ -120,10 +141,21 @@ def _job(job: str, before: Scrape, now: Scrape) -> JobFigures:
             )
             for rank in ranks
         ],
+        behind=_behind(job, before, now) if seconds >= _REPORTED_SECONDS else [],
     )
 
 
-def _pod(url: str, before: Scrape, now: Scrape) -> PodFigures:
+def _behind(job: str, before: Scrape, now: Scrape) -> list[RankBehind]:
+    then, received = (each.most_by("refill_rank_received", "rank", training_job=job) for each in (before, now))
+    least, most = min(received.values(), default=0.0), max(received.values(), default=0.0)
+    return [
+        RankBehind(int(rank), int(least), int(most))
+        for rank in sorted(received, key=int)
+        if received[rank] == least < most and then.get(rank) == least
+    ]
+
+
+def _pod(url: str, before: Scrape, now: Scrape, *, is_away: bool) -> PodFigures:
     seconds = now.at_seconds - before.at_seconds
 
     def grown(name: str, **labels: str) -> float:
@@ -150,6 +182,8 @@ def _pod(url: str, before: Scrape, now: Scrape) -> PodFigures:
             grown("refill_store_request_seconds_sum", **reads), grown("refill_store_request_seconds_count", **reads)
         ),
         store_errors=int(errors),
+        is_away=is_away,
+        take_seconds=now.most("refill_oldest_take_seconds", 0.0, url),
         waiting_requests=int(total("refill_waiting_requests")),
         recovering_jobs=int(total("refill_recovering_jobs")),
     )

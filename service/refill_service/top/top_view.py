@@ -20,6 +20,7 @@ _FEWEST_RANKS = 4
 """On a terminal of few rows."""
 _MUCH_WAIT = 0.2
 _NEAR_LIMIT = 0.95
+_LATE_SECONDS = 2.0
 _UNKNOWN = "-"
 _NAMES = ("job", "data", "memory", "work", "store")
 """Columns of names, which are cut where a terminal is narrow; figures never are."""
@@ -71,6 +72,8 @@ def frame(url: str, figures: Figures, over_seconds: float, *, is_close: bool = F
     parts: list[RenderableType] = [_heading(url, figures, over_seconds)]
     if used:
         parts.append(_jobs(used))
+    if waited_for := _waited_for(used, figures.pods):
+        parts.append(Text(f"waited for: {'; '.join(waited_for)}", "red", no_wrap=True, overflow="ellipsis"))
     if unused:
         parts.append(_unused(unused))
     if data.row_count:
@@ -90,6 +93,21 @@ def _by_use(jobs: Sequence[JobFigures]) -> tuple[list[JobFigures], list[JobFigur
     is_used = [job.samples_per_second > 0 or job.ranks_alive != 0 for job in ordered]
     used, unused = ([job for job, use in zip(ordered, is_used, strict=True) if use is which] for which in (True, False))
     return used, unused
+
+
+def _waited_for(jobs: Sequence[JobFigures], pods: Sequence[PodFigures]) -> list[str]:
+    """Who keeps the others waiting."""
+    found = []
+    for job in jobs:
+        if job.behind:
+            first, others = job.behind[0], len(job.behind) - 1
+            who = f"rank {first.rank}" + (f" and {_counted(others, 'other')}" if others else "")
+            found.append(f"{who} of {job.name} (received {first.received:,}, others {first.most_received:,})")
+    found += [f"{_name(pod)} (away)" for pod in pods if pod.is_away]
+    late = max(pods, key=lambda pod: pod.take_seconds, default=None)
+    if late is not None and late.take_seconds > _LATE_SECONDS:
+        found.append(f"{_name(late)} (answers after {late.take_seconds:.0f} s)")
+    return found
 
 
 def _unused(jobs: Sequence[JobFigures]) -> Text:

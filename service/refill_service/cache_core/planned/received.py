@@ -117,6 +117,16 @@ class ReceivedEpochs:
         """-1: none."""
         return max(self._epochs, default=-1)
 
+    def of_ranks(self) -> dict[int, int]:
+        """By rank, how many of its positions of the newest epoch it has received, as far as this pod was told; of ranks
+        that were in the one before, too."""
+        now, before = self.of(self.newest), self.of(self.newest - 1)
+        if now is None:
+            return {}
+        ranks = {*now.received, *(() if before is None else before.received)}
+        counts = {rank: now.received.get(rank, PositionSet()).count for rank in ranks}
+        return {rank: counts[rank] for rank in sorted(counts) if rank < now.dealing.num_ranks}
+
     def goes_by(
         self, epoch: int, dealing: Dealing, process: int, now: float, life: RankLife | None = None
     ) -> Overtaken | None:

@@ -203,6 +203,8 @@ class ShareMemory:
 
     def __init__(self, starts: Int64Array, lengths: Int64Array, planned_bytes: int, num_askers: int = 1) -> None:
         self.num_askers = num_askers
+        self.given_up_bytes = 0
+        """Of samples that gave way, in all epochs: they are read again when somebody asks for them."""
         self._starts = starts
         self._lengths = lengths
         self.capacity_bytes = 0
@@ -550,6 +552,7 @@ class ShareMemory:
             return []
         for epoch, samples in found:
             self._drop(epoch, samples)
+            self.given_up_bytes += int(epoch.placed.lengths[samples].sum())
             epoch.here_below = int(epoch.next_places(samples[-1:])[0])
             epoch.gave_way.update(dict.fromkeys(np.unique(epoch.placed.part_of[samples]).tolist()))
         return [(epoch.number, samples) for epoch, samples in found]
