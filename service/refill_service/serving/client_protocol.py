@@ -33,6 +33,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from refill.errors import HeadersTooLarge, InvalidInput, PodBusy, RefillError
 from refill_service.cache_core.shared_room import Asker, SharedRoom
 from refill_service.cache_core.team_quotas import TeamQuotas
+from refill_service.memory.loop_turns import STRANGERS, LoopTurns
 from refill_service.memory.memory_door import refuse_descriptors
 from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.certificates import Certificates
@@ -50,6 +51,8 @@ HEADERS_BYTES = 32 << 10
 _MOST_HEADERS = 100
 _READ_BYTES = 16 << 10
 """At once, of a connection. Less than a head may have, so that two heads in one piece are none that is too long."""
+_FIRST_READ_BYTES = 4 << 10
+"""Of a request: it is held until its turn comes, and charged to nobody. Most are no longer."""
 _HEAD_COPIES = 4
 """As which a pod holds an address: as it came, its path, decoded, and what routes make of it."""
 _HEADER_BYTES = 200
@@ -68,6 +71,7 @@ class ClientLimits:
     """What clients may do, the same on all addresses that a pod serves them on.
 
     :param requests: room for what is held of requests.
+    :param turns: in which requests are understood, and answered.
     """
 
     timeout_seconds: float
@@ -75,6 +79,7 @@ class ClientLimits:
     counts: RequestCounts
     quotas: TeamQuotas
     requests: SharedRoom
+    turns: LoopTurns
 
 
 class ClientServer(uvicorn.Server):
@@ -96,7 +101,7 @@ class ClientServer(uvicorn.Server):
         read_into = memoryview(bytearray(_READ_BYTES))
 
         def new_protocol(**rest: Any) -> _SmallReads:
-            return _SmallReads(_LimitedProtocol(limits, room, **rest), read_into)
+            return _SmallReads(_LimitedProtocol(limits, room, **rest), limits.turns, read_into)
 
         self._protocol = new_protocol
         super().__init__(uvicorn.Config(http=new_protocol, **options))  # type: ignore[arg-type]
@@ -182,19 +187,24 @@ class ClientServer(uvicorn.Server):
 
 
 class _SmallReads(asyncio.BufferedProtocol):
-    """Gives a protocol what comes, in pieces. A transport that chooses itself reads 256 KB at once.
+    """Gives a protocol what comes, in pieces, each in its team's turn. Until then nothing more is read. A transport that
+    chooses itself reads 256 KB at once.
 
     :param read_into: one for all connections: what is read is taken out before the next read.
     """
 
-    def __init__(self, protocol: _LimitedProtocol, read_into: memoryview) -> None:
+    def __init__(self, protocol: _LimitedProtocol, turns: LoopTurns, read_into: memoryview) -> None:
         self._read_into = read_into
+        self._turns = turns
         self._protocol = protocol
+        self._waiting = b""
+        """What has come and was not given to the protocol."""
 
     def connection_made(self, transport: Any) -> None:
         self._protocol.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._waiting = b""
         self._protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -207,10 +217,19 @@ class _SmallReads(asyncio.BufferedProtocol):
         self._protocol.eof_received()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._read_into
+        return self._read_into[:_FIRST_READ_BYTES] if self._protocol.is_between_requests else self._read_into
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._protocol.data_received(bytes(self._read_into[:nbytes]))
+        waits_already = bool(self._waiting)
+        self._waiting += self._read_into[:nbytes]
+        if waits_already or not self._turns.call(self._protocol.team, self._give):
+            self._protocol.flow.pause_reading()
+
+    def _give(self) -> None:
+        given, self._waiting = self._waiting, b""
+        if given and not self._protocol.transport.is_closing():
+            self._protocol.flow.resume_reading()
+            self._protocol.data_received(given)
 
 
 class _LimitedProtocol(HttpToolsProtocol):
@@ -221,6 +240,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._holder = Asker()
         """Whom the head of the request under way is charged to: strangers, until it is known."""
         self._held_bytes = 0
+        self.team: str | None = STRANGERS
+        """Whose turn it is when a request of it is read."""
         self._made = time.monotonic()
         self.timeout_keep_alive = _STRANGER_SECONDS
         self._over_limit = False
@@ -263,6 +284,10 @@ class _LimitedProtocol(HttpToolsProtocol):
     def is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def is_between_requests(self) -> bool:
+        return self._asking is None or self._message_bytes == 0
+
     def give_way(self) -> None:
         self.transport.abort()
 
@@ -271,6 +296,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         if not self._room.belongs_to(self, team):
             self.cycle.keep_alive = False
             return False
+        self.team = team
         self.timeout_keep_alive = self.config.timeout_keep_alive
         self.transport.set_write_buffer_limits()
         held_bytes, holder = self._held_bytes, Asker(team)
@@ -289,6 +315,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         return (
             not self._has_asked
             and self.cycle is None
+            and not self.flow.read_paused  # until it is its turn
             and now > self._made + min(_STRANGER_SECONDS, self._limits.timeout_seconds)
         )
 

@@ -16,11 +16,12 @@ import uvloop
 
 from refill.errors import InvalidInput
 from refill_service.memory.folder_lock import wait_until_left
+from refill_service.memory.loop_turns import LoopTurns
 from refill_service.observing.logs import begin_logging
 from refill_service.observing.tracing import begin_tracing, end_tracing
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
-from refill_service.serving.access import Access
+from refill_service.serving.access import Access, ForStrangers
 from refill_service.serving.app import client_app, metrics_app, peer_app
 from refill_service.serving.client_protocol import ClientLimits, ClientServer
 from refill_service.serving.ending import Ending, ends_by_signal
@@ -80,10 +81,13 @@ async def _serve(settings: Settings) -> None:
         for path in (settings.client_tokens, settings.peer_token)
     )
     node = CacheNode(settings, teams=lambda: client_tokens.holders if client_tokens else ())
+    turns = LoopTurns()
     limits = ClientLimits(
-        settings.client_timeout_seconds, settings.max_connections, node.requests, node.quotas, node.bodies
+        settings.client_timeout_seconds, settings.max_connections, node.requests, node.quotas, node.bodies, turns
     )
-    of_clients = Access(client_app(node), client_tokens, node.table.holder, node.quotas, of_runs=RECEIPT_ROUTES.routes)
+    of_clients = Access(
+        client_app(node), client_tokens, turns, node.table.holder, node.quotas, of_runs=RECEIPT_ROUTES.routes
+    )
     for_clients = RequestGuard(
         of_clients if client_tokens else KnownNames(of_clients, settings),
         "client",
@@ -93,7 +97,7 @@ async def _serve(settings: Settings) -> None:
         access_log=settings.access_log,
     )
     for_peers = RequestGuard(
-        Access(peer_app(node), peer_tokens, node.table.holder, of_pods=True),
+        Access(peer_app(node), peer_tokens, turns, node.table.holder, of_pods=True),
         "pod",
         node.bodies_of_pods,
         node.requests,
@@ -110,7 +114,7 @@ async def _serve(settings: Settings) -> None:
     others = [peers.serve()] if settings.serves_peers else []
     metrics = None
     if settings.metrics_port:
-        of_metrics = KnownNames(metrics_app(node), settings)
+        of_metrics = KnownNames(ForStrangers(metrics_app(node), turns), settings)
         for_metrics = RequestGuard(of_metrics, "client", node.bodies, node.requests, settings.max_connections)
         options = {"app": for_metrics, "host": settings.host, "port": settings.metrics_port, **_CLIENT_OPTIONS}
         metrics = ClientServer(limits, **options)
