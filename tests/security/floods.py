@@ -26,7 +26,7 @@ class Flood:
 
 @contextlib.contextmanager
 def flooded(port: int, floods: list[Flood]) -> Iterator[Synchronized[int]]:
-    """A pod that these clients ask meanwhile, from processes of their own. Yields the number of times that they have asked."""
+    """A pod that these clients ask meanwhile, from processes of their own. Yields how often they have asked."""
     context = multiprocessing.get_context("spawn")
     asked = context.Value("q", 0)
     processes = [context.Process(target=_flood, args=(port, flood, asked), daemon=True) for flood in floods]

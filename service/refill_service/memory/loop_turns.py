@@ -30,7 +30,7 @@ STRANGERS = None
 
 _ROUND_NANOSECONDS = 500_000
 _SAVED_NANOSECONDS = 10_000_000
-"""By a team that had less than its part: a batch now and then does not wait, piece by piece, for those who always ask."""
+"""By a team that had less than its part: a batch now and then does not wait, piece by piece, for who always asks."""
 _ROUNDS_FOR_LAST = 2
 """That the loop waits, while others do, for the next piece of what ran last: asyncio takes so many from the end of two
 tasks to whoever waits for both. Else a batch of five pieces would wait for others five times."""

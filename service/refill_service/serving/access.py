@@ -6,7 +6,6 @@ it. Where there are no tokens, everybody may do everything.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refill.errors import NotAuthenticated, PodBusy, RefillError
 from refill_service.cache_core.job_holder import check_holder
-from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.memory.loop_turns import STRANGERS, LoopTurns
 from refill_service.serving.access_log import HOLDER
 from refill_service.serving.probes import is_health
@@ -36,7 +34,6 @@ class Access:
     """An ASGI application around another one, which sees requests of those only who may make them.
 
     :param tokens: None: anybody may ask.
-    :param quotas: of those who hold a token; None: there are none.
     :param of_pods: other pods ask here, and not clients: nothing is answered without a token. To clients, probes are,
         for the kubelet, which has none. They say nothing but whether the pod works.
     :param job_holder: who holds a job of this pod; None when it has none of that name.
@@ -50,7 +47,6 @@ class Access:
         tokens: Tokens | None,
         turns: LoopTurns,
         job_holder: Callable[[str], str | None],
-        quotas: TeamQuotas | None = None,
         *,
         of_pods: bool = False,
         of_runs: Iterable[BaseRoute] = (),
@@ -59,7 +55,6 @@ class Access:
         self._tokens = tokens
         self._turns = turns
         self._job_holder = job_holder
-        self._quotas = quotas
         self._of_pods = of_pods
         self._of_runs = list(of_runs)
 
@@ -100,8 +95,6 @@ class Access:
             raise NotAuthenticated(self._unknown(shown=bool(_presented(scope))))
         scope[HOLDER] = holder  # also of what is refused below
         _check_connection(scope, holder)
-        if self._quotas is not None:
-            self._quotas.check_request(holder, time.monotonic())
         path: str = scope["path"]
         if path.startswith(_JOBS):
             job = path.removeprefix(_JOBS).split("/", 1)[0]  # the server has decoded it, for the routes too

@@ -28,7 +28,7 @@ from http import HTTPStatus
 from typing import Any, NoReturn, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from refill.errors import HeadersTooLarge, InvalidInput, PodBusy, RefillError
 from refill_service.cache_core.shared_room import Asker, SharedRoom
@@ -39,9 +39,9 @@ from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.certificates import Certificates
 from refill_service.serving.access import CONNECTION
 from refill_service.serving.connection_room import ConnectionRoom
+from refill_service.serving.listener import Listener
 from refill_service.serving.pace import LEAST_BYTES, Pace
 from refill_service.serving.request_guard import ANSWER, OVER_LIMIT, wire_answer
-from refill_service.serving.tls_listener import TlsListener
 
 __all__ = ["ClientLimits", "ClientServer"]
 
@@ -153,30 +153,30 @@ class ClientServer(uvicorn.Server):
                 connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """In place of uvicorn's: TLS handshakes are bounded, and a Unix socket takes no descriptors."""
+        """In place of uvicorn's: connections come in by turns, TLS handshakes are bounded, and a Unix socket takes no
+        descriptors."""
         config = self.config
         if self._unix_socket is not None:
-            self.servers = [await self._unix_server(self._unix_socket)]
-            self.started = True
-        elif config.ssl is not None:
-            found = TlsListener(config.host, config.port, config.backlog, config.ssl, self._new_connection)
-            self.servers = [cast(asyncio.Server, found)]
-            self.started = True
+            listening = self._listening_at(self._unix_socket)
         else:
-            await super().startup(sockets)
+            family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+            listening = socket.create_server((config.host, config.port), family=family, backlog=config.backlog)
+        found = Listener(listening, config.ssl, self._new_connection, self._limits.turns)
+        self.servers = [cast(asyncio.Server, found)]
+        self.started = True
 
-    async def _unix_server(self, path: str) -> asyncio.Server:
-        listener = socket.socket(socket.AF_UNIX)
-        if not refuse_descriptors(listener):
+    def _listening_at(self, path: str) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX)
+        if not refuse_descriptors(listening):
             log.warning(
                 "this kernel is older than Linux 6.16: whoever reaches %s can hold up the pod by descriptors that they "
                 "send; keep its folder to training processes",
                 path,
             )
-        listener.bind(path)
-        os.chmod(path, 0o666)  # a name in a folder that is there: nothing waits
-        loop = asyncio.get_running_loop()
-        return await loop.create_unix_server(self._new_connection, sock=listener, backlog=self.config.backlog)
+        listening.bind(path)
+        os.chmod(path, 0o666)
+        listening.listen(self.config.backlog)
+        return listening
 
     def _new_connection(self) -> asyncio.Protocol:
         return cast(asyncio.Protocol, self._protocol(config=self.config, server_state=self.server_state, app_state={}))
@@ -187,8 +187,9 @@ class ClientServer(uvicorn.Server):
 
 
 class _SmallReads(asyncio.BufferedProtocol):
-    """Gives a protocol what comes, in pieces, each in its team's turn. Until then nothing more is read. A transport that
-    chooses itself reads 256 KB at once.
+    """Gives a protocol what comes, in pieces, each in its team's turn. Until then nothing more is read.
+
+    A transport that chooses itself reads 256 KB at once.
 
     :param read_into: one for all connections: what is read is taken out before the next read.
     """
@@ -261,6 +262,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._sending_since = 0.0
         self._to_send_bytes = 0
         self._was_closed = False
+        self._answered_first: RequestResponseCycle | None = None
+        """The request before the one that was read last, if that waits for its answer."""
         self._when_lost: list[Callable[[], None]] = []
 
     def is_slow(self, now: float) -> bool:
@@ -353,6 +356,9 @@ class _LimitedProtocol(HttpToolsProtocol):
         for tell in self._when_lost:
             tell()
         self._when_lost.clear()
+        if self._answered_first is not None:  # uvicorn tells the last one only
+            self._answered_first.disconnected = True
+            self._answered_first.message_event.set()
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
@@ -431,8 +437,11 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._held_bytes += more_bytes
 
     def on_headers_complete(self) -> None:
+        before = self.cycle
         super().on_headers_complete()
         self._is_in_body = True
+        if self.pipeline:
+            self._answered_first = before
         if self.cycle is None:
             return
         scope = cast(dict[str, Any], self.cycle.scope)
