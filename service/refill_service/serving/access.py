@@ -19,6 +19,7 @@ from refill_service.memory.loop_turns import STRANGERS, LoopTurns
 from refill_service.serving.access_log import HOLDER
 from refill_service.serving.probes import is_health
 from refill_service.serving.request_guard import wire_answer
+from refill_service.serving.silent_peers import SilentPeers
 from refill_service.serving.tokens import Tokens
 
 __all__ = ["CONNECTION", "Access", "ForStrangers", "holder_of"]
@@ -34,8 +35,9 @@ class Access:
     """An ASGI application around another one, which sees requests of those only who may make them.
 
     :param tokens: None: anybody may ask.
-    :param of_pods: other pods ask here, and not clients: nothing is answered without a token. To clients, probes are,
-        for the kubelet, which has none. They say nothing but whether the pod works.
+    :param of_pods: other pods ask here, and not clients: nothing is answered without a token, and who has one is no
+        silent peer. To clients, probes are answered, for the kubelet, which has none. They say nothing but whether the
+        pod works.
     :param job_holder: who holds a job of this pod; None when it has none of that name.
     :param of_runs: routes whose path has a job's name, and that answer of all runs that had it: these look themselves
         at who holds each run. The name may be another team's by now.
@@ -48,7 +50,7 @@ class Access:
         turns: LoopTurns,
         job_holder: Callable[[str], str | None],
         *,
-        of_pods: bool = False,
+        of_pods: SilentPeers | None = None,
         of_runs: Iterable[BaseRoute] = (),
     ) -> None:
         self._app = app
@@ -88,19 +90,25 @@ class Access:
         if not self._of_pods and is_health(scope["path"]) and scope["method"] in ("GET", "HEAD"):
             return
         if self._tokens is None:
-            _check_connection(scope, "")
+            self._is_known(scope, "")
             return
         holder = self._tokens.holder_of(_presented(scope))
         if holder is None:
             raise NotAuthenticated(self._unknown(shown=bool(_presented(scope))))
         scope[HOLDER] = holder  # also of what is refused below
-        _check_connection(scope, holder)
+        self._is_known(scope, holder)
         path: str = scope["path"]
         if path.startswith(_JOBS):
             job = path.removeprefix(_JOBS).split("/", 1)[0]  # the server has decoded it, for the routes too
             held_by = self._job_holder(job)
             if held_by not in (None, "", holder) and not self._is_of_runs(scope):
                 check_holder(job, held_by, holder)
+
+    def _is_known(self, scope: Scope, team: str) -> None:
+        if self._of_pods is not None:
+            self._of_pods.is_known(scope["client"])
+        else:
+            _check_connection(scope, team)
 
     def _is_of_runs(self, scope: Scope) -> bool:
         return any(route.matches(scope)[0] is Match.FULL for route in self._of_runs)

@@ -30,6 +30,7 @@ from refill_service.serving.known_names import KnownNames
 from refill_service.serving.peer_server import PeerServer
 from refill_service.serving.receipt_routes import RECEIPT_ROUTES
 from refill_service.serving.request_guard import RequestGuard
+from refill_service.serving.silent_peers import SilentPeers
 from refill_service.serving.tokens import Tokens
 from refill_service.serving.what_is_open import what_is_open
 from refill_service.settings import Settings
@@ -95,8 +96,9 @@ async def _serve(settings: Settings) -> None:
         settings.max_connections,
         access_log=settings.access_log,
     )
+    silent_peers = SilentPeers(settings.peer_port)
     for_peers = RequestGuard(
-        Access(peer_app(node), peer_tokens, turns, node.table.holder, of_pods=True),
+        Access(peer_app(node), peer_tokens, turns, node.table.holder, of_pods=silent_peers),
         "pod",
         node.bodies_of_pods,
         node.requests,
@@ -111,6 +113,7 @@ async def _serve(settings: Settings) -> None:
         clients.append(ClientServer(limits, **options, uds=settings.unix_socket))
     peers = PeerServer(for_peers, settings, settings.peer_certificates)
     others = [peers.serve()] if settings.serves_peers else []
+    cutting = asyncio.create_task(silent_peers.cut())
     metrics = None
     if settings.metrics_port:
         of_metrics = KnownNames(ForStrangers(metrics_app(node), turns), settings)
@@ -129,6 +132,7 @@ async def _serve(settings: Settings) -> None:
         running.result()
     running.cancel()
     replaced.cancel()
+    cutting.cancel()
     if node.fence.replaced.is_set():
         node.abandon()  # what a successor goes on with must not be touched
         node.fence.check_not_replaced()
