@@ -204,7 +204,7 @@ def test_attacks(pod: Pod) -> None:
             continue
         found = attacked(pod, [flood])
         print(f"{name}: {np.percentile(found, [50, 99])}, n={len(found)}", flush=True)
-    if "all" not in ONLY:
+    if ONLY and "all" not in ONLY:
         return
     found = attacked(pod, list(floods.values()))
     print(f"all: {np.percentile(found, [50, 99])}, n={len(found)}", flush=True)

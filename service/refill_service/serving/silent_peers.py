@@ -36,10 +36,10 @@ class SilentPeers:
         self._since: dict[Address, float] = {}
         """Of strangers, the oldest first."""
 
-    def is_known(self, address: Address) -> None:
+    def is_known(self, address: tuple[str, int | str]) -> None:
         """Fact: a pod asks from there."""
-        host, port = address
-        self._known.add((_plain(host), port))
+        host, port = address  # which granian has as text
+        self._known.add((_plain(host), int(port)))
 
     async def cut(self) -> None:
         """Goes on until it is cancelled."""
