@@ -14,12 +14,9 @@ import uvloop
 
 @dataclass(frozen=True)
 class Flood:
-    """
-    :param requests: what each connection sends, in turn.
-    :param at_once: so many of it, without waiting for answers.
-    """
+    """:param at_once: so many requests are sent without waiting for answers."""
 
-    requests: tuple[bytes, ...]
+    request: bytes
     connections: int = 200
     at_once: int = 1
 
@@ -42,22 +39,21 @@ def flooded(port: int, floods: list[Flood]) -> Iterator[Synchronized[int]]:
 
 def _flood(port: int, flood: Flood, asked: Synchronized[int]) -> None:
     async def run() -> None:
-        await asyncio.gather(*(_ask(port, flood, number, asked) for number in range(flood.connections)))
+        await asyncio.gather(*(_ask(port, flood, asked) for _ in range(flood.connections)))
 
     uvloop.run(run())
 
 
-async def _ask(port: int, flood: Flood, number: int, asked: Synchronized[int]) -> None:
+async def _ask(port: int, flood: Flood, asked: Synchronized[int]) -> None:
     while True:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             with contextlib.closing(writer):
                 while True:
-                    writer.write(flood.requests[number % len(flood.requests)] * flood.at_once)
+                    writer.write(flood.request * flood.at_once)
                     with asked.get_lock():
                         asked.value += 1
                     for _ in range(flood.at_once):
                         head = await reader.readuntil(b"\r\n\r\n")
                         length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
                         await reader.readexactly(int(length))
-                    number += 1

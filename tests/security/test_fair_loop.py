@@ -1,6 +1,6 @@
 """How long does a team wait for its batches while others do their worst? By the CPU that the pod uses meanwhile.
 
-That does not depend on how busy the machine is.
+That hardly depends on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.security.clocked_pod import CPU_HEADER
 from tests.security.floods import Flood, flooded
 from tests.security.hostile_datasets import write_many_samples
@@ -28,50 +29,49 @@ from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import PortClaims
 
 TOKENS = {"vision": "vision-0123456789abcdef", "speech": "speech-0123456789abcdef"}
-VICTIM = {"authorization": f"Bearer {TOKENS['speech']}"}
-GREEDY = {"authorization": f"Bearer {TOKENS['vision']}"}
-SHOWN = f"Authorization: Bearer {TOKENS['vision']}\r\n"
+VICTIM = f"Authorization: Bearer {TOKENS['speech']}\r\n"
+GREEDY = f"Authorization: Bearer {TOKENS['vision']}\r\n"
+NOBODY = ""
+SMALL_SAMPLES = 4_096
 SAMPLES, SAMPLE_BYTES, BATCH = 640, 100_000, 32
-BATCHES = 200
-LONGEST = float(os.environ.get("LONGEST", 15))
-ONLY = os.environ.get("ONLY", "")
+BATCHES, LONGEST_SECONDS = 200, 15
+"""So many are asked for, or as many as come in this time, and five at least."""
 AT_ONCE_SECONDS = 0.0003
-"""The victim was stopped itself, if the pod has gone on for longer while it sent its request: that says nothing."""
+"""The victim itself was stopped, if the pod has gone on for longer while it sent its request: that says nothing."""
 
 
-def request(method: str, path: str, shown: str = SHOWN, body: bytes = b"", kind: str = "application/json") -> bytes:
-    head = (
-        f"{method} {path} HTTP/1.1\r\nHost: pod\r\n{shown}Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+def request(method: str, path: str, shown: str, body: bytes = b"") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: pod\r\n{shown}Content-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def settings_of(size_bytes: int) -> bytes:
-    """JSON with very many settings that no job has."""
+def unknown_settings(size_bytes: int) -> bytes:
     return json.dumps({f"prefetch_windw_{number}": number for number in range(size_bytes // 30)}).encode()
 
 
-FLOODS = {
-    "404s on 200 connections": Flood((request("GET", "/v1/nothing"),)),
-    "401s without any token": Flood((request("GET", "/v1/jobs", shown=""),)),
-    "JSON of 15 KB": Flood((request("PUT", "/v1/jobs/x", body=settings_of(15_000)),)),
-    "JSON of 1 MiB": Flood((request("PUT", "/v1/jobs/x", body=settings_of(1 << 20)),)),
-    "4,096 samples of a byte": Flood(
-        (request("POST", "/v1/jobs/bytes/samples", body=np.arange(4_096, dtype="<i8").tobytes()),)
-    ),
-    "the same registration": Flood((request("PUT", "/v1/jobs/bytes", body=b'{"dataset": "%s"}'),)),
-    "/metrics": Flood((request("GET", "/metrics"),)),
-    "401s before the answer": Flood((request("GET", "/v1/jobs", shown=""),), at_once=50),
-}
+def floods(small: str) -> dict[str, Flood]:
+    ids = np.arange(SMALL_SAMPLES, dtype="<i8").tobytes()
+    same = json.dumps({"dataset": small}).encode()
+    return {
+        "404s": Flood(request("GET", "/v1/nothing", GREEDY)),
+        "401s without a token": Flood(request("GET", "/v1/jobs", NOBODY)),
+        "JSON of 15 KB": Flood(request("PUT", "/v1/jobs/x", GREEDY, unknown_settings(15_000))),
+        "JSON of 1 MiB": Flood(request("PUT", "/v1/jobs/x", GREEDY, unknown_settings(1 << 20))),
+        "4,096 samples of a byte": Flood(request("POST", "/v1/jobs/small/samples", GREEDY, ids)),
+        "the same registration": Flood(request("PUT", "/v1/jobs/small", GREEDY, same)),
+        "/metrics": Flood(request("GET", "/metrics", GREEDY)),
+        "401s, 50 before the answer": Flood(request("GET", "/v1/jobs", NOBODY), at_once=50),
+    }
 
 
-class Pod:
-    def __init__(self, port: int, pid: int) -> None:
-        self.port, self.pid = port, pid
+class ClockedPod:
+    def __init__(self, port: int, pid: int, small: str) -> None:
+        self.port, self.small = port, small
+        self._clock = (~pid << 3) | 2
+        """As the kernel numbers the clock of another process."""
 
     def cpu_seconds(self) -> float:
-        """Of the process, now: the clock that the pod's own header shows."""
-        return time.clock_gettime(((~self.pid) << 3) | 2)
+        return time.clock_gettime(self._clock)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def pod(tmp_path_factory: pytest.TempPathFactory, large: str) -> Iterator[Pod]:
+def pod(tmp_path_factory: pytest.TempPathFactory, large: str) -> Iterator[ClockedPod]:
+    """With a job of each team. All that the victim's needs is in memory."""
     folder = tmp_path_factory.mktemp("pod")
     (folder / "tokens").mkdir()
     for team, token in TOKENS.items():
@@ -101,20 +102,27 @@ def pod(tmp_path_factory: pytest.TempPathFactory, large: str) -> Iterator[Pod]:
     }
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REFILL_")}
     environment |= {f"REFILL_{name.upper()}": str(value) for name, value in settings.items()}
+    small = write_many_samples(folder / "small", SMALL_SAMPLES)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.security.clocked_pod"], env=environment, stdout=log, stderr=log
         )
     try:
-        yield begun(Pod(port, process.pid), write_many_samples(folder / "bytes", 4_096), large)
+        found = ClockedPod(port, process.pid, small)
+        register(found, {"small": (small, GREEDY), "victim": (large, VICTIM)})
+        victim = Victim(found)
+        for _ in range(2 * SAMPLES // BATCH):
+            victim.batch()
+        yield found
+        assert process.poll() is None
+        assert "Traceback" not in (folder / "log").read_text()
     finally:
         process.kill()
         process.wait()
         claims.give_back()
-        print((folder / "log").read_text()[-300:])
 
 
-def begun(pod: Pod, small: str, large: str) -> Pod:
+def register(pod: ClockedPod, jobs: dict[str, tuple[str, str]]) -> None:
     url = f"http://127.0.0.1:{pod.port}"
 
     def is_ready() -> bool:
@@ -124,32 +132,28 @@ def begun(pod: Pod, small: str, large: str) -> Pod:
             return False
 
     until(is_ready, "the pod is ready")
-    for name, dataset, headers in (("bytes", small, GREEDY), ("victim", large, VICTIM)):
+    for name, (dataset, shown) in jobs.items():
+        headers = {"authorization": shown.partition(": ")[2].strip()}
         found = httpx.put(f"{url}/v1/jobs/{name}", json={"dataset": dataset}, headers=headers, timeout=60)
         assert found.status_code == 200, found.text
-    global registration
-    registration = json.dumps({"dataset": small}).encode()
-    victim = Victim(pod)
-    for _ in range(2 * SAMPLES // BATCH):  # all of it is in memory then
-        victim.batch()
-    return pod
 
 
 class Victim:
-    next_position = 0
+    """Asks for one batch after another, on one connection."""
 
-    def __init__(self, pod: Pod) -> None:
+    _next_position = 0
+
+    def __init__(self, pod: ClockedPod) -> None:
         self._pod = pod
-        self._connection = http.client.HTTPConnection("127.0.0.1", pod.port, timeout=60)
+        self._connection = http.client.HTTPConnection("127.0.0.1", pod.port, timeout=100)
         self._connection.connect()
 
     def batch(self) -> float | None:
-        """CPU seconds of the pod from before the request is sent until its answer begins."""
-        epoch, position = divmod(Victim.next_position, SAMPLES)
-        Victim.next_position += BATCH
+        """CPU seconds of the pod from before the request is sent until its answer begins; None: not known."""
+        epoch, position = divmod(Victim._next_position, SAMPLES)
+        Victim._next_position += BATCH
         body = BatchRequest(epoch, 0, np.arange(position, position + BATCH)).encode()
-        head = f"POST /v1/jobs/victim/batch HTTP/1.1\r\nHost: pod\r\nAuthorization: {VICTIM['authorization']}\r\n"
-        sent = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        sent = request("POST", "/v1/jobs/victim/batch", VICTIM, body)
         before = self._pod.cpu_seconds()
         self._connection.sock.sendall(sent)
         after = self._pod.cpu_seconds()
@@ -161,50 +165,38 @@ class Victim:
         return answered - before if after - before < AT_ONCE_SECONDS else None
 
 
-def waits(pod: Pod) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Of so many batches, in milliseconds."""
+def waits(pod: ClockedPod) -> NDArray[np.float64]:
+    """Milliseconds of each batch."""
     victim, found = Victim(pod), list[float]()
-    victim.batch()  # a stranger's, so far
-    ends = time.monotonic() + LONGEST
+    victim.batch()  # that of a stranger, so far
+    ends = time.monotonic() + LONGEST_SECONDS
     while len(found) < BATCHES and (time.monotonic() < ends or len(found) < 5):
         if (took := victim.batch()) is not None:
             found.append(1e3 * took)
     return np.array(found)
 
 
-def attacked(pod: Pod, floods: list[Flood]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    with flooded(pod.port, floods) as asked:
-        until(lambda: asked.value >= sum(flood.connections for flood in floods), "the attack has begun")
-        found = waits(pod)
-        print(f"asked {asked.value} times")
-    return found
+def said(what: str, found: NDArray[np.float64]) -> str:
+    median, most = np.percentile(found, [50, 99])
+    return f"{what}: median {median:.1f} ms of the pod's CPU, p99 {most:.1f}, {len(found)} batches"
 
 
 @pytest.mark.slow_attack
 @pytest.mark.timeout(600)
-def test_attacks(pod: Pod) -> None:
-    floods = {
-        name: Flood(
-            tuple(
-                each.replace(b'{"dataset": "%s"}', registration).replace(
-                    b"Length: 17\r", b"Length: %d\r" % len(registration)
-                )
-                for each in flood.requests
-            ),
-            flood.connections,
-            flood.at_once,
-        )
-        for name, flood in FLOODS.items()
-    }
+def test_a_batch_does_not_wait_for_what_others_ask(pod: ClockedPod) -> None:
+    """The goal is twice the p99. Of few batches, on a machine that is busy with others, that is luck: held is that nine
+    of ten wait no longer than three times the slowest, where all requests of 200 connections were waited for before."""
     waits(pod)
     alone = waits(pod)
-    print(f"alone: {np.percentile(alone, [50, 99])}")
-    for name, flood in floods.items():
-        if not any(each in name for each in ONLY.split(",")):
-            continue
-        found = attacked(pod, [flood])
-        print(f"{name}: {np.percentile(found, [50, 99])}, n={len(found)}", flush=True)
-    if ONLY and "all" not in ONLY:
-        return
-    found = attacked(pod, list(floods.values()))
-    print(f"all: {np.percentile(found, [50, 99])}, n={len(found)}", flush=True)
+    print(said("alone", alone))
+    attacks = {name: [flood] for name, flood in floods(pod.small).items()}
+    attacks["all at once"] = list(floods(pod.small).values())
+    slow = []
+    for name, attack in attacks.items():
+        with flooded(pod.port, attack) as asked:
+            until(lambda: asked.value >= 200, "the attack has begun")
+            found = waits(pod)
+        print(said(name, found), flush=True)
+        if np.percentile(found, 90) > 3 * np.percentile(alone, 99):
+            slow.append(said(name, found))
+    assert slow == [], said("alone", alone)
