@@ -297,18 +297,10 @@ class Settings(BaseSettings):
         le=1,
         description=(
             "Part of the jobs' memory and of the connections that is divided equally among teams; no other team "
-            "can take a team's share. This and the next two hold where client_tokens names several teams."
+            "can take a team's share. This and the next one hold where client_tokens names several teams."
         ),
     )
     team_max_jobs: int = Field(200, ge=1, description="How many jobs one team may have at a pod.")
-    team_requests_per_second: float = Field(
-        2000,
-        gt=0,
-        allow_inf_nan=False,
-        description=(
-            "How many requests a second one team may make. Beyond that it is told that the pod is busy, and asks again."
-        ),
-    )
     dataset_urls: Places = Field(
         (),
         description=(
@@ -456,7 +448,7 @@ class Settings(BaseSettings):
         return Certificates(Path(self.peer_tls_cert), Path(self.peer_tls_key), Path(self.peer_tls_ca))
 
     def quotas(self, teams: Callable[[], Collection[str]]) -> TeamQuotas:
-        return TeamQuotas(teams, self.team_reserved_fraction, self.team_max_jobs, self.team_requests_per_second)
+        return TeamQuotas(teams, self.team_reserved_fraction, self.team_max_jobs)
 
     @property
     def peers_are_known(self) -> bool:

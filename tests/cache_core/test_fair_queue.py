@@ -98,3 +98,16 @@ def test_a_job_can_not_go_before_others_by_being_urgent() -> None:
         queue.put(Waiting("patient", 10, number))
     first = [next_of(queue).job for _ in range(20)]
     assert Counter(first) == {"greedy": 10, "patient": 10}
+
+
+def test_a_job_that_wanted_less_than_its_part_has_saved_some_of_it() -> None:
+    """So much, and no more: then it takes turns as before."""
+    queue: FairQueue[int] = FairQueue(saved_bytes=10)
+    queue.charge("greedy", 100)
+    for _ in range(20):
+        queue.put(Waiting("greedy", 5, 0))
+    next_of(queue)
+    for _ in range(6):
+        queue.put(Waiting("rare", 5, 0))
+    served = Counter(next_of(queue).job for _ in range(8))
+    assert served["rare"] - served["greedy"] in (2, 4), "ten bytes more, to within a request"

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill.errors import NotAllowed, PodBusy
+from refill.errors import NotAllowed
 from refill_service.cache_core.team_quotas import TeamQuotas
 
 TEAMS = ("speech", "text", "vision", "video")
 
 
 def quotas(teams: tuple[str, ...] = TEAMS, reserved: float = 0.5) -> TeamQuotas:
-    return TeamQuotas(lambda: teams, reserved, most_jobs=3, requests_per_second=10)
+    return TeamQuotas(lambda: teams, reserved, most_jobs=3)
 
 
 @pytest.mark.parametrize("teams", [(), ("",), ("vision",)])
@@ -24,8 +24,6 @@ def test_one_team_has_everything(teams: tuple[str, ...]) -> None:
     assert alone.left_for("vision", 100, {}) == 100
     assert alone.left_for("vision", 100, {"vision": 99}) == 1
     alone.check_jobs("vision", 10_000)
-    for _ in range(1000):
-        alone.check_request("vision", 0.0)
 
 
 def test_what_others_are_sure_of_is_kept_for_them() -> None:
@@ -54,15 +52,3 @@ def test_jobs_have_a_number() -> None:
     quotas().check_jobs("vision", 2)
     with pytest.raises(NotAllowed, match="team_max_jobs"):
         quotas().check_jobs("vision", 3)
-
-
-def test_requests_come_back_with_time() -> None:
-    shared = quotas()
-    for _ in range(10):
-        shared.check_request("vision", 5.0)
-    with pytest.raises(PodBusy, match="more than 10 times a second"):
-        shared.check_request("vision", 5.0)
-    shared.check_request("speech", 5.0)
-    shared.check_request("vision", 5.11)
-    with pytest.raises(PodBusy):
-        shared.check_request("vision", 5.11)

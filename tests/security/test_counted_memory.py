@@ -44,7 +44,6 @@ def pod(tmp_path: Path) -> Iterator[LocalCluster]:
         "memory_bytes": MEMORY_BYTES,
         "client_tokens": str(tmp_path / "tokens"),
         "peer_token": str(tmp_path / "peers"),
-        "team_requests_per_second": 1e6,
     }
     with LocalCluster(1, tmp_path, settings) as cluster:
         yield cluster

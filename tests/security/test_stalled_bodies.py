@@ -74,8 +74,8 @@ def until_it_stands_still(pod: LocalCluster) -> None:
 
 ATTACKS: dict[str, tuple[str, str, int, int, int]] = {
     "20 MiB of a trace": ("PUT", "/v1/jobs/greedy/epochs/0/ranks/0/trace", 1 << 30, 20 << 20, 1),
-    "many bodies of JSON": ("PUT", "/v1/jobs/greedy", 1 << 20, 1_000_000, 40),
-    "many bodies of JSON, for as many jobs": ("PUT", "/v1/jobs/greedy-%d", 1 << 20, 1_000_000, 40),
+    "many bodies of JSON": ("PUT", "/v1/jobs/greedy", 1 << 16, 60_000, 200),
+    "many bodies of JSON, for as many jobs": ("PUT", "/v1/jobs/greedy-%d", 1 << 16, 60_000, 200),
     "many batches": ("POST", "/v1/jobs/greedy/batch", 8 << 16, 500_000, 60),
     "what a rank has received": ("PUT", "/v1/jobs/greedy/ranks/0/records", 60 << 20, 20 << 20, 3),
 }

@@ -56,9 +56,13 @@ class _OfJob(Generic[Item]):
 class FairQueue(Generic[Item]):
     """Requests that wait. Those of a job that somebody waits for go before its others, in the order in which they are
     due, and not before those of other jobs: how urgent a request is, its own job says. Beside that a job's are in
-    order."""
+    order.
 
-    def __init__(self) -> None:
+    :param saved_bytes: a job that wants less than its part saves up so much of it, and then goes before others.
+    """
+
+    def __init__(self, saved_bytes: int = 0) -> None:
+        self._saved_bytes = saved_bytes
         self._of_jobs: dict[Hashable, _OfJob[Item]] = {}
         """Every job here waits for something."""
         self._tags: dict[Hashable, int] = {}
@@ -69,10 +73,13 @@ class FairQueue(Generic[Item]):
     def __bool__(self) -> bool:
         return bool(self._of_jobs)
 
+    def has(self, job: Hashable) -> bool:
+        return job in self._of_jobs
+
     def put(self, waiting: Waiting[Item]) -> None:
         if waiting.job not in self._of_jobs:
             self._of_jobs[waiting.job] = _OfJob()
-            self._tags[waiting.job] = max(self._now, self._tags.get(waiting.job, 0))
+            self._tags[waiting.job] = self._starts_at(waiting.job)
         self._of_jobs[waiting.job].put(waiting)
 
     def heads(self) -> Iterator[Waiting[Item]]:
@@ -85,8 +92,18 @@ class FairQueue(Generic[Item]):
         self._now = max(self._now, self._tags[waiting.job])
         self._tags[waiting.job] += waiting.size_bytes
         self.discard(waiting)
-        for job in [job for job, tag in self._tags.items() if tag <= self._now and job not in self._of_jobs]:
+        for job in [
+            job for job, tag in self._tags.items() if tag <= self._now - self._saved_bytes and job not in self._of_jobs
+        ]:
             del self._tags[job]
+
+    def charge(self, job: Hashable, size_bytes: int) -> None:
+        """Fact: a job has had so much, beside the size of its requests."""
+        self._tags[job] = self._starts_at(job) + size_bytes
+
+    def _starts_at(self, job: Hashable) -> int:
+        earliest = self._now - self._saved_bytes
+        return max(earliest, self._tags.get(job, earliest))
 
     def discard(self, waiting: Waiting[Item]) -> None:
         """Fact: this one does not wait any more. Raises :class:`KeyError` or :class:`ValueError` when it does not."""

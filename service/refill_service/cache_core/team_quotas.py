@@ -2,25 +2,16 @@
 
 What is shared (memory of jobs, connections) is kept for teams in equal parts up to ``reserved_fraction``: a team always
 gets its part, takes more while there is more than what is kept for others, and can't be pushed below it by anybody.
-Jobs and requests have a number for each team.
+Jobs have a number for each team.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
-from refill.errors import NotAllowed, PodBusy
+from refill.errors import NotAllowed
 
 __all__ = ["TeamQuotas"]
-
-
-@dataclass
-class _Allowance:
-    """Of requests: it fills up with time, to what comes in a second, and each request takes one."""
-
-    requests: float
-    filled_at: float
 
 
 class TeamQuotas:
@@ -29,7 +20,6 @@ class TeamQuotas:
     :param teams: those who have a token now.
     :param reserved_fraction: see above.
     :param most_jobs: of one team.
-    :param requests_per_second: of one team.
     """
 
     def __init__(
@@ -37,13 +27,10 @@ class TeamQuotas:
         teams: Callable[[], Collection[str]],
         reserved_fraction: float,
         most_jobs: int,
-        requests_per_second: float,
     ) -> None:
         self._teams = teams
         self._reserved_fraction = reserved_fraction
         self._most_jobs = most_jobs
-        self._requests_per_second = requests_per_second
-        self._allowances: dict[str, _Allowance] = {}
 
     @property
     def there_are_several(self) -> bool:
@@ -75,18 +62,3 @@ class TeamQuotas:
                 f"you have {num_jobs} jobs at this pod, as many as one team may (team_max_jobs): end those that you "
                 "need no more"
             )
-
-    def check_request(self, team: str, now: float) -> None:
-        """Fact: a team asks for something. Raises :class:`PodBusy` when it has asked too often in the last second."""
-        if not self.there_are_several:
-            return
-        most = max(1.0, self._requests_per_second)
-        allowance = self._allowances.setdefault(team, _Allowance(most, now))
-        allowance.requests = min(most, allowance.requests + (now - allowance.filled_at) * self._requests_per_second)
-        allowance.filled_at = now
-        if allowance.requests < 1:
-            raise PodBusy(
-                f"you ask this pod more than {self._requests_per_second:g} times a second, as often as one team may "
-                "(team_requests_per_second)"
-            )
-        allowance.requests -= 1

@@ -15,7 +15,6 @@ _METAVARS = {
     "access_log": "{true,false}",
     "client_tokens": "PATH",
     "peer_token": "FILE",
-    "team_requests_per_second": "NUMBER",
     "unix_socket": "PATH",
 } | dict.fromkeys(("tls_cert", "tls_key", "peer_tls_cert", "peer_tls_key", "peer_tls_ca"), "FILE")
 """For options whose last word does not say what to give."""

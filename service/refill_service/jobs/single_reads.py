@@ -12,6 +12,7 @@ from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.sample_mapping import OwnerShare
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.loop_turns import in_turn
 from refill_service.memory.payload import Damage, Payload
 from refill_service.object_store.store_patience import within
 
@@ -66,7 +67,7 @@ class SingleReads:
                         raise
                     found[place] = error  # of the read alone
 
-        await asyncio.gather(*(read_some() for _ in samples[:_READS_AT_ONCE]))
+        await asyncio.gather(*(in_turn(read_some()) for _ in samples[:_READS_AT_ONCE]))
         return found
 
     async def _read(self, sample: int) -> Payload:

@@ -28,19 +28,20 @@ from http import HTTPStatus
 from typing import Any, NoReturn, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from refill.errors import HeadersTooLarge, InvalidInput, PodBusy, RefillError
 from refill_service.cache_core.shared_room import Asker, SharedRoom
 from refill_service.cache_core.team_quotas import TeamQuotas
+from refill_service.memory.loop_turns import STRANGERS, LoopTurns
 from refill_service.memory.memory_door import refuse_descriptors
 from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.certificates import Certificates
 from refill_service.serving.access import CONNECTION
 from refill_service.serving.connection_room import ConnectionRoom
+from refill_service.serving.listener import Listener
 from refill_service.serving.pace import LEAST_BYTES, Pace
 from refill_service.serving.request_guard import ANSWER, OVER_LIMIT, wire_answer
-from refill_service.serving.tls_listener import TlsListener
 
 __all__ = ["ClientLimits", "ClientServer"]
 
@@ -50,6 +51,8 @@ HEADERS_BYTES = 32 << 10
 _MOST_HEADERS = 100
 _READ_BYTES = 16 << 10
 """At once, of a connection. Less than a head may have, so that two heads in one piece are none that is too long."""
+_FIRST_READ_BYTES = 4 << 10
+"""Of a request: it is held until its turn comes, and charged to nobody. Most are no longer."""
 _HEAD_COPIES = 4
 """As which a pod holds an address: as it came, its path, decoded, and what routes make of it."""
 _HEADER_BYTES = 200
@@ -68,6 +71,7 @@ class ClientLimits:
     """What clients may do, the same on all addresses that a pod serves them on.
 
     :param requests: room for what is held of requests.
+    :param turns: in which requests are understood, and answered.
     """
 
     timeout_seconds: float
@@ -75,6 +79,7 @@ class ClientLimits:
     counts: RequestCounts
     quotas: TeamQuotas
     requests: SharedRoom
+    turns: LoopTurns
 
 
 class ClientServer(uvicorn.Server):
@@ -96,7 +101,7 @@ class ClientServer(uvicorn.Server):
         read_into = memoryview(bytearray(_READ_BYTES))
 
         def new_protocol(**rest: Any) -> _SmallReads:
-            return _SmallReads(_LimitedProtocol(limits, room, **rest), read_into)
+            return _SmallReads(_LimitedProtocol(limits, room, **rest), limits.turns, read_into)
 
         self._protocol = new_protocol
         super().__init__(uvicorn.Config(http=new_protocol, **options))  # type: ignore[arg-type]
@@ -148,30 +153,30 @@ class ClientServer(uvicorn.Server):
                 connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """In place of uvicorn's: TLS handshakes are bounded, and a Unix socket takes no descriptors."""
+        """In place of uvicorn's: connections come in by turns, TLS handshakes are bounded, and a Unix socket takes no
+        descriptors."""
         config = self.config
         if self._unix_socket is not None:
-            self.servers = [await self._unix_server(self._unix_socket)]
-            self.started = True
-        elif config.ssl is not None:
-            found = TlsListener(config.host, config.port, config.backlog, config.ssl, self._new_connection)
-            self.servers = [cast(asyncio.Server, found)]
-            self.started = True
+            listening = self._listening_at(self._unix_socket)
         else:
-            await super().startup(sockets)
+            family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+            listening = socket.create_server((config.host, config.port), family=family, backlog=config.backlog)
+        found = Listener(listening, config.ssl, self._new_connection, self._limits.turns)
+        self.servers = [cast(asyncio.Server, found)]
+        self.started = True
 
-    async def _unix_server(self, path: str) -> asyncio.Server:
-        listener = socket.socket(socket.AF_UNIX)
-        if not refuse_descriptors(listener):
+    def _listening_at(self, path: str) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX)
+        if not refuse_descriptors(listening):
             log.warning(
                 "this kernel is older than Linux 6.16: whoever reaches %s can hold up the pod by descriptors that they "
                 "send; keep its folder to training processes",
                 path,
             )
-        listener.bind(path)
-        os.chmod(path, 0o666)  # a name in a folder that is there: nothing waits
-        loop = asyncio.get_running_loop()
-        return await loop.create_unix_server(self._new_connection, sock=listener, backlog=self.config.backlog)
+        listening.bind(path)
+        os.chmod(path, 0o666)
+        listening.listen(self.config.backlog)
+        return listening
 
     def _new_connection(self) -> asyncio.Protocol:
         return cast(asyncio.Protocol, self._protocol(config=self.config, server_state=self.server_state, app_state={}))
@@ -182,19 +187,25 @@ class ClientServer(uvicorn.Server):
 
 
 class _SmallReads(asyncio.BufferedProtocol):
-    """Gives a protocol what comes, in pieces. A transport that chooses itself reads 256 KB at once.
+    """Gives a protocol what comes, in pieces, each in its team's turn. Until then nothing more is read.
+
+    A transport that chooses itself reads 256 KB at once.
 
     :param read_into: one for all connections: what is read is taken out before the next read.
     """
 
-    def __init__(self, protocol: _LimitedProtocol, read_into: memoryview) -> None:
+    def __init__(self, protocol: _LimitedProtocol, turns: LoopTurns, read_into: memoryview) -> None:
         self._read_into = read_into
+        self._turns = turns
         self._protocol = protocol
+        self._waiting = b""
+        """What has come and was not given to the protocol."""
 
     def connection_made(self, transport: Any) -> None:
         self._protocol.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._waiting = b""
         self._protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -207,10 +218,19 @@ class _SmallReads(asyncio.BufferedProtocol):
         self._protocol.eof_received()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._read_into
+        return self._read_into[:_FIRST_READ_BYTES] if self._protocol.is_between_requests else self._read_into
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._protocol.data_received(bytes(self._read_into[:nbytes]))
+        waits_already = bool(self._waiting)
+        self._waiting += self._read_into[:nbytes]
+        if waits_already or not self._turns.call(self._protocol.team, self._give):
+            self._protocol.flow.pause_reading()
+
+    def _give(self) -> None:
+        given, self._waiting = self._waiting, b""
+        if given and not self._protocol.transport.is_closing():
+            self._protocol.flow.resume_reading()
+            self._protocol.data_received(given)
 
 
 class _LimitedProtocol(HttpToolsProtocol):
@@ -221,6 +241,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._holder = Asker()
         """Whom the head of the request under way is charged to: strangers, until it is known."""
         self._held_bytes = 0
+        self.team: str | None = STRANGERS
+        """Whose turn it is when a request of it is read."""
         self._made = time.monotonic()
         self.timeout_keep_alive = _STRANGER_SECONDS
         self._over_limit = False
@@ -240,6 +262,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._sending_since = 0.0
         self._to_send_bytes = 0
         self._was_closed = False
+        self._answered_first: RequestResponseCycle | None = None
+        """The request before the one that was read last, if that waits for its answer."""
         self._when_lost: list[Callable[[], None]] = []
 
     def is_slow(self, now: float) -> bool:
@@ -263,6 +287,10 @@ class _LimitedProtocol(HttpToolsProtocol):
     def is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def is_between_requests(self) -> bool:
+        return self._asking is None or self._message_bytes == 0
+
     def give_way(self) -> None:
         self.transport.abort()
 
@@ -271,6 +299,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         if not self._room.belongs_to(self, team):
             self.cycle.keep_alive = False
             return False
+        self.team = team
         self.timeout_keep_alive = self.config.timeout_keep_alive
         self.transport.set_write_buffer_limits()
         held_bytes, holder = self._held_bytes, Asker(team)
@@ -289,6 +318,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         return (
             not self._has_asked
             and self.cycle is None
+            and not self.flow.read_paused  # until it is its turn
             and now > self._made + min(_STRANGER_SECONDS, self._limits.timeout_seconds)
         )
 
@@ -326,6 +356,9 @@ class _LimitedProtocol(HttpToolsProtocol):
         for tell in self._when_lost:
             tell()
         self._when_lost.clear()
+        if self._answered_first is not None:  # uvicorn tells the last one only
+            self._answered_first.disconnected = True
+            self._answered_first.message_event.set()
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
@@ -404,8 +437,11 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._held_bytes += more_bytes
 
     def on_headers_complete(self) -> None:
+        before = self.cycle
         super().on_headers_complete()
         self._is_in_body = True
+        if self.pipeline:
+            self._answered_first = before
         if self.cycle is None:
             return
         scope = cast(dict[str, Any], self.cycle.scope)

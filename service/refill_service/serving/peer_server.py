@@ -15,6 +15,7 @@ from refill.errors import InvalidInput
 from refill_service.peers.certificates import Certificates
 from refill_service.peers.peers import CONNECTION_WINDOW_BYTES, MAX_FRAME_BYTES, STREAM_WINDOW_BYTES
 from refill_service.serving.client_protocol import HEADERS_BYTES
+from refill_service.serving.silent_peers import MOST_SILENT
 from refill_service.settings import Settings
 
 __all__ = ["PeerServer"]
@@ -80,8 +81,9 @@ class PeerServer:
             port=self._settings.peer_port,
             interface=Interfaces.ASGINL,
             http=HTTPModes.http2,
-            # Connections, of which another pod needs one.
-            backpressure=self._settings.max_connections,
+            # Connections, of which another pod needs one, and those that end soon.
+            backpressure=self._settings.max_connections + 2 * MOST_SILENT,
+            backlog=2 * MOST_SILENT,
             http2_settings=HTTP2Settings(
                 initial_stream_window_size=STREAM_WINDOW_BYTES,
                 initial_connection_window_size=CONNECTION_WINDOW_BYTES,

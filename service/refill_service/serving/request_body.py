@@ -28,7 +28,8 @@ __all__ = ["ALWAYS_TAKEN_BYTES", "RequestBody", "takes_body"]
 ALWAYS_TAKEN_BYTES = 16 << 10
 """Of each body: it is never refused for what others hold. A batch of 2,000 positions."""
 
-_JSON_BYTES = 1 << 20
+_JSON_BYTES = 64 << 10
+_JSON_OF_PODS_BYTES = 1 << 20
 _TAKES = "refill_takes_body"
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -44,6 +45,7 @@ class _Taken:
 
 
 _JSON = _Taken()
+_JSON_OF_PODS = _Taken(_JSON_OF_PODS_BYTES)
 
 
 def takes_body(
@@ -74,11 +76,20 @@ class RequestBody:
     """On its way in. When it is refused, that has been answered, and the route ends.
 
     :param timeout_seconds: None: the server sees to slow ones itself.
+    :param of_pods: another pod asks, which may send longer JSON.
     """
 
     def __init__(
-        self, scope: Scope, receive: Receive, answer: Answer, room: SharedRoom, timeout_seconds: float | None
+        self,
+        scope: Scope,
+        receive: Receive,
+        answer: Answer,
+        room: SharedRoom,
+        timeout_seconds: float | None,
+        *,
+        of_pods: bool = False,
     ) -> None:
+        self._unless_said = _JSON_OF_PODS if of_pods else _JSON
         self._scope = scope
         self._receive = receive
         self._answer = answer
@@ -86,7 +97,7 @@ class RequestBody:
         self._timeout_seconds = timeout_seconds
         self._pace = Pace(timeout_seconds or 0, time.monotonic())
         self._asker = Asker()
-        self._taken = _JSON
+        self._taken = self._unless_said
         self._limit_bytes: int | None = None
         self._size_bytes = 0
         self._held_bytes = 0
@@ -116,7 +127,7 @@ class RequestBody:
     def _limit_of_route(self) -> int:
         job = str(self._scope.get("path_params", {}).get("job", ""))
         self._asker = Asker(str(self._scope.get(HOLDER, "")), job)
-        self._taken = getattr(self._scope.get("endpoint"), _TAKES, _JSON)
+        self._taken = getattr(self._scope.get("endpoint"), _TAKES, self._unless_said)
         limit_bytes = self._taken.limit_bytes(self._scope, job)
         announced = dict(self._scope["headers"]).get(b"content-length", b"0")
         # Anything else than a number is the server's to refuse.

@@ -113,7 +113,7 @@ class RequestGuard:
         if not is_probe and (refusal := self._refusal(scope)) is not None:
             await answer.refuse(refusal)
             return
-        body = RequestBody(scope, receive, answer, self._bodies, self._timeout_seconds)
+        body = RequestBody(scope, receive, answer, self._bodies, self._timeout_seconds, of_pods=self._asker == "pod")
         self.under_way += 1
         self._counts.under_way[self._asker] += not is_probe
         self._idle.clear()

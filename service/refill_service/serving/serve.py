@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
+import gc
 import logging
 import os
 import resource
@@ -16,11 +17,12 @@ import uvloop
 
 from refill.errors import InvalidInput
 from refill_service.memory.folder_lock import wait_until_left
+from refill_service.memory.loop_turns import LoopTurns
 from refill_service.observing.logs import begin_logging
 from refill_service.observing.tracing import begin_tracing, end_tracing
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
-from refill_service.serving.access import Access
+from refill_service.serving.access import Access, ForStrangers
 from refill_service.serving.app import client_app, metrics_app, peer_app
 from refill_service.serving.client_protocol import ClientLimits, ClientServer
 from refill_service.serving.ending import Ending, ends_by_signal
@@ -28,6 +30,7 @@ from refill_service.serving.known_names import KnownNames
 from refill_service.serving.peer_server import PeerServer
 from refill_service.serving.receipt_routes import RECEIPT_ROUTES
 from refill_service.serving.request_guard import RequestGuard
+from refill_service.serving.silent_peers import SilentPeers
 from refill_service.serving.tokens import Tokens
 from refill_service.serving.what_is_open import what_is_open
 from refill_service.settings import Settings
@@ -49,6 +52,7 @@ _CLIENT_OPTIONS: dict[str, Any] = {
 }
 _LOOK_AGAIN_SECONDS = 0.02
 _STOP_SECONDS = 2
+_GARBAGE_THRESHOLDS = (700, 5, 3)
 
 
 def serve(settings: Settings) -> None:
@@ -80,10 +84,11 @@ async def _serve(settings: Settings) -> None:
         for path in (settings.client_tokens, settings.peer_token)
     )
     node = CacheNode(settings, teams=lambda: client_tokens.holders if client_tokens else ())
+    turns = LoopTurns()
     limits = ClientLimits(
-        settings.client_timeout_seconds, settings.max_connections, node.requests, node.quotas, node.bodies
+        settings.client_timeout_seconds, settings.max_connections, node.requests, node.quotas, node.bodies, turns
     )
-    of_clients = Access(client_app(node), client_tokens, node.table.holder, node.quotas, of_runs=RECEIPT_ROUTES.routes)
+    of_clients = Access(client_app(node), client_tokens, turns, node.table.holder, of_runs=RECEIPT_ROUTES.routes)
     for_clients = RequestGuard(
         of_clients if client_tokens else KnownNames(of_clients, settings),
         "client",
@@ -92,8 +97,9 @@ async def _serve(settings: Settings) -> None:
         settings.max_connections,
         access_log=settings.access_log,
     )
+    silent_peers = SilentPeers(settings.peer_port)
     for_peers = RequestGuard(
-        Access(peer_app(node), peer_tokens, node.table.holder, of_pods=True),
+        Access(peer_app(node), peer_tokens, turns, node.table.holder, of_pods=silent_peers),
         "pod",
         node.bodies_of_pods,
         node.requests,
@@ -108,15 +114,20 @@ async def _serve(settings: Settings) -> None:
         clients.append(ClientServer(limits, **options, uds=settings.unix_socket))
     peers = PeerServer(for_peers, settings, settings.peer_certificates)
     others = [peers.serve()] if settings.serves_peers else []
+    cutting = asyncio.create_task(silent_peers.cut())
     metrics = None
     if settings.metrics_port:
-        of_metrics = KnownNames(metrics_app(node), settings)
+        of_metrics = KnownNames(ForStrangers(metrics_app(node), turns), settings)
         for_metrics = RequestGuard(of_metrics, "client", node.bodies, node.requests, settings.max_connections)
         options = {"app": for_metrics, "host": settings.host, "port": settings.metrics_port, **_CLIENT_OPTIONS}
         metrics = ClientServer(limits, **options)
         others.append(metrics.serve())
     ends = ends_by_signal()
     node.start()
+    # What was made so far lasts as long as the pod, and took 50 ms to look through. What connections leave behind is
+    # cleared away more often, in smaller pieces.
+    gc.freeze()
+    gc.set_threshold(*_GARBAGE_THRESHOLDS)
     serving = [asyncio.create_task(each) for each in (*(server.serve() for server in clients), *others)]
     running = asyncio.create_task(_run_until(ends, node, clients))
     replaced = asyncio.create_task(node.fence.replaced.wait())
@@ -125,6 +136,7 @@ async def _serve(settings: Settings) -> None:
         running.result()
     running.cancel()
     replaced.cancel()
+    cutting.cancel()
     if node.fence.replaced.is_set():
         node.abandon()  # what a successor goes on with must not be touched
         node.fence.check_not_replaced()

@@ -1,6 +1,7 @@
-"""Who may be in the middle of a TLS handshake with a pod? So many at once, each so long; the oldest gives way.
+"""Who comes in at a pod's port? One connection after another, in the turn of strangers, which all are when they come.
 
-A server of asyncio hands a connection over when its handshake is done: before that nobody counts it, and it has a
+With TLS so many may be in the middle of a handshake, each so long; the oldest gives way. A server of asyncio takes all
+who wait at once, and hands a connection over when its handshake is done: before that nobody counts it, and it has a
 minute.
 """
 
@@ -11,23 +12,33 @@ import socket
 import ssl
 from collections.abc import Callable
 
-__all__ = ["TlsListener"]
+from refill_service.memory.loop_turns import STRANGERS, LoopTurns, in_turn
+
+__all__ = ["Listener"]
 
 _HANDSHAKE_SECONDS = 10.0
 _MAX_HANDSHAKES = 256
 _PAUSE_SECONDS = 0.1
 
 
-class TlsListener:
-    """Serves from when it is made until it is closed, as an :class:`asyncio.Server` does."""
+class Listener:
+    """Serves from when it is made until it is closed, as an :class:`asyncio.Server` does.
+
+    :param listening: a socket that listens; closed with this.
+    :param context: None: no TLS.
+    """
 
     def __init__(
-        self, host: str, port: int, backlog: int, context: ssl.SSLContext, new_protocol: Callable[[], asyncio.Protocol]
+        self,
+        listening: socket.socket,
+        context: ssl.SSLContext | None,
+        new_protocol: Callable[[], asyncio.Protocol],
+        turns: LoopTurns,
     ) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=backlog)
+        self._listener = listening
         self._listener.setblocking(False)
         self._context = context
+        self._turns = turns
         self._new_protocol = new_protocol
         self._loop = asyncio.get_running_loop()
         self._handshakes: dict[asyncio.Task[None], None] = {}
@@ -48,6 +59,9 @@ class TlsListener:
         await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
 
     async def _accept(self) -> None:
+        await self._turns.run(STRANGERS, self._accept_all())
+
+    async def _accept_all(self) -> None:
         while True:
             try:
                 connection, _ = await self._loop.sock_accept(self._listener)
@@ -58,14 +72,17 @@ class TlsListener:
                 oldest = next(iter(self._handshakes))
                 del self._handshakes[oldest]
                 oldest.cancel()
-            task = asyncio.create_task(self._shake_hands(connection))
+            task = asyncio.create_task(in_turn(self._shake_hands(connection)))
             self._handshakes[task] = None
             task.add_done_callback(lambda done: self._handshakes.pop(done, None))
 
     async def _shake_hands(self, connection: socket.socket) -> None:
         try:
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            seconds = None if self._context is None else _HANDSHAKE_SECONDS
             await self._loop.connect_accepted_socket(
-                self._new_protocol, connection, ssl=self._context, ssl_handshake_timeout=_HANDSHAKE_SECONDS
+                self._new_protocol, connection, ssl=self._context, ssl_handshake_timeout=seconds
             )
         except (OSError, asyncio.CancelledError):
             connection.close()  # what came is no TLS, or took too long, or gave way

@@ -1,0 +1,162 @@
+"""Whose turn is it to use the pod's loop? Teams take turns by the CPU time that they have used of it, strangers last.
+
+A loop goes on with whatever comes first. So a team that asks on 200 connections would have it for 200 requests, between
+two of another team. Here what is to run waits, in pieces from one ``await`` to the next, for its team's turn
+(:mod:`refill_service.cache_core.fair_queue`): while two teams both have something to run, they get the same time,
+however many requests that is. Strangers, who have shown no token, are one team together, which gets a quarter of what
+others get. In one round of the loop pieces run for no more than a millisecond or one of them: then it looks who else
+has come.
+
+While nobody waits and a round has time left, a piece runs at once; that costs two looks at the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import types
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
+from contextvars import Context, ContextVar
+from functools import partial
+from typing import Any, TypeVar
+
+from refill_service.cache_core.fair_queue import FairQueue, Waiting
+
+__all__ = ["STRANGERS", "LoopTurns", "in_turn"]
+
+STRANGERS = None
+"""In place of a team's name: all who have shown no token."""
+
+_ROUND_NANOSECONDS = 500_000
+_SAVED_NANOSECONDS = 10_000_000
+"""By a team that had less than its part: a batch now and then does not wait, piece by piece, for who always asks."""
+_ROUNDS_FOR_LAST = 2
+"""That the loop waits, while others do, for the next piece of what ran last: asyncio takes so many from the end of two
+tasks to whoever waits for both. Else a batch of five pieces would wait for others five times."""
+_TIMES_AS_DEAR_FOR_STRANGERS = 4
+
+Result = TypeVar("Result")
+
+_TURNS_OF: ContextVar[tuple[LoopTurns, str | None] | None] = ContextVar("turns of the task that runs", default=None)
+
+
+class LoopTurns:
+    """Of one pod, whose servers share a loop."""
+
+    def __init__(self) -> None:
+        self._waiting: FairQueue[Callable[[], None]] = FairQueue(_SAVED_NANOSECONDS)
+        self._used_nanoseconds = 0
+        """In this round of the loop."""
+        self._looks_next_round = False
+        self._was_given = False
+        """To a task that has not gone on since."""
+        self._last: str | None = STRANGERS
+        """Whose piece ran last."""
+        self._rounds_for_last = 0
+
+    def call(self, team: str | None, piece: Callable[[], None]) -> bool:
+        """Have ``piece`` called in the team's turn. False: later."""
+        if not self._is_free():
+            self._wait(team, partial(self._call, team, piece))
+            return False
+        self._call(team, piece)
+        return True
+
+    @types.coroutine
+    def run(self, team: str | None, steps: Coroutine[Any, Any, Result]) -> Generator[Any, Any, Result]:
+        """Await ``steps``, each of which waits for the team's turn."""
+        _TURNS_OF.set((self, team))
+        go_on = partial(steps.send, None)
+        try:
+            while True:
+                try:
+                    if not self._is_free():
+                        yield from self._turn(team).__await__()
+                except asyncio.CancelledError as error:
+                    go_on = partial(steps.throw, error)
+                started = time.thread_time_ns()
+                try:
+                    waits_for = go_on()
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+                finally:
+                    self._has_used(team, time.thread_time_ns() - started)
+                try:
+                    go_on = partial(steps.send, (yield waits_for))
+                except Exception as error:
+                    go_on = partial(steps.throw, error)
+                except asyncio.CancelledError as error:
+                    go_on = partial(steps.throw, error)
+        finally:
+            steps.close()
+
+    def _is_free(self) -> bool:
+        return not self._waiting and not self._was_given and self._used_nanoseconds < _ROUND_NANOSECONDS
+
+    async def _turn(self, team: str | None) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._wait(team, partial(self._give, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            with suppress(KeyError, ValueError):  # not there: it was given, or passed over
+                self._waiting.discard(waiting)
+            raise
+        finally:
+            if not turn.cancelled():
+                self._was_given = False  # what goes on now runs at once
+
+    def _wait(self, team: str | None, piece: Callable[[], None]) -> Waiting[Callable[[], None]]:
+        waiting = Waiting(team, 0, piece)
+        self._waiting.put(waiting)
+        self._look_next_round()
+        return waiting
+
+    def _give(self, turn: asyncio.Future[None]) -> None:
+        if not turn.cancelled():
+            self._was_given = True
+            turn.set_result(None)
+
+    def _call(self, team: str | None, piece: Callable[[], None]) -> None:
+        started = time.thread_time_ns()
+        try:
+            piece()
+        finally:
+            self._has_used(team, time.thread_time_ns() - started)
+
+    def _has_used(self, team: str | None, nanoseconds: int) -> None:
+        self._used_nanoseconds += nanoseconds
+        self._last, self._rounds_for_last = team, _ROUNDS_FOR_LAST
+        self._waiting.charge(team, nanoseconds * (_TIMES_AS_DEAR_FOR_STRANGERS if team is STRANGERS else 1))
+        self._look_next_round()
+
+    def _look_next_round(self) -> None:
+        if not self._looks_next_round:
+            self._looks_next_round = True
+            asyncio.get_running_loop().call_soon(self._next_round, context=Context())
+
+    def _next_round(self) -> None:
+        self._looks_next_round = False
+        self._used_nanoseconds = 0
+        if self._waiting and self._rounds_for_last and not self._waiting.has(self._last):
+            self._rounds_for_last -= 1
+            self._look_next_round()
+            return
+        while self._waiting and not self._was_given and self._used_nanoseconds < _ROUND_NANOSECONDS:
+            first = next(self._waiting.heads())
+            self._waiting.serve(first)
+            first.item()
+        if self._waiting:
+            self._look_next_round()
+        elif not self._was_given:
+            self._waiting = FairQueue(
+                _SAVED_NANOSECONDS
+            )  # nobody has to wait for what was used while nobody else wanted it
+
+
+async def in_turn(steps: Coroutine[Any, Any, Result]) -> Result:
+    """For a task that is a part of what this one runs: it has the same team's turns, if this one has any."""
+    found = _TURNS_OF.get()
+    return await (steps if found is None else found[0].run(found[1], steps))

@@ -1,0 +1,58 @@
+"""Connections at the port for other pods that say nothing: they end, and keep no pod out meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+
+from tests.waiting import until
+
+from refill_service.demo.local_cluster import LocalCluster
+from refill_service.serving.silent_peers import MOST_SILENT
+
+MOST_CONNECTIONS = 20
+TOKEN = "pods-0123456789abcdef"
+
+
+def test_connections_that_say_nothing_keep_no_pod_out(tmp_path: Path) -> None:
+    (tmp_path / "peers").write_text(TOKEN)
+    settings: dict[str, str | int | float] = {
+        "memory_bytes": "4MiB",
+        "max_connections": MOST_CONNECTIONS,
+        "peer_token": str(tmp_path / "peers"),
+    }
+    with LocalCluster(2, tmp_path, settings) as cluster, contextlib.ExitStack() as stack:
+        silent = []
+        for number in range(MOST_SILENT + 2 * MOST_CONNECTIONS):
+            silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", cluster.peer_ports[0]), 20)))
+            if number % 2:
+                silent[-1].sendall(b"PRI * HTTP/2.0\r\n")
+        cluster.kill(1)
+        cluster.restart(1)  # its successor needs a connection of its own
+        own = {connection.getsockname()[1] for connection in silent}
+        of_pods = asking_ports(cluster.peer_ports[0]) - own
+        for connection in silent:
+            connection.setblocking(False)
+        until(lambda: all(map(is_over, silent)), "all of them are cut off")
+        assert of_pods
+        assert asking_ports(cluster.peer_ports[0]) == of_pods, "those of pods go on"
+
+
+def asking_ports(port: int) -> set[int]:
+    """From which ports of this machine there is a connection to this one."""
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        here, there, state = line.split()[1:4]
+        if state == "01" and int(here.partition(":")[2], 16) == port:
+            found.add(int(there.partition(":")[2], 16))
+    return found
+
+
+def is_over(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1 << 10) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True

@@ -1,0 +1,126 @@
+"""Whose turn it is on the loop: who asks rarely does not wait for who always asks, and tasks are what they were."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from refill_service.memory.loop_turns import STRANGERS, LoopTurns, in_turn
+
+PIECE_SECONDS = 0.002
+PIECES = 30
+
+
+def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    @functools.wraps(test)
+    def run() -> None:
+        uvloop.run(test())
+
+    return run
+
+
+def work() -> None:
+    ends = time.thread_time() + PIECE_SECONDS
+    while time.thread_time() < ends:
+        pass
+
+
+@on_a_loop
+async def test_a_team_does_not_wait_for_all_tasks_of_another() -> None:
+    turns, done = LoopTurns(), list[str]()
+
+    async def steps(team: str) -> None:
+        work()
+        await asyncio.sleep(0)
+        work()
+        done.append(team)
+
+    greedy = [asyncio.create_task(steps_of(turns, "greedy", steps("greedy"))) for _ in range(PIECES)]
+    await asyncio.sleep(0)
+    victim = asyncio.create_task(steps_of(turns, "victim", steps("victim")))
+    await asyncio.gather(victim, *greedy)
+    assert done.index("victim") < 5
+    assert len(done) == PIECES + 1
+
+
+@on_a_loop
+async def test_strangers_get_less_than_a_team() -> None:
+    turns, done = LoopTurns(), list[str]()
+
+    async def steps(who: str) -> None:
+        work()
+        done.append(who)
+
+    asked = [steps_of(turns, STRANGERS, steps("stranger")) for _ in range(PIECES)]
+    asked += [steps_of(turns, "team", steps("team")) for _ in range(PIECES)]
+    await asyncio.gather(*asked)
+    assert done[:PIECES].count("team") > done[:PIECES].count("stranger")
+    assert len(done) == 2 * PIECES
+
+
+@on_a_loop
+async def test_what_waits_for_its_turn_can_be_cancelled_and_keeps_nobody_waiting() -> None:
+    turns = LoopTurns()
+    was_cancelled = list[int]()
+
+    async def steps(number: int) -> int:
+        try:
+            work()
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            was_cancelled.append(number)
+            raise
+        return number
+
+    tasks = [asyncio.create_task(steps_of(turns, "team", steps(number))) for number in range(PIECES)]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [each for each in found if isinstance(each, int)] == list(range(PIECES))[1::2]
+    assert all(isinstance(each, asyncio.CancelledError) for each in found[::2])
+
+
+@on_a_loop
+async def test_errors_timeouts_and_parts_are_those_of_the_task() -> None:
+    turns = LoopTurns()
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise LookupError("as it is")
+
+    async def waits() -> str:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        with pytest.raises(LookupError, match="as it is"):
+            await asyncio.gather(in_turn(fails()), in_turn(asyncio.sleep(0)))
+        return "done"
+
+    assert await turns.run("team", waits()) == "done"
+    assert await in_turn(asyncio.sleep(0, "without turns")) == "without turns"
+
+
+@on_a_loop
+async def test_a_call_waits_for_its_turn_and_comes_once() -> None:
+    turns, called, all_called = LoopTurns(), list[int](), asyncio.Event()
+
+    def call(number: int) -> None:
+        work()
+        called.append(number)
+        if number == 2:
+            all_called.set()
+
+    assert [turns.call("team", functools.partial(call, number)) for number in range(3)] == [True, False, False]
+    await all_called.wait()
+    assert called == [0, 1, 2]
+
+
+async def steps_of(turns: LoopTurns, team: str | None, steps: Coroutine[Any, Any, Any]) -> Any:
+    return await turns.run(team, steps)
