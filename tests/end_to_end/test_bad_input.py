@@ -213,7 +213,7 @@ class TestTraining:
     def says(self, kind: type[RefillError], url: str, dataset: str, **settings: Any) -> str:
         settings = {"job": f"bad-{uuid.uuid4().hex[:8]}", "rank": 0, "timeout_seconds": 1} | settings
         with pytest.raises(RefillError) as caught:
-            len(refill.CacheDataset(url, dataset=dataset, **settings))
+            len(refill.EpochSampler(refill.CacheDataset(url, dataset=dataset, **settings)))
         assert type(caught.value) is kind, repr(caught.value)
         assert "\n" not in str(caught.value)
         assert str(caught.value)

@@ -51,7 +51,9 @@ def test_the_store_is_read_once_for_a_group(packed: Packed, tmp_path: Path) -> N
                 rank.batch(0, np.arange(start, min(start + 20, NUM_SAMPLES)))
         counts = ranks[0].epoch_counts(0)["total"]
     assert counts["takes"] == 2 * NUM_SAMPLES
-    assert (counts["samples_read"], counts["exact_reads"]) == (NUM_SAMPLES, 0), json.dumps(counts)
+    assert (counts["samples_filled"], counts["exact_reads"]) == (NUM_SAMPLES, 0), json.dumps(counts)
+    # The first batch's samples are read alone, and the rest of their chunks goes over some of them.
+    assert counts["samples_read"] < 1.05 * NUM_SAMPLES, json.dumps(counts)
 
 
 class Mesh:

@@ -126,7 +126,7 @@ def changed(plan: PlanSettings, **changes: Any) -> dict[str, Any]:
         ({"num_samples": 999}, "is of 999 samples, and the dataset has 1,000"),
         ({"num_samples": 10**12}, "samples, and the dataset has 1,000"),
         ({"selection": "abc"}, "selection"),
-        ({"dataset": "x" * 100_000}, "was replaced since"),
+        ({"dataset": "x" * 60_000}, "was replaced since"),
         ({"num_shares": 2**16 + 1}, "num_shares must be 1 to 65536"),
         ({"run": 0}, "run must be 1 to"),
         ({"memory_bytes": True}, "memory_bytes must be int"),

@@ -158,7 +158,7 @@ def test_a_tenth_is_in_memory_unless_it_is_said(capsys: pytest.CaptureFixture[st
     assert main([*simulated("--samples", 4096, "--epochs", 1, "--json"), "--pods", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["memory_samples"], found["pods"], found["ranks"], found["batch_size"]) == (204, 2, 2, 256)
-    assert found["plan_samples"] == int(0.8 * 2 * 204)
+    assert found["plan_samples"] == 204, "half of it at least, though batches of both ranks take 256 of 408"
 
 
 @pytest.mark.parametrize(
