@@ -183,11 +183,13 @@ def test_a_job_whose_tables_take_more_than_its_memory_is_refused(
 
 def test_a_long_url_is_refused_in_a_short_line_and_kept_by_nobody(pod: LocalCluster, packed: Packed) -> None:
     for number in range(40):
-        refused = register(pod, f"long-{number}", dataset=packed[0] + "/." * 400_000)
+        refused = register(pod, f"long-{number}", dataset=packed[0] + "/." * 30_000)
         assert (refused.status_code, len(refused.content) < 1_000) == (400, True), refused.text[:200]
-        for settings in ({"policy": "x" * 900_000}, {"x" * 900_000: 1}, {"chunk_size": "x" * 900_000}):
+        for settings in ({"policy": "x" * 60_000}, {"x" * 60_000: 1}, {"chunk_size": "x" * 60_000}):
             refused = register(pod, f"long-{number}", dataset=packed[0], **settings)
             assert (refused.status_code, len(refused.content) < 5_000) == (400, True), refused.text[:200]
+        refused = register(pod, f"long-{number}", dataset=packed[0] + "/." * 400_000)
+        assert (refused.status_code, len(refused.content) < 1_000) == (413, True), refused.text[:200]
     holds_its_promise(pod)
 
 
