@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import re
 import os
 import pickle
+import re
 import threading
 import time
 from collections import deque
