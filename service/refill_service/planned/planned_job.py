@@ -320,7 +320,6 @@ class PlannedJob:
         self.spec = replace(self.spec, **{name: getattr(spec, name) for name in names})
         for server in self._servers.values():
             server.memory.num_askers, server.memory.num_ranks = spec.batch_group, spec.world_size
-            server.memory.num_ranks = spec.world_size
 
     def let_go(self) -> None:
         """Forget the bytes of what nobody has asked for, and the orders: should somebody do so all the same, it is read
