@@ -63,9 +63,12 @@ class SilentPeers:
 
     def _connections(self) -> Iterator[tuple[Address, str]]:
         """Who is connected, and the number of the socket here."""
+        port = f":{self._port:04X} "  # of the few lines that are looked at, of perhaps thousands
         for table in ("tcp", "tcp6"):
             with suppress(OSError):  # no Linux, or no IPv6
                 for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+                    if port not in line:
+                        continue
                     fields = line.split()
                     if fields[3] == _ESTABLISHED and int(fields[1].rpartition(":")[2], 16) == self._port:
                         yield _decoded(fields[2]), fields[9]
