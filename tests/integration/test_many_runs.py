@@ -18,7 +18,6 @@ from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 
 POD_BYTES = 2 << 20
-NUM_RUNS = 20
 SHORT_RUN = Path(__file__).with_name("short_run.py")
 
 
@@ -60,13 +59,21 @@ def jobs_of(pods: LocalCluster) -> dict[str, dict[str, Any]]:
     return {job["spec"]["name"]: job for job in httpx.get(f"{pods.pod_urls[0]}/v1/jobs").json()}
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["end", "are killed"])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("num_runs", "is_killed"),
+    [
+        pytest.param(20, False, id="20 end"),
+        pytest.param(100, False, id="100 end", marks=pytest.mark.variant),
+        pytest.param(4, True, id="4 are killed"),
+    ],
+)
 @pytest.mark.parametrize("policy", ["drain", "planned"])
 def test_runs_on_a_dataset_larger_than_memory_all_get_the_same(
-    pod: LocalCluster, large: str, policy: str, is_killed: bool
+    pod: LocalCluster, large: str, policy: str, num_runs: int, is_killed: bool
 ) -> None:
-    """Those that end say goodbye, with loader workers, too. Of those that are killed the pod sees connections close."""
-    num_runs = 4 if is_killed else NUM_RUNS
+    """Those that end say goodbye, with loader workers, too. Of those that are killed the pod sees connections close.
+    None waits: ``timeout_seconds`` is 0."""
     given = [short_run(pod, large, f"run-{number}", policy=policy, is_killed=is_killed) for number in range(num_runs)]
     assert [run for run in given if run != given[0]] == []
     assert given[0]["samples"] == 4 * 32

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from refill.errors import JobConflict, JobError, JobLost, JobMoved, MemoryTooSmall, PodStopping, RefillError, UnknownJob
 from refill.protocol.incarnation import is_later, same_line
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.part_names import whole_of
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_lifecycle import Begin, is_another
 from refill_service.cache_core.job_memory import JobMemory, check_tables, table_memory
@@ -168,6 +169,24 @@ class JobTable:
     def of_team(self, team: str) -> dict[str, JobAtPod]:
         """Those that a team may hear of: its own, and what nobody registered with a token."""
         return {name: at_pod for name, at_pod in self.jobs.items() if at_pod.job.spec.holder in ("", team)}
+
+    def parts_of_rank(self, name: str, rank: int) -> dict[str, Any]:
+        """Whether a rank has come to this job here, and the jobs of other parts of the same dataset that it reads now:
+        for ranks that look whether all read the same. Raises :class:`UnknownJob`."""
+        jobs = {**self.planned, **self.jobs}
+        if name not in jobs:
+            raise UnknownJob(f"pod {self.settings.ordinal} knows no job {name}", job=name)
+        asked, whole = jobs[name], whole_of(name)
+        others = [
+            other
+            for other, at_pod in jobs.items()
+            if whole is not None
+            and other != name
+            and whole_of(other) == whole
+            and (at_pod.spec.holder, at_pod.spec.world_size) == (asked.spec.holder, asked.spec.world_size)
+            and at_pod.use.is_there(rank)
+        ]
+        return {"here": asked.use.has_come(rank), "others": others}
 
     def holder(self, name: str) -> str | None:
         """Whose token a job was registered with; None when this pod has no such job, not even of before a restart."""

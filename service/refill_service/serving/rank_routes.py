@@ -9,7 +9,6 @@ from pydantic import BaseModel, Field
 
 from refill.errors import InvalidInput
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
-from refill_service.jobs.parts_of_ranks import parts_of_rank
 from refill_service.serving.access import CONNECTION
 from refill_service.serving.client_requests import (
     BATCH_BODY_BYTES,
@@ -110,7 +109,7 @@ async def rank_known(
     summary="Whether a rank has come to this part of a dataset, and which other parts it reads.",
 )
 async def parts(job: JobName, rank: Number, request: Request) -> dict[str, Any]:
-    return parts_of_rank(node_of(request.scope).table, job, rank)
+    return node_of(request.scope).table.parts_of_rank(job, rank)
 
 
 @RANK_ROUTES.put(
