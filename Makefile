@@ -39,7 +39,7 @@ SOAK_FLAGS ?=
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-exactly-once bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers chaos soak clean
+.PHONY: demo test test-all test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-exactly-once bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers chaos soak clean bench-holder
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -61,7 +61,7 @@ test-all: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image'
 
 test-plans: $(READY)
-	$(BIN)/python -m pytest -n 4 --timeout 3600 --hypothesis-profile=ten-thousand tests/cache_core/test_planned_properties.py
+	$(BIN)/python -m pytest -n 4 --timeout 3600 --hypothesis-profile=ten-thousand tests/cache_core/test_planned_properties.py tests/protocol/test_class_plan.py
 
 test-security: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image' tests/security
@@ -171,6 +171,10 @@ bench-memory: $(READY)
 bench-tls: $(READY)
 	$(BIN)/python benchmarks/tls_cost.py
 
+# What it costs that one process of a machine holds the connections to pods, and what TLS tickets save; some two minutes.
+bench-holder: $(READY)
+	$(BIN)/python benchmarks/connection_holder.py
+
 # How long training stands still when a pod, its machine or the network between fails; needs root, some two minutes.
 bench-stalls: $(READY)
 	$(BIN)/python -m benchmarks.stalls
@@ -181,6 +185,13 @@ bench-stand-ins: $(READY)
 
 bench-start: $(READY)
 	$(BIN)/python benchmarks/start_up.py
+
+# What a pod holds of the index of a very large dataset, and what pack and index gain by all cores; minutes.
+bench-scale: $(READY)
+	$(BIN)/python benchmarks/large_index.py
+
+bench-pack: $(READY)
+	$(BIN)/python benchmarks/pack_cores.py
 
 bench-planned: $(READY)
 	$(BIN)/python benchmarks/planned_orders.py

@@ -1,11 +1,15 @@
-"""What does a sample cost with more pods? CPU of pods and of ranks for 1,000 samples, planned orders beside ``drain``.
+"""What does a sample of a planned job cost with more pods? CPU of pods and of ranks for 1,000 samples.
 
     python benchmarks/pods_scale.py
-    python benchmarks/pods_scale.py --pods 1 4 --plot scale.svg
+    python benchmarks/pods_scale.py --pods 1 4 --sizes 3000 --rounds 9 --plot scale.svg
 
-Two ranks, each a process that asks for batches of 256 one after another, for one epoch that is not the first. Memory of
-all pods together is for 32 % of the dataset, whatever their number. CPU is that of whole processes, user and system, so
-that it hardly depends on what else the machine does. Rounds alternate; medians. A few minutes.
+Two ranks, each a process that asks the pods for batches of 256 one after another, and each pod for its part of them.
+Memory of all pods together is for 32 % of the dataset, whatever their number. CPU is that of whole processes, user and
+system, by the kernel's clock for them, so that it hardly depends on what else the machine does. All numbers of pods are
+up at once, a round is an epoch of each, and the first one is not counted; medians. Some five minutes.
+
+Beside it: requests that a batch of 256 makes, and what an answer of 32 samples costs the one thread that a pod answers
+with, what it does to read them included.
 """
 
 from __future__ import annotations
@@ -13,140 +17,189 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
-import os
 import random
 import statistics
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from machine import machine
 
 from refill.planned_connection import PlannedConnection
-from refill.pod_connection import PodConnection
+from refill.pod_channel import PodChannel
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 
-SHAPES = ((100_000, 2_560), (3_000, 25_600))
-"""``(bytes of a sample, samples)``"""
+SHAPES = {3_000: (204_800, 32), 100_000: (5_120, 8)}
+"""``(samples, samples of a chunk)``, by the bytes of a sample."""
 PART_IN_MEMORY = 0.32
-RANKS, BATCH = 2, 256
+RANKS, BATCH, SMALL_BATCH = 2, 256, 32
+_SECONDS = 600
+
+
+class _Dataset(NamedTuple):
+    url: str
+    num_bytes: int
+    count: int
+    chunk_size: int
+
+
+class Epoch(NamedTuple):
+    """What one took."""
+
+    pods_seconds: float
+    main_threads_seconds: float
+    ranks_seconds: float
+    samples: int
+    requests: int
+    batches: int
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pods", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pods", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SHAPES), help="bytes of a sample")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
-    print(f"{machine()}; medians of {args.rounds} rounds; CPU ms of pods + ranks for 1,000 samples")
-    print(f"{'sample':>8} {'policy':10}" + "".join(f"{pods:>8} pod{'s' * (pods > 1):1}" for pods in args.pods))
-    found: dict[tuple[int, str], list[float]] = {}
-    for size, count in SHAPES:
+    print(f"{machine()}; medians of {args.rounds} epochs; CPU ms for 1,000 samples")
+    print(f"{'sample':>8} {'pods':>5} {'of pods':>8} {'of ranks':>9} {'both':>7} {'ratio':>6} {'requests for 256':>17}")
+    found: dict[int, list[float]] = {}
+    for size in args.sizes:
         with tempfile.TemporaryDirectory(prefix="refill-bench-") as folder:
-            for policy, of_pods in _measured(Path(folder), size, count, args.pods, args.rounds).items():
-                found[size, policy] = [sum(each) for each in of_pods]
-                shown = "".join(f"{pods:7.0f} +{ranks:4.0f}" for pods, ranks in of_pods)
-                print(f"{size:8,} {policy:10}{shown}   {sum(of_pods[-1]) / sum(of_pods[0]):.2f}x")
+            found[size] = _measure(Path(folder), size, args.pods, args.rounds)
     if args.plot:
         _plot(args.plot, args.pods, found)
 
 
-def _measured(
-    folder: Path, size: int, count: int, pods: list[int], rounds: int
-) -> dict[str, list[tuple[float, float]]]:
-    """By policy, for each number of pods: CPU ms of pods and of ranks for 1,000 samples."""
-    dataset = (folder / "store").as_uri()
-    files = folder / "files"
+def _measure(folder: Path, size: int, pods: list[int], rounds: int) -> list[float]:
+    """Prints, and returns what 1,000 samples cost with each number of pods."""
+    count, chunk_size = SHAPES.get(size, (max(2_560, 256_000_000 // size), 16))
+    dataset = _Dataset(*_packed(folder, size, count), count, chunk_size)
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(_job(folder, each, dataset, BATCH, RANKS)) for each in pods]
+        small = stack.enter_context(_job(folder, 1, dataset, SMALL_BATCH, 1))
+        epochs = [[job.epoch(number) for job in (*jobs, small)] for number in range(1 + rounds)][1:]
+    *of_jobs, of_small = zip(*epochs, strict=True)
+    costs: list[float] = []
+    for num_pods, of_job in zip(pods, of_jobs, strict=True):
+        of_pods, of_ranks = (statistics.median(1e6 * each[place] / each.samples for each in of_job) for place in (0, 2))
+        requests = statistics.median(each.requests / each.batches for each in of_job)
+        costs.append(of_pods + of_ranks)
+        print(
+            f"{size:8,} {num_pods:5} {of_pods:8.1f} {of_ranks:9.1f} {costs[-1]:7.1f} {costs[-1] / costs[0]:5.2f}x "
+            f"{requests:17.2f}",
+            flush=True,
+        )
+    answer = statistics.median(1e3 * each.main_threads_seconds / each.requests for each in of_small)
+    print(f"{size:8,} an answer of {SMALL_BATCH} samples: {answer:.2f} ms of the pod's main thread", flush=True)
+    return costs
+
+
+def _packed(folder: Path, size: int, count: int) -> tuple[str, int]:
+    """A dataset, and its bytes."""
+    files, dataset = folder / "files", (folder / "store").as_uri()
     files.mkdir()
     for number in range(count):
         (files / f"{number:06}.bin").write_bytes(random.randbytes(size))
-    packed = asyncio.run(pack(str(files), dataset)).blob_bytes
-    found: dict[str, list[tuple[float, float]]] = {"drain": [], "planned": []}
-    for num_pods in pods:
-        pod_bytes = int(packed * PART_IN_MEMORY / num_pods * 1.6) + 16 * count
-        settings = {"memory_bytes": 4 * pod_bytes + (16 << 20), "pinned_fraction": 0}
-        with LocalCluster(num_pods, folder, settings) as cluster:
-            measures: dict[str, list[tuple[float, float]]] = {policy: [] for policy in found}
-            for _ in range(rounds):
-                for policy in found:
-                    measures[policy].append(_epoch(cluster, dataset, policy, count, pod_bytes))
-        for policy, each in measures.items():
-            found[policy].append((statistics.median(p for p, _ in each), statistics.median(r for _, r in each)))
-    return found
+    return dataset, asyncio.run(pack(str(files), dataset)).blob_bytes
 
 
-def _epoch(cluster: LocalCluster, dataset: str, policy: str, count: int, pod_bytes: int) -> tuple[float, float]:
+class _Job:
+    """One job with pods and ranks of its own."""
+
+    def __init__(self, cluster: LocalCluster, ranks: list[Connection], count: int, batch: int) -> None:
+        self._pids = [process.pid for process in cluster.processes]
+        self._ranks, self._count, self._batch = ranks, count, batch
+
+    def epoch(self, number: int) -> Epoch:
+        pods, threads = sum(map(_cpu_seconds, self._pids)), sum(map(_main_thread_seconds, self._pids))
+        for rank in self._ranks:
+            rank.send(number)
+        of_ranks = [rank.recv() for rank in self._ranks]
+        return Epoch(
+            sum(map(_cpu_seconds, self._pids)) - pods,
+            sum(map(_main_thread_seconds, self._pids)) - threads,
+            sum(seconds for seconds, _ in of_ranks),
+            self._count,
+            sum(requests for _, requests in of_ranks),
+            -(-self._count // self._batch),
+        )
+
+
+@contextmanager
+def _job(folder: Path, num_pods: int, dataset: _Dataset, batch: int, num_ranks: int) -> Iterator[_Job]:
+    pod_bytes = int(dataset.num_bytes * PART_IN_MEMORY / num_pods * 1.6) + 16 * dataset.count
     job = {
         "name": f"scale-{uuid.uuid4().hex[:8]}",
-        "dataset": dataset,
-        "policy": policy,
-        "world_size": RANKS,
+        "dataset": dataset.url,
+        "policy": "planned",
+        "world_size": num_ranks,
         "memory_bytes": pod_bytes,
-        "chunk_size": 8,
-        "num_epochs": 3,
+        "chunk_size": dataset.chunk_size,
     }
-    before = 0.0
+    logs = folder / job["name"]
+    logs.mkdir()
+    settings = {"memory_bytes": 4 * pod_bytes + (16 << 20), "pinned_fraction": 0}
     context = multiprocessing.get_context("spawn")
-    begin, results = context.Barrier(RANKS + 1), context.Queue()
-    ranks = [
-        context.Process(target=_rank, args=(cluster.pod_urls[0], job, rank, begin, results)) for rank in range(RANKS)
-    ]
-    for rank in ranks:
-        rank.start()
-    begin.wait(120)  # the first epoch is over
-    before = _cpu_seconds(cluster)
-    begin.wait(120)
-    of_ranks = sum(results.get(timeout=300) for _ in ranks)
-    of_pods = _cpu_seconds(cluster) - before
-    begin.wait(120)
-    for rank in ranks:
-        rank.join(60)
-    return 1e6 * of_pods / count, 1e6 * of_ranks / count
+    with LocalCluster(num_pods, logs, settings) as cluster:
+        pipes = [context.Pipe() for _ in range(num_ranks)]
+        ranks = [
+            context.Process(target=_rank, args=(cluster.pod_urls[0], job, rank, batch, pipes[rank][1]), daemon=True)
+            for rank in range(num_ranks)
+        ]
+        for rank in ranks:
+            rank.start()
+        yield _Job(cluster, [here for here, _ in pipes], dataset.count, batch)
+        for here, _ in pipes:
+            here.send(None)
+        for rank in ranks:
+            rank.join(_SECONDS)
 
 
-def _rank(url: str, job: dict[str, Any], rank: int, begin: Any, results: Any) -> None:
-    spec = JobSpec.from_dict(job)
-    kind = PlannedConnection if spec.is_planned else PodConnection
-    connection = kind(url, spec, rank, None, 60)
+def _rank(url: str, job: dict[str, Any], rank: int, batch: int, pipe: Connection) -> None:
+    connection = PlannedConnection(url, JobSpec.from_dict(job), rank, None, 60)
+    connection._channel = counted = _CountedRequests(connection.credentials, 2.0)
     length = connection.info()["samples_per_rank"]
-    if isinstance(connection, PlannedConnection):
-        connection.asks_in_batches(BATCH)  # as a DataLoader of such batches has it
-    _ask(connection, 0, length)
-    begin.wait(120)
-    begin.wait(120)
-    before = time.process_time()
-    _ask(connection, 1, length)
-    results.put(time.process_time() - before)
-    begin.wait(120)  # all have come to the epoch's end
-    if rank == 0:
-        connection.end_job()
+    connection.asks_in_batches(batch)  # as a DataLoader of such batches has it
+    while (epoch := pipe.recv()) is not None:
+        before, counted.count = time.process_time(), 0
+        for start in range(0, length, batch):
+            connection.batch(epoch, np.arange(start, min(start + batch, length), dtype=np.int64))
+        pipe.send((time.process_time() - before, counted.count))
 
 
-def _ask(connection: PodConnection | PlannedConnection, epoch: int, length: int) -> None:
-    for start in range(0, length, BATCH):
-        connection.batch(epoch, np.arange(start, min(start + BATCH, length), dtype=np.int64))
+class _CountedRequests(PodChannel):
+    count = 0
+
+    def _begin(self, *request: Any) -> Any:
+        self.count += 1
+        return super()._begin(*request)
 
 
-def _cpu_seconds(cluster: LocalCluster) -> float:
-    """Of all pods, user and system."""
-    total = 0.0
-    for process in cluster.processes:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
+def _cpu_seconds(pid: int) -> float:
+    """Of a process, all of its threads, those that have ended included: the clock of clock_getcpuclockid(3)."""
+    return time.clock_gettime(~pid << 3 | 2)
 
 
-def _plot(path: Path, pods: list[int], found: dict[tuple[int, str], list[float]]) -> None:
+def _main_thread_seconds(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def _plot(path: Path, pods: list[int], found: dict[int, list[float]]) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 4))
-    for (size, policy), of_pods in found.items():
-        axes.plot(pods, [each / of_pods[0] for each in of_pods], marker="o", label=f"{policy}, {size:,} bytes")
+    for size, costs in found.items():
+        axes.plot(pods, [each / costs[0] for each in costs], marker="o", label=f"{size:,} bytes")
+    axes.axhline(1.15, color="grey", linewidth=0.8)
     axes.set_xlabel("pods")
     axes.set_ylabel("CPU for a sample, of one pod's")
     axes.set_ylim(bottom=0)

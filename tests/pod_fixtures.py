@@ -100,8 +100,12 @@ def write_files(folder: Path, count: int, least: int = 100, most: int = 4000, se
 def rank_of(cluster: LocalCluster, settings: dict[str, Any], rank: int = 0, timeout_seconds: float = 30) -> Any:
     """A rank's connection to the pods, of the kind that its job has."""
     spec = JobSpec.from_dict(settings)
-    kind = PlannedConnection if spec.is_planned else PodConnection
-    return kind(cluster.pod_urls[0], spec, rank, None, timeout_seconds)
+    return kind_of(spec)(cluster.pod_urls[0], spec, rank, None, timeout_seconds)
+
+
+def kind_of(spec: JobSpec) -> Any:
+    """Of a rank's connection to pods."""
+    return PlannedConnection if spec.is_planned else PodConnection
 
 
 def whole_epoch(rank: PodConnection | PlannedConnection, epoch: int, batch: int = 32) -> list[ReceivedBatch]:

@@ -20,6 +20,8 @@ class Served:
 
     url: str = ""
     sizes: list[int] = field(default_factory=list)
+    heads: int = 0
+    """Requests for no more than a blob's size and ETag."""
 
 
 @contextmanager
@@ -29,6 +31,10 @@ def counting(upstream: str) -> Iterator[Served]:
 
     class Counting(Gate):
         disable_nagle_algorithm = True
+
+        def refused(self) -> bool:
+            served.heads += self.command == "HEAD" and self.path.partition("?")[0].endswith(".tar")
+            return super().refused()
 
         def given(self, data: bytes) -> bytes:
             if self.headers.get("range") and self.path.partition("?")[0].endswith(".tar"):

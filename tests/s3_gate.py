@@ -31,6 +31,8 @@ class Gate(BaseHTTPRequestHandler):
     cut_first: int
     stall: bool
     delay_seconds: float
+    without: str = ""
+    """A header that neither the server nor who asks it gets to see."""
 
     def handle_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -39,12 +41,13 @@ class Gate(BaseHTTPRequestHandler):
         if self.secrets and (refused := self._check()):
             return self._refuse(403, *refused)
         connection = http.client.HTTPConnection(self.upstream, timeout=30)
-        connection.request(self.command, self.path, body, dict(self.headers))
+        asked = {name: value for name, value in self.headers.items() if name.lower() != self.without}
+        connection.request(self.command, self.path, body, asked)
         answer = connection.getresponse()
         data = answer.read()
         self.send_response(answer.status)
         for name, value in answer.getheaders():
-            if name.lower() not in ("transfer-encoding", "connection", "content-length"):
+            if name.lower() not in ("transfer-encoding", "connection", "content-length", self.without):
                 self.send_header(name, value)
         length = answer.getheader("content-length") if self.command == "HEAD" else str(len(data))
         self.send_header("content-length", length or "0")
@@ -115,13 +118,14 @@ def main() -> None:
     parser.add_argument("--fail-first", type=int, default=0)
     parser.add_argument("--cut-first", type=int, default=0)
     parser.add_argument("--stall", action="store_true")
+    parser.add_argument("--without", default="")
     parser.add_argument("--delay-seconds", type=float, default=0.0)
     given = parser.parse_args()
     Gate.upstream = urlsplit(given.upstream).netloc
     Gate.secrets = dict(item.split("=", 1) for item in given.secret + given.read_only)
     Gate.read_only = {item.split("=", 1)[0] for item in given.read_only}
     Gate.fail_first, Gate.cut_first = given.fail_first, given.cut_first
-    Gate.stall, Gate.delay_seconds = given.stall, given.delay_seconds
+    Gate.stall, Gate.delay_seconds, Gate.without = given.stall, given.delay_seconds, given.without.lower()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Gate)
     print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
     server.serve_forever()

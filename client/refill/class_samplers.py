@@ -3,9 +3,10 @@
 Batches are composed as asked, each sample comes once an epoch, and bytes are read once: docs/ORDERS.md. The order of
 classes follows from the job's seed and the epoch, so each rank knows all of it and posts its part.
 
-With policy ``planned`` each position gets the sample of its class whose turn it is in the plan's order: then what lies
-beside each other is asked for at about the same time. So the samples of every position are known, and nothing is left
-to choose.
+With policy ``planned`` the sample of every position is planned within its class (``protocol/class_plan.py``), and
+nothing is left to choose. Where samples come again, and in jobs that an earlier version began, each position gets the
+sample of its class whose turn it is in the plan's order: then what lies beside each other is asked for at about the
+same time.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ from refill.protocol.class_order import (
     balanced_order,
     bucket_boundaries,
     bucket_order,
+    positions_in_turn,
     positions_of_rank,
     rank_part,
     samples_for,
 )
+from refill.protocol.class_plan import StoredSamples, plan_epoch_within_classes
 from refill.protocol.classes import MOST_CLASSES, entries_of
+from refill.protocol.plan_settings import WITHIN_CLASSES, WITHIN_CLASSES_VERSION, PlanSettings
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
 
@@ -55,6 +59,8 @@ class ClassSampler(PlacedSampler):
     ``drain`` and ``planned``.
     """
 
+    _each_comes_once = True
+
     def __init__(
         self,
         dataset: CacheDataset,
@@ -62,9 +68,11 @@ class ClassSampler(PlacedSampler):
         order: Sequence[int] | Int64Array | Callable[[int], Sequence[int] | Int64Array],
         classes: ArrayLike | None = None,
     ) -> None:
-        _configure(type(self).__name__, dataset, batch_size, "labels" if classes is None else classes)
+        by = "labels" if classes is None else classes
+        _configure(type(self).__name__, dataset, batch_size, by, once=self._each_comes_once)
         self._names, self._classes = _numbered(dataset, classes)
         self._order = order
+        self._stored: StoredSamples | None = None
         super().__init__(dataset)
         self.batch_size = self.composes = batch_size
         self._num_parts = dataset.connection.spec.num_groups
@@ -97,14 +105,25 @@ class ClassSampler(PlacedSampler):
         order = self._classes_in(epoch, random)
         connection, num_samples = self.dataset.connection, len(self._classes)
         if isinstance(connection, PlannedConnection):
-            turns, rank = connection.plan_order(epoch, num_samples), connection.group
+            samples, rank = self._planned(epoch, order, connection, random), connection.group
         else:
-            turns, rank = random.permutation(num_samples), self.rank
-        samples = samples_for(order, self._classes, turns, random)
+            samples, rank = samples_for(order, self._classes, random.permutation(num_samples), random), self.rank
         part = rank_part(samples, rank, self._num_parts, self.batch_size, drop_last=self.drop_last)
         if isinstance(connection, PlannedConnection):
             return part
         return entries_of(part, 1 + self._classes[part])  # 0 would be none
+
+    def _planned(
+        self, epoch: int, order: Int64Array, connection: PlannedConnection, random: np.random.Generator
+    ) -> Int64Array:
+        """The sample of each position of all ranks."""
+        plan = PlanSettings.from_dict(connection.plan)
+        if plan.version != WITHIN_CLASSES_VERSION:
+            return samples_for(order, self._classes, connection.plan_order(epoch, len(self._classes)), random)
+        if self._stored is None:
+            self._stored = connection.stored_samples(self.dataset.lengths)
+        in_turn = positions_in_turn(len(order), self._num_parts, self.batch_size, drop_last=self.drop_last)
+        return plan_epoch_within_classes(in_turn, order, self._classes, self._stored, plan, epoch)
 
     def _classes_in(self, epoch: int, random: np.random.Generator) -> Int64Array:
         """The order of an epoch, in numbers from 0 on."""
@@ -180,8 +199,8 @@ class ClassBalancedSampler(ClassSampler):
     ) -> None:
         if per_class is not None and per_class < 1:
             raise InvalidInput(f"per_class must be at least 1, got {per_class}")
+        self.per_class, self._each_comes_once = per_class, per_class is None
         super().__init__(dataset, batch_size, (), classes)
-        self.per_class = per_class
 
     def _num_asked(self) -> int:
         return len(self._classes) if self.per_class is None else self.per_class * len(self._names)
@@ -191,14 +210,15 @@ class ClassBalancedSampler(ClassSampler):
         return balanced_order(counts if self.per_class is None else np.full_like(counts, self.per_class), random)
 
 
-def _configure(name: str, dataset: CacheDataset, batch_size: int, *classes_by: ArrayLike) -> None:
-    """:param classes_by: what the classes follow from, beside the dataset."""
+def _configure(name: str, dataset: CacheDataset, batch_size: int, *classes_by: ArrayLike, once: bool = True) -> None:
+    """:param classes_by: what the classes follow from, beside the dataset.
+    :param once: whether each sample comes once an epoch."""
     if batch_size < 1:
         raise InvalidInput(f"batch_size must be at least 1, got {batch_size}")
     dataset_alone(name, dataset)
     if dataset.policy == "planned":
         dataset.configure(order="explicit")
-        dataset.selects_by(_digest(classes_by))
+        dataset.selects_by((WITHIN_CLASSES if once else "") + _digest(classes_by))
     else:
         try:
             dataset.configure(order="explicit", policy_settings={"within": "class"})

@@ -12,16 +12,34 @@ from pathlib import Path
 
 from refill.environment import check_spelling
 from refill.errors import InvalidInput
+from refill.tls_sessions import kept_context
 from refill.token_hosts import TOKEN_HOSTS_VARIABLE, listed_hosts, may_be_shown, searched_domains
 
-__all__ = ["CA_FILE_VARIABLE", "TOKEN_FILE_VARIABLE", "TOKEN_VARIABLE", "VARIABLES", "Credentials", "ShownToken"]
+__all__ = [
+    "CA_FILE_VARIABLE",
+    "HOLDER_VARIABLE",
+    "TOKEN_FILE_VARIABLE",
+    "TOKEN_VARIABLE",
+    "VARIABLES",
+    "Credentials",
+    "ShownToken",
+]
 
 TOKEN_VARIABLE = "REFILL_TOKEN"
 TOKEN_FILE_VARIABLE = "REFILL_TOKEN_FILE"
 CA_FILE_VARIABLE = "REFILL_CA_FILE"
 URL_VARIABLE = "REFILL_URL"
 """Where commands find the service."""
-VARIABLES = (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, CA_FILE_VARIABLE, URL_VARIABLE, TOKEN_HOSTS_VARIABLE)
+HOLDER_VARIABLE = "REFILL_CONNECTION_HOLDER"
+"""``on``, ``off``, or ``auto``: whether one process of the machine holds the connections to pods."""
+VARIABLES = (
+    TOKEN_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    CA_FILE_VARIABLE,
+    URL_VARIABLE,
+    TOKEN_HOSTS_VARIABLE,
+    HOLDER_VARIABLE,
+)
 """All that a client reads. Pods have others, which may be set beside it on one machine."""
 
 _LOOK_SECONDS = 2.0
@@ -97,12 +115,13 @@ class Credentials:
         self._token: ShownToken | None = ShownToken(Path(path)) if path else None
         if self._token is None:
             _token_of_environment()
-        self._ca_file = ca_file or os.environ.get(CA_FILE_VARIABLE) or None
-        if self._ca_file is not None:
+        self.ca_file = ca_file or os.environ.get(CA_FILE_VARIABLE) or None
+        """None: the system's certificates are trusted."""
+        if self.ca_file is not None:
             self.ssl_context()
 
     def __repr__(self) -> str:
-        return f"Credentials({self._token!r}, ca_file={self._ca_file!r})"
+        return f"Credentials({self._token!r}, ca_file={self.ca_file!r})"
 
     def headers(self) -> dict[str, str]:
         """To be sent with every request."""
@@ -121,11 +140,8 @@ class Credentials:
         return self._token is not None and self._token.was_refused()
 
     def ssl_context(self) -> ssl.SSLContext:
-        """For a client."""
-        try:
-            return ssl.create_default_context(cafile=self._ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise InvalidInput(f"{self._ca_file} holds no certificates, as PEM: {error}") from error
+        """For a client; the same one for all of a process, while the certificates are."""
+        return kept_context(self.ca_file)
 
 
 def _token_of_environment() -> str:

@@ -17,7 +17,7 @@ from refill.lightning_place import lightning_place
 from refill.loader_turns import batch_of_loader, workers_of_loader
 from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
-from refill.protocol.class_order import positions_of_rank
+from refill.protocol.class_order import in_turns, positions_of_rank
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
 from refill.trainer_division import Division, division_of_sampler, is_a_loaders_count
@@ -90,6 +90,7 @@ class _Positions(Iterator[Position]):
         self._number = 0
         self._next = self._end = 0
         self._listed: Int64Array | None = None
+        self._listed_of_ranks: dict[int, Int64Array] = {}
 
     def __next__(self) -> Position:
         iteration = self._iteration or self._begin()
@@ -106,7 +107,8 @@ class _Positions(Iterator[Position]):
         sampler = self._sampler
         sampler.follow_lightning()
         self._division = division_of_sampler(sampler)
-        if self._division is not None and self._division.dispatched and sampler.dataset.connection.spec.is_listed:
+        is_listed = sampler.dataset.connection.spec.is_listed
+        if self._division is not None and self._division.dispatched and is_listed and not sampler.knows_all_lists:
             raise InvalidInput(
                 "process 0 reads for all (dispatch_batches=True), and knows the samples of its own rank alone: set "
                 "dispatch_batches=False"
@@ -115,7 +117,7 @@ class _Positions(Iterator[Position]):
         sampler.asks_in_batches(batch_of_loader(sampler) if self._division is None else self._division.run)
         iteration = self._iteration = sampler.begin_nothing() if reads_nothing else sampler.begin()
         self._next, self._end = iteration.start, iteration.length
-        self._listed = sampler.listed
+        self._listed, self._listed_of_ranks = sampler.listed, sampler.listed_of_ranks
         if self._division is None:
             self._number = sampler.dataset.positions_begin(iteration.start, sampler.composes)
         elif reads_nothing:
@@ -137,7 +139,8 @@ class _Positions(Iterator[Position]):
         return self._position(iteration, iteration.start + place[1], rank)
 
     def _position(self, iteration: Iteration, position: int, rank: int = -1) -> Position:
-        sample = -1 if self._listed is None else int(self._listed[position])
+        listed = self._listed_of_ranks.get(rank, self._listed)
+        sample = -1 if listed is None else int(listed[position])
         return Position(iteration.epoch, position, self._number, rank, self._sampler.job, sample)
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,6 +168,8 @@ class PlacedSampler(torch.utils.data.DistributedSampler[Position]):
     dataset: CacheDataset
     composes = 0
     """How many positions belong together in a batch; 0: any do."""
+    knows_all_lists = False
+    """Whether it knows what other ranks ask for, where ranks ask by lists."""
 
     def __init__(self, dataset: CacheDataset) -> None:
         # Not torch's own: it would ask for the length, and for a process group.
@@ -175,6 +180,8 @@ class PlacedSampler(torch.utils.data.DistributedSampler[Position]):
         """The one that began last; None when the place was set since."""
         self.listed: Int64Array | None = None
         """The samples of its positions, where each request names them; None: pods know them."""
+        self.listed_of_ranks: dict[int, Int64Array] = {}
+        """Those of each rank, where this process reads for all."""
         self.list_of_state: Int64Array | None = None
         """Those of the epoch that a state is of, which was loaded since."""
         self._refused: InvalidInput | None = None
@@ -348,6 +355,8 @@ class EpochSampler(PlacedSampler):
         pods, and global steps are the same for any number of ranks. 1 goes with loaders of any batch size.
     """
 
+    knows_all_lists = True
+
     def __init__(
         self,
         dataset: CacheDataset | torch.utils.data.Subset[Any],
@@ -383,8 +392,12 @@ class EpochSampler(PlacedSampler):
         epoch, resumed = self.place.begin()
         connection = self.dataset.connection
         if self._ids is not None and isinstance(connection, PlannedConnection):
-            trace = self._of_rank(self._ids, epoch, connection.group, connection.spec.num_groups)
-            return self.asks_for(epoch, trace, 0 if resumed is None else resumed.start)
+            ids = self._ids
+            if self.shuffle:
+                ids = in_turns(ids, connection.plan_order(epoch, self.dataset.num_samples))
+            start = 0 if resumed is None else resumed.start
+            self._list_for_others(ids, epoch, start, connection)
+            return self.asks_for(epoch, self._dealt(ids, connection.group, connection.spec.num_groups), start)
         if self._ids is not None and isinstance(connection, PodConnection):
             self._post(self._ids, epoch, connection)
         self.iteration = resumed or Iteration(epoch, 0, self._known_length(epoch))
@@ -395,7 +408,21 @@ class EpochSampler(PlacedSampler):
         epoch."""
         if self.shuffle:
             ids = np.random.default_rng([self.seed % 2**64, epoch]).permutation(ids)
-        return np.resize(ids, self.num_samples * num_ranks)[rank::num_ranks]
+        return self._dealt(ids, rank, num_ranks)
+
+    def _dealt(self, ids: Int64Array, rank: int, num_ranks: int) -> Int64Array:
+        return np.resize(ids, self.num_samples * num_ranks)[rank::num_ranks].copy()
+
+    def _list_for_others(self, ids: Int64Array, epoch: int, start: int, connection: PlannedConnection) -> None:
+        """Where this process reads for all ranks, it also says for the others what they ask for."""
+        division, self.listed_of_ranks = division_of_sampler(self), {}
+        if division is None or not division.dispatched:
+            return
+        for rank in range(self.num_replicas):
+            other = connection.of_rank(rank)
+            self.listed_of_ranks[rank] = self._dealt(ids, other.group, connection.spec.num_groups)
+            if rank != self.rank:
+                other.post_list(epoch, self.listed_of_ranks[rank], start)
 
     def _post(self, ids: Int64Array, epoch: int, connection: PodConnection) -> None:
         """Tell pods what this rank asks for of a part; and where this process reads for all ranks, what they do."""
@@ -437,8 +464,9 @@ class TraceSampler(PlacedSampler):
 
     :param dataset: or a torch ``Subset`` of one, whose samples are numbered from 0 on then.
     :param sampler: yields sample ids, ``0 <= id < len(dataset)``. With several ranks each one wraps its own.
-    :param any_order: True says that the order of the sampler does not matter. Without it there is a warning when the
-        sampler is not one of torch's random ones.
+    :param any_order: True says that the order of the sampler does not matter. With ``policy="planned"`` its samples
+        then come in the plan's own order, which reads far less. Where an order can't be kept there is a warning without
+        it, unless the sampler is one of torch's random ones.
     """
 
     def __init__(
@@ -459,6 +487,7 @@ class TraceSampler(PlacedSampler):
                 stacklevel=2,
             )
         super().__init__(read)
+        self._any_order = any_order
         self.sampler = sampler
         self._state_is_of_another_rank = False
 
@@ -480,7 +509,9 @@ class TraceSampler(PlacedSampler):
                 return self.asks_for(epoch, self.list_of_state, start)
             self.iteration = resumed  # the pods have its ids
             return resumed
-        ids = self._ids()
+        ids, connection = self._ids(), self.dataset.connection
+        if self._any_order and isinstance(connection, PlannedConnection) and connection.spec.shuffle:
+            ids = in_turns(ids, connection.plan_order(epoch, self.dataset.num_samples))
         if start > len(ids):
             raise InvalidInput(f"the state is of position {start}, and rank {self.rank} asks for {len(ids)} samples")
         return self.asks_for(epoch, ids, start)
@@ -535,9 +566,8 @@ class TraceSampler(PlacedSampler):
                 f"TraceSampler takes a sampler of sample ids, one by one (a BatchSampler goes around it): {error}"
             ) from error
         part = self._ids_of_part
-        if part is None:
-            return checked_samples(ids, len(self.dataset))
-        return part[checked_samples(ids, len(part))]
+        found = checked_samples(ids, len(self.dataset) if part is None else len(part))
+        return found if part is None else part[found]
 
 
 def checked_samples(ids: Int64Array, num_samples: int) -> Int64Array:

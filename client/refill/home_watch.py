@@ -32,16 +32,20 @@ _asking = threading.Lock()
 _locked_for_fork = False
 
 
-def watch_home(connection: _Watched) -> None:
-    """Let a thread call ``look_after_home`` every few seconds, as long as the connection is in use."""
-    arguments = weakref.ref(connection), connection.look_every_seconds
+def watch_home(connection: _Watched) -> threading.Event:
+    """Let a thread call ``look_after_home`` every few seconds, as long as the connection is in use, and whenever what
+    this returns is set."""
+    is_due = threading.Event()
+    arguments = weakref.ref(connection), connection.look_every_seconds, is_due
     thread = threading.Thread(target=_watch, args=arguments, name="refill-watch", daemon=True)
     thread.start()
+    return is_due
 
 
-def _watch(watched: weakref.ref[_Watched], seconds: float) -> None:
-    pause = threading.Event()
-    while not pause.wait(seconds):
+def _watch(watched: weakref.ref[_Watched], seconds: float, is_due: threading.Event) -> None:
+    while True:
+        is_due.wait(seconds)
+        is_due.clear()
         connection = watched()
         if connection is None:
             return

@@ -26,6 +26,7 @@ from refill.delivery_record import DeliveryRecord
 from refill.errors import InvalidInput, JobConflict, RefillError, SampleDamaged
 from refill.fetched_counts import FetchedCounts
 from refill.lightning_place import said_of_ranks
+from refill.loop_digest import ReceivedHashes
 from refill.planned_connection import PlannedConnection
 from refill.planned_place import RankPlace, goes_on_from, state_at
 from refill.pod_connection import PodConnection, ReceivedBatch
@@ -120,6 +121,8 @@ class JobSamples:
         self._fetched = FetchedCounts(self._shared(FetchedCounts.SHAPE))
         self._start = RunStart(self._shared(RunStart.NUM_SHARED))
         self._place = RankPlace(self._shared(RankPlace.NUM_SHARED))
+        is_planned = self._settings.get("policy", JobSpec.policy) == "planned"
+        self._hashes = ReceivedHashes(self._shared(ReceivedHashes.SHAPE)) if is_planned else None
 
     def _shared(self, shape: int | tuple[int, ...]) -> Any:
         """Zeros, int64, in memory that all processes share to which this object is copied."""
@@ -451,6 +454,7 @@ class JobSamples:
                 goes_without_damaged=self._skips_damaged,
                 place=self._place,
                 groups=self._groups,
+                hashes=self._hashes,
             )
         return PodConnection(
             self._service_url,

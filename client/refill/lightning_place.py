@@ -12,11 +12,13 @@ import sys
 from types import FrameType
 from typing import Any, NamedTuple
 
-from refill.errors import JobConflict
+from refill.errors import JobConflict, RankTaken
 
-__all__ = ["LightningPlace", "lightning_place", "said_of_ranks"]
+__all__ = ["LightningPlace", "lightning_place", "said_of_rank", "said_of_ranks"]
 
 _MODULES = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
+_MADE_EARLY = "If this is one run, its dataset was made before the ranks were known: make the dataset"
+_IN_THE_MODULE = "and its loader in train_dataloader of the LightningModule or LightningDataModule"
 _MOST_CALLERS = 60
 """Frames between Lightning's loop and a sampler that it iterates; there are some fifteen."""
 
@@ -54,12 +56,18 @@ def said_of_ranks(error: JobConflict) -> JobConflict:
     if re.fullmatch(r"world_size: yours is \d+, the job's 1", str(differences[0])) is None:
         return error
     where = "after init_process_group, or give it rank= and world_size="
-    if any(name in sys.modules for name in _MODULES):
-        where = "and its loader in train_dataloader of the LightningModule or LightningDataModule"
-    return JobConflict(
-        f"{error}. If this is one run, its dataset was made before the ranks were known: make the dataset {where}",
-        **error.details,
-    )
+    if _has_lightning():
+        where = _IN_THE_MODULE
+    return JobConflict(f"{error}. {_MADE_EARLY} {where}", **error.details)
+
+
+def said_of_rank(error: RankTaken) -> RankTaken:
+    """The error, with what to do where Lightning starts the main script again for each rank, before it says which."""
+    return type(error)(f"{error}. {_MADE_EARLY} {_IN_THE_MODULE}", **error.details) if _has_lightning() else error
+
+
+def _has_lightning() -> bool:
+    return any(name in sys.modules for name in _MODULES)
 
 
 def _goes_on(fit_loop: Any) -> bool:

@@ -10,6 +10,7 @@ from refill.epoch_place import Iteration
 from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput
 from refill.iterable_dataset import CacheIterableDataset
+from refill.planned_connection import PlannedConnection
 
 __all__ = ["LoopProgress"]
 
@@ -29,6 +30,8 @@ class LoopProgress:
         self._iteration: Iteration | None = None
         self._batches = 0
         self._at_end = False
+        self._batch_size = 0
+        """Of the iteration, if its state is known."""
 
     def began(self) -> None:
         """Fact: the loop is about to begin an iteration."""
@@ -42,13 +45,20 @@ class LoopProgress:
         """Fact: the first batch was asked for, so that the sampler has begun an iteration."""
         self._under_way = True
         try:
-            self._iteration = self._source()[0].iteration
+            source, self._batch_size, _ = self._source()
+            self._iteration = source.iteration
         except InvalidInput:
             self._iteration = None  # a loader whose state is unknown
 
     def came(self) -> None:
-        """Fact: the loop has a batch."""
+        """Fact: the loop has a batch. Receipts say which."""
         self._batches += 1
+        if (iteration := self._iteration) is None:
+            return
+        connection = self._source()[0].dataset.connection
+        if isinstance(connection, PlannedConnection):
+            end = iteration.start + self._batches * self._batch_size
+            connection.loop_has(iteration.epoch, end - self._batch_size, min(end, iteration.length))
 
     def ended(self) -> None:
         """Fact: the loader has no further batch."""

@@ -11,10 +11,10 @@ import logging
 import random
 import time
 
-from refill.errors import PodBusy, RankHeld, RefillError
+from refill.errors import PodBusy, PodUnreachable, RankHeld, RefillError
 from refill.pod_channel import Wait
 
-__all__ = ["Patience"]
+__all__ = ["Patience", "spread_seconds"]
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +30,26 @@ _LAST_REQUEST_SECONDS = 15.0
 (``wait_seconds``) before they answer what they wait for, and that answer is worth the delay."""
 
 
+_SPREAD_ABOVE_RANKS = 16
+_SPREAD_SECONDS_A_RANK = 0.004
+"""Eight loader workers of a rank take a pod about as long for their TLS handshakes."""
+_LONGEST_SPREAD_SECONDS = 4.0
+
+
+def spread_seconds(num_ranks: int) -> float:
+    """Over how long the ranks of a job spread their connections to a pod that has come back; 0 for a small job."""
+    return 0.0 if num_ranks <= _SPREAD_ABOVE_RANKS else min(_SPREAD_SECONDS_A_RANK * num_ranks, _LONGEST_SPREAD_SECONDS)
+
+
 class Patience:
     """The tries of one request of a rank.
 
     :param timeout_seconds: how long it is made again; 0: it is made once.
+    :param spread_seconds: the longest further pause, at random, after a pod could not be asked.
     """
 
-    def __init__(self, rank: int, timeout_seconds: float) -> None:
+    def __init__(self, rank: int, timeout_seconds: float, spread_seconds: float = 0.0) -> None:
+        self._spread_seconds = spread_seconds
         self._rank = rank
         self._timeout_seconds = timeout_seconds
         self._started = self._said = self._tried = time.monotonic()
@@ -80,7 +93,10 @@ class Patience:
     def pause(self, error: RefillError) -> None:
         """Before the next try. The pause doubles, with jitter; a try that took long has been one."""
         took = time.monotonic() - self._tried
-        time.sleep(max(_FIRST_PAUSE_SECONDS, self._pause - took) * random.uniform(0.5, 1.0))
+        pause = max(_FIRST_PAUSE_SECONDS, self._pause - took) * random.uniform(0.5, 1.0)
+        if isinstance(error, PodUnreachable) and not isinstance(error, PodBusy):
+            pause += random.uniform(0, self._spread_seconds)
+        time.sleep(pause)
         longest = _BUSY_PAUSE_SECONDS if isinstance(error, PodBusy) else _LONGEST_PAUSE_SECONDS
         self._pause = min(2 * self._pause, longest)
 

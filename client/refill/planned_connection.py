@@ -8,14 +8,16 @@ is reported now and then, for receipts; nothing hangs on that.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import multiprocessing.util
 import os
+import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
@@ -36,20 +38,24 @@ from refill.errors import (
     UnknownJob,
 )
 from refill.goodbyes import Goodbye, says_goodbye
+from refill.holder_door import is_wanted
 from refill.home_watch import watch_home
 from refill.index_reads import count_samples, numbers_of_index, samples_by_ids
+from refill.loop_digest import LoopDigests, ReceivedHashes
 from refill.orphans import ends_with_its_parent
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
-from refill.patience import Patience
+from refill.patience import Patience, spread_seconds
 from refill.planned_place import RankPlace
 from refill.pod_channel import Asked, PodChannel, Wait
 from refill.pod_link import UNIX, checked_url
+from refill.protocol.class_plan import StoredSamples, chunks_and_shares
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once
-from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.plan_settings import WITHIN_CLASSES, PlanSettings
 from refill.protocol.position_set import PositionSet
 from refill.protocol.rank_life import RankLife
+from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch, joined
 
@@ -63,6 +69,8 @@ Attempt = Callable[[str, Wait], Answer]
 
 _PROBE_SECONDS = 1.5
 """A pod that is asked for a sign of life, and gives none for so long, is taken to be away."""
+_NO_SIGN_SECONDS = 2.0
+"""A pod of which nothing was heard for so long, over any connection, gives no sign of life."""
 _SILENT_SECONDS = 0.5
 """After so long without an answer it is asked for one."""
 _BACK_SECONDS = 5.0
@@ -78,17 +86,23 @@ _MOST_SILENT = 500
 _OF_ONE_PROCESS = (
     "_process",
     "_epoch",
+    "_is_over",
     "_of_thread",
     "_lock",
     "_received",
+    "_digests",
     "_lists",
     "_of_ranks",
     "_ended",
     "_refused_by",
     "_watched",
+    "_look_is_due",
 )
 _KEPT_LISTS = 2
 """Epochs."""
+_with_unreported: set[PlannedConnection] = set()
+"""A loop that has come to its end may let go of its connection: it stays until what came last is reported."""
+os.register_at_fork(after_in_child=_with_unreported.clear)
 
 
 class PlannedConnection:
@@ -97,6 +111,7 @@ class PlannedConnection:
 
     :param place: shared by all copies.
     :param groups: of ranks that share a batch; None: as many in a row as ``spec`` says.
+    :param hashes: shared by all copies; None: nobody counts what the loop has had.
     """
 
     look_every_seconds = _QUIET_SECONDS
@@ -105,6 +120,7 @@ class PlannedConnection:
     _last_came: float
     _heard_at: float
     _epoch: int
+    _is_over: bool
     _watched: bool
     _ended: RankLife | None
     """Who was this rank before, and is gone."""
@@ -125,6 +141,7 @@ class PlannedConnection:
         goes_without_damaged: bool = False,
         place: RankPlace | None = None,
         groups: BatchGroups | None = None,
+        hashes: ReceivedHashes | None = None,
     ) -> None:
         if not timeout_seconds >= 0:
             raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
@@ -140,10 +157,12 @@ class PlannedConnection:
         self._goes_without_damaged = goes_without_damaged
         self._damage = DamageLog()
         self._place = place or RankPlace([0] * RankPlace.NUM_SHARED)
+        self._hashes = None if spec.is_listed else hashes
         self._made_in = os.getpid()
         self.credentials = credentials or Credentials()
-        self._channel = PodChannel(self.credentials, connect_timeout_seconds)
-        self._probes = PodChannel(self.credentials, connect_timeout_seconds)
+        held_for = spec.name if is_wanted(spec.world_size) else None
+        self._channel = PodChannel(self.credentials, connect_timeout_seconds, held_for=held_for)
+        self._probes = PodChannel(self.credentials, connect_timeout_seconds, held_for=held_for, is_quick=True)
         """Apart from requests that are under way."""
         self._info: dict[str, Any] | None = None
         self._plan: dict[str, Any] | None = None
@@ -191,6 +210,10 @@ class PlannedConnection:
         go by another one."""
         settings = PlanSettings.from_dict(plan)
         self._place.goes_by(settings.plan_id)
+        selection = self.spec.policy_settings.get("selection")
+        if settings.selection and selection == WITHIN_CLASSES + settings.selection:  # of an earlier version
+            own = self.spec.policy_settings | {"selection": settings.selection}
+            self.spec = dataclasses.replace(self.spec, policy_settings=own)
         known, self._plan = self._plan, settings.to_dict()
         if self._info is None or known != self._plan:
             self._registered(self._retried(self._register, of_home=False))
@@ -214,10 +237,15 @@ class PlannedConnection:
         return Dealing(
             self._info["num_samples"],
             self.spec.num_groups,
-            self._place.batch(epoch),
+            self._batch_dealt(epoch),
             self._place.start(epoch),
             drop_last=self.spec.drop_last,
         )
+
+    def _batch_dealt(self, epoch: int) -> int:
+        """How many positions in a row a rank gets together. Where nothing is shuffled each of R ranks gets every R-th
+        position, as torch's DistributedSampler has it: who puts together what ranks found relies on that."""
+        return self._place.batch(epoch) if self.spec.shuffle else 1
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -270,8 +298,12 @@ class PlannedConnection:
 
             parts.append((left, self._retried(ask)))
             self._place.goes_by(asked_by)
+        if len(positions):
+            self._place.asks(epoch, int(positions.max()) + 1, len(positions))
         received = joined(len(positions), parts)
         self._refused_by = None
+        if self._hashes is not None:
+            self._hashes.came(asked_by, epoch, positions, dealing, self.group, received.sample_ids)
         with self._lock:
             name = epoch, self._place.start(epoch)
             known = self._received.setdefault(name, PositionSet())
@@ -281,14 +313,40 @@ class PlannedConnection:
                 del self._received[next(iter(self._received))]
             self._unreported = self._unreported or time.monotonic()
             self._last_came = time.monotonic()
+            _with_unreported.add(self)
         self._watch()
         self._of_thread.waited_seconds = time.perf_counter() - started
         return received
 
+    def loop_has(self, epoch: int, first: int, end: int) -> None:
+        """Fact: the loop was given what came for the positions ``[first, end)`` of this rank."""
+        if self._hashes is None or first >= end:
+            return
+        dealing = self.dealing(epoch)
+        with self._lock:
+            self._digests.has(epoch, dealing, self.group, first, end, self._hashes)
+            self._unreported = self._unreported or time.monotonic()
+            self._last_came = time.monotonic()
+
+    def had_before(
+        self, epoch: int, parts: Sequence[DigestPart], last: int, parts_of_last: Sequence[DigestPart]
+    ) -> None:
+        """Fact: the loop goes on from a state of an epoch, of which loops had these by then, and those of the epoch
+        ``last``, which they had left."""
+        with self._lock:
+            self._digests.goes_on_from(epoch, parts, self.dealing(epoch), self.group)
+            self._digests.left(last, parts_of_last)
+            self._unreported = self._unreported or (time.monotonic() if parts or parts_of_last else 0.0)
+
+    def digest_parts(self, epoch: int) -> list[DigestPart]:
+        """What the loop has had of an epoch, and others before the state that it goes on from."""
+        with self._lock:
+            return self._digests.parts(epoch)
+
     def _watch(self) -> None:
         if not self._watched:
             self._watched = True
-            watch_home(self)
+            self._look_is_due = watch_home(self)
             multiprocessing.util.Finalize(None, _report_last, args=(weakref.ref(self), os.getpid()), exitpriority=10)
 
     def _of_their_pods(
@@ -296,9 +354,13 @@ class PlannedConnection:
     ) -> tuple[list[tuple[Int64Array, ReceivedBatch]], Int64Array]:
         """What comes of the pods that have the samples in memory, with the places of each part; and the places of what
         this rank's own pod is to be asked for."""
-        is_first, self._epoch = epoch != self._epoch, epoch
-        # At first its own pod looks whether it has left anything out of another epoch. Of samples that a list names it
-        # knows whose they are.
+        is_first = epoch != self._epoch and not self._place.has_left_none(epoch)
+        if 0 <= self._epoch < epoch:
+            self._is_over = True
+            self._look_is_due.set()
+        self._epoch = epoch
+        # At first its own pod looks whether it has left anything out of another epoch, and asks the others for that,
+        # unless this rank knows that it has not. Of samples that a list names it knows whose they are.
         if self._direct is None or is_first or wanted.sample_ids is not None:
             return [], np.arange(len(wanted.positions))
         home = self.home
@@ -306,8 +368,9 @@ class PlannedConnection:
         left = [of_pods.pop(pod) for pod in list(of_pods) if pod in self._away]
         if not left and list(of_pods) == [home]:
             return [], of_pods[home]
+        paths = {is_part: self._batch_path(epoch, is_part=is_part) for is_part in {pod != home for pod in of_pods}}
         asked = [
-            self._asked(pod, epoch, wanted.at(places), waited, is_part=pod != home) for pod, places in of_pods.items()
+            self._asked(pod, epoch, wanted.at(places), waited, paths[pod != home]) for pod, places in of_pods.items()
         ]
         wait = self._watchful(Patience(self.rank, self.timeout_seconds).next_try())
         parts: list[tuple[Int64Array, ReceivedBatch]] = []
@@ -320,23 +383,32 @@ class PlannedConnection:
             left.append(places)
             if isinstance(answer, RankHeld):  # its own pod may not know it yet
                 self._refused_by = RankLife.decode(str(answer.details.get("holder")))
-            if isinstance(answer, PodUnreachable) and not isinstance(answer, PodBusy):
+            if _is_gone(answer):
                 log.warning("%s is asked by way of others until it answers: %s", pod, answer)
                 self._away.add(pod)
+                self._back_at = max(self._back_at, time.monotonic() + self._spread())
                 self._is_away(pod)
         return parts, np.sort(np.concatenate([np.arange(0), *left]))
 
-    def _asked(self, pod: str, epoch: int, wanted: _Wanted, waited: float, *, is_part: bool = False) -> Asked:
+    def _asked(self, pod: str, epoch: int, wanted: _Wanted, waited: float, path: str = "") -> Asked:
+        """:param path: as :meth:`_batch_path` has it."""
+        positions, ids = wanted
+        body = BatchRequest(epoch, self.group, positions, waited_seconds=waited, sample_ids=ids).encode()
+        return Asked(pod, path or self._batch_path(epoch), body, Expected(positions, ids))
+
+    def _batch_path(self, epoch: int, *, is_part: bool = False) -> str:
         """:param is_part: of a batch of which this rank's own pod sees no more than its own part."""
         about = self._about_batch(epoch) | ({"part": "true"} if is_part else {})
         if self._away and self._direct is not None and not is_part:
             silent = [str(ordinal) for ordinal, url in enumerate(self._direct.urls) if url in self._away]
             about["silent"] = ",".join(silent[:_MOST_SILENT])
-        positions, ids = wanted
-        body = BatchRequest(epoch, self.group, positions, waited_seconds=waited, sample_ids=ids).encode()
-        return Asked(pod, self._path("batch", **about), body, Expected(positions, ids))
+        return self._path("batch", **about)
 
     def _check_positions(self, epoch: int, positions: Int64Array) -> None:
+        if self.group >= self.spec.num_groups:
+            raise InvalidInput(
+                f"rank {self.rank} asks, but job {self.spec.name} was registered for world_size {self.spec.world_size}"
+            )
         length = self.dealing(epoch).per_rank
         if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < length:
             raise InvalidInput(
@@ -354,7 +426,7 @@ class PlannedConnection:
             about["drop_last"] = "true"
         if had := self._place.had(epoch):
             about["had"] = had
-        if self.allow_skipped:
+        if self.allow_skipped or self._place.has_left_none(epoch):
             about["allow_skipped"] = "true"
         if self._goes_without_damaged:
             about["damaged"] = "say"
@@ -388,6 +460,15 @@ class PlannedConnection:
         """The sample at each position of the plan's order of an epoch, of which lists are composed."""
         fetch = partial(self._fetched, lambda: self._path(f"epochs/{epoch}/order"))
         return numbers_of_index(num_samples, "<i8", fetch, self.home)
+
+    def stored_samples(self, lengths: Int64Array) -> StoredSamples:
+        """Where samples lie by the plan, within whose classes lists are composed.
+
+        :param lengths: ``(samples,)`` bytes of each sample of the dataset.
+        """
+        fetch = partial(self._fetched, lambda: self._path("chunks"))
+        chunks, shares = chunks_and_shares(numbers_of_index(len(lengths), "<i8", fetch, self.home))
+        return StoredSamples(chunks, shares, lengths)
 
     def post_list(self, epoch: int, sample_ids: Int64Array, start: int = 0) -> None:
         """Say which samples this rank will ask for in an epoch, in which order, so that pods read ahead. Nothing else
@@ -479,7 +560,7 @@ class PlannedConnection:
         if rank not in self._of_ranks:
             other = PlannedConnection.__new__(PlannedConnection)
             other.__setstate__(self.__getstate__())
-            other.rank = rank
+            other.rank, other._hashes = rank, None
             self._of_ranks[rank] = other
         return self._of_ranks[rank]
 
@@ -489,7 +570,8 @@ class PlannedConnection:
         now = time.monotonic()
         with self._lock:
             due = self._unreported
-            is_due = due and (now - due > _REPORT_SECONDS or now - self._last_came > _QUIET_SECONDS)
+            is_quiet = now - self._last_came > _QUIET_SECONDS
+            is_due = due and (now - due > _REPORT_SECONDS or is_quiet or self._is_over)
         if is_due:
             self.report_received()
         if now - self._heard_at > _REPORT_SECONDS:
@@ -507,32 +589,46 @@ class PlannedConnection:
             except RefillError:  # it has heard of the rank, and whoever asks for samples is told what is wrong
                 pass
         if (self._turn or self._away) and now > self._back_at:
-            self._back_at = now + _BACK_SECONDS
+            self._back_at = now + _BACK_SECONDS + self._spread()
             self._away -= {pod for pod in list(self._away) if self._answers(pod)}
             if self._turn and self._answers(self._pods[0]):
                 self._turn = 0
 
     def _is_unreported(self, since: float) -> None:
         with self._lock:
-            self._unreported = self._unreported or (since if self._received else 0.0)
+            self._unreported = self._unreported or (since if self._received or self._digests else 0.0)
 
-    def report_received(self) -> None:
-        """Tried once at this time; what was not taken is reported with what comes next."""
+    def report_received(self) -> bool:
+        """Tried once at this time; what was not taken is reported with what comes next. Returns whether all was."""
         with self._lock:
-            self._unreported = 0.0
+            self._unreported, self._is_over = 0.0, False
             found = [(epoch, start, list(spans)) for (epoch, start), spans in self._received.items()]
+            digests = {epoch: self._digests.parts(epoch) for epoch in self._digests.epochs}
+            before = self._digests.of_left
         try:
+            for epoch, part in before:
+                names = ("num_ranks", "batch", "start", "drop_last", "rank")
+                dealt = dict(zip(names, part.dealt, strict=True)) | {"epoch": epoch}
+                self._tell_home(dealt | {"spans": part.spans, "digests": [part.to_list()]})
+            for epoch, parts in digests.items():
+                said = {"digests": [part.to_list() for part in parts]}
+                self._tell_home(self._dealt_to(epoch, self._place.start(epoch)) | said)
             for epoch, start, spans in found:
                 had = self._place.had(epoch) if start == self._place.start(epoch) else 0
                 self._tell_home(self._dealt_to(epoch, start) | {"spans": [(0, had), *spans] if had else spans})
         except RefillError:
             with self._lock:
                 self._unreported = self._unreported or time.monotonic()
+                _with_unreported.discard(self)  # whoever needs it still has it
+            return False
         else:
             with self._lock:
+                if not self._unreported:
+                    _with_unreported.discard(self)
                 for epoch, start, spans in found[:-2]:
                     if list(self._received[epoch, start]) == spans:
                         del self._received[epoch, start]
+            return True
 
     def _tell_home(self, received: dict[str, Any]) -> None:
         """Tried once at each of this rank's pods."""
@@ -546,14 +642,14 @@ class PlannedConnection:
                 self._once(pod, tell, Wait(_PROBE_SECONDS), registers=True)
                 return
             except PodUnreachable as error:
-                if isinstance(error, PodBusy) or turn + 1 == len(self._pods):
+                if not _is_gone(error) or turn + 1 == len(self._pods):
                     raise
                 self._is_away(pod, said=False)
 
     def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
         spec = self.spec
         of_rank = {"epoch": epoch, "rank": self.group, "num_ranks": spec.num_groups}
-        return of_rank | {"batch": self._place.batch(epoch), "start": start, "drop_last": spec.drop_last}
+        return of_rank | {"batch": self._batch_dealt(epoch), "start": start, "drop_last": spec.drop_last}
 
     # Which pod is asked, and what it is brought.
 
@@ -563,7 +659,7 @@ class PlannedConnection:
         :param registers: whether a pod that does not know the job is brought it.
         :param of_home: whether this rank's pods are asked, one after another; else the service.
         """
-        patience = Patience(self.rank, self.timeout_seconds)
+        patience = Patience(self.rank, self.timeout_seconds, spread_seconds(self.spec.world_size))
         while True:
             pod = self.home if of_home else self.service_url
             try:
@@ -572,7 +668,7 @@ class PlannedConnection:
                 if error.status != PodUnreachable.status and not (registers and isinstance(error, UnknownJob)):
                     raise
                 patience.failed(error, pod)
-                if of_home and isinstance(error, PodUnreachable) and not isinstance(error, PodBusy):
+                if of_home and _is_gone(error):
                     self._is_away(pod)
                     if self._turn % len(self._pods):
                         continue  # the next one is asked at once
@@ -610,9 +706,15 @@ class PlannedConnection:
     def _answers(self, pod: str) -> bool:
         try:
             self._probes.call("GET", pod, "/healthz", Wait(_PROBE_SECONDS))
-        except RefillError:
-            return False
+        except RefillError as error:
+            if not error.details.get("handshake"):
+                return False
+            return any(channel.was_heard(pod, _NO_SIGN_SECONDS) for channel in (self._channel, self._probes))
         return True
+
+    def _spread(self) -> float:
+        """A pause, at random, so that not all ranks connect to a pod at once that has come back."""
+        return random.uniform(0, spread_seconds(self.spec.world_size))
 
     def _is_away(self, pod: str, *, said: bool = True) -> None:
         """Fact: a pod was asked, and can't be. Several threads may find the same.
@@ -621,7 +723,7 @@ class PlannedConnection:
         """
         if self._info is not None and pod == self.home and len(self._pods) > 1:
             self._turn += 1
-            self._back_at = time.monotonic() + _BACK_SECONDS
+            self._back_at = time.monotonic() + _BACK_SECONDS + self._spread()
             if said:
                 log.warning("%s does not answer: rank %d asks %s", pod, self.rank, self.home)
 
@@ -654,9 +756,13 @@ class PlannedConnection:
         found = list(dict.fromkeys([*mine, self.service_url]))
         if found != self._pods:
             self._pods, self._turn = found, 0
+            # Who has nobody else to ask waits for the end of a handshake.
+            self._channel.silent_seconds = _NO_SIGN_SECONDS if len(found) > 1 else None
         self._direct, self._away = None, set()
-        if len(mine) == len(pods) > 1:
-            self._direct = DirectPods(PlanSettings.from_dict(self._plan), info["share_sizes"], pods, self.home)
+        settings = PlanSettings.from_dict(self._plan)
+        # Where samples are in the order of the dataset, it takes the index to know whose they are.
+        if len(mine) == len(pods) > 1 and not settings.keeps_stored_order:
+            self._direct = DirectPods(settings, info["share_sizes"], pods, self.home)
             self._channel.asks_pods(len(pods))
         if is_of_this_process(life := self._life()):
             self._watch()  # its loader workers come and go
@@ -701,10 +807,14 @@ class PlannedConnection:
         self._received: dict[tuple[int, int], PositionSet] = {}
         """By epoch and where it was dealt from, what this process has received of the last two, and of those before
         that it has not reported; with what lies in the checkpoint that the loop goes on from."""
+        self._digests = LoopDigests()
         self._unreported = self._last_came = self._heard_at = 0.0
         self._epoch = -1
         """The one that it has asked for last."""
+        self._is_over = False
+        """Whether it has come to another epoch since what came was reported."""
         self._watched = False
+        self._look_is_due = threading.Event()
         self._ended = self._refused_by = None
         self._of_ranks: dict[int, PlannedConnection] = {}
 
@@ -723,6 +833,12 @@ class _PostedList(NamedTuple):
     sample_ids: Int64Array
     start: int
     digest: str
+
+
+def _is_gone(error: Exception) -> bool:
+    """Whether a pod that answers so, or not at all, is away. TLS that was begun and did not come to an end says nothing
+    of that: it may have very many handshakes to do."""
+    return isinstance(error, PodUnreachable) and not isinstance(error, PodBusy) and not error.details.get("handshake")
 
 
 def _report_last(connection: weakref.ref[PlannedConnection], process: int) -> None:

@@ -23,7 +23,7 @@ class RankPlace:
     :param shared: zeros in memory that these share.
     """
 
-    NUM_SHARED = 7
+    NUM_SHARED = 11
 
     def __init__(self, shared: MutableSequence[Any] | Any) -> None:
         self._shared = shared
@@ -74,6 +74,26 @@ class RankPlace:
         if not self._shared[5]:
             self._shared[5], self._shared[6] = batch, batch * max(1, workers)
 
+    def asks(self, epoch: int, end: int, count: int) -> None:
+        """Fact: a process asks for so many positions of an epoch, all before ``end``. Should two say so
+        in the same moment, one may be lost: then an epoch is not known to be whole."""
+        shared = self._shared
+        if int(shared[7]) != epoch + 1:
+            if int(shared[7]) and int(shared[8]) == int(shared[9]):
+                shared[10] = int(shared[7])
+            had = self.had(epoch)
+            shared[7], shared[8], shared[9] = epoch + 1, had, had
+        shared[8] = int(shared[8]) + count
+        shared[9] = max(int(shared[9]), end)
+
+    def has_left_none(self, epoch: int) -> bool:
+        """Whether the rank is known to have asked for all positions of the epoch before, up to where it ended: nobody
+        need look for what it has left out."""
+        shared = self._shared
+        if int(shared[7]) == epoch:
+            return int(shared[8]) == int(shared[9])
+        return epoch > 0 and int(shared[10]) == epoch
+
     @property
     def at_once(self) -> int:
         """Positions that the loop's loader asks for at once; 0: not known."""
@@ -117,6 +137,8 @@ def goes_on_from(state: ResumeState, connection: PlannedConnection) -> ResumeSta
     else:
         start, position = min(state.num_had, num_positions), 0
     connection.deals(state.epoch, start, position, state.batch if position else 0)
+    last = (state.epoch, state.digest) if state.at_end else (state.epoch - 1, state.digest_before)
+    connection.had_before(state.epoch, state.digest, *last)
     length = connection.dealing(state.epoch).per_rank
     if state.at_end:
         position = length
@@ -127,6 +149,7 @@ def goes_on_from(state: ResumeState, connection: PlannedConnection) -> ResumeSta
         )
     return dataclasses.replace(
         state,
+        dataset=connection.spec.dataset,
         incarnation=connection.plan_id,
         world_size=connection.spec.world_size,
         group=connection.spec.batch_group,
@@ -148,13 +171,20 @@ def _goes_on_in_list(state: ResumeState, connection: PlannedConnection) -> Resum
         )
     connection.deals(state.epoch, 0, 0 if state.at_end else state.position)
     return dataclasses.replace(
-        state, incarnation=connection.plan_id, world_size=spec.world_size, group=spec.batch_group, start=0
+        state,
+        dataset=spec.dataset,
+        incarnation=connection.plan_id,
+        world_size=spec.world_size,
+        group=spec.batch_group,
+        start=0,
     )
 
 
 def state_at(connection: PlannedConnection, epoch: int, position: int, length: int) -> ResumeState:
     """Of a loop of this rank that has come to ``position`` of the ``length`` positions of an epoch."""
     spec, dealing = connection.spec, connection.dealing(epoch)
+    now = dealing.num_ranks, dealing.batch, dealing.start, dealing.drop_last, connection.group
+    parts = connection.digest_parts(epoch)
     return ResumeState(
         spec.name,
         spec.dataset,
@@ -168,4 +198,7 @@ def state_at(connection: PlannedConnection, epoch: int, position: int, length: i
         start=dealing.start,
         batch=dealing.batch,
         group=spec.batch_group,
+        # Of a loop that counts for itself, the state may be of an earlier position.
+        digest=tuple(each for each in parts if each.dealt != now or not each.spans or each.spans[-1][1] <= position),
+        digest_before=tuple(connection.digest_parts(epoch - 1)),
     )

@@ -6,7 +6,7 @@ directly, by no proxy.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import http.client
 import json
 import logging
@@ -16,13 +16,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlencode
 
 from refill.answer_checks import decoded, not_of_a_pod, read_as_of_a_pod
 from refill.credentials import Credentials
 from refill.errors import InvalidInput, NotAuthenticated, PodReplaced, PodUnreachable, RefillError, error_from_wire
-from refill.pod_link import GONE_SECONDS, UNIX, PodLink
+from refill.holder_door import ALIVE_LANE, DATA_LANE, OPENED_HEADER, QUICK_LANE, SAID_HEADER, HolderLink, door
+from refill.pod_failures import no_sign_of_life, unreachable
+from refill.pod_link import UNIX, PodLink
 from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER
 from refill.received_batch import Expected, ReceivedBatch, decode_frame, read_frame
@@ -40,6 +43,10 @@ _MOST_JSON_BYTES = 64 << 20
 _MOST_ERROR_BYTES = 1 << 20
 _NAME_SECONDS = 5.0
 _FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.5, 1.0
+_OF_ONE_PROCESS = ("_process", "_of_thread", "_heard_at")
+_ALIVE = "/healthz"
+_MOST_BROKEN = 3
+"""Connections to the holder that break, one after another, before it is left alone for a while."""
 _LEASES_END_SECONDS = 5.0
 """After this a pod that has a successor answers nothing any more: its lease takes a second, and is looked at anew."""
 
@@ -60,6 +67,34 @@ class Asked(NamedTuple):
     path: str
     body: bytes
     expected: Expected
+
+
+class _HolderGone(Exception):
+    """The connection holder has ended, or does not work: nothing is known of the pod."""
+
+
+class _Breaks:
+    """Connections that broke, one after another, before the head of one answer came."""
+
+    def __init__(self) -> None:
+        self._num_held = 0
+
+    def says_nothing(self, link: PodLink, was_idle: bool, error: BaseException, *, is_sent: bool) -> bool:
+        """Whether this one says nothing of the pod, so that it is asked again at once.
+
+        :param is_sent: whether the holder has the request, and is there, as :meth:`HolderDoor.look` has found.
+        """
+        if was_idle and isinstance(error, ConnectionError):
+            return True  # it had been closed while it was not in use
+        if not link.is_held or not isinstance(error, (OSError, http.client.HTTPException)):
+            return False
+        is_late = isinstance(error, TimeoutError)
+        if is_late and is_sent:
+            return False
+        self._num_held += 1
+        if is_late or self._num_held == _MOST_BROKEN:
+            door.go_alone(str(error) or "it says nothing")
+        return True  # it has ended, and another one is started
 
 
 class Sent(NamedTuple):
@@ -83,12 +118,28 @@ class PodChannel:
     """Requests to any pods. Picklable; the copy opens connections of its own.
 
     Raises the errors that pods answer with, and :class:`PodUnreachable` for whatever goes wrong on the way. Its detail
-    ``silent`` says that the pod was reached, and that no answer came in time.
+    ``silent`` says that the pod was reached, and that no answer came in time; ``handshake``, that TLS with it was begun
+    and did not come to an end.
+
+    :param held_for: the job for which requests go by way of the machine's connection holder; None: they don't.
+    :param is_quick: whether no request takes long, so that none waits there for one that does.
     """
 
-    def __init__(self, credentials: Credentials, connect_timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        credentials: Credentials,
+        connect_timeout_seconds: float,
+        *,
+        held_for: str | None = None,
+        is_quick: bool = False,
+    ) -> None:
         self.credentials = credentials
+        self.silent_seconds: float | None = None
+        """A pod of which nothing is heard for so long, while TLS with it is begun, gives no sign of life; None: that
+        may take as long as the request."""
         self._connect_timeout_seconds = connect_timeout_seconds
+        self._held_for = held_for
+        self._is_quick = is_quick
         self.most_links = _LEAST_LINKS
         self._runs: dict[int, _Runs] = {}
         """By ordinal."""
@@ -99,11 +150,15 @@ class PodChannel:
         self.most_links = max(self.most_links, count + _LEAST_LINKS)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_process", "_of_thread")}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_ONE_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
+
+    def was_heard(self, pod: str, within_seconds: float) -> bool:
+        """Whether the pod has answered anything so short a while ago, over any connection of this process."""
+        return time.monotonic() <= self._heard_at.get(pod, float("-inf")) + within_seconds
 
     def may_ask(self, pod: str, service_url: str) -> bool:
         """Whether a pod that the service has named may be sent the token, if there is one."""
@@ -128,14 +183,7 @@ class PodChannel:
             path += ("&" if "?" in path else "?") + urlencode(params)
         headers = {"Content-Type": "application/json" if sent is not None else "application/octet-stream"}
         body = json.dumps(sent).encode() if sent is not None else content
-        response = self._send(method, pod, path, body, headers, wait)
-        try:
-            text = self._text_of(response, pod)
-        except BaseException as error:
-            self.hang_up(pod)
-            if isinstance(error, (OSError, http.client.HTTPException)):
-                raise _unreachable(pod, error) from error
-            raise
+        response, text = self._whole(method, pod, path, body, headers, wait)
         if response.status >= 300:
             _raise_answer(response.status, text, pod + path)
         try:
@@ -146,6 +194,23 @@ class PodChannel:
             raise not_of_a_pod(pod + path, repr(text[:100]))
         return answer
 
+    def _whole(
+        self, method: str, pod: str, path: str, body: bytes, headers: dict[str, str], wait: Wait
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        for is_last in (False, True):
+            response = self._send(method, pod, path, body, headers, wait)
+            is_held = self._links()[pod].is_held
+            try:
+                return response, self._text_of(response, pod)
+            except BaseException as error:
+                self.hang_up(pod)
+                if is_held and not is_last and _is_broken_off(error):
+                    continue  # it may be the holder that has ended
+                if isinstance(error, (OSError, http.client.HTTPException)):
+                    raise unreachable(pod, error) from error
+                raise
+        raise AssertionError("the last turn returns or raises")
+
     def fetch(
         self, pod: str, path: str, body: bytes, expected: Expected, wait: Wait, *, sent: Sent | None = None
     ) -> ReceivedBatch:
@@ -154,9 +219,27 @@ class PodChannel:
 
         :param sent: it is on its way already.
         """
+        try:
+            return self._fetch(pod, path, body, expected, wait, sent)
+        except _HolderGone:
+            return self._fetch(pod, path, body, expected, wait, None, is_again=True)
+
+    def _fetch(
+        self,
+        pod: str,
+        path: str,
+        body: bytes,
+        expected: Expected,
+        wait: Wait,
+        sent: Sent | None,
+        *,
+        is_again: bool = False,
+    ) -> ReceivedBatch:
+        """Raises :class:`_HolderGone` where the answer is broken off on its way through the holder, the first time."""
         segments = self._shared_segments(pod)
         segment = segments.lend() if segments is not None else None
         response: http.client.HTTPResponse | None = None
+        is_held = False
         try:
             headers = dict(_BINARY)
             if segment is not None:
@@ -164,7 +247,9 @@ class PodChannel:
             response = self._send("POST", pod, path, body, headers, wait, sent)
             if response.status != 200:
                 _raise_answer(response.status, self._text_of(response, pod), pod)
-            self._links()[pod].takes(response.length or 0)
+            link = self._links()[pod]
+            is_held = link.is_held
+            link.takes(response.length or 0)
             written = response.getheader(FRAME_BYTES_HEADER)
             if segments is not None and segment is not None and written is not None:
                 response.read()  # nothing
@@ -180,8 +265,10 @@ class PodChannel:
             # Whatever is left of this answer must not be taken for the next one's; KeyboardInterrupt included.
             if not response.isclosed() or not isinstance(error, RefillError):
                 self.hang_up(pod)
+            if is_held and not is_again and _is_broken_off(error):
+                raise _HolderGone from error
             if isinstance(error, (OSError, http.client.HTTPException)):
-                raise _unreachable(pod, error) from error
+                raise unreachable(pod, error) from error
             raise
         self._learn_size(segments, segment, response)
         return received
@@ -225,6 +312,7 @@ class PodChannel:
         sent: Sent | None = None,
     ) -> http.client.HTTPResponse:
         """The answer's head has come, and its body is to be read."""
+        breaks = _Breaks()
         while True:
             was_idle = (sent or self._begin(method, pod, path, body, headers, wait)).was_idle
             sent = None
@@ -232,23 +320,27 @@ class PodChannel:
             try:
                 _await_answer(link, pod, wait)
                 response = link.getresponse()
+                link.has_answered()
+                if response.getheader(SAID_HEADER) is None:
+                    self._heard_at[pod] = time.monotonic()
                 if response.status != NotAuthenticated.status:  # who does not take the token may be no pod of these
-                    self._check_life(response.getheader(LIFE_HEADER), pod, link.opened_at)
+                    self._check_life(response.getheader(LIFE_HEADER), pod, _opened_at(link, response))
                 elif self.credentials.were_refused():
                     self._text_of(response, pod)
                     continue
                 return response
             except BaseException as error:
                 self.hang_up(pod)
-                if was_idle and isinstance(error, ConnectionError):
-                    continue  # the pod had closed a connection that was not in use: no reason to wait
+                if breaks.says_nothing(link, was_idle, error, is_sent=True):
+                    continue
                 if isinstance(error, (OSError, http.client.HTTPException)):
-                    raise _unreachable(pod, error) from error
+                    raise unreachable(pod, error) from error
                 raise
 
     def _begin(self, method: str, pod: str, path: str, body: bytes, headers: dict[str, str], wait: Wait) -> Sent:
         """The request is on its way."""
         links = self._links()
+        breaks = _Breaks()
         while True:
             headers |= self.credentials.headers()
             link = links.pop(pod, None)
@@ -256,18 +348,34 @@ class PodChannel:
             if link is None:
                 for unused in list(links)[: 1 - self.most_links]:
                     self.hang_up(unused)
-                link = PodLink(pod, self.credentials, self._connect_timeout_seconds)
+                link = self._new_link(pod)
             links[pod] = link  # now the one that was used last
+            if isinstance(link, HolderLink):
+                link.silent_seconds = self.silent_seconds
+                link.lane = ALIVE_LANE if path == _ALIVE else QUICK_LANE if self._is_quick else DATA_LANE
+            still_connects = partial(self._still_connects, pod, time.monotonic())
             try:
-                link.send_request(method, path, body, headers, wait.seconds)
+                link.send_request(method, path, body, headers, wait.seconds, still_connects)
                 return Sent(was_idle)
             except BaseException as error:
                 self.hang_up(pod)
-                if was_idle and isinstance(error, ConnectionError):
+                if breaks.says_nothing(link, was_idle, error, is_sent=False):
                     continue
                 if isinstance(error, (OSError, http.client.HTTPException)):
-                    raise _unreachable(pod, error) from error
+                    raise unreachable(pod, error) from error
                 raise
+
+    def _new_link(self, pod: str) -> PodLink:
+        if self._held_for is not None and not pod.startswith(UNIX) and (held := door.connect()) is not None:
+            return HolderLink(pod, self.credentials, self._connect_timeout_seconds, held, self._held_for)
+        return PodLink(pod, self.credentials, self._connect_timeout_seconds)
+
+    def _still_connects(self, pod: str, began: float) -> None:
+        """TLS takes the pod itself, which may have very many handshakes to do."""
+        if self.silent_seconds is None or time.monotonic() < began + self.silent_seconds:
+            return
+        if not self.was_heard(pod, self.silent_seconds):
+            raise no_sign_of_life(pod)
 
     def _text_of(self, response: http.client.HTTPResponse, pod: str) -> bytes:
         """The body of an answer in JSON."""
@@ -343,16 +451,19 @@ class PodChannel:
     def _forget(self) -> None:
         self._process = os.getpid()
         self._of_thread = threading.local()
+        self._heard_at: dict[str, float] = {}
 
 
 def _await_answer(link: PodLink, pod: str, wait: Wait) -> None:
     """Until something comes, or the connection breaks."""
     coming = select.poll()
     coming.register(link.sock, select.POLLIN)
-    ends = time.monotonic() + wait.seconds
+    ends = time.monotonic() + (link.most_seconds if isinstance(link, HolderLink) else wait.seconds)
     look_seconds = _FIRST_LOOK_SECONDS
     while not coming.poll(1000 * min(look_seconds, max(0.0, ends - time.monotonic()))):
         look_seconds = _LOOK_SECONDS
+        if link.is_held:
+            door.look()
         if time.monotonic() >= ends:
             raise TimeoutError
         wait.still_waits(pod)
@@ -366,10 +477,13 @@ def _raise_answer(status: int, body: bytes, source: str) -> NoReturn:
     raise error_from_wire(answer, status=status, source=source)
 
 
-def _unreachable(pod: str, error: Exception) -> PodUnreachable:
-    if isinstance(error, TimeoutError) and error.errno is None:
-        return PodUnreachable(f"{pod} does not answer: it was reached, and timed out", url=pod, silent=True)
-    why = str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT:
-        why = f"it is gone, or the network is: nothing has come from its machine for {GONE_SECONDS} s"
-    return PodUnreachable(f"{pod} does not answer: {why}", url=pod)
+def _is_broken_off(error: BaseException) -> bool:
+    return isinstance(error, (OSError, http.client.HTTPException)) and not isinstance(error, TimeoutError)
+
+
+def _opened_at(link: PodLink, response: http.client.HTTPResponse) -> float:
+    """When the connection to the pod was begun: the holder's, where there is one."""
+    if link.is_held:
+        with contextlib.suppress(ValueError):
+            return float((response.getheader(OPENED_HEADER) or "").split(",")[0])
+    return link.opened_at

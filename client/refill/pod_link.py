@@ -17,7 +17,9 @@ import io
 import os
 import selectors
 import socket
+import ssl
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,8 +27,9 @@ from urllib.parse import urlsplit
 from refill.credentials import Credentials
 from refill.errors import InvalidInput
 from refill.name_lookup import addresses_of
+from refill.tls_sessions import Handshake
 
-__all__ = ["GONE_SECONDS", "PROBE_AFTER_SECONDS", "UNIX", "PodLink", "checked_url"]
+__all__ = ["GONE_SECONDS", "PROBE_AFTER_SECONDS", "UNIX", "HandshakeBroken", "PodLink", "checked_url"]
 
 UNIX = "unix:"
 GONE_SECONDS = 5
@@ -40,8 +43,14 @@ _HEAD_BYTES = 256 << 10
 """Of an answer: status and headers, and those of answers before it that only say that it will come (1xx)."""
 _LEAST_BYTES_PER_SECOND = 256 << 10
 """Of an answer, over all, beside the time that the pod may be silent for. Pods want the same of clients."""
+_LONGEST_HANDSHAKE_SECONDS = 60.0
 _SMALL_BODY_BYTES = 64 << 10
 """Finds room at the pod's machine, even if the pod itself does not read."""
+
+
+class HandshakeBroken(OSError):
+    """A pod's machine has taken the connection, and the pod did not come to an end with TLS. It may have very many
+    handshakes to do, and that is no sign that it is gone."""
 
 
 class PodLink(http.client.HTTPConnection):
@@ -50,21 +59,31 @@ class PodLink(http.client.HTTPConnection):
     :param url: as :func:`checked_url` has it.
     :param connect_timeout_seconds: for its name, and once more for its machine. TLS, which takes the pod itself, has
         the request's time: after a restart a pod may have many handshakes to do, and would do them in vain.
+
+    Raises :class:`HandshakeBroken` where TLS begins and does not end.
     """
+
+    sock: Any
+    is_held = False
+    """Whether another process passes requests on."""
 
     def __init__(self, url: str, credentials: Credentials, connect_timeout_seconds: float) -> None:
         self.opened_at = 0.0
         """When the connection was begun, by ``time.monotonic``."""
+        self._head: bytes | None = None
+        """Of a request whose body is still to come, and goes with it; None: none waits for its body."""
         self._unix_path = url.removeprefix(UNIX) if url.startswith(UNIX) else None
         parts = urlsplit(url)
-        # Certificates are read for TLS only: that takes as long as a round trip to a store.
-        self._context = credentials.ssl_context() if parts.scheme == "https" else None
+        self._credentials = credentials
+        self._is_tls = parts.scheme == "https"
         self._connect_timeout_seconds = connect_timeout_seconds
-        if self._context is not None:
+        if self._is_tls:
             self.default_port = http.client.HTTPS_PORT
+        self._handshake: Handshake | None = None
         super().__init__("pod" if self._unix_path else parts.hostname or "", None if self._unix_path else parts.port)
 
-    def connect(self) -> None:
+    def connect(self, still_connects: Callable[[], None] | None = None) -> None:
+        """:param still_connects: as that of :meth:`send_request`."""
         self.opened_at = time.monotonic()
         if self._unix_path is not None:
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -75,25 +94,77 @@ class PodLink(http.client.HTTPConnection):
         self.sock.settimeout(self.timeout)
         for name, value in (("TCP_NODELAY", 1), *_WATCHED):
             _set(self.sock, name, value)
-        if self._context is not None:
-            self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)
+        if self._is_tls:
+            self._shake_hands(still_connects or _says_nothing)
 
-    def send_request(self, method: str, path: str, body: bytes, headers: dict[str, str], seconds: float) -> None:
-        """:param seconds: that the pod may be silent for."""
+    def _shake_hands(self, still_connects: Callable[[], None]) -> None:
+        try:
+            # Certificates are read for TLS only: that takes as long as a round trip to a store.
+            self._handshake = Handshake(self._credentials.ssl_context(), self.host, self.port)
+            self.sock = self._handshake.begin(self.sock)
+            self._handshake.finish(self.sock, self.timeout or _LONGEST_HANDSHAKE_SECONDS, still_connects)
+            self.sock.settimeout(self.timeout)
+        except (TimeoutError, ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+            self.close()
+            raise HandshakeBroken(f"it did not come to an end with TLS: {error or type(error).__name__}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def was_resumed(self) -> bool:
+        """Whether the pod went on with the TLS session of an earlier connection."""
+        return self._handshake is not None and bool(self.sock.session_reused)
+
+    def has_answered(self) -> None:
+        """Fact: the head of an answer has come."""
+        if self._handshake is not None:
+            self._handshake.keep(self.sock)
+
+    def send_request(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: dict[str, str],
+        seconds: float,
+        still_connects: Callable[[], None] | None = None,
+    ) -> None:
+        """
+        :param seconds: that the pod may be silent for.
+        :param still_connects: called now and then while TLS is begun; whatever it raises ends that.
+        """
         self.timeout = seconds
         if self.sock is None:
-            self.connect()
+            self.connect(still_connects)  # and not kept: who calls it back keeps this link
         self.sock.settimeout(seconds)
-        if self._unix_path is None:
-            # A pod that reads a large body slowly keeps what is sent waiting, and is not gone for that.
-            _set(self.sock, "TCP_USER_TIMEOUT", 1000 * GONE_SECONDS if len(body) <= _SMALL_BODY_BYTES else 0)
+        if self._unix_path is None and not self.is_held:
+            self.sends(len(body))
+        self._head = b"" if 0 < len(body) <= _SMALL_BODY_BYTES else None
         self.request(method, path, body, headers)
+
+    def sends(self, num_bytes: int) -> None:
+        """Fact: a pod that reads a large body slowly keeps what is sent waiting, and is not gone for that."""
+        _set(self.sock, "TCP_USER_TIMEOUT", 1000 * GONE_SECONDS if num_bytes <= _SMALL_BODY_BYTES else 0)
+
+    def send(self, data: Any) -> None:
+        """A small body goes together with its head, which comes first: else a pod would read a request twice."""
+        if self._head is None:
+            super().send(data)
+        elif not self._head:
+            self._head = data
+        else:
+            whole, self._head = self._head + data, None
+            super().send(whole)
 
     def response_class(  # type: ignore[override]  # http.client calls it, and takes what it returns
         self, sock: socket.socket, *rest: Any, **more: Any
     ) -> http.client.HTTPResponse:
-        self._coming = _ComingAnswer(sock, self.timeout or 0)
+        self._coming = _ComingAnswer(sock, self.timeout or 0, self.awaits_more if self.is_held else None)
         return http.client.HTTPResponse(self._coming, *rest, **more)  # type: ignore[arg-type]
+
+    def awaits_more(self, ends: float) -> None:
+        """Returns when more of an answer has come; raises OSError when nobody will send it, or not by then."""
 
     def takes(self, more_bytes: int) -> None:
         """Fact: the answer whose head has come may have so long a body."""
@@ -104,9 +175,11 @@ class _ComingAnswer(io.RawIOBase):
     """One answer's bytes, in its time and no more than it may have, whatever they are.
 
     :param seconds: for all of it, with a second more for each ``_LEAST_BYTES_PER_SECOND``. It is silent no longer.
+    :param awaits: called before each read.
     """
 
-    def __init__(self, sock: socket.socket, seconds: float) -> None:
+    def __init__(self, sock: socket.socket, seconds: float, awaits: Callable[[float], None] | None) -> None:
+        self._awaits = awaits
         self._bytes: Any = sock.makefile("rb", buffering=0)  # the connection may be closed before it is read
         self._ends = time.monotonic() + seconds
         self._left_bytes = _HEAD_BYTES
@@ -123,6 +196,8 @@ class _ComingAnswer(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         if self._left_bytes <= 0:
             raise http.client.HTTPException("its answer is longer than what was asked for can be")
+        if self._awaits is not None:
+            self._awaits(self._ends)
         count: int | None = self._bytes.readinto(memoryview(buffer)[: self._left_bytes])
         self._left_bytes -= count or 0
         self._ends += (count or 0) / _LEAST_BYTES_PER_SECOND
@@ -150,6 +225,10 @@ def _set(sock: socket.socket, name: str, value: int) -> None:
     if (option := getattr(socket, name, None)) is not None:
         with suppress(OSError):
             sock.setsockopt(level, option, value)
+
+
+def _says_nothing() -> None:
+    """To who connects."""
 
 
 def _first_that_answers(host: str, port: int, seconds: float) -> socket.socket:

@@ -13,9 +13,10 @@ __all__ = ["check_is_of", "check_is_remembered", "place_dealt_anew"]
 
 
 def check_is_of(state: ResumeState, name: str, url: str) -> None:
-    """Raises :class:`InvalidInput` for the state of another job than this name's, or of another dataset."""
+    """Raises :class:`InvalidInput` for the state of another job than this name's, or of another dataset. A plan names
+    its dataset by fingerprint, wherever that lies, and pods compare it."""
     for what, saved, here in (("job", state.job, name), ("dataset", state.dataset, url)):
-        if saved != here:
+        if saved != here and not (what == "dataset" and state.plan is not None):
             raise InvalidInput(
                 f"the state is of {what} {saved!r}, not {here!r}: another {what} starts its epochs anew, without it"
             )

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from refill.errors import InvalidInput
+from refill.protocol.receipt_digest import DigestPart
 
 __all__ = ["ResumeState"]
 
@@ -42,6 +43,10 @@ class ResumeState:
     """How many positions of it were dealt to a rank together."""
     group: int = 1
     """How many ranks shared each batch."""
+    digest: tuple[DigestPart, ...] = ()
+    """Of a planned job: what loops have had of the epoch, as receipts count it."""
+    digest_before: tuple[DigestPart, ...] = ()
+    """And of the epoch before: who was killed a moment after its end may not have reported it."""
     sampler: Any = None
     """What a TraceSampler keeps of the sampler that it wraps."""
 
@@ -71,7 +76,9 @@ class ResumeState:
 
     def to_dict(self) -> dict[str, Any]:
         found = {"version": _VERSION} | asdict(self)
-        for name in ("sampler", "plan"):
+        found["digest"] = [part.to_list() for part in self.digest] or None
+        found["digest_before"] = [part.to_list() for part in self.digest_before] or None
+        for name in ("sampler", "plan", "digest", "digest_before"):
             if found[name] is None:
                 del found[name]
         if self.plan is None:
@@ -102,6 +109,8 @@ class ResumeState:
             start=_count({"start": 0} | state, "start"),
             batch=max(1, _count({"batch": 1} | state, "batch")),
             group=max(1, _count({"group": 1} | state, "group")),
+            digest=_digest(state.get("digest")),
+            digest_before=_digest(state.get("digest_before")),
             sampler=state.get("sampler"),
         )
         if found.position > found.length:
@@ -110,6 +119,12 @@ class ResumeState:
                 f"{found.length} positions for rank {found.rank}"
             )
         return found
+
+
+def _digest(said: Any) -> tuple[DigestPart, ...]:
+    if said is not None and not isinstance(said, list):
+        raise InvalidInput(f"the state is damaged: digest must be a list, got {said!r:.50}")
+    return tuple(DigestPart.from_list(each) for each in said or ())
 
 
 def _text(state: dict[str, Any], name: str) -> str:

@@ -18,9 +18,10 @@ import torch.utils.data
 from refill.dataset_parts import job_number, said_of_parts
 from refill.epoch_place import checked_epoch
 from refill.epoch_sampler import Position
-from refill.errors import EpochNotReady, InvalidInput, SamplesSkipped
+from refill.errors import EpochNotReady, InvalidInput, RankTaken, SamplesSkipped
 from refill.hole_guard import Hole, HoleGuard
 from refill.job_samples import JobSamples
+from refill.lightning_place import said_of_rank
 from refill.loader_batch import check_one_shape
 from refill.other_parts import OtherParts
 from refill.planned_connection import PlannedConnection
@@ -201,18 +202,27 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
                 batch = connection.batch(epoch, positions, None if others is None else partial(others.look, connection))
         except EpochNotReady as error:
             raise said_of_parts(error, self.job) from None
+        except RankTaken as error:
+            raise said_of_rank(error) from None
         if hole is not None and not self.allow_skipped:
             self._check_skipped(epoch, hole)
         return self._said_to_be_alike(self._answered(connection, epoch, positions, batch, as_many=as_many))
 
-    def samples_for_rank(self, rank: int, epoch: int, positions: Int64Array) -> list[Any]:
+    def samples_for_rank(
+        self, rank: int, epoch: int, positions: Int64Array, wanted: Int64Array | None = None
+    ) -> list[Any]:
         """The samples that answer positions ``(n,)`` of another rank. Called where one process reads for all ranks, as
         in some trainers.
 
         They have no ``__key__``, because text can't be sent as tensors are.
+
+        :param wanted: as that of :meth:`samples_of`.
         """
         connection = self.connection.of_rank(rank)
-        batch = connection.batch(epoch, positions)
+        if isinstance(connection, PlannedConnection):
+            batch = connection.batch(epoch, positions, wanted)
+        else:
+            batch = connection.batch(epoch, positions)
         return self._said_to_be_alike(
             self._answered(connection, epoch, positions, batch, with_keys=False, as_many=True)
         )
@@ -292,11 +302,13 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         if first != last:
             raise InvalidInput(f"a batch mixes epochs {first} and {last}; call set_epoch before iterating, not within")
         if ranks[0] < 0:
-            named = np.ascontiguousarray(wanted) if wanted[0] >= 0 else None
-            return self.samples_of(first, np.ascontiguousarray(positions), int(iterations[0]), named)
+            return self.samples_of(first, np.ascontiguousarray(positions), int(iterations[0]), _named(wanted))
         samples: list[Any] = []
         for rank in dict.fromkeys(ranks.tolist()):
-            samples += self.samples_for_rank(rank, first, np.ascontiguousarray(positions[ranks == rank]))
+            of_rank = ranks == rank
+            samples += self.samples_for_rank(
+                rank, first, np.ascontiguousarray(positions[of_rank]), _named(wanted[of_rank])
+            )
         return samples
 
     def _check_skipped(self, epoch: int, hole: Hole) -> None:
@@ -335,3 +347,8 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
                 stacklevel=2,
             )
         return samples
+
+
+def _named(wanted: Int64Array) -> Int64Array | None:
+    """Which samples positions ask for; None: pods know."""
+    return np.ascontiguousarray(wanted) if wanted[0] >= 0 else None

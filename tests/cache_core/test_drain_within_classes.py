@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,12 +244,12 @@ def test_what_a_trace_can_not_name() -> None:
 
 
 def test_which_jobs_may_name_classes() -> None:
-    within = {"policy_settings": {"within": "class"}}
+    within: dict[str, Any] = {"policy": "drain", "policy_settings": {"within": "class"}}
     assert JobSpec("job", "file:///x", order="explicit", **within).names_classes
     assert not JobSpec("job", "file:///x", order="explicit").names_classes
     for wrong in ({}, {"order": "explicit", "shuffle": False}):
         with pytest.raises(InvalidInput, match="within='class' of policy drain goes with order='explicit' and shuffle"):
-            JobSpec("job", "file:///x", **wrong, **within)
+            JobSpec("job", "file:///x", **(within | wrong))
     for policy in ("exact", "redox"):
         with pytest.raises(InvalidInput, match=f"policy {policy} has no setting 'within'"):
-            JobSpec("job", "file:///x", order="explicit", policy=policy, **within)
+            JobSpec("job", "file:///x", order="explicit", **(within | {"policy": policy}))

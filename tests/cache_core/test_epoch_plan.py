@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.plan_settings import STORED_ORDER, PlanSettings
 from refill.protocol.weaving import Weaving
 from refill_service.cache_core.planned.epoch_plan import EpochPlan
 from refill_service.cache_core.planned.shares import Shares
@@ -22,11 +22,18 @@ def of_one_size(samples: np.ndarray) -> np.ndarray:
 
 
 def plan_of(
-    blobs: list[int], chunk_size: int, shares: int, memory: int, run: int = 64, seed: int = 0, epoch: int = 0
+    blobs: list[int],
+    chunk_size: int,
+    shares: int,
+    memory: int,
+    run: int = 64,
+    seed: int = 0,
+    epoch: int = 0,
+    selection: str = "",
 ) -> EpochPlan:
     first_sample = np.concatenate([[0], np.cumsum(blobs)]).astype(np.int64)
     layout = ChunkLayout(first_sample, min(chunk_size, max(blobs)))
-    settings = PlanSettings("made up", int(first_sample[-1]), chunk_size, shares, memory, run, seed)
+    settings = PlanSettings("made up", int(first_sample[-1]), chunk_size, shares, memory, run, seed, selection)
     return EpochPlan(settings, Shares(layout, shares), of_one_size, epoch, ramped=epoch == 0)
 
 
@@ -46,6 +53,27 @@ plans = st.builds(
 def test_every_sample_is_at_one_position(plan: EpochPlan) -> None:
     order = plan.whole()
     assert np.sort(order).tolist() == list(range(plan.settings.num_samples))
+
+
+of_stored_order = st.builds(
+    plan_of,
+    st.lists(st.integers(0, 400), min_size=1, max_size=5).filter(lambda blobs: max(blobs) > 0),
+    st.integers(1, 70),
+    st.integers(1, 40),
+    st.integers(0, 500),
+    selection=st.just(STORED_ORDER),
+)
+
+
+@given(of_stored_order)
+def test_in_stored_order_position_p_is_sample_p(plan: EpochPlan) -> None:
+    everything = list(range(plan.num_positions))
+    assert plan.whole().tolist() == everything
+    assert plan.samples(np.array(everything)).tolist() == everything
+    for number in range(plan.shares.num_shares):
+        share, order = plan.of_share(number)
+        assert (np.diff(order.reads) > 0).all(), "chunks are read in the order of the dataset"
+        assert plan.weaving.places(share.samples)[1].tolist() == list(range(len(share.samples)))
 
 
 @given(plans, st.randoms(use_true_random=False))

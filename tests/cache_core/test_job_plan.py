@@ -66,9 +66,9 @@ def test_what_does_not_fit_is_said_with_what_to_do() -> None:
 
 def test_a_pod_has_its_part_of_what_all_ranks_ask_for() -> None:
     assert asked_at_once(8 * 64, 16, 100.0, 4) == 8 * 64 * 16 * 100 // 4
-    plan = with_plan(spec(), 1_000_000, 2, 800.0, 300_000).policy_settings["plan_bytes"]
+    plan = with_plan(spec(), 1_000_000, 2, 8, 100.0, 300_000).policy_settings["plan_bytes"]
     assert plan == 2 * 600_000
-    assert with_plan(spec(policy_settings={"plan_bytes": 7}), 1000, 2, 8.0, 300).policy_settings["plan_bytes"] == 7
+    assert with_plan(spec(policy_settings={"plan_bytes": 7}), 1000, 2, 8, 1.0, 300).policy_settings["plan_bytes"] == 7
 
 
 # How many neighbours are read together.
@@ -129,3 +129,32 @@ def test_more_memory_never_makes_chunks_smaller(
         for each in (memory, 2 * memory)
     )
     assert 1 <= less <= more <= min(64, blob)
+
+
+# Runs.
+
+
+@pytest.mark.parametrize(
+    ("num_pods", "chunks_of_share", "chunk_size", "sample_bytes", "run"),
+    [
+        *((1, 130, 64, 100, 32), (1, 255, 64, 100, 32), (1, 256, 64, 100, 128), (1, 512, 64, 100, 256)),
+        *((16, 130, 64, 100, 64), (16, 255, 64, 100, 64), (16, 256, 64, 100, 128), (16, 5000, 64, 100, 256)),
+        *((16, 5000, 16, 100, 128), (16, 5000, 32, 16_384, 256), (16, 5000, 32, 16_385, 128)),
+    ],
+)
+def test_runs_are_long_where_memory_holds_two_chunks_of_a_share_for_each_sample_of_a_run(
+    num_pods: int, chunks_of_share: int, chunk_size: int, sample_bytes: int, run: int
+) -> None:
+    """Then chunk-mates do not meet in one (docs/PLANNED.md), and a batch asks fewer pods. The longest ones are of large
+    chunks of small samples alone."""
+    shares = {1: 8, 16: 32}[num_pods]
+    plan_bytes = shares * chunks_of_share * chunk_size * sample_bytes
+    chosen = with_plan(
+        spec(policy_settings={"plan_bytes": plan_bytes}), 1 << 40, num_pods, chunk_size, sample_bytes
+    ).settings_of_policy()
+    assert (chosen["shares"], chosen["run"]) == (shares, run)
+
+
+def test_a_run_that_is_given_stays() -> None:
+    found = with_plan(spec(policy_settings={"run": 16}), 1 << 40, 4, 8, 125.0)
+    assert found.settings_of_policy()["run"] == 16

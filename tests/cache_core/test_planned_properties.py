@@ -142,11 +142,11 @@ def test_the_order_is_the_same_whoever_asks_for_what_first(of: Drawn, seed: int)
 
 @given(
     drawn(),
-    *(st.tuples(st.integers(0, 2**40), st.integers(1, 64), st.floats(1, 2**30)) for _ in range(2)),
+    *(st.tuples(st.integers(0, 2**40), st.integers(1, 64), st.integers(1, 64), st.floats(1, 2**24)) for _ in range(2)),
     st.booleans(),
 )
 def test_nothing_changes_a_job_that_has_its_plan(
-    of: Drawn, begins: tuple[int, int, float], later: tuple[int, int, float], is_listed: bool
+    of: Drawn, begins: tuple[int, int, int, float], later: tuple[int, int, int, float], is_listed: bool
 ) -> None:
     """Pods resolve what a job leaves open once. Its plan, as requests and states hold it, stands with pods of other
     memory, of another number, and of another version with other defaults."""
@@ -170,8 +170,8 @@ def test_nothing_changes_a_job_that_has_its_plan(
         settings = dataclasses.replace(spec, policy_settings=brought.policy_settings())
         found = plan_of(with_plan(settings, *later), "drawn", of.layout)
         assert (found, found.plan_id) == (plan, plan.plan_id)
-        order = JobOrders(found, of.layout, of.lengths).whole(of.epoch)
-    assert order.tolist() == JobOrders(plan, of.layout, of.lengths).whole(of.epoch).tolist()
+        order = JobOrders(found, of.layout, of.lengths.__getitem__).whole(of.epoch)
+    assert order.tolist() == JobOrders(plan, of.layout, of.lengths.__getitem__).whole(of.epoch).tolist()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

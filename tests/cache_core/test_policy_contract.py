@@ -373,7 +373,7 @@ def test_settings_of_a_policy_are_checked() -> None:
             with pytest.raises(InvalidInput, match=says):
                 JobSpec("job", "file:///x", policy="one-by-one", policy_settings=wrong)
     with pytest.raises(InvalidInput, match="policy drain has no setting 'most_kept'; there are: within"):
-        JobSpec("job", "file:///x", policy_settings={"most_kept": 1})
+        JobSpec("job", "file:///x", policy="drain", policy_settings={"most_kept": 1})
     with pytest.raises(InvalidInput, match="refill is a job setting"):
         JobSpec("job", "file:///x", policy="redox", policy_settings={"refill": "best"})
     assert JobSpec("job", "file:///x", policy="redox", refill="random").settings_of_policy() == {"refill": "random"}

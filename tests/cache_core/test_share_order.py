@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refill.protocol.spread import ONE, RAMP_PART, RAMP_START, stays
 from refill_service.cache_core.planned.share_order import ShareOrder, order_share
-from refill_service.cache_core.planned.spread import ONE, RAMP_PART, RAMP_START, stays
 
 
 class Drawn(NamedTuple):

@@ -126,7 +126,8 @@ class ChaosRun:
         self._bystanders: list[RankProcess] = []
         self._resumed_at = 0
         self._registered_apart = False
-        self.dataset_replaced = False
+        self._replacement: ChaosDataset | None = None
+        """What has taken the place of the dataset that the job began with."""
         self._started_at = 0.0
         """When a pod was started again, last."""
         self._legs = self._new_legs()
@@ -259,6 +260,10 @@ class ChaosRun:
         self._bystanders = []
 
     def restart_ranks(self, homes: Sequence[str]) -> None:
+        """After :meth:`stop_ranks`. Where none has saved a state, they begin anew, perhaps by another plan."""
+        if self.setting.is_planned and not self._legs.have_saved:
+            for process in self.ranks:
+                process.forget()
         for process, home in zip(self.ranks, homes, strict=True):
             process.restart(home)
         self.ranks_down.clear()
@@ -274,6 +279,7 @@ class ChaosRun:
         if len(by_plan := plan_ids_of(self._files)) > 1:
             self._verdict.problems.append(f"ranks went by these plans: {by_plan}")
         self.name = _new_name()
+        self._reads_the_replacement()
         self._losses.clear()
         self._resumed_at = 0
         self._registered_apart = True
@@ -287,8 +293,17 @@ class ChaosRun:
 
     def replace_dataset(self) -> None:
         """From now on every rank is to end with an error that names the dataset, and none to get other bytes."""
-        put_dataset(self.dataset.environment, self.dataset.url.rpartition("/")[2], len(self.dataset.checksums), 4000, 2)
-        self.dataset_replaced = True
+        bucket, num_samples = self.dataset.url.rpartition("/")[2], len(self.dataset.checksums)
+        self._replacement = put_dataset(self.dataset.environment, bucket, num_samples, 4000, 2)
+
+    def _reads_the_replacement(self) -> None:
+        """Fact: a job reads what has taken the place of the first dataset, if anything has, and nothing else."""
+        if self._replacement is not None:
+            self.dataset, self._replacement = self._replacement, None
+
+    @property
+    def dataset_replaced(self) -> bool:
+        return self._replacement is not None
 
     def add_bystander(self, kind: str, rank: int) -> None:
         """See :mod:`tests.chaos.bystander`. Returns when a twin knows the job: one that asks for the first time after
@@ -400,7 +415,8 @@ class ChaosRun:
                 self._verdict.dataset_was_replaced([process.failure or "" for process in self.ranks], self.dataset.url)
                 return
             if not self._todo:
-                if all(process.done for process in self.ranks) and not self.dataset_replaced:
+                if all(process.done for process in self.ranks):
+                    self._reads_the_replacement()  # a job that had not begun when it was put there
                     return
                 more = self._legs.bytes_written()
                 if more != received and not (self.dataset_replaced and received >= 0):

@@ -82,6 +82,12 @@ class Legs:
             process.kill()
 
     @property
+    def have_saved(self) -> bool:
+        """Whether any of them goes on from a state when it is started again."""
+        saved = (Path(f"{process.plan.file}.state").exists() for process in self.ranks)
+        return self._checkpoints[-1] is not None or any(saved)
+
+    @property
     def have_begun(self) -> bool:
         """Whether each has received something, or has ended."""
         return all(process.failure or any(read_answers(Path(process.plan.file))) for process in self.ranks)

@@ -64,7 +64,9 @@ def mapped(dataset_of: DatasetOf, batch_size: int = 6, **arguments: Any) -> tupl
 def iterable(dataset_of: DatasetOf, batch_size: int = 6, **arguments: Any) -> tuple[Loader, CacheIterableDataset]:
     """The same over the iterable form."""
     url = dataset_of()._service_url
-    settings = {"dataset": "file:///data", "job": "job", "timeout_seconds": 10} | _of_dataset(arguments)
+    settings = {"dataset": "file:///data", "job": "job", "policy": "drain", "timeout_seconds": 10} | _of_dataset(
+        arguments
+    )
     dataset = CacheIterableDataset(url, batch_size=batch_size, **settings)
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=batch_size, collate_fn=list, **arguments)
     return refill.timed(loader, dataset), dataset

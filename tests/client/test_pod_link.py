@@ -14,6 +14,9 @@ import pytest
 import trustme
 
 from refill.credentials import Credentials
+from refill.errors import PodUnreachable
+from refill.patience import spread_seconds
+from refill.pod_channel import PodChannel, Wait
 from refill.pod_link import PodLink
 
 LONG_SECONDS = 1000.0
@@ -116,3 +119,41 @@ def test_a_busy_pod_has_the_time_of_the_request_for_tls(tmp_path: Path) -> None:
         pod.join()
         link.close()
     assert heard[0].startswith(b"GET /healthz")
+
+
+def test_tls_that_is_broken_off_is_no_sign_that_a_pod_is_gone(tmp_path: Path) -> None:
+    """A pod that has too many handshakes to do gives one up; the next one may come to an end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            server.accept()[0].close()
+
+        pod = threading.Thread(target=serve)
+        pod.start()
+        with pytest.raises(PodUnreachable, match="TLS") as found:
+            PodChannel(Credentials(), 2).call(
+                "GET", f"https://127.0.0.1:{server.getsockname()[1]}", "/healthz", Wait(LONG_SECONDS)
+            )
+        pod.join()
+    assert found.value.details["handshake"]
+
+
+def test_a_pod_that_is_silent_in_a_handshake_and_everywhere_else_gives_no_sign_of_life(listening: Listeners) -> None:
+    """Whoever can ask another pod waits for so long, and no longer; else for the whole time of the request."""
+    server = listening()  # nobody accepts
+    url = f"https://127.0.0.1:{server.getsockname()[1]}"
+    channel = PodChannel(Credentials(), 2)
+    channel.silent_seconds = 0.3
+    with pytest.raises(PodUnreachable, match="gives no sign of life") as found:
+        channel.call("GET", url, "/healthz", Wait(LONG_SECONDS))
+    assert "handshake" not in found.value.details
+    channel._heard_at[url] = float("inf")  # it answers over other connections
+    with pytest.raises(PodUnreachable, match="TLS") as found:
+        channel.call("GET", url, "/healthz", Wait(0.6))
+    assert found.value.details["handshake"]
+
+
+def test_ranks_spread_their_connections_in_proportion_to_their_number() -> None:
+    assert [spread_seconds(ranks) for ranks in (1, 16)] == [0, 0]
+    assert spread_seconds(250) == 1
+    assert spread_seconds(100_000) == spread_seconds(1000) == 4

@@ -24,8 +24,8 @@ import numpy as np
 
 from refill.credentials import Credentials
 from refill.errors import RefillError
+from refill.planned_connection import PlannedConnection
 from refill.pod_channel import PodChannel, Wait
-from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 
 _BATCH = 64
@@ -48,7 +48,9 @@ class _Said(logging.Handler):
 
 def main(service_url: str, dataset: str, job: str, rank: int, ranks: int, batch_seconds: float) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[_Said()])
-    connection = PodConnection(service_url, JobSpec(job, dataset, world_size=ranks), rank, None, 600)
+    spec = JobSpec(job, dataset, world_size=ranks, policy="planned")
+    connection = PlannedConnection(service_url, spec, rank, None, 600)
+    connection.asks_in_batches(_BATCH)
     info = connection.info()
     over: queue.Queue[int] = queue.Queue()
     if rank == 0:
@@ -56,6 +58,7 @@ def main(service_url: str, dataset: str, job: str, rank: int, ranks: int, batch_
     mine, epoch = int(info["samples_per_rank"]), 0
     while True:
         came: list[np.ndarray] = []
+        connection.deals(epoch, 0, 0, _BATCH)
         for start in range(0, mine, _BATCH):
             found = connection.batch(epoch, np.arange(start, min(start + _BATCH, mine)))
             tell("batch", epoch, time.time(), len(found.sample_ids))
@@ -89,7 +92,7 @@ def _receipt(channel: PodChannel, service_url: str, path: str) -> str:
         return f"{type(error).__name__}: {error}".replace("\n", " ")
     if found["exact"]:
         return "exact"
-    return ", ".join(f"{found[name]} {name}" for name in ("duplicates", "missing", "unknown"))
+    return f"{found['unconfirmed']} unconfirmed"
 
 
 if __name__ == "__main__":

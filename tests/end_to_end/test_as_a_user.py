@@ -143,7 +143,7 @@ def test_shards_that_lie_in_a_bucket_already(s3_server: S3Server, s3_cluster: An
 
 
 def test_pythons_standard_library(tmp_path: Path) -> None:
-    """A second real input: thousands of text files of very different sizes, every byte compared."""
+    """A second real input: hundreds of text files, or thousands, of very different sizes, every byte compared."""
     library, store = tmp_path / "library", tmp_path / "store"
     shutil.copytree(
         sysconfig.get_paths()["stdlib"],
@@ -153,7 +153,7 @@ def test_pythons_standard_library(tmp_path: Path) -> None:
     done = run_refill("pack", str(library), store.as_uri(), "--blob-size", "4MB", "--classes", "no")
     assert done.returncode == 0, done.stderr
     files = {path.relative_to(library).as_posix(): path for path in library.rglob("*") if path.is_file()}
-    assert len(files) > 1000
+    assert len(files) > 500, "some distributions leave the tests of the library out"
     with LocalCluster(3, tmp_path, {"memory_bytes": "16MiB"}) as cluster:
         dataset = refill.CacheDataset(cluster.pod_urls[0], dataset=store.as_uri(), job="stdlib", chunk_size=8)
         loader = DataLoader(dataset, 64, sampler=refill.EpochSampler(dataset), num_workers=2, collate_fn=list)

@@ -36,7 +36,7 @@ sys.exit(main())
         "serve",
         "serve --pods 3",
         "top",
-        "simulate --samples 1000",
+        "simulate --samples 10000",
         "analyze --samples 1000 --sample-bytes 1000 --chunk-memory 1MB",
         "demo",
     ],

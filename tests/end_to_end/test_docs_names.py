@@ -16,6 +16,7 @@ import yaml
 from tests.end_to_end.doc_pages import PAGES, ROOT, blocks, commands, prose, sources, spans
 from tests.helm.rendering import CHART, release_as_given, values_in
 
+from refill.credentials import VARIABLES
 from refill_service.cli import _COMMANDS, _parser
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.pod.cache_node import CacheNode
@@ -63,7 +64,7 @@ def _words() -> set[str]:
 def test_variables_exist(page: Path) -> None:
     known = {f"REFILL_{name.upper()}" for name in Settings.model_fields}
     known |= {f"REFILL_STORE_{field.name.upper()}" for field in dataclasses.fields(StoreSettings)}
-    known |= {"REFILL_TOKEN", "REFILL_TOKEN_FILE", "REFILL_TOKEN_HOSTS", "REFILL_CA_FILE", "REFILL_URL"}
+    known |= {*VARIABLES}
     assert set(re.findall(r"\bREFILL_\w*[A-Z](?![\w<*])", page.read_text())) <= known
 
 

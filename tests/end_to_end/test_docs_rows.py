@@ -25,6 +25,7 @@ ROWS = {
             "integration/test_faults.py::test_flipped_bytes_are_named_and_the_rest_comes",
             "client/test_decoders.py::test_bytes_that_can_not_be_decoded_are_named",
         ],
+        "`DatasetReplaced`": ["membership/test_replaced_datasets.py::test_other_blobs_in_mid_epoch"],
         "`JournalUnwritable`": [
             "service/test_journal_writes.py::test_nothing_is_delivered_while_a_wrong_journal_can_not_be_removed"
         ],
@@ -92,6 +93,7 @@ ROWS = {
             "client/test_torch_dataset.py::test_photos_of_several_sizes_are_an_error_that_names_two"
         ],
         "`SampleDamaged`": ["integration/test_faults.py::test_flipped_bytes_are_named_and_the_rest_comes"],
+        "`DatasetReplaced`": ["membership/test_replaced_datasets.py::test_other_blobs_in_mid_epoch"],
         "`EpochNotReady: ... waits for rank R`": [
             "integration/test_last_error.py::test_a_rank_that_never_shows_up_is_named"
         ],

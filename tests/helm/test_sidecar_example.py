@@ -103,7 +103,7 @@ def _answers(url: str) -> bool:
 
 
 def test_sidecars_are_one_cache(sockets: list[Path], packed: tuple[str, dict[str, bytes]]) -> None:
-    spec = JobSpec("run-1", packed[0], world_size=REPLICAS, chunk_size=16)
+    spec = JobSpec("run-1", packed[0], world_size=REPLICAS, chunk_size=16, policy="drain")
     delivered: list[int] = []
     for rank, path in enumerate(sockets):
         asking = PodConnection(f"unix:{path}", spec, rank, None, 30)

@@ -44,7 +44,7 @@ def test_a_job_goes_on_while_its_pods_are_replaced(
 ) -> None:
     before, after = (pods(replicas, persistent=persistent, log_level=level) for level in ("info", "debug"))
     with StatefulPods(before, tmp_path, replicas) as running:
-        job = settings_of(packed[0])
+        job = settings_of(packed[0], policy="drain")
         ranks = Ranks(running, job)  # type: ignore[arg-type]
         ranks.ask(0, 0, 60)
         asked = 60
@@ -74,7 +74,7 @@ def test_a_job_moves_to_another_number_of_pods(
 ) -> None:
     """Ranks ask on while old pods and new ones, which do not agree on who owns what, are there together."""
     with StatefulPods(pods(before, persistent=persistent), tmp_path, max(before, after)) as running:
-        job = settings_of(packed[0])
+        job = settings_of(packed[0], policy="drain")
         ranks = Ranks(running, job)  # type: ignore[arg-type]
         ranks.ask(0, 0, 100)
 
@@ -99,7 +99,7 @@ def test_a_job_moves_to_another_number_of_pods(
 def test_a_job_resumes_on_another_number_of_pods(packed: Packed, tmp_path: Path, before: int, after: int) -> None:
     """Between two runs, from a checkpoint; who starts it without is told in one line what to do."""
     with StatefulPods(pods(before, persistent=True), tmp_path, max(before, after)) as running:
-        job = settings_of(packed[0], world_size=2)
+        job = settings_of(packed[0], world_size=2, policy="drain")
         ranks = Ranks(running, job)  # type: ignore[arg-type]
         ranks.ask(0, 0, 200)
         incarnation = ranks.ranks[0].info()["incarnation"]

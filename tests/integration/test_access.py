@@ -19,14 +19,19 @@ import numpy as np
 import pytest
 import trustme
 from tests.conftest import free_port
-from tests.pod_fixtures import NUM_SAMPLES, metric, whole_epoch
+from tests.held_connections import holder_folder, holders
+from tests.pod_fixtures import NUM_SAMPLES, kind_of, metric, whole_epoch
 from tests.waiting import until
 
 from refill.credentials import Credentials
 from refill.errors import InvalidInput, NotAllowed, PodUnreachable
+from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
+from refill.pod_link import PodLink
 from refill.protocol.job_spec import JobSpec
 from refill_service.demo.local_cluster import LocalCluster
+
+__all__ = ["holder_folder"]
 
 Packed = tuple[str, dict[str, bytes]]
 VISION, SPEECH, PODS = "vision-0123456789abcdef", "speech-0123456789abcdef", "pods-0123456789abcdef"
@@ -47,10 +52,11 @@ class Secured:
     def credentials(self, holder: str | None) -> Credentials:
         return Credentials(self.token_file(holder), str(self.folder / "ca.pem"))
 
-    def rank(self, holder: str | None, job: dict[str, Any], home: int | None = None) -> PodConnection:
+    def rank(self, holder: str | None, job: dict[str, Any], home: int | None = None) -> Any:
         url = None if home is None else self.cluster.pod_urls[home]
         spec = JobSpec.from_dict(job)
-        return PodConnection(self.cluster.pod_urls[1], spec, 0, url, 5, credentials=self.credentials(holder))
+        kind = kind_of(spec)
+        return kind(self.cluster.pod_urls[1], spec, 0, url, 5, credentials=self.credentials(holder))
 
     def get(
         self, path: str, holder: str | None = None, method: str = "GET", pod: int = 0, json: Any = None
@@ -102,16 +108,18 @@ def secured(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> 
 
 
 @pytest.fixture
-def job(packed: Packed, request: pytest.FixtureRequest) -> dict[str, Any]:
+def job(secured: Secured, packed: Packed, request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     name = f"{request.node.originalname}-{time.monotonic_ns()}"
-    return {"name": name, "dataset": packed[0], "chunk_size": 16, "memory_bytes": 600_000}
+    yield {"name": name, "dataset": packed[0], "chunk_size": 16, "memory_bytes": 600_000}
+    for holder in ("vision", "speech"):
+        secured.get(f"/v1/jobs/{name}", holder, method="DELETE")
 
 
 def test_an_epoch_with_tokens_and_tls_on_all_ways(secured: Secured, job: dict[str, Any]) -> None:
     batches = whole_epoch(secured.rank("vision", job), 0)
     assert sorted(i for batch in batches for i in batch.sample_ids.tolist()) == list(range(NUM_SAMPLES))
-    receipt = secured.get(f"/v1/jobs/{job['name']}/epochs/0/receipt", "vision").json()
-    assert receipt["exact"]
+    path = f"/v1/jobs/{job['name']}/epochs/0/receipt"
+    until(lambda: bool(secured.get(path, "vision").json()["exact"]), "an exact receipt")
 
 
 def test_a_command_in_a_pod_asks_that_pod_by_tls(secured: Secured, job: dict[str, Any], tmp_path: Path) -> None:
@@ -165,7 +173,9 @@ def test_without_a_token_that_the_pod_knows(
     assert secured.get("/healthz").status_code == secured.get("/readyz").status_code == 200
 
 
-def test_a_job_is_its_holders_alone(secured: Secured, job: dict[str, Any]) -> None:
+@pytest.mark.parametrize("policy", ["drain", "planned"])
+def test_a_job_is_its_holders_alone(secured: Secured, job: dict[str, Any], policy: str) -> None:
+    job |= {"policy": policy}
     mine = secured.rank("vision", job)
     mine.batch(0, np.arange(20))
     path = f"/v1/jobs/{job['name']}"
@@ -178,14 +188,54 @@ def test_a_job_is_its_holders_alone(secured: Secured, job: dict[str, Any]) -> No
         assert job["name"] in [each["spec"]["name"] for each in secured.get("/v1/jobs", "vision", pod=pod).json()]
         with pytest.raises(NotAllowed, match="belongs to another token"):
             secured.rank("speech", job, home=pod).batch(0, np.arange(20))
-        with pytest.raises(NotAllowed):
-            secured.rank("speech", job).resume(mine.info()["incarnation"], 0, 10)
+        if policy == "drain":
+            with pytest.raises(NotAllowed):
+                secured.rank("speech", job).resume(mine.info()["incarnation"], 0, 10)
         later = f"/v1/jobs/{job['name']}?incarnation={mine.info()['incarnation']}.7&pods=2"
         moved = secured.get(later, "speech", method="PUT", pod=pod, json={"dataset": job["dataset"]})
         assert moved.status_code == 403, "a job that runs is moved by whoever knows its name"
     with pytest.raises(NotAllowed):
         secured.rank("speech", job | {"holder": "vision"}).info()
     assert len(mine.batch(0, np.arange(20)).sample_ids) == 20, "the attempts have ended it"
+
+
+def test_by_way_of_the_connection_holder_everybody_shows_a_token_of_his_own(
+    secured: Secured, job: dict[str, Any], holder_folder: Path
+) -> None:
+    """One process has the connections of both."""
+    spec = JobSpec.from_dict(job | {"policy": "planned"})
+    vision, speech = (
+        PlannedConnection(secured.cluster.pod_urls[1], spec, 0, None, 60, secured.credentials(holder))
+        for holder in ("vision", "speech")
+    )
+    assert len(vision.batch(0, np.arange(50)).sample_ids) == 50
+    for _ in range(2):
+        with pytest.raises(NotAllowed, match="belongs to another token"):
+            speech.batch(0, np.arange(50))
+        assert len(vision.batch(0, np.arange(50, 100)).sample_ids) == 50
+    assert len(holders(holder_folder)) == 1
+    vision.end_job()
+
+
+def test_who_comes_again_goes_on_with_the_tls_session(secured: Secured, tmp_path: Path) -> None:
+    trusted = tmp_path / "ca.pem"  # of this test alone: sessions are kept for who trusts the same
+    shutil.copy(secured.folder / "ca.pem", trusted)
+    were_resumed = []
+    for pod in (0, 0, 0, 1, 1):
+        link = PodLink(secured.cluster.pod_urls[pod], Credentials(ca_file=str(trusted)), 2)
+        link.send_request("GET", "/healthz", b"", {}, 20)
+        answer = link.getresponse()
+        link.has_answered()
+        assert answer.status == 200
+        were_resumed.append(link.was_resumed)
+        link.close()
+    assert were_resumed == [False, True, True, False, True], "a ticket is one pod's"
+    shutil.copy(secured.folder / "ca.pem", tmp_path / "new.pem")
+    (tmp_path / "new.pem").replace(trusted)
+    link = PodLink(secured.cluster.pod_urls[0], Credentials(ca_file=str(trusted)), 2)
+    link.send_request("GET", "/healthz", b"", {}, 20)
+    assert not link.was_resumed, "what is trusted now was not asked"
+    link.close()
 
 
 def test_receipts_of_a_run_that_ended_are_its_holders_alone(secured: Secured, job: dict[str, Any]) -> None:
@@ -205,11 +255,12 @@ def test_receipts_of_a_run_that_ended_are_its_holders_alone(secured: Secured, jo
 
 
 def test_it_stays_so_when_pods_were_restarted(secured: Secured, job: dict[str, Any]) -> None:
+    """All but one at the same time: it tells the others."""
     mine = secured.rank("vision", job)
     before = mine.batch(0, np.arange(40)).sample_ids
-    for pod in range(3):
+    for pod in (1, 2):
         secured.cluster.kill(pod)
-    for pod in range(3):
+    for pod in (1, 2):
         secured.cluster.restart(pod)
     for pod in range(3):
         with pytest.raises(NotAllowed):
@@ -221,6 +272,8 @@ def test_it_stays_so_when_pods_were_restarted(secured: Secured, job: dict[str, A
 @pytest.mark.parametrize("command", [["receipt", "{job}", "0", "--url", "{url}"], ["top", "{url}", "--once"]], ids=str)
 def test_commands_show_a_token(secured: Secured, job: dict[str, Any], command: list[str]) -> None:
     whole_epoch(secured.rank("vision", job), 0)
+    path = f"/v1/jobs/{job['name']}/epochs/0/receipt"
+    until(lambda: bool(secured.get(path, "vision").json()["exact"]), "an exact receipt")
     asked = [part.format(job=job["name"], url=secured.cluster.pod_urls[0]) for part in command]
     files = ["--token-file", secured.token_file("vision"), "--ca-file", str(secured.folder / "ca.pem")]
     run = [sys.executable, "-m", "refill_service.cli", *asked]
@@ -252,7 +305,8 @@ def test_between_pods_a_certificate_and_a_token_are_wanted(secured: Secured) -> 
 
 def test_a_client_does_not_talk_to_a_pod_that_it_does_not_trust(secured: Secured, job: dict[str, Any]) -> None:
     strangers = Credentials(secured.token_file("vision"))
-    rank = PodConnection(secured.cluster.pod_urls[0], JobSpec.from_dict(job), 0, None, 0, credentials=strangers)
+    spec = JobSpec.from_dict(job)
+    rank = kind_of(spec)(secured.cluster.pod_urls[0], spec, 0, None, 0, credentials=strangers)
     with pytest.raises(PodUnreachable, match="certificate verify failed"):
         rank.info()
 
@@ -290,7 +344,8 @@ def test_tokens_and_certificates_may_be_replaced(
 
         shown = [ssl.get_server_certificate(("127.0.0.1", port)) for port in ports_of(cluster)]
         mine = Credentials(str(tmp_path / "tokens"), str(tmp_path / "ca.pem"))
-        rank = PodConnection(url, JobSpec.from_dict(job), 0, None, 20, credentials=mine)
+        spec = JobSpec.from_dict(job)
+        rank = kind_of(spec)(url, spec, 0, None, 20, credentials=mine)
         first = rank.batch(0, np.arange(100)).sample_ids.tolist()
         write_certificate(authority, tmp_path)
         until(
@@ -308,7 +363,7 @@ def test_a_pod_whose_token_another_one_does_not_know_yet_is_waited_for(packed: P
     settings = {"memory_bytes": "4MiB", "peer_token": f"{tmp_path}/peers-{{ordinal}}"}
     with LocalCluster(2, tmp_path, settings) as cluster, ThreadPoolExecutor(1) as pool:
         home = cluster.pod_urls[1]
-        rank = PodConnection(home, JobSpec("job", packed[0], memory_bytes=600_000), 0, home, 60)
+        rank = PodConnection(home, JobSpec("job", packed[0], policy="drain", memory_bytes=600_000), 0, home, 60)
         batch = pool.submit(rank.batch, 0, np.arange(64))
         until(lambda: metric(home, "refill_refused_requests_total", status="503") > 0 or batch.done(), "a refusal")
         (tmp_path / "peers-0").write_text(SPEECH)
@@ -342,10 +397,11 @@ def test_datasets_that_jobs_may_name(packed: Packed, tmp_path: Path) -> None:
     settings = {"dataset_urls": f"s3://other/data,{packed[0]}", "memory_bytes": "4MiB"}
     with LocalCluster(1, tmp_path, settings) as cluster:
         url = cluster.pod_urls[0]
-        PodConnection(url, JobSpec("mine", packed[0], memory_bytes=600_000), 0, None, 0).info()
+        kind = kind_of(JobSpec("mine", packed[0]))
+        kind(url, JobSpec("mine", packed[0], memory_bytes=600_000), 0, None, 0).info()
         for wrong in ("file:///etc", f"{packed[0]}-2", f"{packed[0]}/../secret", "s3://other/database"):
             with pytest.raises(NotAllowed, match="does not serve"):
-                PodConnection(url, JobSpec("other", wrong), 0, None, 0).info()
+                kind(url, JobSpec("other", wrong), 0, None, 0).info()
 
 
 @pytest.mark.parametrize(

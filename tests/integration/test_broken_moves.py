@@ -42,7 +42,7 @@ def test_pods_that_die_in_an_epoch_that_has_moved(
     packed: Packed, tmp_path: Path, killed: list[int], journal: bool
 ) -> None:
     """Without journals, those that come back learn from others how it was dealt; if all are lost, it moves again."""
-    job = settings_of(packed[0])
+    job = settings_of(packed[0], policy="drain")
     with cluster_of(tmp_path, 2, journal=journal) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
@@ -61,7 +61,7 @@ def test_pods_that_die_in_an_epoch_that_has_moved(
 
 def test_a_pod_that_is_not_wanted_any_more_gives_nothing(packed: Packed, tmp_path: Path) -> None:
     """It may live on for a while, and a loader's worker may not know yet that the job has moved without it."""
-    job = settings_of(packed[0], world_size=2)
+    job = settings_of(packed[0], policy="drain", world_size=2)
     with cluster_of(tmp_path, 2, journal=False) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
@@ -83,7 +83,7 @@ def test_a_pod_that_is_not_wanted_any_more_gives_nothing(packed: Packed, tmp_pat
 
 def test_a_rank_that_reports_nothing(packed: Packed, tmp_path: Path) -> None:
     """It may have had samples that nobody knows of: the job does not go on as if it had not."""
-    job = settings_of(packed[0], world_size=2)
+    job = settings_of(packed[0], policy="drain", world_size=2)
     with cluster_of(tmp_path, 2, journal=True, recovery_seconds=2) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
@@ -101,7 +101,7 @@ def test_a_rank_that_reports_nothing(packed: Packed, tmp_path: Path) -> None:
 
 def test_what_an_old_journal_says_was_never_received(packed: Packed, tmp_path: Path) -> None:
     """A pod that comes back with the journal of before the moves has assigned samples that others got since."""
-    job = settings_of(packed[0], world_size=2)
+    job = settings_of(packed[0], policy="drain", world_size=2)
     with cluster_of(tmp_path, 3, journal=True) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
@@ -120,7 +120,7 @@ def test_what_an_old_journal_says_was_never_received(packed: Packed, tmp_path: P
 
 def test_a_move_that_is_taken_back(packed: Packed, tmp_path: Path) -> None:
     """One rank was told of it and takes nothing from pods as they were before; they don't know of it any more."""
-    job = settings_of(packed[0], world_size=2)
+    job = settings_of(packed[0], policy="drain", world_size=2)
     with cluster_of(tmp_path, 2, journal=True) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
@@ -144,7 +144,7 @@ def test_a_move_that_is_taken_back(packed: Packed, tmp_path: Path) -> None:
 @pytest.mark.parametrize("journal", [True, False], ids=["journal", "no journal"])
 def test_pod_0_dies_while_it_waits_for_ranks(packed: Packed, tmp_path: Path, journal: bool) -> None:
     """Its journal is of before the move, and says that the job ran on another number of pods."""
-    job = settings_of(packed[0], world_size=2)
+    job = settings_of(packed[0], policy="drain", world_size=2)
     with cluster_of(tmp_path, 2, journal=journal) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
@@ -167,7 +167,7 @@ def test_pod_0_dies_while_it_waits_for_ranks(packed: Packed, tmp_path: Path, jou
 
 def test_pods_that_are_lost_one_after_another(packed: Packed, tmp_path: Path) -> None:
     """The last one that knows how the epoch was dealt dies before others have learnt it: the job moves once more."""
-    job = settings_of(packed[0])
+    job = settings_of(packed[0], policy="drain")
     with cluster_of(tmp_path, 2, journal=False) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
@@ -186,7 +186,7 @@ def test_pods_that_are_lost_one_after_another(packed: Packed, tmp_path: Path) ->
 
 def test_two_pods_that_have_both_lost_a_job_that_has_moved(packed: Packed, tmp_path: Path) -> None:
     """One tells the other of it, and neither knows how its epoch was dealt."""
-    job = settings_of(packed[0], world_size=1)
+    job = settings_of(packed[0], policy="drain", world_size=1)
     with cluster_of(tmp_path, 1, journal=False) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 300)
@@ -208,7 +208,7 @@ def test_two_pods_that_have_both_lost_a_job_that_has_moved(packed: Packed, tmp_p
 
 def test_a_pod_whose_journal_knows_waits_for_one_that_lost_it(packed: Packed, tmp_path: Path) -> None:
     """Pod 0 ended in order, and asks who may have been left its table; that one has lost everything itself."""
-    job = settings_of(packed[0], world_size=1)
+    job = settings_of(packed[0], policy="drain", world_size=1)
     with cluster_of(tmp_path, 1, journal=True) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 300)
@@ -227,7 +227,7 @@ def test_a_pod_whose_journal_knows_waits_for_one_that_lost_it(packed: Packed, tm
 
 def test_a_rank_that_slept_through_two_moves_ends_nothing(packed: Packed, tmp_path: Path) -> None:
     """It brings the job by its first name to a pod that has lost it, while the others wait for what it has received."""
-    job = settings_of(packed[0], world_size=2)
+    job = settings_of(packed[0], policy="drain", world_size=2)
     with cluster_of(tmp_path, 2, journal=False) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
@@ -256,7 +256,7 @@ def test_a_rank_that_slept_through_two_moves_ends_nothing(packed: Packed, tmp_pa
 
 
 def test_a_job_that_has_moved_comes_back_from_journals_while_a_pod_is_down(packed: Packed, tmp_path: Path) -> None:
-    job = settings_of(packed[0])
+    job = settings_of(packed[0], policy="drain")
     with cluster_of(tmp_path, 2, journal=True) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)

@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.pod_fixtures import NUM_SAMPLES
+from tests.waiting import until
 from torch.utils.data import DataLoader
 
 import refill
@@ -58,8 +59,8 @@ def test_as_little_is_padded_as_by_bucketing_of_single_samples(
         found.append(padded(lengths, batches))
         cost = dataset.epoch_counts(epoch)["total"]
         assert cost["samples_read"] == NUM_SAMPLES, "bytes are read once"
-        receipt = httpx.get(f"{url}/v1/jobs/{job['name']}/epochs/{epoch}/receipt").json()
-        assert receipt["exact"], receipt
+        path = f"{url}/v1/jobs/{job['name']}/epochs/{epoch}/receipt"
+        until(lambda path=path: httpx.get(path).json()["exact"], "an exact receipt")
     random = np.random.default_rng(1)
     reference = [padded(lengths, as_lhotse(lengths, sampler.boundaries, random)) for _ in range(30)]
     mixed_batches = random.permutation(NUM_SAMPLES).reshape(-1, BATCH).tolist()

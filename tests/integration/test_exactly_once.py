@@ -21,6 +21,12 @@ from refill_service.demo.local_cluster import LocalCluster
 Packed = tuple[str, dict[str, bytes]]
 
 
+@pytest.fixture
+def job(job: dict[str, Any]) -> dict[str, Any]:
+    """Of a policy that decides as it is asked: for planned jobs see ``test_planned_order.py``."""
+    return job | {"policy": "drain"}
+
+
 @pytest.mark.parametrize(
     "settings",
     [

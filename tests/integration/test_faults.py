@@ -82,31 +82,31 @@ def test_bytes_that_were_damaged_on_their_way_are_read_again(
             assert all(content in came for content in packed[1].values()), "a sample came with wrong bytes"
 
 
-def test_concurrent_requests_share_refills_and_others_run_beside_them(
-    s3_server: S3Server, in_s3: str, tmp_path: Path
+@pytest.mark.parametrize(("policy", "most_reads"), [("drain", 1), ("planned", 8)])
+def test_concurrent_requests_share_refills(
+    s3_server: S3Server, in_s3: str, tmp_path: Path, policy: str, most_reads: int
 ) -> None:
-    """With a store that takes 0.3 s an answer: each chunk is read once, and neighbours together."""
-    delay = 0.3
-    with gate(s3_server.endpoint_url, "--delay-seconds", str(delay)) as endpoint:
+    """264 samples are asked for, with a store that takes 0.3 s an answer. ``drain`` reads neighbours together and once.
+    Where an epoch is planned, what a cold job's first batches ask for comes ahead of whole chunks."""
+    with gate(s3_server.endpoint_url, "--delay-seconds", "0.3") as endpoint:
         environment = s3_server.environment | {"AWS_ENDPOINT_URL": endpoint}
         with LocalCluster(1, tmp_path, {"memory_bytes": "16MiB", "pinned_fraction": 0}, environment) as cluster:
             # In order: the first 64 positions are the first 4 chunks of 16.
-            job = settings_of(in_s3, shuffle=False, prefetch_window=0, memory_bytes=8_000_000)
+            job = settings_of(in_s3, policy=policy, shuffle=False, prefetch_window=0, memory_bytes=8_000_000)
             ranks = [rank_of(cluster, job) for _ in range(6)]
             ranks[0].info()
             before = metric(cluster.pod_urls[0], "refill_store_requests_total", operation="read_range")
             positions = [np.arange(64), np.arange(64), np.arange(8, 56), np.arange(0, 64, 2), np.arange(63, -1, -1)]
-            started = time.monotonic()
             with ThreadPoolExecutor(len(positions)) as pool:
                 answers = list(pool.map(lambda rank, asked: rank.batch(0, asked), ranks[1:], positions))
-            seconds = time.monotonic() - started
             reads = metric(cluster.pod_urls[0], "refill_store_requests_total", operation="read_range") - before
             for asked, answer in zip(positions, answers, strict=True):
                 assert answer.sample_ids.tolist() == asked.tolist()
             # What two askers want at once goes to the first; the other one reads single samples again only when
             # they have left the recent memory, which holds 400 kB here.
-            assert reads == 1, f"4 neighbours were asked for by 5 at once, and the store was asked {reads:.0f} times"
-            assert seconds < 4 * delay, f"4 refills took {seconds:.1f} s: they did not run in parallel"
+            assert 0 < reads <= most_reads, (
+                f"4 neighbours were asked for by 5 at once, and the store was asked {reads:.0f} times"
+            )
 
 
 def damage_in(rank: PodConnection, length: int) -> tuple[list[SampleDamaged], list[int]]:
@@ -197,7 +197,7 @@ def test_a_batch_with_a_damaged_sample_loses_no_memory(three_pods: LocalCluster,
 
 def test_a_killed_pod_is_named_after_the_timeout(packed: Packed, tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path, {"memory_bytes": "4MiB", "pinned_fraction": 0}) as cluster:
-        job = settings_of(packed[0])
+        job = settings_of(packed[0], policy="drain")
         rank = rank_of(cluster, job, timeout_seconds=1)
         ids = ids_of([rank.batch(0, np.arange(start, start + 50)) for start in range(0, 400, 50)])
         cluster.kill(2)
@@ -220,7 +220,7 @@ def test_a_killed_pod_is_named_after_the_timeout(packed: Packed, tmp_path: Path)
 
 def test_an_answer_that_is_lost_is_given_again(three_pods: LocalCluster, packed: Packed) -> None:
     """The client goes away while the pod works for it; asked again it gets the same, and the epoch is whole."""
-    job = settings_of(packed[0])
+    job = settings_of(packed[0], policy="drain")
     rank = rank_of(three_pods, job)
     home = rank.home
     parts = urlsplit(home)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -54,7 +55,7 @@ def test_it_ends_on_every_pod_and_leaves_nothing(pods: LocalCluster, packed: Pac
 
 def test_it_stays_everywhere_while_one_pod_is_asked(pods: LocalCluster, packed: Packed) -> None:
     """Reports reach the home pod alone; its loop is in one long step, or lives from what was sent ahead."""
-    job = settings_of(packed[0])
+    job = settings_of(packed[0], policy="drain")
     rank = rank_of(pods, job)
     rank.batch(0, np.arange(100))
     deadline = time.monotonic() + 4 * IDLE_SECONDS
@@ -67,8 +68,19 @@ def test_it_stays_everywhere_while_one_pod_is_asked(pods: LocalCluster, packed: 
     until_ended(pods, job)
 
 
+def test_a_planned_job_stays_everywhere_while_its_rank_lives(packed: Packed, tmp_path: Path) -> None:
+    """As in a long step: nothing is asked for, and the home pod is looked after every three seconds."""
+    settings = {"memory_bytes": "4MiB", "pinned_fraction": 0, "job_idle_seconds": 6}
+    with LocalCluster(3, tmp_path, settings) as cluster:
+        rank = rank_of(cluster, settings_of(packed[0]))
+        rank.batch(0, np.arange(100))
+        time.sleep(15)
+        assert [metric(url, "refill_jobs") for url in cluster.pod_urls] == [1, 1, 1]
+        rank.batch(0, np.arange(100, 1000))
+
+
 def test_a_request_that_waits_for_longer_keeps_it(pods: LocalCluster, packed: Packed) -> None:
-    job = settings_of(packed[0], world_size=2)
+    job = settings_of(packed[0], policy="drain", world_size=2)
     rank = rank_of(pods, job, timeout_seconds=0)
     rank.batch(0, np.arange(10))
     with ThreadPoolExecutor(1) as pool:

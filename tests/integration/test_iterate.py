@@ -95,7 +95,8 @@ def test_without_a_batch_size_samples_come_one_by_one_and_are_asked_for_in_batch
     assert sorted(number for number, _ in samples) == list(range(NUM_SAMPLES))
     assert all(type(content) is bytes for _, content in samples)
     assert len(reader) == NUM_SAMPLES
-    assert reader.epoch_counts(0)["total"]["batches"] == -(-NUM_SAMPLES // 64)
+    batches = -(-NUM_SAMPLES // 64)
+    assert batches <= reader.epoch_counts(0)["total"]["batches"] <= 3 * batches, "more than one at each of three pods"
     assert reader.fetched()[0] == NUM_SAMPLES, "by several threads"
 
 
@@ -122,17 +123,26 @@ def test_a_loop_that_is_left_goes_on_from_its_state_with_what_it_has_not_had(
     assert resumed.epoch == 2
 
 
-@pytest.mark.parametrize(("epoch", "served"), [(0, False), (1, True), (2, True), (3, True), (7, True)])
+@pytest.mark.parametrize(
+    ("epoch", "served", "policy"),
+    [
+        (0, True, "planned"),
+        (0, False, "drain"),
+        *((epoch, True, "planned") for epoch in (1, 2, 3, 7)),
+        (1, True, "drain"),
+    ],
+)
 def test_another_epoch_than_the_states_is_served_from_its_start_unless_it_has_ended(
-    reader_of: ReaderOf, epoch: int, served: bool
+    reader_of: ReaderOf, epoch: int, served: bool, policy: str
 ) -> None:
-    reader = reader_of(batch_size=100)
+    """Of planned jobs none ends."""
+    reader = reader_of(batch_size=100, policy=policy)
     for before in range(2):
         assert len(ids_of(reader)) == NUM_SAMPLES, before
     reader.set_epoch(2)
     had = ids_of(islice(reader, 3))
     state = reader.state_dict()
-    resumed = reader_of(batch_size=100)
+    resumed = reader_of(batch_size=100, policy=policy)
     resumed.load_state_dict(state)
     resumed.set_epoch(epoch)
     if served:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.integration.job_ranks import exact_receipt
 from tests.pod_fixtures import rank_of, whole_epoch
 
 from refill_service.cli import main
@@ -28,13 +29,14 @@ def test_jobs_are_listed_with_who_uses_them_and_ended(
     assert (before["epoch"], before["world_size"]) == (None, 1)
     whole_epoch(rank, 0)
     after = listed(three_pods, capsys)[name]
-    assert (after["epoch"], after["dataset"], after["policy"]) == (0, job["dataset"], "drain")
+    assert (after["epoch"], after["dataset"], after["policy"]) == (0, job["dataset"], "planned")
     assert after["memory_bytes"] == 3 * rank.info()["memory_bytes"], "of all three pods"
     assert main(["jobs", "--url", three_pods.pod_urls[0]]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["JOB", "EPOCH", "RANKS", "MEMORY", "LAST", "ASKED", "POLICY", "DATASET"]
     assert any(line.split()[:2] == [name, "0"] for line in lines)
 
+    exact_receipt(three_pods, job, 0)
     assert main(["end", name, "--url", three_pods.pod_urls[2]]) == 0
     assert capsys.readouterr().out == f"job {name} was ended\n"
     assert name not in listed(three_pods, capsys)
@@ -53,7 +55,7 @@ def test_jobs_are_listed_with_who_uses_them_and_ended(
 def test_a_job_in_the_order_of_the_dataset_is_shown_with_the_policy_that_it_runs_and_the_one_it_asked_for(
     three_pods: LocalCluster, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rank = rank_of(three_pods, job | {"shuffle": False}, 0)
+    rank = rank_of(three_pods, job | {"policy": "drain", "shuffle": False}, 0)
     whole_epoch(rank, 0)
     found = listed(three_pods, capsys)[job["name"]]
     assert (found["policy"], found["policy_asked"]) == ("redox", "drain")

@@ -15,6 +15,7 @@ from typing import IO, Any
 import httpx
 import pytest
 from tests.forked_processes import ForkedProcess, start_rank
+from tests.integration.job_ranks import exact_receipt
 from tests.pod_fixtures import NUM_SAMPLES
 from torch.utils.data import DataLoader, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -76,10 +77,7 @@ def begin(request: pytest.FixtureRequest, three_pods: LocalCluster, job: dict[st
     return make
 
 
-@pytest.mark.parametrize(("begin", "workers", "batches"), list(_places_in_forms()), indirect=["begin"])
-def test_what_the_loop_had_and_what_it_has_then_is_every_sample_once(
-    three_pods: LocalCluster, job: dict[str, Any], begin: Begin, workers: dict[str, Any], batches: int
-) -> None:
+def check_left_and_taken_up(begin: Begin, workers: dict[str, Any], batches: int) -> None:
     loader, epochs = begin(**workers)
     epochs.set_epoch(0)
     consumed = ids_of(islice(loader, batches))
@@ -92,6 +90,22 @@ def test_what_the_loop_had_and_what_it_has_then_is_every_sample_once(
     assert sorted(consumed + ids_of(loader)) == EVERY_SAMPLE
     epochs.set_epoch(1)
     assert sorted(ids_of(loader)) == EVERY_SAMPLE
+
+
+@pytest.mark.parametrize(("begin", "workers", "batches"), list(_places_in_forms()), indirect=["begin"])
+def test_what_the_loop_had_and_what_it_has_then_is_every_sample_once(
+    three_pods: LocalCluster, job: dict[str, Any], begin: Begin, workers: dict[str, Any], batches: int
+) -> None:
+    check_left_and_taken_up(begin, workers, batches)
+    exact_receipt(three_pods, job, 1)
+
+
+@pytest.mark.parametrize(("begin", "workers", "batches"), list(_places_in_forms()), indirect=["begin"])
+def test_what_is_decided_as_it_is_asked_is_decided_once(
+    three_pods: LocalCluster, job: dict[str, Any], begin: Begin, workers: dict[str, Any], batches: int
+) -> None:
+    job["policy"] = "drain"
+    check_left_and_taken_up(begin, workers, batches)
     answer = httpx.get(f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}/epochs/0").json()
     assert answer["total"]["takes"] == NUM_SAMPLES, "what was fetched ahead and lost is no other sample the second time"
 
@@ -193,6 +207,7 @@ def test_an_order_of_ones_own_goes_on(three_pods: LocalCluster, job: dict[str, A
 def test_a_job_that_was_ended_goes_on_only_where_an_epoch_begins(
     three_pods: LocalCluster, job: dict[str, Any], begin: Begin
 ) -> None:
+    job["policy"] = "drain"
     loader, sampler = begin()
     states = []
     for _ in loader:
@@ -222,6 +237,7 @@ def test_the_datasets_own_order_goes_on_even_if_the_job_was_ended(job: dict[str,
 
 @pytest.mark.parametrize("begin", ["map-style"], indirect=True)
 def test_an_epoch_that_pods_have_left_long_ago_says_so(job: dict[str, Any], begin: Begin) -> None:
+    job["policy"] = "drain"
     loader, _ = begin(100)
     ids_of(islice(loader, 3))
     state = loader.state_dict()

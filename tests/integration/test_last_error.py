@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from tests.chaos.store_relay import StoreFaults, store_relay
 from tests.conftest import S3Server
-from tests.pod_fixtures import write_files
+from tests.pod_fixtures import kind_of, write_files
 
 from refill.errors import EpochNotReady, StoreUnavailable
+from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
@@ -24,7 +25,7 @@ WAIT_SECONDS = 6
 
 @pytest.mark.parametrize("order", ["keyed", "explicit"])
 def test_a_rank_that_never_shows_up_is_named(packed: tuple[str, object], tmp_path: Path, order: str) -> None:
-    spec = JobSpec("job", packed[0], chunk_size=16, memory_bytes=600_000, world_size=2, order=order)
+    spec = JobSpec("job", packed[0], policy="drain", chunk_size=16, memory_bytes=600_000, world_size=2, order=order)
     with LocalCluster(2, tmp_path, {"memory_bytes": "4MiB", "wait_seconds": WAIT_SECONDS}) as cluster:
         rank = PodConnection(cluster.pod_urls[0], spec, 0, None, 3)
         if order == "explicit":
@@ -40,8 +41,9 @@ def store(s3_server: S3Server) -> Iterator[StoreFaults]:
         yield faults
 
 
+@pytest.mark.parametrize("policy", ["drain", "planned"])
 def test_a_store_that_hangs_is_blamed(
-    store: StoreFaults, s3_server: S3Server, s3_environment: S3Server, tmp_path: Path
+    store: StoreFaults, s3_server: S3Server, s3_environment: S3Server, tmp_path: Path, policy: str
 ) -> None:
     (tmp_path / "files").mkdir()
     write_files(tmp_path / "files", 400)
@@ -50,8 +52,8 @@ def test_a_store_that_hangs_is_blamed(
     environment = s3_server.environment | {"AWS_ENDPOINT_URL": store.url}
     settings = {"memory_bytes": "4MiB", "wait_seconds": 1, "pinned_fraction": 0}
     with LocalCluster(2, tmp_path, settings, environment) as cluster:
-        spec = JobSpec("job", dataset, chunk_size=8, memory_bytes=200_000)
-        rank = PodConnection(cluster.pod_urls[0], spec, 0, None, 3)
+        spec = JobSpec("job", dataset, policy=policy, chunk_size=8, memory_bytes=200_000)
+        rank = kind_of(spec)(cluster.pod_urls[0], spec, 0, None, 3)
         store.answers.clear()
         with pytest.raises(StoreUnavailable, match=f"waits to open {dataset}: the store has not answered for 1 s"):
             rank.info()
@@ -60,14 +62,16 @@ def test_a_store_that_hangs_is_blamed(
         rank.batch(0, np.arange(20))
         store.answers.clear()
         rank.timeout_seconds = 3
-        with pytest.raises(StoreUnavailable, match=f"pod [01] waits for .*{dataset}.* for 1 s"):
+        of_planned = "job job waits for the store: nothing has come for 1 s"
+        said = of_planned if policy == "planned" else f"pod [01] waits for .*{dataset}.* for 1 s"
+        with pytest.raises(StoreUnavailable, match=said):
             epochs(rank, 0)  # what is in memory comes
         store.answers.set()
         rank.timeout_seconds = 60
         assert sorted(epochs(rank, 0)) == list(range(400))
 
 
-def epochs(rank: PodConnection, *epochs: int) -> list[int]:
+def epochs(rank: PodConnection | PlannedConnection, *epochs: int) -> list[int]:
     length = rank.info()["samples_per_rank"]
     asked = [(epoch, start) for epoch in epochs for start in range(0, length, 20)]
     return [s for epoch, start in asked for s in rank.batch(epoch, np.arange(start, start + 20)).sample_ids.tolist()]

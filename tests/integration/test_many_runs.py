@@ -155,7 +155,7 @@ def test_short_runs_on_a_small_dataset_fit_beside_each_other(
     with LocalCluster(1, tmp_path, {"memory_bytes": "1GiB", "pinned_fraction": 0}) as cluster:
         memory = []
         for number in range(100):
-            rank = rank_of(cluster, {"name": f"run-{number}", "dataset": dataset}, 0)
+            rank = rank_of(cluster, {"name": f"run-{number}", "dataset": dataset, "policy": "drain"}, 0)
             info = rank.info()
             memory.append(info["memory_bytes"])
             assert info["group_size"] == 1, f"run {number} does not fit into memory any more"

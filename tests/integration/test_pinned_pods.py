@@ -57,12 +57,17 @@ def test_from_the_second_epoch_on_the_store_gives_what_is_not_pinned(packed: Pac
         assert total_of(cluster, "refill_resident_bytes", kind="pinned") <= 2 * 0.25 * 2**21
 
 
-def test_another_job_finds_it_with_another_chunk_size(packed: Packed, tmp_path: Path) -> None:
+LIVE = [{"policy": "drain", "chunk_size": size} for size in (8, 20)] + [{"policy": "redox", "chunk_size": 16}]
+PLANNED: list[dict[str, Any]] = [{"chunk_size": 8, "seed": seed} for seed in (0, 1)]
+
+
+@pytest.mark.parametrize("jobs", [LIVE, PLANNED], ids=["of live policies, with other chunk sizes", "planned"])
+def test_another_job_finds_it(packed: Packed, tmp_path: Path, jobs: list[dict[str, Any]]) -> None:
     with LocalCluster(2, tmp_path, {"memory_bytes": "8MiB", "pinned_fraction": 0.5}) as cluster:
-        assert amplification(run_epochs(cluster, packed, "first", 1, chunk_size=8)[0]) == 1
+        assert amplification(run_epochs(cluster, packed, "first", 1, **jobs[0])[0]) == 1
         before = total_of(cluster, "refill_store_bytes_total", operation="read_range")
-        assert amplification(run_epochs(cluster, packed, "second", 1, chunk_size=20)[0]) < 0.05
-        assert amplification(run_epochs(cluster, packed, "third", 1, chunk_size=16, policy="redox")[0]) < 0.05
+        for number, job in enumerate(jobs[1:]):
+            assert amplification(run_epochs(cluster, packed, f"job-{number}", 1, **job)[0]) < 0.05
         read = total_of(cluster, "refill_store_bytes_total", operation="read_range") - before
         assert read < 300_000, "the dataset was read from the store again"
 

@@ -156,3 +156,10 @@ def test_a_job_that_names_no_chunk_size_has_what_its_memory_allows(three_pods: L
         rank = rank_of(three_pods, job | {"name": f"{job['name']}-{given}", "chunk_size": given})
         assert rank.info()["chunk_size"] == rank.info()["plan"]["chunk_size"] == expected
         rank.end_job()
+
+
+def test_without_shuffling_samples_come_as_they_are_stored(packed: Packed, tmp_path: Path) -> None:
+    with cluster_of(tmp_path, 3, journal=False) as cluster:
+        ranks = trained(cluster, packed[0], 2, killed=1, shuffle=False)
+    for epoch in range(2):
+        assert in_order(ranks, epoch) == list(range(NUM_SAMPLES))

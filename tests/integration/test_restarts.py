@@ -69,7 +69,7 @@ def test_killed_pods_come_back(packed: Packed, pods: LocalCluster, killed: list[
 def test_a_single_pod(packed: Packed, tmp_path: Path) -> None:
     """Nobody but the ranks themselves can tell it what they have."""
     with cluster_of(tmp_path, 1, journal=False) as cluster:
-        job = settings_of(packed[0], world_size=2)
+        job = settings_of(packed[0], policy="drain", world_size=2)
         ranks = Ranks(cluster, job)
         for first in (0, 100, 300):
             ranks.ask(0, first, first + 100)
@@ -83,7 +83,7 @@ def test_a_single_pod(packed: Packed, tmp_path: Path) -> None:
 def test_explicit_traces(packed: Packed, tmp_path: Path) -> None:
     """All pods are killed and nothing is on a disk: ranks post their traces again by themselves."""
     with cluster_of(tmp_path, 2, journal=False) as cluster:
-        job = settings_of(packed[0], world_size=2, order="explicit")
+        job = settings_of(packed[0], policy="drain", world_size=2, order="explicit")
         ranks = Ranks(cluster, job)
         order = np.random.default_rng(1).permutation(NUM_SAMPLES)
         for rank in ranks.ranks:
@@ -101,7 +101,7 @@ def test_explicit_traces(packed: Packed, tmp_path: Path) -> None:
 def test_who_only_looks_tells_nothing(packed: Packed, tmp_path: Path) -> None:
     """It would say that the rank has received nothing, and be believed."""
     with cluster_of(tmp_path, 1, journal=False) as cluster:
-        job = settings_of(packed[0], world_size=1)
+        job = settings_of(packed[0], policy="drain", world_size=1)
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 300)
         settings = {("job" if name == "name" else name): value for name, value in job.items()}
@@ -119,7 +119,7 @@ def test_who_only_looks_tells_nothing(packed: Packed, tmp_path: Path) -> None:
 def test_ranks_that_do_not_come_back_leave_something_unknown(packed: Packed, tmp_path: Path) -> None:
     """The pod and a rank lose their memory together. What the rank had is known to nobody, and the receipt says so."""
     with cluster_of(tmp_path, 1, journal=False, recovery_seconds=RECOVERY_SECONDS) as cluster:
-        job = settings_of(packed[0], world_size=2)
+        job = settings_of(packed[0], policy="drain", world_size=2)
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
         ranks.ranks[1] = rank_of(cluster, job, 1)  # another process, that goes on where the first one was
@@ -135,7 +135,7 @@ def test_ranks_that_do_not_come_back_leave_something_unknown(packed: Packed, tmp
 def test_a_pod_that_ends_in_order_leaves_what_it_delivered_with_another(packed: Packed, tmp_path: Path) -> None:
     """A rolling restart without volumes, and without ranks that remember."""
     with cluster_of(tmp_path, 3, journal=False, recovery_seconds=RECOVERY_SECONDS) as cluster:
-        job = settings_of(packed[0])
+        job = settings_of(packed[0], policy="drain")
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
         for pod in range(3):
@@ -153,7 +153,7 @@ def test_a_pod_that_ends_in_order_leaves_what_it_delivered_with_another(packed: 
 def test_pods_are_replaced_while_no_rank_is_there(packed: Packed, tmp_path: Path) -> None:
     """As a StatefulSet does it, the last one first, each when the one before is ready; without volumes."""
     with cluster_of(tmp_path, 3, journal=False, recovery_seconds=RECOVERY_SECONDS) as cluster:
-        job = settings_of(packed[0])
+        job = settings_of(packed[0], policy="drain")
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
         ranks.ranks.clear()
@@ -172,7 +172,7 @@ def test_pods_are_replaced_while_no_rank_is_there(packed: Packed, tmp_path: Path
 def test_a_request_that_a_pod_can_not_finish_before_it_ends_may_be_made_again(packed: Packed, tmp_path: Path) -> None:
     """It comes for longer than a pod that ends waits for its requests."""
     with cluster_of(tmp_path, 1, journal=False, drain_seconds=0.5, grace_seconds=2) as cluster:
-        job = settings_of(packed[0], world_size=1)
+        job = settings_of(packed[0], policy="drain", world_size=1)
         rank_of(cluster, job).info()
         url = urlsplit(cluster.pod_urls[0])
         waiting = http.client.HTTPConnection(url.hostname or "", url.port, timeout=30)
@@ -258,7 +258,7 @@ def test_a_journal_that_is_not_as_it_was_left(
     packed: Packed, tmp_path: Path, harm: Callable[[Path, Path], None], said: str
 ) -> None:
     with cluster_of(tmp_path, 2, journal=True) as cluster:
-        job = settings_of(packed[0], world_size=2)
+        job = settings_of(packed[0], policy="drain", world_size=2)
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
         shutil.copytree(tmp_path / "journal-0", tmp_path / "earlier")
@@ -276,7 +276,7 @@ def test_a_journal_that_is_not_as_it_was_left(
 
 def test_a_job_that_was_ended_stays_so(packed: Packed, tmp_path: Path) -> None:
     with cluster_of(tmp_path, 2, journal=True) as cluster:
-        job = settings_of(packed[0], world_size=2)
+        job = settings_of(packed[0], policy="drain", world_size=2)
         ranks = Ranks(cluster, job, timeout_seconds=3)
         ranks.ask(0, 0, 100)
         ranks.ranks[0].end_job()
@@ -292,7 +292,7 @@ def test_a_job_that_was_ended_stays_so(packed: Packed, tmp_path: Path) -> None:
 
 def test_the_receipt_of_an_epoch_that_is_long_over(packed: Packed, tmp_path: Path) -> None:
     with cluster_of(tmp_path, 2, journal=True) as cluster:
-        job = settings_of(packed[0], world_size=2, num_epochs=0)
+        job = settings_of(packed[0], policy="drain", world_size=2, num_epochs=0)
         ranks = Ranks(cluster, job)
         for epoch in range(5):
             ranks.ask(epoch, 0, ranks.length if epoch else 100)  # the first one is broken off
@@ -311,7 +311,7 @@ def test_the_receipt_of_an_epoch_that_is_long_over(packed: Packed, tmp_path: Pat
 def test_a_rank_that_asks_for_nothing_tells_all_the_same(packed: Packed, tmp_path: Path, num_pods: int) -> None:
     """As in data-parallel training: rank 1 has batches in hand and waits for rank 0, which waits for its next one."""
     with cluster_of(tmp_path, num_pods, journal=False) as cluster:
-        job = settings_of(packed[0], world_size=2)
+        job = settings_of(packed[0], policy="drain", world_size=2)
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 200)
         for pod in range(num_pods):
@@ -328,7 +328,7 @@ def test_a_rank_that_asks_for_nothing_tells_all_the_same(packed: Packed, tmp_pat
 def test_what_a_pod_left_with_another_is_not_its_table_once_it_has_gone_on(packed: Packed, tmp_path: Path) -> None:
     """Its successor goes on from the journal, delivers more, and is then killed with its volume."""
     with cluster_of(tmp_path, 2, journal=True) as cluster:
-        job = settings_of(packed[0], world_size=2)
+        job = settings_of(packed[0], policy="drain", world_size=2)
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
         cluster.processes[1].terminate()
@@ -346,7 +346,7 @@ def test_what_a_pod_left_with_another_is_not_its_table_once_it_has_gone_on(packe
 def test_a_rank_whose_record_lacks_something_is_gone_on_without(packed: Packed, tmp_path: Path) -> None:
     """Its temporary folder was full for a while: what it received is unknown, and the training goes on."""
     with cluster_of(tmp_path, 1, journal=False, recovery_seconds=RECOVERY_SECONDS) as cluster:
-        job = settings_of(packed[0], world_size=2)
+        job = settings_of(packed[0], policy="drain", world_size=2)
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
         (ranks.ranks[1]._record._folder / "whole").unlink()
@@ -361,7 +361,7 @@ def test_a_rank_whose_record_lacks_something_is_gone_on_without(packed: Packed, 
 def test_traces_of_an_epoch_that_every_rank_has_left_are_not_waited_for(packed: Packed, tmp_path: Path) -> None:
     """Rank 0 has posted its next trace and kept no older one than the last, rank 1 is about to."""
     with cluster_of(tmp_path, 1, journal=False, recovery_seconds=RECOVERY_SECONDS) as cluster:
-        job = settings_of(packed[0], world_size=2, order="explicit", num_epochs=0)
+        job = settings_of(packed[0], policy="drain", world_size=2, order="explicit", num_epochs=0)
         ranks = Ranks(cluster, job)
         order = np.random.default_rng(1).permutation(NUM_SAMPLES)
         for epoch in range(2):

@@ -16,7 +16,9 @@ from refill_service.demo.local_cluster import LocalCluster
 def trained(pods: LocalCluster, job: dict[str, Any], num_workers: int) -> tuple[list[list[int]], CacheDataset]:
     """Two epochs, by objects of their own; and the dataset."""
     settings = {name: value for name, value in job.items() if name != "name"}
-    dataset = CacheDataset(pods.pod_urls[0], job=job["name"], transform=lambda sample: sample["__id__"], **settings)
+    dataset = CacheDataset(
+        pods.pod_urls[0], job=job["name"], policy="drain", transform=lambda sample: sample["__id__"], **settings
+    )
     loader = DataLoader(dataset, 50, sampler=EpochSampler(dataset), num_workers=num_workers)
     epochs = []
     for epoch in range(2):

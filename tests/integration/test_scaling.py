@@ -79,7 +79,7 @@ def test_a_training_loop_does_not_notice(packed: Packed, tmp_path: Path) -> None
 
 def test_ranks_in_two_epochs(packed: Packed, tmp_path: Path) -> None:
     """One has begun the next epoch when another has yet to end the one before."""
-    job = settings_of(packed[0], world_size=2)
+    job = settings_of(packed[0], policy="drain", world_size=2)
     with cluster_of(tmp_path, 2, journal=False) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 400)
@@ -101,7 +101,7 @@ def test_ranks_in_two_epochs(packed: Packed, tmp_path: Path) -> None:
 
 
 def test_scaled_again_within_the_epoch(packed: Packed, tmp_path: Path) -> None:
-    job = settings_of(packed[0])
+    job = settings_of(packed[0], policy="drain")
     with cluster_of(tmp_path, 1, journal=True) as cluster:
         ranks = Ranks(cluster, job)
         for num_pods, position in ((3, 80), (2, 160), (3, 240)):
@@ -113,7 +113,7 @@ def test_scaled_again_within_the_epoch(packed: Packed, tmp_path: Path) -> None:
 
 
 def test_traces_of_the_ranks_own(packed: Packed, tmp_path: Path) -> None:
-    job = settings_of(packed[0], world_size=2, order="explicit")
+    job = settings_of(packed[0], policy="drain", world_size=2, order="explicit")
     traces = [np.arange(0, 600), np.concatenate([np.arange(500, 900), np.arange(100)])]
     with cluster_of(tmp_path, 2, journal=False) as cluster:
         ranks = [rank_of(cluster, job, rank) for rank in range(2)]
@@ -138,7 +138,7 @@ def test_traces_of_the_ranks_own(packed: Packed, tmp_path: Path) -> None:
 
 def test_a_checkpoint_from_before_the_move(packed: Packed, tmp_path: Path) -> None:
     """Positions mean the same after it, with the same ranks or with others."""
-    job = settings_of(packed[0], world_size=2)
+    job = settings_of(packed[0], policy="drain", world_size=2)
     with cluster_of(tmp_path, 2, journal=True) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
@@ -159,7 +159,7 @@ def test_a_checkpoint_from_before_the_move(packed: Packed, tmp_path: Path) -> No
 
 def test_traces_with_repeats_move_twice(packed: Packed, tmp_path: Path) -> None:
     """Which of two positions that ask for a sample is the repeat changes with each move."""
-    job = settings_of(packed[0], world_size=2, order="explicit")
+    job = settings_of(packed[0], policy="drain", world_size=2, order="explicit")
     drawn = np.random.default_rng(1).integers(0, NUM_SAMPLES, (2, 800))
     with cluster_of(tmp_path, 2, journal=False) as cluster:
         ranks = [rank_of(cluster, job, rank) for rank in range(2)]
@@ -181,7 +181,13 @@ class TestALoopThatWasResumedWithinTheEpoch:
     def resumed(self, cluster: LocalCluster, url: str, *, probes: bool) -> tuple[Any, Any]:
         def loader() -> Any:
             dataset = refill.CacheDataset(
-                cluster.pod_urls[0], dataset=url, job="resumed", chunk_size=16, memory_bytes=600_000, timeout_seconds=30
+                cluster.pod_urls[0],
+                dataset=url,
+                job="resumed",
+                policy="drain",
+                chunk_size=16,
+                memory_bytes=600_000,
+                timeout_seconds=30,
             )
             sampler = refill.EpochSampler(dataset)
             batches = torch.utils.data.DataLoader(dataset, batch_size=20, sampler=sampler, collate_fn=list)
@@ -238,7 +244,7 @@ class TestALoopThatWasResumedWithinTheEpoch:
 def test_a_resumed_job_that_has_moved_is_resumed_from_the_same_state_again(
     packed: Packed, tmp_path: Path, restarted_pods: list[int]
 ) -> None:
-    job = settings_of(packed[0], world_size=2)
+    job = settings_of(packed[0], policy="drain", world_size=2)
     with cluster_of(tmp_path, 2, journal=True) as cluster:
         ranks = Ranks(cluster, job)
         ranks.ask(0, 0, 100)
@@ -261,7 +267,7 @@ def test_a_resumed_job_that_has_moved_is_resumed_from_the_same_state_again(
 
 
 def test_a_given_home_that_is_gone_is_left(packed: Packed, tmp_path: Path) -> None:
-    job = settings_of(packed[0], world_size=2)
+    job = settings_of(packed[0], policy="drain", world_size=2)
     with cluster_of(tmp_path, 2, journal=False) as cluster:
         ranks = Ranks(cluster, job)
         gone = cluster.pod_urls[1]

@@ -21,7 +21,7 @@ POLICIES = ("drain", "redox", "planned")
 
 def analyzed(dataset: str, num_pods: int, memory: str) -> dict[str, dict[str, Any]]:
     """Its rows, by policy."""
-    sizes = [part for policy in ("", "redox-", "planned-") for part in (f"--{policy}chunk-sizes", str(CHUNK_SIZE))]
+    sizes = [part for policy in POLICIES for part in (f"--{policy}-chunk-sizes", str(CHUNK_SIZE))]
     command = ["analyze", dataset, "--pods", str(num_pods), "--pod-memory", memory, *sizes, "--json"]
     done = subprocess.run([sys.executable, "-m", "refill_service.cli", *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

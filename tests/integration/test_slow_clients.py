@@ -58,7 +58,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 @pytest.fixture
 def job(pod: LocalCluster, large: str) -> Iterator[dict[str, Any]]:
     name = f"job-{uuid.uuid4().hex[:8]}"
-    yield {"name": name, "dataset": large, "memory_bytes": 100_000_000}
+    yield {"name": name, "dataset": large, "policy": "drain", "memory_bytes": 100_000_000}
     httpx.delete(f"{pod.pod_urls[0]}/v1/jobs/{name}")
 
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import torch
 from tests.pod_fixtures import NUM_SAMPLES
+from tests.waiting import until
 from torch.utils.data import DataLoader, Subset, WeightedRandomSampler, random_split
 
 import refill
@@ -71,9 +72,14 @@ def test_training_and_validation_of_one_split_take_turns_and_each_is_exact(
             assert sorted(ids_of(loader)) == wanted
     for sampler, wanted in zip(samplers, expected, strict=True):
         path = f"/v1/jobs/{sampler.dataset.job}/epochs/1/receipt"
-        receipt = httpx.get(f"{three_pods.pod_urls[0]}{path}").raise_for_status().json()
-        assert (receipt["exact"], receipt["requests"]) == (True, len(wanted)), receipt
-    assert samplers[0].dataset.epoch_counts(1)["total"]["batches"] == len(loaders[0]), "a request for each batch"
+        url = f"{three_pods.pod_urls[0]}{path}"
+        until(lambda url=url: bool(httpx.get(url).json()["exact"]), "an exact receipt")  # type: ignore[misc]
+        receipt = httpx.get(url).raise_for_status().json()
+        assert (receipt["exact"], receipt["planned"]) == (True, len(wanted)), receipt
+    asked = samplers[0].dataset.epoch_counts(1)["total"]["batches"]
+    assert len(loaders[0]) <= asked <= 3 * len(loaders[0]), (
+        "not a request for each batch to each pod that has some of it"
+    )
 
 
 @pytest.mark.parametrize("url", ["file:///nowhere", "nonsense"])
@@ -131,7 +137,7 @@ def test_a_state_that_is_given_to_the_whole_dataset_is_its_parts(dataset_of: Dat
     loop = refill.timed(loader_of(train, refill.EpochSampler(train)), train)
     before = ids_of(islice(loop, 20))
     state = loop.state_dict()
-    with pytest.raises(InvalidInput, match="can be resumed with the same ranks and pods only"):
+    with pytest.raises(InvalidInput, match="ranks ask by lists of their own, so as many go on as there were"):
         refill.EpochSampler(split_of(dataset_of(rank=0, world_size=2, resume=state))[0])
     again, held_out = split_of(dataset_of(resume=state))
     resumed = refill.timed(loader_of(again, refill.EpochSampler(again)), again)
@@ -158,7 +164,7 @@ def test_policy_exact_keeps_the_order_of_the_part(dataset_of: DatasetOf) -> None
 
 
 def test_a_part_reads_the_chunks_that_have_a_sample_of_it(dataset_of: DatasetOf) -> None:
-    """So a range reads each byte once, and a tenth at random most of the dataset: docs/CLIENT.md."""
+    """So a range reads each byte once, and a tenth at random little more than that: docs/CLIENT.md."""
 
     def read_for(indices: Any) -> float:
         part = Subset(dataset_of(chunk_size=8), indices)
@@ -168,8 +174,8 @@ def test_a_part_reads_the_chunks_that_have_a_sample_of_it(dataset_of: DatasetOf)
 
     at_random = torch.randperm(NUM_SAMPLES, generator=torch.Generator().manual_seed(1)).tolist()
     assert read_for(range(100, 200)) < 1.2
-    assert read_for(at_random[:100]) == pytest.approx((1 - 0.9**8) / 0.1, rel=0.15)
-    assert read_for(at_random[100:]) == pytest.approx(1 / 0.9, rel=0.05)
+    assert read_for(at_random[:100]) < 1.6
+    assert read_for(at_random[100:]) == pytest.approx(1 / 0.9, rel=0.1)
 
 
 @pytest.mark.parametrize("policy", ["drain", "planned"])
@@ -198,7 +204,7 @@ def epochs_without_end(loader: Any) -> Iterator[Any]:
 
 def test_ranks_that_split_differently_wait_for_each_other_by_name(dataset_of: DatasetOf) -> None:
     """Each has a job of other samples, and no sample comes that another rank validates with."""
-    dataset = dataset_of(rank=0, world_size=2, timeout_seconds=1)
+    dataset = dataset_of(rank=0, world_size=2, timeout_seconds=1, policy="drain")
     train, _ = random_split(dataset, [0.8, 0.2], generator=torch.Generator().manual_seed(6))
     with pytest.raises(EpochNotReady, match=r"job-\w+-part-\w+ .*rank 1.* generator with a seed$"):
         next(iter(loader_of(train, refill.EpochSampler(train))))

@@ -1,4 +1,4 @@
-"""A sampler's ids come from real pods, each as often as it was asked for; the order that it gave them does not."""
+"""A sampler's ids come from real pods, each as often as it was asked for; and in its order but with policy drain."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ def dataset_of(three_pods: LocalCluster, job: dict[str, Any]) -> MakeDataset:
 
     def make(**more: Any) -> refill.CacheDataset:
         url, name = three_pods.pod_urls[0], job["name"]
-        return refill.CacheDataset(url, dataset=job["dataset"], job=name, order="explicit", **settings, **more)
+        how: dict[str, Any] = {"policy": "drain"} | settings | more
+        return refill.CacheDataset(url, dataset=job["dataset"], job=name, order="explicit", **how)
 
     return make
 
 
-def received(dataset: refill.CacheDataset, sampler: Iterable[int]) -> Int64Array:
+def received(dataset: refill.CacheDataset, sampler: Iterable[int], any_order: bool = True) -> Int64Array:
     """The ids of an epoch, ``(batches, BATCH)``."""
-    traced = refill.TraceSampler(dataset, sampler, any_order=True)
+    traced = refill.TraceSampler(dataset, sampler, any_order=any_order)
     loader = DataLoader(dataset, BATCH, sampler=traced, collate_fn=list)
     return np.array([[sample["__id__"] for sample in batch] for batch in loader])
 
@@ -72,17 +73,18 @@ def test_without_shuffling_the_order_is_kept_for_the_price_of_reads(dataset_of: 
     assert dataset.epoch_counts(0)["total"]["exact_reads"] > 100, "samples that were read alone"
 
 
+@pytest.mark.parametrize("policy", ["exact", "planned"])
 @pytest.mark.parametrize("kind", ["curriculum", "lengths", "repeats"])
-def test_policy_exact_keeps_the_order_to_the_letter(dataset_of: MakeDataset, kind: str) -> None:
+def test_the_order_is_kept_to_the_letter(dataset_of: MakeDataset, kind: str, policy: str) -> None:
     generator = np.random.default_rng(5)
     asked = {
         "curriculum": generator.permutation(NUM_SAMPLES),
         "lengths": np.argsort(generator.permutation(NUM_SAMPLES) % 50, kind="stable"),
         "repeats": generator.integers(0, NUM_SAMPLES, 600),
     }[kind]
-    dataset = dataset_of(policy="exact")
+    dataset = dataset_of(policy=policy)
     assert not seen_warnings(lambda: refill.TraceSampler(dataset, asked.tolist()))
-    assert received(dataset, asked.tolist()).ravel().tolist() == asked.tolist()
+    assert received(dataset, asked.tolist(), any_order=False).ravel().tolist() == asked.tolist()
 
 
 def seen_warnings(make: Callable[[], object]) -> list[str]:

@@ -72,6 +72,12 @@ class Process:
 
 
 @pytest.fixture
+def job(job: dict[str, Any]) -> dict[str, Any]:
+    """Of a policy whose pods keep what each process received."""
+    return job | {"policy": "drain"}
+
+
+@pytest.fixture
 def start(three_pods: LocalCluster, job: dict[str, Any]) -> Iterator[Callable[..., Process]]:
     """Starts training processes of rank 0 of the test's job."""
     arguments = {("job" if name == "name" else name): value for name, value in job.items()} | {"timeout_seconds": 60}
@@ -162,7 +168,11 @@ class Child:
         ]
 
 
-def test_a_twin_is_refused_by_name_and_the_first_goes_on(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+@pytest.mark.parametrize("policy", ["drain", "planned"])
+def test_a_twin_is_refused_by_name_and_the_first_goes_on(
+    three_pods: LocalCluster, job: dict[str, Any], policy: str
+) -> None:
+    job |= {"policy": policy}
     host = socket.gethostname()
     with Child(rank_of(three_pods, job)) as first:
         first.batch(0, 0, 32)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.pod_fixtures import kind_of
 from tests.waiting import until
 
 from refill.errors import InvalidInput, PodUnreachable
@@ -35,12 +36,14 @@ def pod(tmp_path: Path, path: Path) -> Iterator[LocalCluster]:
         yield cluster
 
 
-def rank_at(url: str, dataset: str, name: str) -> PodConnection:
-    return PodConnection(url, JobSpec(name, dataset, chunk_size=16), 0, None, 10)
+def rank_at(url: str, dataset: str, name: str, **settings: Any) -> Any:
+    spec = JobSpec(name, dataset, chunk_size=16, **settings)
+    return kind_of(spec)(url, spec, 0, None, 10)
 
 
-def test_batches_are_the_same_as_over_tcp(pod: LocalCluster, path: Path, packed: Packed) -> None:
-    unix, tcp = rank_at(f"unix:{path}", packed[0], "job"), rank_at(pod.pod_urls[0], packed[0], "job")
+@pytest.mark.parametrize("policy", ["drain", "planned"])
+def test_batches_are_the_same_as_over_tcp(pod: LocalCluster, path: Path, packed: Packed, policy: str) -> None:
+    unix, tcp = (rank_at(url, packed[0], "job", policy=policy) for url in (f"unix:{path}", pod.pod_urls[0]))
     assert unix.home == f"unix:{path}", "who names a socket wants no detour over TCP"
     for start in range(0, 1000, 250):
         positions = np.arange(start, start + 250)
@@ -49,7 +52,8 @@ def test_batches_are_the_same_as_over_tcp(pod: LocalCluster, path: Path, packed:
         assert received.sample_ids.tolist() == again.sample_ids.tolist()
         assert list(map(bytes, received.payloads)) == list(map(bytes, again.payloads))
     assert unix.samples(np.array([3, 5])).sample_ids.tolist() == [3, 5]
-    assert unix.epoch_counts(0)["total"]["takes"] == 1000
+    takes = unix.epoch_counts(0)["total"]["takes"]
+    assert takes == (1000 if policy == "drain" else 2000), "planned jobs keep no answers"
     unix.report(0.5, 1000, 1)
     unix.end_job()
 
@@ -146,9 +150,9 @@ def test_a_segment_is_written_again_when_nothing_points_into_it(
 def test_what_a_dead_client_lent_is_let_go(roomy: LocalCluster, path: Path, packed: Packed) -> None:
     code = f"""
 import os, numpy as np
-from refill.pod_connection import PodConnection
+from refill.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
-rank = PodConnection("unix:{path}", JobSpec("job", "{packed[0]}", chunk_size=16), 0, None, 10)
+rank = PlannedConnection("unix:{path}", JobSpec("job", "{packed[0]}", chunk_size=16), 0, None, 10)
 kept = [rank.batch(0, np.arange(start, start + 100)) for start in range(0, 400, 100)]
 print(flush=True)
 input()

@@ -61,7 +61,7 @@ def cluster(folder: Path, *, journal: bool) -> Iterator[Named]:
 @pytest.mark.parametrize("journal", [True, False], ids=["journal", "no journal"])
 def test_a_pod_that_wakes_beside_its_successor(packed: Packed, tmp_path: Path, journal: bool, wakes: str) -> None:
     with cluster(tmp_path, journal=journal) as pods:
-        job = settings_of(packed[0])
+        job = settings_of(packed[0], policy="drain")
         ranks = Ranks(pods, job)
         ranks.ask(0, 0, 100)
         pods.pause(POD)

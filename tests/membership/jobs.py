@@ -18,7 +18,8 @@ Packed = tuple[str, dict[str, bytes]]
 
 def spec_of(packed: Packed, **settings: Any) -> JobSpec:
     name = f"losses-{uuid.uuid4().hex[:8]}"
-    return JobSpec(name, packed[0], **({"chunk_size": 16, "memory_bytes": 600_000, "world_size": 2} | settings))
+    how = {"policy": "drain", "chunk_size": 16, "memory_bytes": 600_000, "world_size": 2}
+    return JobSpec(name, packed[0], **(how | settings))
 
 
 def resumed(pods: PodsInProcess, training: Training, world_size: int, process: int, position: int = 100) -> list[Rank]:

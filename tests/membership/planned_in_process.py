@@ -89,6 +89,7 @@ class PlannedDataset(refill.CacheDataset):
             goes_without_damaged=self._skips_damaged,
             allow_skipped=self.allow_skipped,
             place=self._place,
+            hashes=self._hashes,
         )
 
 

@@ -29,6 +29,7 @@ class ClassTraining(Training):
             f"classes-{uuid.uuid4().hex[:8]}",
             packed[0],
             **{
+                "policy": "drain",
                 "world_size": WORLD_SIZE,
                 "chunk_size": 16,
                 "memory_bytes": 1_200_000,

@@ -21,7 +21,8 @@ EXACT = {"delivered": NUM_SAMPLES, "duplicates": 0, "missing": 0, "unknown": 0, 
 
 def spec_of(packed: Packed, **settings: Any) -> JobSpec:
     name = f"ended-{uuid.uuid4().hex[:8]}"
-    return JobSpec(name, packed[0], **({"chunk_size": 16, "memory_bytes": 600_000, "world_size": 2} | settings))
+    how = {"policy": "drain", "chunk_size": 16, "memory_bytes": 600_000, "world_size": 2}
+    return JobSpec(name, packed[0], **(how | settings))
 
 
 def counts_of(receipt: dict[str, Any]) -> dict[str, Any]:

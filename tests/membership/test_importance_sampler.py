@@ -32,7 +32,7 @@ class CalledDataset(refill.CacheDataset):
 
     def __init__(self, pods: PodsInProcess, rank: int, name: str, url: str, **settings: Any) -> None:
         self._called = pods
-        how = {"world_size": 2, "memory_bytes": 600_000, "seed": 3} | settings
+        how = {"policy": "exact", "world_size": 2, "memory_bytes": 600_000, "seed": 3} | settings
         super().__init__(pods.pod_urls[0], dataset=url, job=name, rank=rank, **how)
 
     def _new_connection(self) -> PodConnection:
@@ -275,7 +275,7 @@ def test_a_job_of_another_policy_takes_no_scores(pods: PodsInProcess, packed: Pa
         refill.ImportanceSampler(
             CalledDataset(pods, 0, "other", packed[0], policy="exact", policy_settings={"eviction": "lru"})
         )
-    rank = Rank(pods, JobSpec(f"no-scores-{uuid.uuid4().hex[:8]}", packed[0], memory_bytes=600_000), 0)
+    rank = Rank(pods, JobSpec(f"no-scores-{uuid.uuid4().hex[:8]}", packed[0], memory_bytes=600_000, policy="drain"), 0)
     rank.info()
     with pytest.raises(InvalidInput, match="takes no scores: its policy must be exact with eviction importance"):
         rank.report_scores(np.array([1]), np.array([1.0], dtype=np.float32))

@@ -351,7 +351,7 @@ def test_a_job_that_has_ended_begins_anew_and_its_last_receipt_stays_till_then(p
         other.take(0)
         other.check(packed[0])
         assert other.plan != run.plan
-        with pytest.raises(JobConflict, match="registered with other settings"):
+        with pytest.raises(JobConflict, match="registered before with other settings"):
             run.take(1, 0, 20, ranks=[1])
 
 
@@ -359,7 +359,7 @@ def test_a_name_has_one_job_whatever_its_policy(packed: Packed, tmp_path: Path) 
     with PodsInProcess(2, tmp_path, journal=False) as pods:
         run = Run(pods, packed[0], new_name(), 1)
         run.take(0, 0, 40)
-        live = JobSpec(run.name, packed[0], chunk_size=16, memory_bytes=600_000)
+        live = JobSpec(run.name, packed[0], policy="drain", chunk_size=16, memory_bytes=600_000)
         with pytest.raises(JobConflict, match="runs with policy planned, and you ask for drain"):
             Training(pods, live, NUM_SAMPLES, timeout_seconds=5)
         assert [len(pods.get(pod, "/v1/jobs")) for pod in (0, 1)] == [1, 1]

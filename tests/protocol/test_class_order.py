@@ -12,6 +12,7 @@ from refill.protocol.class_order import (
     balanced_order,
     bucket_boundaries,
     bucket_order,
+    in_turns,
     positions_of_rank,
     rank_part,
     samples_for,
@@ -111,3 +112,21 @@ def test_a_part_of_a_class_is_from_all_of_the_epoch() -> None:
     assert set(np.diff(samples).tolist()) == {10}
     others = samples_for(np.zeros(100, dtype=np.int64), np.zeros(1000, dtype=np.int64), np.arange(1000), random_of(2))
     assert set(samples.tolist()) != set(others.tolist())
+
+
+@given(st.integers(1, 300), st.data())
+def test_samples_in_turns_are_the_same_samples_and_what_comes_once_is_in_that_order(
+    size: int, data: st.DataObject
+) -> None:
+    turns = np.array(data.draw(st.permutations(range(size))), dtype=np.int64)
+    samples = np.array(data.draw(st.lists(st.integers(0, size - 1), max_size=400)), dtype=np.int64)
+    found = in_turns(samples, turns)
+    assert sorted(found.tolist()) == sorted(samples.tolist())
+    once = np.unique(samples)
+    assert in_turns(once, turns).tolist() == [sample for sample in turns.tolist() if sample in set(once.tolist())]
+
+
+def test_copies_of_a_sample_come_apart() -> None:
+    turns = np.random.default_rng(1).permutation(6400)
+    found = in_turns(np.concatenate([turns, np.full(3, turns[10])]), turns)
+    assert np.diff(np.flatnonzero(found == turns[10])).tolist() == pytest.approx([101, 101, 101], abs=2)

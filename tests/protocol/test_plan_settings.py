@@ -38,7 +38,8 @@ def test_any_other_setting_is_another_plan(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"version": 2}, "plan version 2 is not known here; version 1 is"),
+        ({"version": 3}, "plan version 3 is not known here; versions 1 and 2 are"),
+        ({"version": 2}, "plan version 2 is of batches of classes, and selection names none"),
         ({"chunk_size": 0}, "plan setting chunk_size must be 1 to 65536, got 0"),
         ({"seed": True}, "plan setting seed must be int, got True"),
         ({"num_samples": "7"}, "plan setting num_samples must be int, got '7'"),

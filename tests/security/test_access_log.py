@@ -131,7 +131,7 @@ def test_an_address_is_that_of_the_connection(pod: LocalCluster) -> None:
 
 def test_it_tells_who_registered_read_moved_and_ended_what(packed: Packed, tmp_path: Path) -> None:
     with LocalCluster(2, tmp_path, settings_in(tmp_path, "json", packed[0])) as cluster:
-        spec = JobSpec("followed", packed[0], chunk_size=16, memory_bytes=600_000)
+        spec = JobSpec("followed", packed[0], chunk_size=16, memory_bytes=600_000, policy="drain")
         ranks = {}
         for team, token in (("vision", VISION), ("speech", SPEECH)):
             (tmp_path / team).write_text(token)

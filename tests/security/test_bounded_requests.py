@@ -56,7 +56,14 @@ def two_pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
 @pytest.fixture(scope="module")
 def connection(two_pods: LocalCluster, large: str) -> PodConnection:
     """A rank of a job whose samples are large, with traces of its own."""
-    settings = {"name": "large", "dataset": large, "order": "explicit", "memory_bytes": 20_000_000, "chunk_size": 4}
+    settings = {
+        "name": "large",
+        "dataset": large,
+        "order": "explicit",
+        "policy": "drain",
+        "memory_bytes": 20_000_000,
+        "chunk_size": 4,
+    }
     return rank_of(two_pods, settings)
 
 
@@ -117,7 +124,7 @@ def test_the_client_asks_for_any_number_of_samples_in_parts(connection: PodConne
 
 
 def test_more_ids_than_a_request_has_are_several_requests(two_pods: LocalCluster, packed: tuple[str, Any]) -> None:
-    rank = rank_of(two_pods, {"name": "small", "dataset": packed[0], "memory_bytes": 1_000_000})
+    rank = rank_of(two_pods, {"name": "small", "dataset": packed[0], "policy": "drain", "memory_bytes": 1_000_000})
     ids = np.random.default_rng(2).integers(0, 1000, 2 * MAX_SAMPLES + 10)
     received = rank.samples(ids)
     content = samples_of(packed[0])
@@ -165,7 +172,14 @@ def test_traces_of_many_epochs_are_refused_when_there_is_no_memory_left_for_them
     two_pods: LocalCluster, packed: tuple[str, Any]
 ) -> None:
     """The second rank never posts, so that none of them is over."""
-    settings = {"name": "many", "dataset": packed[0], "order": "explicit", "memory_bytes": 8_000_000, "world_size": 2}
+    settings = {
+        "name": "many",
+        "dataset": packed[0],
+        "order": "explicit",
+        "policy": "drain",
+        "memory_bytes": 8_000_000,
+        "world_size": 2,
+    }
     rank, trace = rank_of(two_pods, settings), np.zeros(10_000, dtype=np.int64)
     for epoch in range(6):
         rank.post_trace(epoch, trace)
@@ -183,7 +197,10 @@ def test_a_trace_that_is_posted_again_costs_nothing_and_another_one_is_refused(
     two_pods: LocalCluster, packed: tuple[str, Any]
 ) -> None:
     rank = rank_of(
-        two_pods, {"name": "again", "dataset": packed[0], "order": "explicit", "memory_bytes": 1_000_000}, 0, 0
+        two_pods,
+        {"name": "again", "dataset": packed[0], "order": "explicit", "policy": "drain", "memory_bytes": 1_000_000},
+        0,
+        0,
     )
     trace = np.random.default_rng(3).permutation(1000)[:700]
     for _ in range(30):
@@ -200,7 +217,7 @@ def test_a_rank_reports_few_epochs_and_samples_that_there_are(
     two_pods: LocalCluster, packed: tuple[str, Any], url: str
 ) -> None:
     """What it has received is kept for a restart, by epoch."""
-    rank = rank_of(two_pods, {"name": "reported", "dataset": packed[0], "memory_bytes": 1_000_000})
+    rank = rank_of(two_pods, {"name": "reported", "dataset": packed[0], "policy": "drain", "memory_bytes": 1_000_000})
     rank.info()
     records_url, some = f"{rank.home}/v1/jobs/reported/ranks/0/records", np.arange(3)
     two = encode_records(Record(Kind.RECEIVED, epoch, 0, (some, some)) for epoch in range(2))

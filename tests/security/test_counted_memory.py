@@ -131,7 +131,9 @@ def test_idle_connections_hold_nothing_of_their_last_request(pod: LocalCluster) 
 
 
 def register(pod: LocalCluster, name: str, **settings: Any) -> httpx.Response:
-    return httpx.put(f"{pod.pod_urls[0]}/v1/jobs/{name}", headers=GREEDY, json=settings, timeout=60)
+    return httpx.put(
+        f"{pod.pod_urls[0]}/v1/jobs/{name}", headers=GREEDY, json={"policy": "drain"} | settings, timeout=60
+    )
 
 
 @pytest.mark.slow_attack

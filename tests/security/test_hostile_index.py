@@ -57,7 +57,9 @@ def answer_to(pod: LocalCluster, url: str, **settings: Any) -> RefillError:
     """One line, for which the pod took no more memory than it may."""
     before = peak_bytes(pod)
     with pytest.raises(RefillError) as raised:
-        rank_of(pod, {"name": "hostile", "dataset": url} | settings, timeout_seconds=0).batch(0, np.arange(1))
+        rank_of(pod, {"name": "hostile", "dataset": url, "policy": "drain"} | settings, timeout_seconds=0).batch(
+            0, np.arange(1)
+        )
     httpx.delete(f"{pod.pod_urls[0]}/v1/jobs/hostile")
     assert len(str(raised.value).splitlines()) == 1
     assert "failed unexpectedly" not in str(raised.value)
@@ -169,8 +171,8 @@ def test_what_lies_between_samples_counts_as_read(pod: LocalCluster, folder: Pat
     url = write_index(folder / "apart", [("blob", size, samples)])
     with (folder / "apart" / "blob").open("wb") as file:
         file.truncate(size)
-    for settings in ({"chunk_size": 2}, {"chunk_size": 2, "shuffle": False}):
-        error = answer_to(pod, url, **settings)
+    for settings in ({}, {"shuffle": False}, {"policy": "planned"}):
+        error = answer_to(pod, url, chunk_size=2, **settings)
         assert isinstance(error, MemoryTooSmall)
         assert f"{size:,} of its blob" in str(error)
 

@@ -57,8 +57,9 @@ def guesses(folder: Path, size: int = 256) -> str:
 def answers(pod: LocalCluster, url: str) -> list[str]:
     """What each guess is answered with, but for what the client knows anyway."""
     job = f"guess-{abs(hash(url))}"
+    settings = {"name": job, "dataset": url, "memory_bytes": 500_000, "chunk_size": 1, "policy": "drain"}
     try:
-        rank_of(pod, {"name": job, "dataset": url, "memory_bytes": 500_000, "chunk_size": 1}, timeout_seconds=0).info()
+        rank_of(pod, settings, timeout_seconds=0).info()
     except RefillError as error:
         return [type(error).__name__]
     path = f"{pod.pod_urls[0]}/v1/jobs/{job}"

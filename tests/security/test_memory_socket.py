@@ -105,7 +105,7 @@ def test_names_that_nobody_comes_by_are_limited_for_each_team(neighbour: Neighbo
 
 def test_what_one_team_lends_holds_no_answer_to_another(neighbour: Neighbour, packed: Packed) -> None:
     """Whoever guessed the name of another's memory could have answers written there."""
-    asked = {"dataset": packed[0], "memory_bytes": "600000", "chunk_size": 16}
+    asked = {"dataset": packed[0], "memory_bytes": "600000", "chunk_size": 16, "policy": "drain"}
     for team in TOKENS:
         job = {**asked, "memory_bytes": 600_000}
         assert neighbour.ask("PUT", f"/v1/jobs/of-{team}", team, json=job).status_code == 200
@@ -189,7 +189,7 @@ def test_who_comes_and_says_nothing_is_sent_away(neighbour: Neighbour, packed: P
         assert hand_over(door, neighbour.name("vision"), memory()) == b"+"
     until_nothing_is_lent(neighbour)
     token_file = neighbour.cluster._log_folder / "token-of-vision"
-    spec = JobSpec("of-vision", packed[0], chunk_size=16, memory_bytes=600_000)
+    spec = JobSpec("of-vision", packed[0], chunk_size=16, memory_bytes=600_000, policy="drain")
     rank = PodConnection(
         f"unix:{neighbour.path}", spec, 0, None, 10, credentials=Credentials(token_file=str(token_file))
     )
@@ -262,7 +262,7 @@ def until_nothing_is_lent(neighbour: Neighbour) -> None:
 def test_memory_is_let_go_of_with_the_connection(neighbour: Neighbour, packed: Packed) -> None:
     """At once, whenever the garbage collector comes."""
     token_file = neighbour.cluster._log_folder / "token-of-vision"
-    spec = JobSpec("of-vision", packed[0], chunk_size=16, memory_bytes=600_000)
+    spec = JobSpec("of-vision", packed[0], chunk_size=16, memory_bytes=600_000, policy="drain")
     gc.disable()
     try:
         rank = PodConnection(

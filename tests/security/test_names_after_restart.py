@@ -31,7 +31,7 @@ class Pods:
 
     def rank(self, name: str, home: int) -> PodConnection:
         url, token = self.cluster.pod_urls[home], self.folder / "tokens" / "vision"
-        spec = JobSpec(name, self.dataset, chunk_size=16, memory_bytes=600_000)
+        spec = JobSpec(name, self.dataset, chunk_size=16, memory_bytes=600_000, policy="drain")
         return PodConnection(url, spec, 0, url, 30, credentials=Credentials(str(token)))
 
     def ask(self, pod: int, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
@@ -73,7 +73,7 @@ def test_another_team_takes_no_name_from_a_job_that_runs(secured: Pods, lost: li
     before = mine.batch(0, np.arange(100)).sample_ids.tolist()
     real = mine.info()["incarnation"]
     secured.lose_memory(*lost)
-    body = {"dataset": secured.dataset, "memory_bytes": 600_000}
+    body = {"dataset": secured.dataset, "memory_bytes": 600_000, "policy": "drain"}
     path = f"/v1/jobs/{name}"
     for pod in lost:
         for query in (f"?incarnation={INVENTED}", f"?incarnation={INVENTED}&pods=3", f"?incarnation={INVENTED}.7"):
@@ -99,7 +99,7 @@ def test_without_tokens_an_invented_name_takes_no_place(packed: Packed, tmp_path
         mine = pods.rank("open", home=1)
         before = mine.batch(0, np.arange(100)).sample_ids.tolist()
         pods.lose_memory(1)
-        answer = pods.ask(1, "PUT", f"/v1/jobs/open?incarnation={INVENTED}", {"dataset": packed[0]})
+        answer = pods.ask(1, "PUT", f"/v1/jobs/open?incarnation={INVENTED}", {"dataset": packed[0], "policy": "drain"})
         assert (answer.status_code, answer.json()["error"]) == (409, "JobLost")
         assert pods.ask(1, "GET", "/v1/jobs").json() == []
         after = mine.batch(0, np.arange(100, NUM_SAMPLES)).sample_ids.tolist()
@@ -114,7 +114,7 @@ def test_nobody_is_believed_while_a_pod_that_may_know_better_is_away(packed: Pac
         before = mine.batch(0, np.arange(100)).sample_ids.tolist()
         pods.lose_memory(0)
         pods.cluster.pause(1)
-        answer = pods.ask(0, "PUT", f"/v1/jobs/away?incarnation={INVENTED}", {"dataset": packed[0]})
+        answer = pods.ask(0, "PUT", f"/v1/jobs/away?incarnation={INVENTED}", {"dataset": packed[0], "policy": "drain"})
         assert answer.status_code == 503, answer.text
         assert "who holds job away" in answer.json()["message"]
         assert pods.ask(0, "GET", "/v1/jobs").json() == []

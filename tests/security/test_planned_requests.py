@@ -131,7 +131,8 @@ def changed(plan: PlanSettings, **changes: Any) -> dict[str, Any]:
         ({"run": 0}, "run must be 1 to"),
         ({"memory_bytes": True}, "memory_bytes must be int"),
         ({"seed": 2**63}, "seed must be"),
-        ({"version": 2}, "plan version 2 is not known here"),
+        ({"version": 3}, "plan version 3 is not known here"),
+        ({"version": 2}, "plan version 2 is of batches of classes, and selection names none"),
         ({"other": 1}, "a plan is an object with"),
     ],
 )

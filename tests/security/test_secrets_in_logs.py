@@ -54,13 +54,13 @@ def test_no_pod_tells_a_secret_at_debug_level(s3_server: S3Server, tmp_path: Pat
         environment |= {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret-of-the-collector-0123456789"}
         with LocalCluster(num_pods, tmp_path, settings, environment) as cluster:
             url = cluster.pod_urls[0]
-            spec = JobSpec("debugged", dataset.url, chunk_size=16, memory_bytes=600_000)
+            spec = JobSpec("debugged", dataset.url, chunk_size=16, memory_bytes=600_000, policy="drain")
             rank = PodConnection(url, spec, 0, None, 30, credentials=shown(tmp_path / "team", tmp_path))
             assert len(rank.batch(0, np.arange(500)).sample_ids) == 500
             (tmp_path / "stranger").write_text(STRANGER)
             with pytest.raises(NotAuthenticated):
                 PodConnection(url, spec, 0, None, 0, credentials=shown(tmp_path / "stranger", tmp_path)).info()
-            missing = JobSpec("missing", f"{dataset.url}/nothing-there")
+            missing = JobSpec("missing", f"{dataset.url}/nothing-there", policy="drain")
             with pytest.raises(RefillError):
                 PodConnection(url, missing, 0, None, 0, credentials=shown(tmp_path / "team", tmp_path)).info()
             logs = [cluster.log(pod) for pod in range(num_pods)]
@@ -96,7 +96,7 @@ def test_a_token_that_no_header_can_hold_is_not_printed(token: str, monkeypatch:
     monkeypatch.delenv("REFILL_TOKEN_FILE", raising=False)
     monkeypatch.setenv("REFILL_TOKEN", token)
     with pytest.raises(InvalidInput, match="REFILL_TOKEN holds no token") as raised:
-        PodConnection("http://127.0.0.1:1", JobSpec("any", "s3://any/data"), 0, None, 0).info()
+        PodConnection("http://127.0.0.1:1", JobSpec("any", "s3://any/data", policy="drain"), 0, None, 0).info()
     said = "".join(traceback.format_exception(raised.value))
     assert TEAM not in said
     assert "second-line" not in said

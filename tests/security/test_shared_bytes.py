@@ -61,7 +61,9 @@ def as_team(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def read_all(pod: LocalCluster, name: str, dataset: str, *, end: bool = True, epochs: int = 1) -> list[ReceivedBatch]:
-    rank = rank_of(pod, {"name": name, "dataset": dataset, "memory_bytes": 20_000_000, "chunk_size": 8})
+    rank = rank_of(
+        pod, {"name": name, "dataset": dataset, "memory_bytes": 20_000_000, "policy": "drain", "chunk_size": 8}
+    )
     batches = [batch for epoch in range(epochs) for batch in whole_epoch(rank, epoch)]
     if end:
         rank.end_job()
@@ -123,7 +125,9 @@ def test_nor_do_copied_checksums(
     read_all(pod, "victim", packed[0])
     hostile = copy_of(packed[0], tmp_path / "hostile", lambda sample, claim: claim, lambda data: bytes(len(data)))
     as_team("ours")
-    rank = rank_of(pod, {"name": "thief", "dataset": hostile, "memory_bytes": 20_000_000, "chunk_size": 8})
+    rank = rank_of(
+        pod, {"name": "thief", "dataset": hostile, "memory_bytes": 20_000_000, "policy": "drain", "chunk_size": 8}
+    )
     rank.info()
     for sample in range(0, len(packed[1]), 50):
         asked = np.array([sample], dtype="<i8").tobytes()
@@ -147,7 +151,9 @@ def test_guessing_a_byte_of_anothers_dataset(
         lambda data: data,
     )
     as_team("ours")
-    rank = rank_of(pod, {"name": "thief", "dataset": hostile, "memory_bytes": 20_000_000, "chunk_size": 1})
+    rank = rank_of(
+        pod, {"name": "thief", "dataset": hostile, "memory_bytes": 20_000_000, "policy": "drain", "chunk_size": 1}
+    )
     rank.info()
     asked = np.arange(0, 200, dtype="<i8").tobytes()
     httpx.post(f"{pod.pod_urls[0]}/v1/jobs/thief/samples", content=asked, headers=_header("ours"))
@@ -165,7 +171,9 @@ def test_one_dataset_is_still_kept_once(pod: LocalCluster, packed: Packed, as_te
     read_all(pod, "first", packed[0])
     as_team("ours")
     for name, url in (("second", packed[0]), ("third", f"file://localhost{path}/"), ("fourth", f"file:///%2e{path}")):
-        rank = rank_of(pod, {"name": name, "dataset": url, "memory_bytes": 20_000_000, "chunk_size": 16})
+        rank = rank_of(
+            pod, {"name": name, "dataset": url, "memory_bytes": 20_000_000, "policy": "drain", "chunk_size": 16}
+        )
         got = whole_epoch(rank, 0)
         assert foreign(packed[0], got) == len(packed[1])
         total = httpx.get(f"{pod.pod_urls[0]}/v1/jobs/{name}/epochs/0", headers=_header("ours")).json()["total"]

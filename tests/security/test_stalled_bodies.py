@@ -42,7 +42,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster
 def rank(pod: LocalCluster, team: str, tmp_path: Path, settings: dict[str, Any]) -> PodConnection:
     file = tmp_path / f"{team}.token"
     file.write_text(TOKENS[team])
-    spec = JobSpec.from_dict(settings)
+    spec = JobSpec.from_dict({"policy": "drain"} | settings)
     return PodConnection(pod.pod_urls[0], spec, 0, None, 0, credentials=Credentials(token_file=str(file)))
 
 

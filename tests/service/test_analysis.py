@@ -19,12 +19,10 @@ from refill_service.cli import main
 from refill_service.planning.analysis import (
     Analysis,
     DatasetShape,
-    Row,
     StoreTerms,
     analyze,
     read_seconds,
     recommend,
-    recommend_planned,
     sample_by_sample,
 )
 from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
@@ -194,35 +192,6 @@ class TestStoreTerms:
         assert sample_by_sample(uniform(10_000)).io_bound is None
 
 
-class TestRecommendation:
-    def rows(self, *figures: tuple[int, float, float], policy: str = "drain") -> list[Row]:
-        row = sample_by_sample(uniform(100))
-        return [replace(row, policy=policy, chunk_size=k, distance=d, co_batch=c) for k, d, c in figures]
-
-    def test_the_largest_that_shuffles_well(self) -> None:
-        rows = self.rows((16, 0.31, 1.5), (8, 0.32, 1.2), (32, 0.29, 1.4), (64, 0.31, 1.6))
-        chunk_size, reason = recommend(rows + self.rows((128, 0.33, 1.0), policy="redox"))
-        assert chunk_size == 16
-        assert reason.startswith("drain with K=16: the fewest GETs with co-batch <= 1.5 and distance >= 0.3")
-
-    def test_none_does(self) -> None:
-        chunk_size, reason = recommend(self.rows((8, 0.2, 4.0), (4, 0.25, 2.0)))
-        assert chunk_size == 4
-        assert "no K has" in reason
-        assert "give more memory" in reason
-
-    def test_no_drain(self) -> None:
-        assert recommend(self.rows((8, 0.3, 1.0), policy="redox"))[0] is None
-
-    def test_another_policy(self) -> None:
-        rows = self.rows((16, 0.31, 0.5), (8, 0.32, 0.6), policy="planned") + self.rows((64, 0.33, 1.0))
-        chunk_size, reason = recommend(rows, "planned")
-        assert chunk_size == 16
-        assert reason.startswith("planned with K=16: the fewest GETs with co-batch <= 1.5")
-        assert recommend(rows)[0] == 64
-        assert recommend(rows, "exact") == (None, "no row of policy exact to recommend")
-
-
 def test_an_order_that_is_kept_is_shown_with_memory_full() -> None:
     row = analyze(uniform(4096), "exact", 8)
     assert row.read_amplification == pytest.approx(2.35, rel=0.05)
@@ -251,7 +220,7 @@ def test_planned_chunks_are_recommended_by_what_trains_no_worse(
     """Four fifths of memory are planned for; distance and co-batch play no part."""
     analysis = uniform(131_072, part)
     analysis = replace(analysis, shape=replace(analysis.shape, classes_in_pieces=classes))
-    chunk_size, reason = recommend_planned(analysis)
+    chunk_size, reason = recommend(analysis)
     assert chunk_size == expected
     assert reason.startswith(f"planned with K={expected}, as a job has it that names none: ")
 
@@ -293,7 +262,7 @@ class TestCommand:
 
     def test_a_dataset(self, packed: tuple[str, dict[str, bytes]], tmp_path: Path) -> None:
         plot = tmp_path / "frontier.svg"
-        sizes = ("--chunk-sizes", "4,8,500", "--redox-chunk-sizes", "16", "--planned-chunk-sizes", "8")
+        sizes = ("--drain-chunk-sizes", "4,8,500", "--redox-chunk-sizes", "16", "--chunk-sizes", "8")
         arguments = ("--chunk-memory", "1MB", "--pods", "2", *sizes)
         answer = json.loads(self.refill(packed[0], *arguments, "--json", "--plot", str(plot)))
         assert answer["num_samples"] == answer["simulated_samples"] == 1000
@@ -309,7 +278,7 @@ class TestCommand:
         assert answer["rows"][1]["bytes_read"] == answer["dataset_bytes"]
         # Memory of a pod holds so few chunks that one or two find no room when they are asked for.
         assert answer["dataset_bytes"] <= answer["rows"][3]["bytes_read"] < 1.01 * answer["dataset_bytes"]
-        assert answer["recommended_chunk_size"] in (4, 8)
+        assert answer["recommended_chunk_size"] == 8
         # Of the settings' defaults: a quarter of a pod's memory is for what is sent ahead, in flight or just sent; of
         # the rest each sample takes 250 bytes beside its own.
         sample_bytes = answer["dataset_bytes"] / 1000
@@ -318,7 +287,7 @@ class TestCommand:
 
     def test_what_pods_need_at_the_speed_of_training(self) -> None:
         """By hand: 1,000 samples/s of 100 kB over four pods of 1 GB, a fifth of it pinned."""
-        speed = ("--compute-samples-per-second", "1000", "--chunk-sizes", "8", "--simulate-samples", "4000")
+        speed = ("--compute-samples-per-second", "1000", "--drain-chunk-sizes", "8", "--simulate-samples", "4000")
         of_pods = ("--pods", "4", "--pod-memory", "1GB", "--samples", "100000")
         needs = json.loads(self.refill(*of_pods, *speed, "--json"))["needs"]
         assert needs["bytes_per_second"] == 1e8
@@ -334,11 +303,11 @@ class TestCommand:
     def test_the_table(self, tmp_path: Path) -> None:
         plot = tmp_path / "frontier.png"
         text = self.refill(
-            "--samples", "1000000", "--simulate-samples", "4000", "--chunk-sizes", "8", "--plot", str(plot)
+            "--samples", "1000000", "--simulate-samples", "4000", "--drain-chunk-sizes", "8", "--plot", str(plot)
         )
         assert "1,000,000 samples, 100 GB; memory for chunks 10 GB (10.0% of the dataset) over 1 pod" in text
         assert "simulated on the first 4,000 samples" in text
-        assert "\nrecommended: drain with K=8" in text
+        assert "\nrecommended: planned with K=32, as a job has it that names none" in text
         # 13 bytes a position, 49 with classes, of four epochs that ask for each sample twice on average.
         assert "sets 104 MB of its memory on each pod aside for that" in text
         assert text.endswith("names classes (BucketSampler) 392 MB; a quarter of it at most\n")

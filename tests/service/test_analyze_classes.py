@@ -13,7 +13,7 @@ import pytest
 
 from refill_service.cli import main
 from refill_service.datasets.pack import pack
-from refill_service.planning.analysis import Analysis, DatasetShape, Row, analyze, recommend, sample_by_sample
+from refill_service.planning.analysis import Analysis, DatasetShape, Row, analyze
 from refill_service.planning.class_reads import ClassRun, equal_classes, simulate_classes
 
 SHAPE = DatasetShape.uniform(4800, 1000, 4800)
@@ -57,14 +57,8 @@ def test_other_policies_know_no_classes() -> None:
     assert analyze(of_classes, "redox", 16) == analyze(plain, "redox", 16)
 
 
-def test_the_fewest_gets_are_recommended_where_large_chunks_cost_more() -> None:
-    row = replace(sample_by_sample(Analysis(SHAPE, 480_000)), policy="drain")
-    rows = [replace(row, chunk_size=size, gets=gets) for size, gets in ((4, 1200), (8, 700), (16, 900))]
-    assert recommend(rows)[0] == 8
-
-
 def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["analyze", "--json", "--redox-chunk-sizes", "4", "--chunk-sizes", "4", *arguments]) == 0
+    assert main(["analyze", "--json", "--redox-chunk-sizes", "4", "--drain-chunk-sizes", "4", *arguments]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -85,7 +79,9 @@ def test_of_a_dataset(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     for found in (labels, lengths):
         assert [row["read_amplification"] for row in found["rows"] if row["policy"] == "drain"] == [1]
     assert analyzed(capsys, *memory)["classes"] == 0
-    assert main(["analyze", *memory, "--classes", "labels", "--chunk-sizes", "4", "--redox-chunk-sizes", "4"]) == 0
+    assert (
+        main(["analyze", *memory, "--classes", "labels", "--drain-chunk-sizes", "4", "--redox-chunk-sizes", "4"]) == 0
+    )
     assert "drain redirects within classes: 3, each batch with all of them" in capsys.readouterr().out
 
 

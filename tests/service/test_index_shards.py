@@ -21,6 +21,7 @@ from refill_service.datasets import index_shards as index_shards_module
 from refill_service.datasets import shard_reader
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.index_shards import IndexSummary, index_shards
+from refill_service.object_store.base import StoredRange
 from refill_service.object_store.file_store import FileStore
 
 
@@ -173,9 +174,9 @@ class TestOnce:
         asked: list[tuple[str, int, int]] = []
         read = FileStore._read_range
 
-        async def noted(store: FileStore, key: str, start: int, end: int) -> memoryview:
+        async def noted(store: FileStore, key: str, start: int, end: int, **how: Any) -> StoredRange:
             asked.append((key, start, end))
-            return await read(store, key, start, end)
+            return await read(store, key, start, end, **how)
 
         monkeypatch.setattr(FileStore, "_read_range", noted)
         indexed(tmp_path)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from refill.errors import InvalidInput, RefillError, StoreDenied, StoreNotFound, StoreUnavailable
-from refill_service.object_store.base import ObjectStore, ObjectTooShort
+from refill_service.object_store.base import ObjectReplaced, ObjectStore, ObjectTooShort
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_counters import CountedRequest, StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
@@ -51,6 +51,16 @@ def refused(kind: type[RefillError], url: str, work: Callable[[ObjectStore], Awa
     assert "\n" not in caught.value.message
     assert len(caught.value.message) < 500
     return caught.value.message
+
+
+async def write_another(store: ObjectStore, etag: str, data: bytes) -> None:
+    """In place of the object ``x`` with that ETag, as long: until a file has another time."""
+    while True:
+        await store.write("x", data)
+        try:
+            store.check_same("x", etag, await store.etag("x"))
+        except ObjectReplaced:
+            return
 
 
 async def listed(store: ObjectStore, prefix: str = "") -> list[tuple[str, int]]:
@@ -92,6 +102,25 @@ class TestContract:
                 await store.read_range("x", 5, 2)
             with pytest.raises(InvalidInput):
                 await store.read_range("x", -1, 2)
+
+        on_store(url, work)
+
+    def test_another_version_of_an_object_is_refused(self, url: str) -> None:
+        async def work(store: ObjectStore) -> None:
+            await store.write("x", b"0123456789")
+            found = await store.read_version("x", 2, 5)
+            assert (found.data, found.etag) == (b"234", await store.etag("x"))
+            assert found.etag is not None
+            assert await store.read_version("x", 4, 10, etag=found.etag) == (b"456789", found.etag)
+            await write_another(store, found.etag, b"9876543210")
+            with pytest.raises(ObjectReplaced, match="x was replaced"):
+                await store.read_version("x", 2, 5, etag=found.etag)
+            await store.write("x", b"98")
+            with pytest.raises(ObjectReplaced):
+                await store.read_version("x", 0, 5, etag=found.etag)
+            now = await store.read_version("x", 0, 2)
+            assert now.data == b"98"
+            assert await store.read_version("x", 1, 2, etag=now.etag) == (b"8", now.etag)
 
         on_store(url, work)
 
@@ -390,6 +419,27 @@ class TestS3:
                 StoreUnavailable, url, work, endpoint_url=endpoint, max_retries=2, first_backoff_seconds=0.01
             )
             assert "SlowDown" in message
+
+    def test_a_server_that_has_no_etags_is_read_all_the_same(self, url: str, s3_server: Any) -> None:
+        async def work(store: ObjectStore) -> None:
+            found = await store.read_version("x", 0, 3)
+            assert (found.data, found.etag, await store.etag("x")) == (b"012", None, None)
+            assert (await store.read_version("x", 0, 3, etag=found.etag)).data == b"012"
+
+        with gate(s3_server.endpoint_url, "--without", "etag") as endpoint:
+            on_store(url, work, endpoint_url=endpoint)
+
+    def test_a_server_that_knows_no_if_match_gives_no_other_object(self, url: str, s3_server: Any) -> None:
+        async def work(store: ObjectStore) -> None:
+            found = await store.read_version("x", 0, 3)
+            assert found.etag is not None
+            assert await store.read_version("x", 0, 3, etag=found.etag) == found
+            await store.write("x", b"9876543210")
+            with pytest.raises(ObjectReplaced, match="its ETag is"):
+                await store.read_version("x", 0, 3, etag=found.etag)
+
+        with gate(s3_server.endpoint_url, "--without", "if-match") as endpoint:
+            on_store(url, work, endpoint_url=endpoint)
 
     def test_cancelled_reads_free_their_connection(self, url: str, s3_server: Any) -> None:
         async def work(store: ObjectStore) -> None:

@@ -14,7 +14,7 @@ SMALL = ("--samples", "4800", "--pods", "2", "--batch", "40", "--chunk-size", "8
 
 
 def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["simulate", "--json", *arguments]) == 0
+    assert main(["simulate", "--json", "--policy", "drain", *arguments]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 

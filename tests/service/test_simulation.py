@@ -78,7 +78,20 @@ def paper_rows(part: int) -> dict[str, dict[str, Any]]:
 
 
 def test_json_has_the_documented_keys_and_is_reproducible() -> None:
-    arguments = ("simulate", "--samples", "20000", "--group-size", "5", "--pods", "2", "--seed", "7", "--json")
+    arguments = (
+        "simulate",
+        "--samples",
+        "20000",
+        "--group-size",
+        "5",
+        "--pods",
+        "2",
+        "--seed",
+        "7",
+        "--policy",
+        "drain",
+        "--json",
+    )
     first, second = refill(*arguments), refill(*arguments)
     assert first.returncode == 0, first.stderr
     result = json.loads(first.stdout)
@@ -92,7 +105,7 @@ def test_json_has_the_documented_keys_and_is_reproducible() -> None:
 
 @pytest.mark.parametrize("arguments", [("--prefetch", "off"), ("--window", "0")])
 def test_no_prefetch_asks_for_every_remote_sample(arguments: tuple[str, str]) -> None:
-    done = refill("simulate", "--samples", "20000", "--pods", "2", "--json", *arguments)
+    done = refill("simulate", "--samples", "20000", "--pods", "2", "--policy", "drain", "--json", *arguments)
     result = json.loads(done.stdout)
     assert result["prefetched_samples"] == 0
     assert result["remote_requests"] == pytest.approx(10_000, rel=0.05)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -66,4 +67,5 @@ def number_and_id(sample):
 
 kept = [run(**case) for case in json.loads(cases)]
 if not resumed:
+    time.sleep(1)  # ranks have reported what they have received
     os.kill(os.getpid(), signal.SIGKILL)

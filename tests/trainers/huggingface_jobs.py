@@ -105,4 +105,11 @@ def run(job, dies_at=0, iterable=False, generator=False, own_sampler=False, epoc
 
 kept = [run(**case) for case in json.loads(cases)]
 if not resumed:
+    # What a process has had in its last three seconds it may not have reported: going on by Trainer's own checkpoint,
+    # which holds no state of the dataset, it can't say it either.
+    for trainer in kept:
+        while not trainer.train_dataset.connection.report_received():
+            pass
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -17,6 +17,7 @@ import pytest
 from tests.forked_processes import ForkedProcess, python_of, start
 from tests.pod_fixtures import write_files
 from tests.trainers.lines import FOLDER_VARIABLE
+from tests.waiting import until
 
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
@@ -152,7 +153,6 @@ def ids_of(lines: Iterable[dict[str, Any]], **wanted: object) -> list[int]:
 
 
 def check_exact(place: Place, job: str, epoch: int, ids: list[int]) -> None:
-    """Every sample was trained with exactly once, and the pods' receipt says the same."""
+    """Every sample was trained with exactly once, and the pods' receipt says the same: ranks report a moment later."""
     assert len(ids) == len(set(ids)) == NUM_SAMPLES, f"{len(ids)} samples, {len(set(ids))} of {NUM_SAMPLES} distinct"
-    receipt = place.receipt(job, epoch)
-    assert receipt["exact"], receipt
+    until(lambda: place.receipt(job, epoch)["exact"], f"an exact receipt of epoch {epoch}")

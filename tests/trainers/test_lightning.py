@@ -130,14 +130,14 @@ lightning.Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", lo
 def test_a_loader_that_is_made_before_the_ranks_are_known_is_an_error_that_says_where_to_make_it(
     place: Place, tmp_path: Path
 ) -> None:
-    """Lightning starts the main script again for the second device, when the job is registered for one rank."""
+    """Lightning starts the main script again for the second device, when the first has made the job as rank 0."""
     script = tmp_path / "train.py"
     script.write_text(MADE_IN_THE_MAIN_SCRIPT)
     launched = place.launch(script, place.new_job(), processes=1, forked=False)
     assert launched.returncode != 0
-    errors = [line for line in launched.output.splitlines() if line.startswith("refill.errors.JobConflict: ")]
+    errors = [line for line in launched.output.splitlines() if "refill.errors.RankTaken: " in line]
     assert len(errors) == 1, launched.output[-4000:]
-    assert "world_size: yours is 2, the job's 1" in errors[0]
+    assert "calls itself rank 0 of job" in errors[0]
     assert errors[0].endswith(
         "make the dataset and its loader in train_dataloader of the LightningModule or LightningDataModule"
     )

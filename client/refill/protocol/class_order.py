@@ -11,7 +11,19 @@ import numpy as np
 from refill.errors import InvalidInput
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["balanced_order", "bucket_boundaries", "bucket_order", "positions_of_rank", "rank_part", "samples_for"]
+__all__ = [
+    "balanced_order",
+    "bucket_boundaries",
+    "bucket_order",
+    "in_turns",
+    "positions_in_turn",
+    "positions_of_rank",
+    "rank_part",
+    "samples_for",
+]
+
+_COPIES_APART = 64
+"""A sample comes again after this part of all turns: not in the same batch, and while memory has it."""
 
 
 def bucket_boundaries(lengths: Int64Array, num_buckets: int) -> Int64Array:
@@ -48,6 +60,22 @@ def balanced_order(counts: Int64Array, random: np.random.Generator) -> Int64Arra
     nth = np.arange(len(of_class)) - np.repeat(np.cumsum(counts) - counts, counts)
     times = (nth + random.random(len(counts))[of_class]) / counts[of_class]
     return of_class[np.argsort(times, kind="stable")]
+
+
+def in_turns(samples: Int64Array, turns: Int64Array) -> Int64Array:
+    """The same samples ``(n,)`` in the order in which they stand in ``turns``; one that is there several times comes
+    again a little later each time.
+
+    :param turns: ``(samples of the dataset,)`` all of them, in some order.
+    """
+    place = np.empty_like(turns)
+    place[turns] = np.arange(len(turns), dtype=np.int64)
+    by_sample = np.argsort(samples, kind="stable")
+    in_order = samples[by_sample]
+    copy = np.arange(len(samples)) - np.searchsorted(in_order, in_order)
+    at = (place[in_order] + copy * (1 + len(turns) // _COPIES_APART)) % max(1, len(turns))
+    found: Int64Array = in_order[np.argsort(at, kind="stable")]
+    return found
 
 
 def samples_for(order: Int64Array, classes: Int64Array, turns: Int64Array, random: np.random.Generator) -> Int64Array:
@@ -89,6 +117,16 @@ def rank_part(everything: Int64Array, rank: int, world_size: int, batch_size: in
     each = positions_of_rank(len(rest), world_size, drop_last=drop_last)
     last = np.resize(rest, (world_size, each)) if len(rest) else rest.reshape(world_size, 0)
     return np.concatenate([batches[:, rank].ravel(), last[rank]])
+
+
+def positions_in_turn(num_positions: int, world_size: int, batch_size: int, *, drop_last: bool) -> Int64Array:
+    """All positions, each once, as ranks in step ask for them: the first of each rank, then the second of each, and so
+    on; at the end those that nobody asks for."""
+    everything = np.arange(num_positions, dtype=np.int64)
+    parts = [rank_part(everything, rank, world_size, batch_size, drop_last=drop_last) for rank in range(world_size)]
+    asked = np.stack(parts, axis=1).ravel()
+    firsts = np.sort(np.unique(asked, return_index=True)[1])
+    return np.concatenate([asked[firsts], np.setdiff1d(everything, asked)])
 
 
 def positions_of_rank(num_positions: int, world_size: int, *, drop_last: bool) -> int:

@@ -93,3 +93,15 @@ class Dealing:
         return np.where(in_last, np.minimum(last_ranks, self.num_ranks - 1), ranks), np.where(
             dropped, np.maximum(found, self.per_rank), found
         )
+
+    def places_of_rank(self, rank: int, positions: Int64Array) -> Int64Array:
+        """``(m,)`` of those of ``(n,)`` global positions, at least one, that are dealt to a rank: its places."""
+        first, last = int(positions.min()) - self.start, int(positions.max()) - self.start
+        step = self.num_ranks * self.batch
+        turn = first // step
+        begins = turn * step + rank * self.batch
+        if 0 <= begins <= first and last < min(begins + self.batch, self._in_whole_steps * self.num_ranks):
+            return positions - (self.start + begins - turn * self.batch)  # of one step, as a batch is
+        of_ranks, places = self.places(positions)
+        own: Int64Array = places[(of_ranks == rank) & (positions >= self.start)]
+        return own

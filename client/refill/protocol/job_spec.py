@@ -62,17 +62,17 @@ class JobSpec:
     """How many epochs will be asked for; 0: not known. Pods then load nothing ahead of the last epoch's end. A hint:
     the value of the first registration holds, and another value later is no conflict."""
     chunk_size: int = 0
-    """K, samples that are read from the store together. 0: 64 with ``redox``; with ``drain`` the smallest power of two
-    from 8 to 64 that makes chunks of 512 KiB, fewer where that is over 16 MiB or leaves fewer than 2,048 chunks, and
-    8 at most where the index shows that the dataset is stored by class; with ``planned`` the largest from 8 to 64 that
-    trains no worse with the memory that there is. Small chunks shuffle better and cost more requests."""
+    """K, samples that are read from the store together. 0: with ``planned`` the largest from 8 to 64 that trains no
+    worse with the memory that there is; 64 with ``redox``; with ``drain`` the smallest power of two from 8 to 64 that
+    makes chunks of 512 KiB, fewer where that is over 16 MiB or leaves fewer than 2,048 chunks, and 8 at most where the
+    index shows that the dataset is stored by class. Small chunks shuffle better and cost more requests."""
     group_order: str = "consecutive"
     """Which chunks are read, one after another, into the same part of memory (an abstract chunk, Brand 3.2):
     neighbours (``consecutive``), or chunks far apart (``interleaved``)."""
-    policy: str = "drain"
-    """How pods choose samples. ``drain``: reads every byte once an epoch. ``planned``: the same, in an order that is
-    computed ahead from the seed. ``exact``: gives exactly the samples that are
-    asked for, in that order, and reads more for it. ``redox``: the papers' protocol."""
+    policy: str = "planned"
+    """How pods choose samples. ``planned``: in an order that is computed ahead from the seed, and that reads every byte
+    once an epoch. ``drain``: decides as it is asked, and reads every byte once. ``exact``: gives exactly the samples
+    that are asked for, in that order, and reads more for it. ``redox``: the papers' protocol."""
     refill: str = "best"
     """Of ``redox`` only, which chunk is read next: the one that fills most slots, ties at random (``best``), or any
     (``random``; Brand 3.3)."""
@@ -128,7 +128,7 @@ class JobSpec:
                 raise InvalidInput(f"job setting {name} must be {' or '.join(choices)}, got {getattr(self, name)!r}")
         self.settings_of_policy()
         if self.batch_group > 1 and not self.is_planned:
-            raise InvalidInput("job setting batch_group goes with policy='planned' and shuffle=True")
+            raise InvalidInput("job setting batch_group goes with policy='planned'")
         if self.world_size % self.batch_group:
             raise InvalidInput(
                 f"job setting batch_group={self.batch_group} does not divide world_size={self.world_size}: every group "
@@ -142,9 +142,8 @@ class JobSpec:
 
     @property
     def is_planned(self) -> bool:
-        """Whether its order is computed ahead, or ranks have it in lists. Without shuffling, policy ``planned`` reads
-        on in the dataset's own."""
-        return self.policy == "planned" and (self.shuffle or self.is_listed)
+        """Whether its order is computed ahead, or ranks have it in lists."""
+        return self.policy == "planned"
 
     @property
     def is_listed(self) -> bool:

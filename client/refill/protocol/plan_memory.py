@@ -15,8 +15,9 @@ __all__ = ["PlanMemory", "asked_at_once", "divided"]
 _PLANNED_PART = 0.8
 """At most. With a fifth left, loader workers may be out of order, and ranks out of step, as far as they usually are."""
 _LISTED_PART = 0.5
-"""At most, where ranks have the order in lists: samplers of classes compose them of what the plan has, each class in
-its turn, and those come a little before or after their time. With more, chunk-mates meet less, and more is read."""
+"""At most, where ranks have the order in lists that were not planned within classes: those of an earlier version have
+each class in its turn in the plan, a little before or after its time. With more, chunk-mates meet less, and more is
+read."""
 _LEAST_PLANNED_PART = 0.5
 """However much is asked for at once: with less, chunks that are planned for are few, and nothing more is saved."""
 _READ_AHEAD_PART = 0.1
@@ -78,7 +79,7 @@ def divided(samples_bytes: int, at_once_bytes: int, *, is_listed: bool) -> PlanM
     """Of a job that is new.
 
     :param at_once_bytes: that loaders ask for at once on a pod; 0: not known.
-    :param is_listed: whether ranks have the order in lists.
+    :param is_listed: whether ranks have the order in lists, which was not planned within classes.
     """
     most = int((_LISTED_PART if is_listed else _PLANNED_PART) * samples_bytes)
     beside = samples_bytes - int(_READ_AHEAD_PART * samples_bytes) - at_once_bytes

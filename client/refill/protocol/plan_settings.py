@@ -15,10 +15,25 @@ from typing import Any
 
 from refill.errors import InvalidInput
 
-__all__ = ["PLAN_VERSION", "PlanSettings"]
+__all__ = [
+    "PLAN_VERSION",
+    "STORED_ORDER",
+    "WITHIN_CLASSES",
+    "WITHIN_CLASSES_VERSION",
+    "PlanSettings",
+    "is_within_classes",
+]
 
 PLAN_VERSION = 1
 """Of the function. Whatever changes an order is a new version."""
+STORED_ORDER = "stored order"
+"""The selection of a job that is not shuffled: position p is sample p."""
+WITHIN_CLASSES_VERSION = 2
+"""Of the plans of batches of classes (``class_plan.py``). By version 1 samplers compose them of the plan's own order,
+each class in its turn: jobs that began so go on so."""
+WITHIN_CLASSES = "within:"
+"""With it begins the selection of a client that can compose batches by version 2. Pods that don't know that version
+take it as any other."""
 MOST_SELECTION = 64
 """Characters of it."""
 
@@ -60,8 +75,17 @@ class PlanSettings:
                 raise InvalidInput(f"plan setting {name} must be {least} to {most}, got {getattr(self, name)}")
         if len(self.selection) > MOST_SELECTION:
             raise InvalidInput(f"plan setting selection has {len(self.selection)} characters, {MOST_SELECTION} at most")
-        if self.version != PLAN_VERSION:
-            raise InvalidInput(f"plan version {self.version} is not known here; version {PLAN_VERSION} is")
+        if self.version not in (PLAN_VERSION, WITHIN_CLASSES_VERSION):
+            raise InvalidInput(
+                f"plan version {self.version} is not known here; versions {PLAN_VERSION} and {WITHIN_CLASSES_VERSION} "
+                "are"
+            )
+        if self.version == WITHIN_CLASSES_VERSION and not is_within_classes(self.selection):
+            raise InvalidInput(f"plan version {self.version} is of batches of classes, and selection names none")
+
+    @property
+    def keeps_stored_order(self) -> bool:
+        return self.selection == STORED_ORDER
 
     @cached_property
     def plan_id(self) -> str:
@@ -84,3 +108,8 @@ class PlanSettings:
         if not isinstance(given, dict) or set(given) != names:
             raise InvalidInput(f"a plan is an object with {', '.join(sorted(names))}, got {str(given)[:100]!r}")
         return cls(**given)
+
+
+def is_within_classes(selection: str) -> bool:
+    """Whether a job with this selection is planned within classes, where its pods know how."""
+    return selection.startswith(WITHIN_CLASSES)

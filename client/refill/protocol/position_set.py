@@ -5,9 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from refill.protocol.wire_format import Int64Array
 
 __all__ = ["PositionSet"]
+
+_FEW = 64
+"""Of so many Python is done before numpy is."""
 
 
 class PositionSet:
@@ -49,8 +54,15 @@ class PositionSet:
 
     def add_all(self, positions: Int64Array) -> None:
         """``(n,)`` in any order."""
+        if len(positions) > _FEW:
+            found = np.sort(positions)
+            breaks = np.flatnonzero(found[1:] > found[:-1] + 1)
+            firsts, ends = found[np.append(0, breaks + 1)], found[np.append(breaks, -1)] + 1
+            for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
+                self.add(first, end)
+            return
         first = end = -1
-        for position in sorted(set(positions.tolist())):  # of a batch: numpy would take longer
+        for position in sorted(set(positions.tolist())):
             if position != end:
                 self.add(first, end)
                 first = position

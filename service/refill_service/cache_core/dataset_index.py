@@ -25,7 +25,7 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 import xxhash
@@ -140,12 +140,43 @@ class SampleRecords:
     def end_sample(self) -> int:
         return self.first_sample + len(self)
 
+    def place(self, sample: int) -> int:
+        """Of a sample in the arrays."""
+        return sample - self.first_sample
+
+    def places(self, samples: Int64Array) -> Int64Array:
+        """The same of samples ``(n,)``."""
+        return samples - self.first_sample
+
+    def ids(self, start: int, stop: int) -> Int64Array:
+        """The samples at places ``start <= place < stop``."""
+        return np.arange(start, stop, dtype=np.int64) + self.first_sample
+
+    def covers(self, first: int, end: int) -> bool:
+        """Whether all samples ``[first, end)`` are there."""
+        return self.first_sample <= first and end <= self.end_sample
+
+    def between(self, start: int, stop: int) -> SampleRecords:
+        """Those at places ``start <= place < stop``, as views."""
+        return self.part(self.first_sample + start, self.first_sample + stop)
+
     def part(self, first: int, end: int) -> SampleRecords:
         """The records of samples ``[first, end)``, by id, as views."""
         if not self.first_sample <= first <= end <= self.end_sample:
             raise InvalidInput(f"samples {first}-{end} are not within {self.first_sample}-{self.end_sample}")
         here = slice(first - self.first_sample, end - self.first_sample)
         return SampleRecords(first, self.offset[here], self.length[here], self.checksum[here])
+
+
+class CheckedRecords(Protocol):
+    """As far as :meth:`DatasetIndex.check_records` needs them; samples ascend."""
+
+    @property
+    def offset(self) -> Int64Array: ...
+    @property
+    def length(self) -> Int64Array: ...
+    def __len__(self) -> int: ...
+    def ids(self, start: int, stop: int) -> Int64Array: ...
 
 
 @dataclass(frozen=True)
@@ -207,7 +238,7 @@ class DatasetIndex:
     def fingerprint(self) -> int:
         return self.header.fingerprint
 
-    def check_records(self, records: SampleRecords) -> None:
+    def check_records(self, records: CheckedRecords) -> None:
         """Whether samples lie one after another within their blobs. Raises :class:`IndexDamaged` that names one.
 
         What is read, and how much of it, follows from these numbers.
@@ -216,7 +247,7 @@ class DatasetIndex:
         for low in range(0, len(records), _STEP_SAMPLES):
             here = slice(max(0, low - 1), min(low + _STEP_SAMPLES, len(records)))
             offset, length = records.offset[here], records.length[here]
-            samples = np.arange(here.start, here.stop, dtype=np.int64) + records.first_sample
+            samples = records.ids(here.start, here.stop)
             blob = np.searchsorted(blobs.first_sample, samples, side="right") - 1
             wrong = (offset < 0) | (length < 0) | (offset > blobs.size_bytes[blob] - length)
             wrong[1:] |= (blob[1:] == blob[:-1]) & (offset[1:] < offset[:-1] + length[:-1])
@@ -337,7 +368,7 @@ def decode_index(header: IndexHeader, sections: Buffer) -> DatasetIndex:
     metadata = bytes(view[: header.metadata_bytes])
     if xxhash.xxh3_64_intdigest(metadata) != header.metadata_checksum:
         raise _damaged(header.source, "metadata", HEADER_BYTES, blobs_start, "checksum")
-    table = bytes(view[header.metadata_bytes : header.metadata_bytes + header.blobs_bytes])
+    table = view[header.metadata_bytes : header.metadata_bytes + header.blobs_bytes]  # of millions of blobs: no copy
     if xxhash.xxh3_64_intdigest(table) != header.blobs_checksum:
         raise _damaged(header.source, "blob table", blobs_start, header.head_bytes, "checksum")
     count = header.num_blobs
@@ -355,7 +386,7 @@ def decode_index(header: IndexHeader, sections: Buffer) -> DatasetIndex:
         or float(size_bytes.sum(dtype=np.float64)) * (1 + 1e-9) < header.sample_bytes
     ):
         raise _damaged(header.source, "blob table", blobs_start, header.head_bytes, "its numbers contradict each other")
-    text = table[8 * (3 * count + 1) :]
+    text = bytes(table[8 * (3 * count + 1) :])
     try:
         text.decode()
         starts = np.frombuffer(text, dtype=np.uint8)[name_ends[:-1]] if count else np.empty(0, np.uint8)

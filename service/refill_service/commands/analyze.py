@@ -7,7 +7,6 @@ import asyncio
 import dataclasses
 import json
 import math
-import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from refill.errors import InvalidInput, MemoryTooSmall, RefillError
 from refill.protocol.job_spec import JobSpec
-from refill_service.commands import analyze_classes
+from refill_service.commands import analyze_classes, analyze_scale
+from refill_service.num_cores import num_cores
 
 if TYPE_CHECKING:
     from refill_service.object_store.store_settings import StoreSettings
@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands", "memory_bytes_of", "size_of"]
 
+_LIVE = "drain"
+"""Memory of jobs of the live policies is divided as for this one."""
+_BATCH = 256
 _PLOT_KINDS = (".png", ".svg")
+
+_LIVE = "drain"
+"""The policy that decides as it is asked, whose chunk size is recommended from the rows."""
 
 
 def add_commands(commands: Any) -> None:
@@ -74,9 +80,8 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--batch-size",
         type=_whole(2),
-        default=256,
         metavar="B",
-        help="samples of one step, of all ranks together (default: 256)",
+        help="samples of one step, of all ranks together (default: 256; with --ranks 32 for each)",
     )
     parser.add_argument(
         "--workers",
@@ -88,7 +93,7 @@ def add_commands(commands: Any) -> None:
     for kind in KINDS.values():
         default_sizes = ",".join(map(str, kind.analysed_chunk_sizes)) or "none"
         parser.add_argument(
-            _chunk_sizes_option(kind.name),
+            *_chunk_sizes_options(kind.name),
             type=_wholes,
             default=list(kind.analysed_chunk_sizes),
             dest=f"chunk_sizes_of_{kind.name}",
@@ -149,6 +154,7 @@ def add_commands(commands: Any) -> None:
     )
     terms.add_argument(
         "--compute-samples-per-second",
+        "--samples-per-second",
         type=_number(1e-9),
         metavar="RATE",
         help="how fast the whole job trains when it never waits for data: then the table says which rows are too slow "
@@ -162,6 +168,7 @@ def add_commands(commands: Any) -> None:
         "--vm-price", type=_number(0), metavar="USD", help="dollars for an hour of one pod's machine (default: 0)"
     )
     analyze_classes.add_options(parser)
+    analyze_scale.add_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     parser.add_argument(
         "--plot", metavar="FILE", help="also draw requests against quality of the shuffle, as .png or .svg"
@@ -171,15 +178,15 @@ def add_commands(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from refill_service.planning.analysis import recommend, recommend_planned, sample_by_sample
+    from refill_service.planning.analysis import recommend, sample_by_sample
 
+    if args.ranks is not None:
+        return analyze_scale.run_scale(args)
     if args.plot:
         _check_plot(Path(args.plot))
     analysis, job_bytes = _analysis(args)
     rows, left_out = _simulated(analysis, _wanted(args))
-    policy = JobSpec.policy
-    chunk_size, reason = recommend(rows, policy)
-    planned_chunk_size, planned_reason = recommend_planned(analysis)
+    chunk_size, reason = recommend(analysis)
     rows.append(sample_by_sample(analysis))
     needs = _needs(analysis)
     if args.json:
@@ -201,8 +208,6 @@ def _run(args: argparse.Namespace) -> int:
                     "rows": [row.to_dict() for row in rows],
                     "left_out": left_out,
                     "recommended_chunk_size": chunk_size,
-                    "planned_chunk_size": planned_chunk_size,
-                    "planned_reason": planned_reason,
                     "planned_memory": analysis.plan_memory.to_dict(),
                     "planned_memory_lacks": analysis.plan_memory.lacks(analysis.at_once_bytes),
                     "default_chunk_size": shape.default_chunk_size,
@@ -216,11 +221,11 @@ def _run(args: argparse.Namespace) -> int:
             )
         )
     else:
-        _print(analysis, job_bytes, needs, rows, left_out, (reason, planned_reason))
+        _print(analysis, job_bytes, needs, rows, left_out, reason)
     if args.plot:
         from refill_service.planning.analysis_plot import draw_frontier
 
-        draw_frontier(Path(args.plot), analysis, rows, (policy, chunk_size))
+        draw_frontier(Path(args.plot), analysis, rows, (JobSpec.policy, chunk_size))
     return 0
 
 
@@ -230,13 +235,14 @@ def _wanted(args: argparse.Namespace) -> list[tuple[str, int]]:
     return [(name, k) for name in KINDS for k in getattr(args, f"chunk_sizes_of_{name}")]
 
 
-def _chunk_sizes_option(policy: str) -> str:
+def _chunk_sizes_options(policy: str) -> list[str]:
     """Those of the default policy need no name."""
-    return "--chunk-sizes" if policy == JobSpec.policy else f"--{policy}-chunk-sizes"
+    named = f"--{policy}-chunk-sizes"
+    return ["--chunk-sizes", named] if policy == JobSpec.policy else [named]
 
 
 def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
-    """What to analyse, and the ``memory_bytes`` that a job of the default policy has on each pod, or needs for that."""
+    """What to analyse, and the ``memory_bytes`` that a job has on each pod, or needs for that."""
     from refill_service.cache_core.job_memory import memory_for_chunks
     from refill_service.planning.analysis import Analysis, StoreTerms
     from refill_service.planning.pod_sizing import job_alone
@@ -249,7 +255,7 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
     pod = None
     if args.pod_memory is not None:
         pod = default_pod_memory(size_of("--pod-memory", args.pod_memory), args.pods)
-        job_memory = job_alone(pod, JobSpec.policy, 1, shape.num_samples, shape.total_bytes).memory
+        job_memory = job_alone(pod, _LIVE, 1, shape.num_samples, shape.total_bytes).memory
         memory_bytes = job_memory.abstract_bytes * args.pods
     else:
         memory_bytes = memory_bytes_of("--chunk-memory", args.chunk_memory or "10%", shape.total_bytes)
@@ -259,7 +265,7 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
         shape,
         memory_bytes,
         num_pods=args.pods,
-        batch_size=args.batch_size,
+        batch_size=_BATCH if args.batch_size is None else args.batch_size,
         num_workers=args.workers,
         group_order=args.group_order,
         pod=pod,
@@ -326,7 +332,7 @@ async def _shape_of(
             records.length,
             by_class=labels is not None and labels.by_class,
             classes_in_pieces=dataset.classes_in_pieces,
-            default_chunk_size=dataset.chunk_size_of(JobSpec.policy),
+            default_chunk_size=dataset.chunk_size_of(_LIVE),
             classes=await analyze_classes.classes_in(dataset, records.length, classes, seed),
         )
     finally:
@@ -347,7 +353,7 @@ def _simulated(analysis: Analysis, wanted: list[tuple[str, int]]) -> tuple[list[
         Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
         # An interrupt ends the others at once, and is this process's to report.
         ProcessPoolExecutor(
-            min(len(wanted), _num_cores()), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)
+            min(len(wanted), num_cores()), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)
         ) as pool,
     ):
         task = bar.add_task("epochs", total=len(wanted))
@@ -363,12 +369,8 @@ def _simulated(analysis: Analysis, wanted: list[tuple[str, int]]) -> tuple[list[
             pool.shutdown(cancel_futures=True)
             raise
     if not rows:
-        raise min(failures, key=lambda failure: (failure[1] != JobSpec.policy, failure[0]))[2]
+        raise min(failures, key=lambda failure: (failure[1] != _LIVE, failure[0]))[2]
     return rows, [f"{policy} K={chunk_size}: {error}" for chunk_size, policy, error in failures]
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _print(
@@ -377,7 +379,7 @@ def _print(
     needs: PodNeeds | None,
     rows: list[Row],
     left_out: list[str],
-    reasons: tuple[str, str],
+    reason: str,
 ) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -441,8 +443,7 @@ def _print(
     print()
     for line in left_out:
         print(f"left out: {line}")
-    for reason in reasons:
-        print(f"recommended: {reason}")
+    print(f"recommended: {reason}")
     memory = analysis.plan_memory
     print(
         f"a planned job's memory for samples on each pod, {bytes_text(memory.samples_bytes)}: its order is planned for "
@@ -453,7 +454,7 @@ def _print(
         print(f"it does not fit: {lacks}")
     if shape.default_chunk_size is not None:
         why = ", since the dataset is stored by class: larger ones cost accuracy" if shape.by_class else ""
-        print(f"a {JobSpec.policy} job that names no chunk_size reads chunks of {shape.default_chunk_size}{why}")
+        print(f"a {_LIVE} job that names no chunk_size reads chunks of {shape.default_chunk_size}{why}")
     ids, classes = (bytes_text(size) for size in _posted_bytes(shape.num_samples))
     print(
         f"a job whose ranks post their order (TraceSampler, ImportanceSampler) sets {ids} of its memory on each pod "
@@ -485,7 +486,7 @@ def _print_pods(analysis: Analysis, what: str, batches: str, needs: PodNeeds | N
     chunk_size = default_chunk_size(
         shape.num_samples, shape.total_bytes / shape.num_samples, shape.num_samples, by_class=False
     )
-    for policy in (JobSpec.policy, "planned"):
+    for policy in (JobSpec.policy, _LIVE):
         job = analysis.job_alone(policy, chunk_size)
         parts = {
             "sent ahead": job.memory.remote_bytes,
@@ -554,8 +555,8 @@ def size_of(option: str, given: str) -> int:
 def _whole(least: int, most: int = 2**62) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
-            value = int(text)
-        except ValueError:
+            value = int(float(text)) if "e" in text.lower() and float(text).is_integer() else int(text)
+        except (ValueError, OverflowError):
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if not least <= value <= most:
             bound = f"at least {least}" if value < least else f"at most {most}"

@@ -113,6 +113,13 @@ def _add_pack(subparsers: Any) -> None:
         "1.seg (last-dot); auto: first-dot, unless the names look like those of photos (default: %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="replace the dataset at DEST (default: refuse)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="how many tars are built and stored at once, each by a process of its own, which takes twice --blob-size "
+        "of memory; 1: no other process (default: two more than there are cores)",
+    )
     _add_quiet(parser)
     add_store_options(parser)
     parser.set_defaults(func=_pack)
@@ -128,7 +135,10 @@ def _add_index(subparsers: Any) -> None:
     )
     parser.add_argument("url", metavar="URL", help=_STORE_HELP)
     parser.add_argument(
-        "--jobs", type=int, default=4, metavar="N", help="how many tars are read at once (default: %(default)s)"
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="how many tars are read at once, each by a process of its own (default: two more than there are cores)",
     )
     parser.add_argument("--force", action="store_true", help="replace an index that is there (default: refuse)")
     _add_quiet(parser)
@@ -186,6 +196,7 @@ def _pack(arguments: argparse.Namespace) -> int:
             say=lambda remark: _say(remark, quiet=arguments.quiet),
             force=arguments.force,
             quiet=arguments.quiet,
+            jobs=arguments.jobs,
         )
     )
     classes = "" if summary.classes is None else f" of {_count(len(summary.classes), 'class', 'classes')}"
@@ -226,7 +237,12 @@ def _index(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
     summary = asyncio.run(
         index_shards(
-            url, store_settings_of(arguments), jobs=arguments.jobs, force=arguments.force, quiet=arguments.quiet
+            url,
+            store_settings_of(arguments),
+            jobs=arguments.jobs,
+            in_processes=None if arguments.jobs is None else arguments.jobs > 1,
+            force=arguments.force,
+            quiet=arguments.quiet,
         )
     )
     for warning in summary.warnings:

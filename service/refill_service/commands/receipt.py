@@ -98,9 +98,18 @@ def _shown_planned(receipt: dict[str, Any]) -> list[str]:
     if dropped := receipt["dropped"]:
         lines.append(f"  dropped     {dropped:>14,}  for drop_last")
     lines.append(f"  repeats     {receipt['repeats']:>14,}  that fill the last step up")
+    if receipt.get("digested"):  # pods of an earlier version do not say it, nor loops that nobody counts
+        lines.append(f"  loops had   {receipt['digested']:>14,}  digest {receipt['digest']}{_beside_plan(receipt)}")
     if given_up := receipt.get("given_up_bytes", 0):  # pods of an earlier version do not say it
         lines.append(f"  read again  {given_up:>14,}  bytes that memory had no room for until they were asked for")
     return lines
+
+
+def _beside_plan(receipt: dict[str, Any]) -> str:
+    is_planned = receipt["digest_as_planned"]
+    if is_planned is None:
+        return ""
+    return ", as planned" if is_planned else f", AND PLANNED IS {receipt['digest_planned']}"
 
 
 def _shown_damaged(damaged: int, named: list[int]) -> str:

@@ -80,9 +80,8 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--policy",
         choices=sorted(POLICIES),
-        default=JobSpec.policy,
         help="; ".join(f"{name}: {terms.label}" for name, terms in sorted(POLICIES.items()))
-        + " (default: %(default)s)",
+        + f" (default: {JobSpec.policy})",
     )
     parser.add_argument(
         "--refill",
@@ -125,6 +124,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    args.policy = args.policy or ("drain" if args.paper else JobSpec.policy)  # papers plan no order
     if args.batch < 0:
         raise InvalidInput(f"--batch must be at least 1, got {args.batch}")
     if args.part != 1 and not (args.paper and 1 <= args.part <= _MOST_PARTS):

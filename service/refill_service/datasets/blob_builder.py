@@ -18,7 +18,7 @@ from refill_service.datasets.index_writer import RECORD, RecordArray
 from refill_service.datasets.source_check import changed, unreadable
 from refill_service.datasets.source_scan import SourceMember, SourceSample
 
-__all__ = ["BuiltBlob", "build_blobs"]
+__all__ = ["BuiltBlob", "blobs_of", "build_blobs"]
 
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 _END_OF_ARCHIVE = bytes(2 * _BLOCK_BYTES)
@@ -75,6 +75,54 @@ def build_blobs(
         yield _finished(data, records, labels)
 
 
+def blobs_of(
+    samples: Iterable[SourceSample], *, blob_bytes: int, class_numbers: Mapping[str, int] | None
+) -> Iterator[list[SourceSample]]:
+    """The samples of each of the blobs of :func:`build_blobs`, known without a look at their files."""
+    of_blob: list[SourceSample] = []
+    size_bytes = 0
+    for sample in samples:
+        sample_bytes = _tar_bytes(sample, class_numbers)
+        if of_blob and size_bytes + sample_bytes + len(_END_OF_ARCHIVE) > blob_bytes:
+            yield of_blob
+            of_blob, size_bytes = [], 0
+        of_blob.append(sample)
+        size_bytes += sample_bytes
+    if of_blob:
+        yield of_blob
+
+
+def _tar_bytes(sample: SourceSample, class_numbers: Mapping[str, int] | None) -> int:
+    """What :func:`_tar_pieces` will take."""
+    contents = [(member.extension, member.size_bytes) for member in sample.members]
+    if _gets_class(sample, class_numbers):
+        contents.append(("cls", len(_class_of(sample, class_numbers))))
+    return sum(
+        _header_bytes(f"{sample.key}.{extension}", size_bytes) + -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+        for extension, size_bytes in contents
+    )
+
+
+def _header_bytes(name: str, size_bytes: int) -> int:
+    if name.isascii() and len(name) <= tarfile.LENGTH_NAME and size_bytes < 8**11:
+        return _BLOCK_BYTES
+    return len(_header(name, size_bytes))
+
+
+def _header(name: str, size_bytes: int) -> bytes:
+    header = tarfile.TarInfo(name)
+    header.size = size_bytes
+    return header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _gets_class(sample: SourceSample, class_numbers: Mapping[str, int] | None) -> bool:
+    return class_numbers is not None and all(member.extension != "cls" for member in sample.members)
+
+
+def _class_of(sample: SourceSample, class_numbers: Mapping[str, int] | None) -> bytes:
+    return b"" if class_numbers is None else str(class_numbers[sample.key.partition("/")[0]]).encode()
+
+
 def _finished(data: bytearray, records: list[tuple[int, int, int]], labels: list[int]) -> BuiltBlob:
     data += _END_OF_ARCHIVE
     built = np.zeros(len(records), dtype=RECORD)
@@ -108,17 +156,15 @@ def _read_ahead(
 
 def _tar_pieces(folder: str, sample: SourceSample, class_numbers: Mapping[str, int] | None) -> TarRange:
     contents = [(member.extension, _file_bytes(folder, member)) for member in sample.members]
-    if class_numbers is not None and all(member.extension != "cls" for member in sample.members):
-        contents.append(("cls", str(class_numbers[sample.key.partition("/")[0]]).encode()))
+    if _gets_class(sample, class_numbers):
+        contents.append(("cls", _class_of(sample, class_numbers)))
         contents.sort(key=lambda item: item[0])
     pieces = []
     label = -1
     for extension, content in contents:
         if extension == "cls":
             label = label_of(content)
-        header = tarfile.TarInfo(f"{sample.key}.{extension}")
-        header.size = len(content)
-        pieces.append(header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        pieces.append(_header(f"{sample.key}.{extension}", len(content)))
         pieces.append(content)
         pieces.append(bytes(-len(content) % _BLOCK_BYTES))
     return pieces, label

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.errors import DatasetNotFound, IndexDamaged, InvalidInput, SampleDamaged, StoreNotFound
+from refill.errors import DatasetNotFound, DatasetReplaced, IndexDamaged, InvalidInput, SampleDamaged, StoreNotFound
 from refill_service.cache_core.dataset_index import (
     HEADER_BYTES,
     INDEX_KEY,
     BlobTable,
     DatasetIndex,
     IndexHeader,
+    Int64Array,
     SampleRecords,
     decode_header,
     decode_index,
@@ -28,14 +32,15 @@ from refill_service.cache_core.dataset_labels import (
     summary_in,
 )
 from refill_service.cache_core.policies.registry import kind_of
+from refill_service.cache_core.record_pieces import RecordPieces, Records, block_runs
 from refill_service.datasets.index_room import IndexRoom
-from refill_service.object_store.base import ObjectStore, ObjectTooShort
+from refill_service.object_store.base import ObjectReplaced, ObjectStore, ObjectTooShort
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.second_requests import Room
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 
-__all__ = ["Dataset", "read_index"]
+__all__ = ["Dataset", "held_bytes", "read_index", "record_requests"]
 
 _FIRST_READ_BYTES = 256 << 10
 """Holds the head of an index of a few thousand blobs, so that opening takes one request, and all of the index of some
@@ -45,12 +50,19 @@ _RECORDS_READ_BYTES = 4 << 20
 """Most bytes of records in one request."""
 _RECORDS_AT_ONCE = 8
 """Requests for them."""
+_PIECES_AT_ONCE = 64
+"""The same where each is for a block or a few."""
+_GAP_BLOCKS = 2
+"""So many blocks that nobody wants are read rather than that another request is made."""
 
 _SAMPLE_BYTES = 32
 """What a pod holds of the index for each sample of its share: its record, and its part of the chunks."""
 
 _DECODED_TIMES = 16
 """What metadata takes as Python's objects, many times its text."""
+
+_ETAG_BYTES = 300
+"""What a blob's ETag takes, or less."""
 
 _AT_ONCE_SAMPLES = 100_000
 """More than these are decoded off the event loop."""
@@ -81,6 +93,12 @@ class Dataset:
         self._reserved_bytes = 0 if room is None else _head_room_bytes(index.header)
         self._ahead: asyncio.Task[SampleRecords] | None = None
         """Reads all records."""
+        self._etags: dict[int, str] = {}
+        """Of blobs, as they were when each was read for the first time: none may change while it is in use."""
+        self._damaged_blobs: set[int] = set()
+        """Those may be repaired at any time: which bytes are right checksums say."""
+        self.read_by = ""
+        """The job, for errors."""
 
     @classmethod
     async def open(
@@ -205,6 +223,62 @@ class Dataset:
             self._start = memoryview(b"")
             return await self._load_records(first, end)
 
+    async def load_pieces(self, first: Int64Array, end: Int64Array, *, kept: bool = True) -> RecordPieces:
+        """Records of the samples ``[first[i], end[i])`` of each piece, ascending, by ranged GETs for the blocks that
+        hold them and no other. Errors as of :meth:`load_records`.
+
+        :param kept: until :meth:`records_left`, or the dataset is closed; else for one answer only.
+        """
+        num_samples = int((end - first).sum())
+        self.check_room(num_samples)
+        if self._room is not None and kept:
+            self._room.reserve(self.index.header.source, num_samples * _SAMPLE_BYTES)
+            self._reserved_bytes += num_samples * _SAMPLE_BYTES
+        try:
+            try:
+                return await self._load_pieces(first, end)
+            except IndexDamaged:
+                self._start = memoryview(b"")
+                return await self._load_pieces(first, end)
+        except BaseException:
+            if kept:
+                self.records_left(num_samples)
+            raise
+
+    def records_left(self, num_samples: int) -> None:
+        """Fact: so many of :meth:`load_pieces` are held no more."""
+        if self._room is not None:
+            left_bytes = min(self._reserved_bytes, num_samples * _SAMPLE_BYTES)
+            self._room.release(left_bytes)
+            self._reserved_bytes -= left_bytes
+
+    async def _load_pieces(self, first: Int64Array, end: Int64Array) -> RecordPieces:
+        header, pieces = self.index.header, RecordPieces(first, end)
+        most_blocks = max(1, _RECORDS_READ_BYTES // header.block_bytes)
+        runs = _runs(pieces.first, pieces.end, header.block_samples, header.block_bytes)
+        largest = max((stop - start for start, stop in runs), default=1)
+        at_once = min(_PIECES_AT_ONCE, _RECORDS_AT_ONCE * most_blocks // largest)
+        to_read = iter(runs)
+
+        def decode(data: memoryview, low: int, high: int) -> None:
+            pieces.put(self.index.decode_records(data, low, high))
+
+        async def load_some() -> None:
+            for start, stop in to_read:
+                low, high = start * header.block_samples, min(header.num_samples, stop * header.block_samples)
+                data = await self._read_blocks(*self.index.records_range(low, high))
+                if high - low > _AT_ONCE_SAMPLES:
+                    await asyncio.to_thread(decode, data, low, high)
+                else:
+                    decode(data, low, high)
+
+        await _all_of([load_some() for _ in range(at_once)])
+        if len(pieces) > _AT_ONCE_SAMPLES:
+            await asyncio.to_thread(self.index.check_records, pieces)
+        else:
+            self.index.check_records(pieces)
+        return pieces
+
     async def _load_records(self, first: int, end: int) -> SampleRecords:
         """A few parts at once, so that no more than those are in memory beside what is kept."""
         header, num_samples = self.index.header, end - first
@@ -223,13 +297,7 @@ class Dataset:
                 else:
                     self._decode(data, low, high, records)
 
-        loading = [asyncio.create_task(load_some()) for _ in range(_RECORDS_AT_ONCE)]
-        try:
-            await asyncio.gather(*loading)
-        finally:
-            for task in loading:
-                task.cancel()
-            await asyncio.gather(*loading, return_exceptions=True)
+        await _all_of([load_some() for _ in range(_RECORDS_AT_ONCE)])
         if num_samples > _AT_ONCE_SAMPLES:
             await asyncio.to_thread(self.index.check_records, records)
         else:
@@ -243,12 +311,13 @@ class Dataset:
         )
         into.offset[here], into.length[here], into.checksum[here] = part.offset, part.length, part.checksum
 
-    async def read_samples(self, records: SampleRecords, first: int, end: int, room: Room | None = None) -> memoryview:
+    async def read_samples(self, records: Records, first: int, end: int, room: Room | None = None) -> memoryview:
         """The bytes from the start of sample ``first`` to the end of sample ``end - 1``, by one ranged GET.
 
         The samples must lie in one blob; sample ``s`` is at ``offset[s] - offset[first]`` of the buffer. Nothing is
         verified yet: see :meth:`verify_sample`. A blob that ends before raises :class:`SampleDamaged` that names the
-        first sample that is cut, if the blob's size could be learned; a blob that is gone raises it, too.
+        first sample that is cut, if the blob's size could be learned; a blob that is gone raises it, too. One that is
+        no longer what it was at its first read raises :class:`DatasetReplaced`.
 
         :param room: as of :meth:`ObjectStore.read_range`.
         """
@@ -260,8 +329,15 @@ class Dataset:
             raise InvalidInput(f"{self.url}: samples {first}-{end} lie in more than one blob")
         name = self.blobs.names[blob]
         start, stop = int(wanted.offset[0]), int(wanted.offset[-1] + wanted.length[-1])
+        known = None if blob in self._damaged_blobs else self._etags.get(blob)
         try:
-            return await self.store.read_range(name, start, stop, room)
+            found = await self.store.read_version(name, start, stop, room, etag=known)
+            if found.etag is not None:  # others may have read it meanwhile, for the first time
+                known = self._etags.setdefault(blob, found.etag)
+                self.store.check_same(name, None if blob in self._damaged_blobs else known, found.etag)
+            return found.data
+        except ObjectReplaced as error:
+            raise self._replaced(f"blob {name} is another one now", blob=name) from error
         except StoreNotFound as error:
             raise self.damage(wanted, first, "the blob is gone from the store") from error
         except ObjectTooShort as error:
@@ -270,6 +346,26 @@ class Dataset:
             cut = first + int((ends <= size_bytes).sum())
             why = f"the blob ends at byte {size_bytes}, the index says at {int(self.blobs.size_bytes[blob])}"
             raise self.damage(wanted, min(cut, end - 1), why) from error
+
+    async def check_not_replaced(self, sample: int) -> None:
+        """Raises :class:`DatasetReplaced` when a sample is damaged since its blob, or the index, is another one than
+        before. Two requests: for who has found damage."""
+        blob = self.blobs.blob_of(sample)
+        name, known = self.blobs.names[blob], self._etags.get(blob)
+        with contextlib.suppress(StoreNotFound):  # it is gone, as others will say
+            etag = await self.store.etag(name)
+            if None not in (known, etag) and known != etag:
+                raise self._replaced(f"blob {name} is another one now", blob=name)
+        source = self.store.url_of(INDEX_KEY)
+        try:
+            start, index_bytes = await self.store.read_start(INDEX_KEY, HEADER_BYTES)
+            is_same = decode_header(start, source, index_bytes).fingerprint == self.index.fingerprint
+        except StoreNotFound as error:
+            raise self._replaced("its index is gone", index=source) from error
+        except IndexDamaged:
+            is_same = True  # for all that can be said
+        if not is_same:
+            raise self._replaced("its index is another one now", index=source)
 
     def verify_sample(self, payload: bytes | bytearray | memoryview, records: SampleRecords, sample: int) -> None:
         """Raises :class:`SampleDamaged` unless ``payload`` is what the index says of the sample with this id."""
@@ -284,13 +380,24 @@ class Dataset:
         place = sample - records.first_sample
         start = int(records.offset[place])
         end = start + int(records.length[place])
-        name = self.blobs.names[self.blobs.blob_of(sample)]
+        blob = self.blobs.blob_of(sample)
+        self._damaged_blobs.add(blob)
+        name = self.blobs.names[blob]
         return SampleDamaged(
             f"{self.store.url_of(name)}: sample {sample}, bytes {start}-{end}, is damaged: {why}",
             blob=name,
             sample=sample,
             start=start,
             end=end,
+        )
+
+    def _replaced(self, what: str, **details: str) -> DatasetReplaced:
+        job = f"job {self.read_by}" if self.read_by else "a job"
+        return DatasetReplaced(
+            f"dataset {self.url} was replaced while {job} reads it: {what}. End the job (refill end) and start it "
+            "again; it goes on from a state if the dataset is the same as before. Write a new dataset to a new URL",
+            dataset=self.url,
+            **details,
         )
 
     async def _read_blocks(self, start: int, stop: int) -> memoryview:
@@ -309,13 +416,43 @@ class Dataset:
             ) from error
 
 
+def _runs(first: Int64Array, end: Int64Array, block_samples: int, block_bytes: int) -> list[tuple[int, int]]:
+    """Blocks of each request that is made for some pieces."""
+    return list(block_runs(first, end, block_samples, max(1, _RECORDS_READ_BYTES // block_bytes), _GAP_BLOCKS))
+
+
+def record_requests(
+    first: Int64Array, end: Int64Array, block_samples: int, num_samples: int, record_bytes: int
+) -> tuple[int, int]:
+    """``(requests, samples whose records they read)`` of :meth:`Dataset.load_pieces`."""
+    runs = _runs(first, end, block_samples, block_samples * record_bytes)
+    return len(runs), sum(min(num_samples, stop * block_samples) - start * block_samples for start, stop in runs)
+
+
+def held_bytes(num_samples: int, blobs_bytes: int) -> int:
+    """What a pod sets aside for the head of an index without much metadata, and the records of so many samples."""
+    return 2 * blobs_bytes + _FIRST_READ_BYTES + num_samples * _SAMPLE_BYTES
+
+
+async def _all_of(loading: list[Coroutine[Any, Any, None]]) -> None:
+    """Raises what the first of them raises; then none of them goes on."""
+    tasks = [asyncio.create_task(each) for each in loading]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def read_index(store: ObjectStore) -> DatasetIndex:
     index, _ = await _read_head(store)
     return index
 
 
 def _head_room_bytes(header: IndexHeader) -> int:
-    return _DECODED_TIMES * header.metadata_bytes + 2 * header.blobs_bytes + _FIRST_READ_BYTES
+    of_blobs = 2 * header.blobs_bytes + _ETAG_BYTES * header.num_blobs
+    return _DECODED_TIMES * header.metadata_bytes + of_blobs + _FIRST_READ_BYTES
 
 
 async def _read_head(store: ObjectStore, room: IndexRoom | None = None) -> tuple[DatasetIndex, memoryview]:
@@ -349,7 +486,7 @@ async def _read_rest_of_head(store: ObjectStore, header: IndexHeader, start: mem
         # An index that is replaced between this request and a later one fails its checksums.
         if header.head_bytes > len(data):
             rest = await store.read_range(INDEX_KEY, len(data), header.head_bytes)
-            data = memoryview(bytes(data) + bytes(rest))
+            data = memoryview(b"".join((data, rest)))
     except (ObjectTooShort, StoreNotFound) as error:
         source = header.source
         raise IndexDamaged(f"{source} changed while it was read; try again", index=source) from error

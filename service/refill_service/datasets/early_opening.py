@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from refill.errors import RefillError
+from refill_service.cache_core.record_pieces import holds_all
 from refill_service.datasets.dataset_reader import Dataset
 
 __all__ = ["EarlyOpening"]
@@ -34,7 +35,7 @@ class EarlyOpening:
     def begin(self, url: str, *, whole: bool = False) -> None:
         """Fact: a job with this dataset is about to be registered.
 
-        :param whole: each pod will want the records of all samples.
+        :param whole: each pod will want the records of all samples, unless there are very many.
         """
         if url not in self._begun:
             self._begun[url] = asyncio.ensure_future(self._open(url, whole=whole))
@@ -74,7 +75,7 @@ class EarlyOpening:
 
     async def _open(self, url: str, *, whole: bool) -> Dataset:
         dataset = await self._open_dataset(url)
-        if whole:
+        if whole and holds_all(dataset.num_samples, is_listed=False):
             dataset.load_ahead()
         return dataset
 

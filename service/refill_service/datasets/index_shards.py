@@ -1,8 +1,8 @@
 """How does a bucket of WebDataset tars become a dataset as it lies there? ``refill index``.
 
-Shards are parsed in threads (tarfile is not asynchronous), which get their bytes from the one event loop that the
-store belongs to. Each shard is read once; memory is two ranges for each thread, and 24 bytes for each sample of the
-shards under way.
+Shards are parsed in threads (tarfile is not asynchronous), which get their bytes from an event loop that the store
+belongs to; in processes of their own where there is much to read. Each shard is read once; memory is two ranges for
+each that is under way, and 24 bytes for each of its samples.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from refill_service.datasets.index_writer import IndexWriter, RecordArray
 from refill_service.datasets.pack_claim import MARKER_KEY, marker_of
 from refill_service.datasets.progress import Progress
 from refill_service.datasets.shard_reader import RANGE_BYTES, ShardReport, read_shard
+from refill_service.datasets.worker_processes import Stop, Worker, WorkerProcesses
+from refill_service.num_cores import num_cores
 from refill_service.object_store.base import ListedObject, ObjectStore, ObjectTooShort
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_settings import StoreSettings
@@ -42,19 +44,33 @@ class IndexSummary:
     warnings: list[str] = field(default_factory=list)
 
 
+_MOST_JOBS = 64
+_MUCH_BYTES = 256_000_000
+"""Less is read before other processes have begun."""
+_FoundInShard = tuple[list[RecordArray], ShardReport]
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 
 async def index_shards(
-    url: str, settings: StoreSettings | None = None, *, jobs: int = 4, force: bool = False, quiet: bool = True
+    url: str,
+    settings: StoreSettings | None = None,
+    *,
+    jobs: int | None = None,
+    in_processes: bool | None = False,
+    force: bool = False,
+    quiet: bool = True,
 ) -> IndexSummary:
     """Write the index of all ``*.tar`` below ``url``, in the order of their names.
 
     Raises :class:`DatasetExists`, :class:`EmptyDataset`, :class:`SampleDamaged` with shard and byte where one can't
     be read, and errors of the store. Then nothing was written.
+
+    :param jobs: tars that are read at once; None: two more than there are cores.
+    :param in_processes: whether each is read by a process of its own; None: if there is much to read.
     """
-    if not 1 <= jobs <= 64:
-        raise InvalidInput(f"jobs must be 1 to 64, got {jobs}")
+    if jobs is not None and not 1 <= jobs <= _MOST_JOBS:
+        raise InvalidInput(f"jobs must be 1 to {_MOST_JOBS}, got {jobs}")
+    jobs = min(_MOST_JOBS, num_cores() + 2) if jobs is None else jobs
     store = open_store(url, settings)
     try:
         await _refuse_unless_free(store, force)
@@ -72,7 +88,13 @@ async def index_shards(
             tempfile.TemporaryDirectory(prefix="refill-index-") as folder,
             IndexWriter(Path(folder)) as writer,
         ):
-            await _read_all(store, shards, jobs, writer, summary, progress.advance)
+            if in_processes is None:
+                in_processes = sum(shard.size_bytes for shard in shards) >= _MUCH_BYTES
+            if in_processes:
+                workers = WorkerProcesses(min(jobs, len(shards)), url, settings, progress.advance)
+                await _read_in_processes(workers, shards, writer, summary)
+            else:
+                await _read_all(store, shards, jobs, writer, summary, progress.advance)
             if writer.num_samples == 0:
                 raise EmptyDataset(f"{store.url}: its {len(shards)} tars hold no samples (files named KEY.EXTENSION)")
             index = await asyncio.to_thread(writer.finish, {"made_by": "index"})
@@ -112,24 +134,10 @@ async def _read_all(
     loop = asyncio.get_running_loop()
     stop = threading.Event()
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="index")
-    waiting: deque[tuple[ListedObject, asyncio.Future[tuple[list[RecordArray], ShardReport]]]] = deque()
+    waiting: deque[tuple[ListedObject, asyncio.Future[_FoundInShard]]] = deque()
 
-    def read(shard: ListedObject) -> tuple[list[RecordArray], ShardReport]:
-        report = ShardReport()
-        ranges = _RangesAhead(store, shard, loop, stop, on_bytes)
-        try:
-            batches = list(read_shard(shard.key, store.url_of(shard.key), shard.size_bytes, ranges.read, report))
-        except ObjectTooShort as error:
-            raise SampleDamaged(
-                f"{store.url_of(shard.key)}: it shrank while it was read, from {shard.size_bytes} bytes",
-                blob=shard.key,
-                sample=None,
-                start=0,
-                end=shard.size_bytes,
-            ) from error
-        finally:
-            ranges.close()
-        return batches, report
+    def read(shard: ListedObject) -> _FoundInShard:
+        return _read_one(store, shard, loop, stop, on_bytes)
 
     try:
         for shard in shards:
@@ -147,9 +155,62 @@ async def _read_all(
         await asyncio.gather(*(result for _, result in waiting), return_exceptions=True)
 
 
+async def _read_in_processes(
+    workers: WorkerProcesses, shards: list[ListedObject], writer: IndexWriter, summary: IndexSummary
+) -> None:
+    """The same."""
+    waiting: deque[tuple[ListedObject, asyncio.Task[_FoundInShard]]] = deque()
+
+    async def take() -> None:
+        shard, found = waiting[0]
+        _take(shard, await found, writer, summary)
+        waiting.popleft()
+
+    try:
+        for shard in shards:
+            if len(waiting) == 2 * workers.count:
+                await take()
+            waiting.append((shard, asyncio.create_task(workers.carry_out(_read_in_process, shard))))
+        while waiting:
+            await take()
+    finally:
+        await workers.close()
+        for _, found in waiting:
+            found.cancel()
+        await asyncio.gather(*(found for _, found in waiting), return_exceptions=True)
+
+
+def _read_in_process(worker: Worker, shard: ListedObject) -> _FoundInShard:
+    return _read_one(worker.store, shard, worker.loop, worker.stop, worker.on_bytes)
+
+
+def _read_one(
+    store: ObjectStore,
+    shard: ListedObject,
+    loop: asyncio.AbstractEventLoop,
+    stop: Stop,
+    on_bytes: Callable[[int], None],
+) -> _FoundInShard:
+    report = ShardReport()
+    ranges = _RangesAhead(store, shard, loop, stop, on_bytes)
+    try:
+        batches = list(read_shard(shard.key, store.url_of(shard.key), shard.size_bytes, ranges.read, report))
+    except ObjectTooShort as error:
+        raise SampleDamaged(
+            f"{store.url_of(shard.key)}: it shrank while it was read, from {shard.size_bytes} bytes",
+            blob=shard.key,
+            sample=None,
+            start=0,
+            end=shard.size_bytes,
+        ) from error
+    finally:
+        ranges.close()
+    return batches, report
+
+
 def _take(
     shard: ListedObject,
-    found: tuple[list[RecordArray], ShardReport],
+    found: _FoundInShard,
     writer: IndexWriter,
     summary: IndexSummary,
 ) -> None:
@@ -173,7 +234,7 @@ class _RangesAhead:
         store: ObjectStore,
         shard: ListedObject,
         loop: asyncio.AbstractEventLoop,
-        stop: threading.Event,
+        stop: Stop,
         on_bytes: Callable[[int], None],
     ) -> None:
         self._store = store

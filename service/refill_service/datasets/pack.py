@@ -6,23 +6,29 @@ import asyncio
 import os
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from refill.errors import EmptyDataset, InvalidInput
 from refill_service.cache_core.dataset_index import INDEX_KEY
 from refill_service.cache_core.dataset_labels import LABELS_KEY
-from refill_service.datasets.blob_builder import build_blobs
-from refill_service.datasets.index_writer import IndexWriter
-from refill_service.datasets.pack_claim import PackClaim, blob_name
+from refill_service.datasets.blob_builder import blobs_of, build_blobs
+from refill_service.datasets.index_writer import IndexWriter, RecordArray
+from refill_service.datasets.pack_claim import PackClaim, blob_name, check_is_of
 from refill_service.datasets.pack_remarks import Remark, remarks_on
 from refill_service.datasets.progress import Progress
 from refill_service.datasets.sample_names import LAST
 from refill_service.datasets.source_check import check_files
-from refill_service.datasets.source_scan import SourceScan
+from refill_service.datasets.source_scan import SourceSample, SourceScan
+from refill_service.datasets.worker_processes import Worker, WorkerProcesses
+from refill_service.num_cores import num_cores
 from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_settings import StoreSettings
@@ -41,7 +47,13 @@ _END_BYTES = 2048
 _INDEXED_BYTES = 32
 """Of a sample in index and labels, at most."""
 _UPLOADS = 2
-"""Blobs under way to the store while the next one is built: three in memory."""
+"""Blobs under way to the store while the next one is built: three in memory. Of processes, so many more than cores."""
+_MOST_JOBS = 64
+_SMALL_BYTES = 256_000_000
+"""Of a folder that is packed before other processes have begun."""
+
+_StoredBlob = tuple[int, RecordArray, NDArray[np.int32]]
+"""Its size, and its samples' records and labels."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,7 @@ async def pack(
     split_names: str = "auto",
     force: bool = False,
     quiet: bool = True,
+    jobs: int | None = 1,
     say: Callable[[Remark], None] = lambda remark: None,
 ) -> PackSummary:
     """Write the files below ``source`` as a dataset to ``url``.
@@ -78,6 +91,8 @@ async def pack(
     :param classes: ``yes``: top folders are classes, numbered in sorted order; ``no``; ``auto``: if there are only
         folders at the top.
     :param split_names: where the name of a sample ends: ``first-dot``, ``last-dot`` or ``auto`` (:mod:`.sample_names`).
+    :param jobs: blobs that are built and stored at once, each by a process of its own; 1: one is built by this process
+        while two are stored. None: as many as there are cores, and two more, unless the folder is small.
     :param say: called with what was decided about the folder, before anything is written.
 
     Raises :class:`DatasetExists`, :class:`EmptyDataset`, :class:`InvalidInput` and errors of the store. A dataset that
@@ -85,6 +100,8 @@ async def pack(
     """
     if blob_bytes < _MIN_BLOB_BYTES:
         raise InvalidInput(f"blob size must be at least {_MIN_BLOB_BYTES} bytes, got {blob_bytes}")
+    if jobs is not None and not 1 <= jobs <= _MOST_JOBS:
+        raise InvalidInput(f"jobs must be 1 to {_MOST_JOBS}, got {jobs}")
     if classes not in ("auto", "yes", "no"):
         raise InvalidInput(f"classes must be auto, yes or no, got {classes!r}")
     _check_folders(source, url)
@@ -120,7 +137,12 @@ async def pack(
                     await _check_files(scan)
                 try:
                     await claim.begin()
-                    await _store_blobs(store, claim, writer, scan, class_names, blob_bytes, progress.advance)
+                    jobs = min(_jobs_for(tar_bytes) if jobs is None else jobs, 1 + tar_bytes // blob_bytes)
+                    if jobs > 1:
+                        workers = WorkerProcesses(jobs, url, settings, progress.advance)
+                        await _store_in_processes(workers, claim, writer, scan, class_names, blob_bytes)
+                    else:
+                        await _store_blobs(store, claim, writer, scan, class_names, blob_bytes, progress.advance)
                     index = await _to_the_end(asyncio.to_thread(writer.finish, metadata))
                     await claim.check()
                     if writer.labels is not None:
@@ -179,9 +201,12 @@ async def _store_blobs(
     on_bytes: Callable[[int], None],
 ) -> None:
     """Build one blob while others are uploaded."""
-    class_numbers = None if class_names is None else {name: number for number, name in enumerate(class_names)}
     blobs = build_blobs(
-        scan.folder, scan.samples(), blob_bytes=blob_bytes, class_numbers=class_numbers, on_bytes=on_bytes
+        scan.folder,
+        scan.samples(),
+        blob_bytes=blob_bytes,
+        class_numbers=_numbers_of(class_names),
+        on_bytes=on_bytes,
     )
     uploads: set[asyncio.Task[None]] = set()
     try:
@@ -204,6 +229,73 @@ async def _store_blobs(
         # Not cancelled: an upload that was given up may still arrive, after the blobs were removed.
         await asyncio.gather(*uploads, return_exceptions=True)
         blobs.close()
+
+
+def _jobs_for(tar_bytes: int) -> int:
+    return 1 if tar_bytes < _SMALL_BYTES else min(_MOST_JOBS, num_cores() + _UPLOADS)
+
+
+async def _store_in_processes(
+    workers: WorkerProcesses,
+    claim: PackClaim,
+    writer: IndexWriter,
+    scan: SourceScan,
+    class_names: list[str] | None,
+    blob_bytes: int,
+) -> None:
+    """Each builds a blob, and stores it; what they are comes in the order of the blobs."""
+    class_numbers = _numbers_of(class_names)
+    blobs = blobs_of(scan.samples(), blob_bytes=blob_bytes, class_numbers=class_numbers)
+    waiting: deque[asyncio.Task[_StoredBlob]] = deque()
+    num_begun = 0
+
+    async def take() -> None:
+        name = blob_name(writer.num_blobs)
+        size_bytes, records, labels = await waiting[0]
+        waiting.popleft()
+        writer.add_blob(name, size_bytes, [records], labels)
+
+    try:
+        while (samples := await _to_the_end(asyncio.to_thread(next, blobs, None))) is not None:
+            if len(waiting) == 2 * workers.count:
+                await take()
+            await claim.check()
+            what = scan.folder, samples, blob_bytes, class_numbers, blob_name(num_begun), claim.run
+            waiting.append(asyncio.create_task(workers.carry_out(_build_and_store, *what)))
+            num_begun += 1
+        while waiting:
+            await take()
+    finally:
+        # An upload that was given up may still arrive, after the blobs were removed: all of them end first.
+        await _to_the_end(workers.close())
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _build_and_store(
+    worker: Worker,
+    folder: str,
+    samples: list[SourceSample],
+    blob_bytes: int,
+    class_numbers: dict[str, int] | None,
+    name: str,
+    run: str,
+) -> _StoredBlob:
+    """In a process of its own."""
+
+    def on_bytes(num_bytes: int) -> None:
+        worker.check()
+        worker.on_bytes(num_bytes)
+
+    (blob,) = build_blobs(folder, samples, blob_bytes=blob_bytes, class_numbers=class_numbers, on_bytes=on_bytes)
+    worker.wait_for(check_is_of(worker.store, run))
+    worker.wait_for(worker.store.write(name, blob.data))
+    return len(blob.data), blob.records, blob.labels
+
+
+def _numbers_of(class_names: list[str] | None) -> dict[str, int] | None:
+    return None if class_names is None else {name: number for number, name in enumerate(class_names)}
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T], on_cancel: Callable[[], None] | None = None) -> T:

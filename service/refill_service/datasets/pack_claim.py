@@ -28,7 +28,7 @@ from refill_service.datasets.dataset_reader import read_index
 from refill_service.datasets.progress import bytes_text
 from refill_service.object_store.base import ObjectStore
 
-__all__ = ["MARKER_KEY", "PackClaim", "blob_name", "marker_of"]
+__all__ = ["MARKER_KEY", "PackClaim", "blob_name", "check_is_of", "marker_of"]
 
 MARKER_KEY = "refill.packing"
 OUR_BLOB = re.compile(r"blob-\d{6,}\.tar")
@@ -64,7 +64,7 @@ class PackClaim:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._run = uuid.uuid4().hex
+        self.run = uuid.uuid4().hex
         self._renewing: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self.replaces = False
@@ -126,10 +126,7 @@ class PackClaim:
         """Raises unless the marker is still ours, and renewing it has not failed."""
         if self._renewing is not None and self._renewing.done():
             self._renewing.result()
-        marker = await marker_of(self._store)
-        if marker is None or marker.run != self._run:
-            who = "was removed" if marker is None else f"is that of a pack on {marker.host} (process {marker.pid})"
-            raise DatasetExists(f"{self._store.url}: another pack took over ({MARKER_KEY} {who}); this one ends")
+        await check_is_of(self._store, self.run)
 
     async def commit(self) -> None:
         """The index is written: take down the marker."""
@@ -144,6 +141,7 @@ class PackClaim:
             await self._store.delete(INDEX_KEY)
             await self._store.delete(LABELS_KEY)
             await self._delete_blobs()
+            await self._store.discard_unfinished(_OURS)  # of processes that were killed
             await self._store.delete(MARKER_KEY)
         except RefillError:
             # Why the pack failed matters more, and is on its way to the user; the marker lets the next one clean up.
@@ -165,7 +163,7 @@ class PackClaim:
             self._renewing = None
 
     async def _renew(self) -> None:
-        marker = {"run": self._run, "host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
+        marker = {"run": self.run, "host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
         # Of one length, so that whoever reads while it is replaced gets the old one or the new one.
         await self._store.write(MARKER_KEY, json.dumps(marker).encode().ljust(_MARKER_BYTES))
 
@@ -178,6 +176,14 @@ class PackClaim:
                 await asyncio.gather(*map(self._store.delete, batch))
                 batch.clear()
         await asyncio.gather(*map(self._store.delete, batch))
+
+
+async def check_is_of(store: ObjectStore, run: str) -> None:
+    """Raises :class:`DatasetExists` unless the marker is that of this run, whichever process of it asks."""
+    marker = await marker_of(store)
+    if marker is None or marker.run != run:
+        who = "was removed" if marker is None else f"is that of a pack on {marker.host} (process {marker.pid})"
+        raise DatasetExists(f"{store.url}: another pack took over ({MARKER_KEY} {who}); this one ends")
 
 
 async def marker_of(store: ObjectStore) -> Marker | None:

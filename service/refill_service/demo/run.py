@@ -148,7 +148,6 @@ def _row(plain: dict[str, Any], cached: dict[str, Any], total: dict[str, Any], d
         "miss_rate": total["misses"] / total["takes"],
         "waste": total["bytes_wasted"] / max(1, total["bytes_read"]),
         "read_amplification": total["bytes_read"] / dataset_bytes,
-        "remote_requests": total["remote_on_demand"],
         "data_wait_seconds_files": plain["data_wait_seconds"],
         "data_wait_seconds_refill": cached["data_wait_seconds"],
     }
@@ -168,7 +167,6 @@ def _print_table(rows: list[dict[str, Any]], took: float) -> None:
         "miss\nrate",
         "waste",
         "read\nampl.",
-        "remote\nrequests",
         "wait\nfiles",
         "wait\nrefill",
     ):
@@ -184,14 +182,13 @@ def _print_table(rows: list[dict[str, Any]], took: float) -> None:
             f"{row['miss_rate']:.1%}",
             f"{row['waste']:.0%}",
             f"{row['read_amplification']:.2f}x",
-            str(row["remote_requests"]),
             f"{row['data_wait_seconds_files']:.2f} s",
             f"{row['data_wait_seconds_refill']:.2f} s",
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     exact = all(row["duplicates"] == row["missing"] == 0 for row in rows)
     print(f"every sample {'exactly once' if exact else 'NOT exactly once'} in each epoch; {took:.0f} s in all")
-    print("wait: mean time of a rank's loop blocked on data; remote requests: samples asked of another pod on demand")
+    print("wait: mean time of a rank's loop blocked on data")
 
 
 def _progress(console: Console) -> Progress:

@@ -18,6 +18,7 @@ from refill.errors import SampleDamaged
 from refill_service.cache_core.coalesce import coalesced
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.policies.interface import Read
+from refill_service.cache_core.record_pieces import Records
 from refill_service.cache_core.sample_mapping import OwnerShare
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.memory.byte_gate import ByteGate
@@ -73,14 +74,14 @@ class ChunkReader:
     def __init__(
         self,
         dataset: Dataset,
-        records: SampleRecords,
+        records: Records,
         share: OwnerShare,
         gate: ByteGate,
         pinned: PinnedShare,
         job: str = "",
     ) -> None:
         self._dataset = dataset
-        self._records = records
+        self.records = records
         self._share = share
         self._gate = gate
         self._job = job
@@ -133,9 +134,9 @@ class ChunkReader:
         order = np.argsort(first, kind="stable")
         first, last = first[order] + self._share.first_sample, end[order] - 1 + self._share.first_sample
         blob = np.searchsorted(self._share.layout.first_sample, first, side="right")
-        records = self._records
-        begins = records.offset[first - records.first_sample]
-        ends = records.offset[last - records.first_sample] + records.length[last - records.first_sample]
+        records = self.records
+        begins, last_places = records.offset[records.places(first)], records.places(last)
+        ends = records.offset[last_places] + records.length[last_places]
         follows = (first[1:] == last[:-1] + 1) & (blob[1:] == blob[:-1])
         groups: list[list[int]] = []
         start = 0
@@ -185,14 +186,14 @@ class ChunkReader:
         reach_bytes = self._reach_bytes(group[0].first, group[-1].end)
         async with self._gate.passage(reach_bytes, self._job, due=due) as room:
             try:
-                buffer = await self._dataset.read_samples(self._records, first, end, room)
+                buffer = await self._dataset.read_samples(self.records, first, end, room)
             except SampleDamaged as error:  # the blob ends too early, or is gone
                 if len(group) == 1:
                     log.warning("%s", error)
                     arrived(ReadChunk(group[0], [None] * len(group[0].samples)))
                     return []
             else:
-                start, to_keep, num_samples = int(self._records.part(first, end).offset[0]), [], 0
+                start, to_keep, num_samples = int(self.records.part(first, end).offset[0]), [], 0
                 for read in group:
                     to_keep += self._hand_over(read, buffer, start, arrived)
                     num_samples += len(read.samples)
@@ -211,7 +212,8 @@ class ChunkReader:
         part = self._pinned.part_for(first, end)
         # What is not wanted is verified only to be pinned.
         samples = (read.samples + self._share.first_sample).tolist() if part is None else list(range(first, end))
-        views = [self._intact(buffer, start, sample) for sample in samples]
+        records = self.records.part(first, end)
+        views = [self._intact(buffer, start, records, sample) for sample in samples]
         damaged = any(view is None for view in views)
         if isinstance(part, PinnedMemory) and not damaged:
             self._proven[self._places(first, end)] |= part.put(first, [view for view in views if view is not None])
@@ -230,21 +232,22 @@ class ChunkReader:
         records say that they are right. Each is verified once a job."""
         views, proven = part.views(first, end), self._proven[self._places(first, end)]
         if not proven.all():
-            damaged = sum(self._checked(views[i], first + i) is None for i in np.flatnonzero(~proven).tolist())
+            records = self.records.part(first, end)
+            damaged = sum(self._checked(views[i], records, first + i) is None for i in np.flatnonzero(~proven).tolist())
             if damaged:
                 part.forget(first, end, damaged)
                 return None
             proven[:] = True
         return views
 
-    def _intact(self, buffer: memoryview, start: int, sample: int) -> Payload | None:
-        place = sample - self._records.first_sample
-        offset = int(self._records.offset[place]) - start
-        return self._checked(buffer[offset : offset + int(self._records.length[place])], sample)
+    def _intact(self, buffer: memoryview, start: int, records: SampleRecords, sample: int) -> Payload | None:
+        place = sample - records.first_sample
+        offset = int(records.offset[place]) - start
+        return self._checked(buffer[offset : offset + int(records.length[place])], records, sample)
 
-    def _checked(self, payload: Payload, sample: int) -> Payload | None:
+    def _checked(self, payload: Payload, records: SampleRecords, sample: int) -> Payload | None:
         try:
-            self._dataset.verify_sample(payload, self._records, sample)
+            self._dataset.verify_sample(payload, records, sample)
         except SampleDamaged as error:
             log.warning("%s", error)
             return None
@@ -263,11 +266,12 @@ class ChunkReader:
         return read.first + self._share.first_sample, read.end + self._share.first_sample
 
     def _places(self, first: int, end: int) -> slice:
-        return slice(first - self._records.first_sample, end - self._records.first_sample)
+        place = self.records.place(first)
+        return slice(place, place + end - first)
 
     def _reach_bytes(self, first: int, end: int) -> int:
         """What one ranged GET of these local samples reads."""
-        records = self._records.part(first + self._share.first_sample, end + self._share.first_sample)
+        records = self.records.part(first + self._share.first_sample, end + self._share.first_sample)
         return int(records.offset[-1] + records.length[-1] - records.offset[0])
 
     def _neighbours(self, read: Read, next_read: Read) -> bool:

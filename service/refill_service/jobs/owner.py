@@ -481,7 +481,7 @@ class Owner:
     async def _exact(self, counts: OwnerCounts, samples: list[int], says_damage: bool) -> list[Payload | BaseException]:
         """Read single samples; what went wrong stands in the place of each that failed."""
         self._refuse_when_closed()
-        found = await self._single_reads.read(samples, says_damage=says_damage)
+        found = await self._single_reads.read(samples, self.job.records, says_damage=says_damage)
         if any(isinstance(each, asyncio.CancelledError) for each in found):
             self._refuse_when_closed()  # the store was closed under its reads
         payloads = [each for each in found if not isinstance(each, (BaseException, Damage))]

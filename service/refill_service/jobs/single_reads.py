@@ -9,6 +9,7 @@ from typing import Protocol
 from refill.errors import SampleDamaged
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.dataset_index import SampleRecords
+from refill_service.cache_core.record_pieces import Records
 from refill_service.cache_core.sample_mapping import OwnerShare
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.memory.byte_gate import ByteGate
@@ -28,7 +29,6 @@ class Reading(Protocol):
     ordinal: int
     spec: JobSpec
     dataset: Dataset
-    records: SampleRecords
     share: OwnerShare
 
 
@@ -43,11 +43,11 @@ class SingleReads:
         self._gate = gate
         self._wait_seconds = wait_seconds
 
-    async def read(self, samples: list[int], *, says_damage: bool) -> list[Payload | BaseException]:
+    async def read(self, samples: list[int], records: Records, *, says_damage: bool) -> list[Payload | BaseException]:
         """What went wrong stands in the place of each sample that failed: an :class:`asyncio.CancelledError`, too, when
         the store was closed under its reads.
 
-        :param samples: counted from the start of the share.
+        :param samples: counted from the start of the share; ``records`` has those of all of them.
         :param says_damage: whether :class:`Damage` stands for a sample that is damaged; else its error.
         """
         first = self._job.share.first_sample
@@ -57,7 +57,7 @@ class SingleReads:
         async def read_some() -> None:
             for place, sample in to_read:
                 try:
-                    found[place] = await self._read(sample + first)
+                    found[place] = await self._read(records.part(sample + first, sample + first + 1))
                 except SampleDamaged as error:
                     found[place] = Damage(json.dumps(error.to_wire()).encode()) if says_damage else error
                 except Exception as error:
@@ -70,20 +70,24 @@ class SingleReads:
         await asyncio.gather(*(in_turn(read_some()) for _ in samples[:_READS_AT_ONCE]))
         return found
 
-    async def _read(self, sample: int) -> Payload:
+    async def _read(self, record: SampleRecords) -> Payload:
         try:
-            return await self._read_once(sample)
+            return await self._read_once(record)
         except SampleDamaged:  # perhaps on its way only, and the store has the right bytes
-            return await self._read_once(sample)
+            try:
+                return await self._read_once(record)
+            except SampleDamaged:
+                await self._job.dataset.check_not_replaced(record.first_sample)
+                raise
 
-    async def _read_once(self, sample: int) -> Payload:
-        records, dataset = self._job.records, self._job.dataset
+    async def _read_once(self, record: SampleRecords) -> Payload:
+        sample, dataset = record.first_sample, self._job.dataset
         # Somebody waits for it; the reads ahead of need can wait.
-        size_bytes = int(records.length[sample - records.first_sample])
+        size_bytes = int(record.length[0])
         async with (
             self._gate.passage(size_bytes, self._job.spec.name, due=0) as room,
             within(self._wait_seconds, f"pod {self._job.ordinal} waits for a sample of {dataset.url}"),
         ):
-            payload = bytes(await dataset.read_samples(records, sample, sample + 1, room))
-        dataset.verify_sample(payload, records, sample)
+            payload = bytes(await dataset.read_samples(record, sample, sample + 1, room))
+        dataset.verify_sample(payload, record, sample)
         return payload

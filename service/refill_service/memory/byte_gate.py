@@ -29,6 +29,10 @@ class Passage:
         self._gate._count(self._job, size_bytes)
         self._gate._admit()
 
+    def leave(self) -> None:
+        """Fact: it has passed. For who came in by :meth:`ByteGate.enter_now`."""
+        self._gate._leave(self._job, self.size_bytes)
+
     @contextmanager
     def doubled(self) -> Iterator[bool]:
         """It counts twice as long as this lasts, if there is room for that and nobody waits for it. Gives whether."""
@@ -85,6 +89,13 @@ class ByteGate:
     @property
     def free_bytes(self) -> int:
         return max(0, self.limit_bytes - self.used_bytes)
+
+    def enter_now(self, size_bytes: int, job: Hashable = None) -> Passage | None:
+        """In place of :meth:`passage`, for who need not wait, and leaves by :meth:`Passage.leave`; None: it must."""
+        if self._waiting or not self._fits(size_bytes) or self._has_its_share(job, size_bytes):
+            return None
+        self._enter(job, size_bytes)
+        return Passage(self, job, size_bytes)
 
     @asynccontextmanager
     async def passage(self, size_bytes: int, job: Hashable = None, *, due: int | None = None) -> AsyncIterator[Passage]:

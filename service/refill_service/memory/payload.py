@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 __all__ = ["Damage", "Payload", "Payloads"]
 
 Payload = bytes | memoryview
@@ -35,6 +38,25 @@ class Payloads:
         if payload is not None:
             self.num_bytes -= len(payload)
         return payload
+
+    def has_all(self, samples: list[int]) -> bool:
+        return all(map(self._by_sample.__contains__, samples))
+
+    def taken(self, samples: list[int], stay: NDArray[np.bool_]) -> list[Payload]:
+        """The bytes of these, all of which are there. They leave, but for those that are to stay.
+
+        :param stay: ``(n,)``
+        """
+        by_sample = self._by_sample
+        if stay.any():
+            found = [by_sample[sample] for sample in samples]
+            for sample, stays in zip(samples, stay.tolist(), strict=True):
+                if not stays:
+                    self.pop(sample)
+            return found
+        found = [by_sample.pop(sample) for sample in samples]
+        self.num_bytes -= sum(map(len, found))
+        return found
 
     def clear(self) -> None:
         self._by_sample.clear()

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
+from refill_service.cache_core.record_pieces import Records
 from refill_service.memory.folder_lock import locked
 from refill_service.memory.kept_files import open_or_make
 from refill_service.memory.payload import Payload
@@ -86,7 +87,7 @@ class PinnedTier:
         here = sum(part.damaged_samples for share in self._shares for part in share.parts)
         return here + self._damaged_in_dropped
 
-    def lease(self, place: str, records: SampleRecords) -> PinnedShare:
+    def lease(self, place: str, records: Records) -> PinnedShare:
         """The pinned part of a dataset's share, for one more job. Give it back with :meth:`release`.
 
         :param place: the dataset's URL, in the one way to write it. Checksums alone prove nothing: whoever writes an
@@ -108,20 +109,21 @@ class PinnedTier:
     def release(self, share: PinnedShare) -> None:
         share.num_jobs -= 1
 
-    def _new_share(self, place: str, records: SampleRecords) -> PinnedShare:
+    def _new_share(self, place: str, records: Records) -> PinnedShare:
         parts: list[PinnedPart] = []
         wanted = int(records.length.sum())
         self._make_room(wanted, in_memory=True)
-        memory = _prefix(records, records.first_sample, self._free_bytes(in_memory=True))
+        memory = _prefix(records, self._free_bytes(in_memory=True))
         if len(memory):
             parts.append(PinnedMemory(memory))
         if self._folder is not None:
-            name = self._folder / _file_name(place, records.part(memory.end_sample, records.end_sample))
+            rest = records.between(len(memory), len(records))
+            name = self._folder / _file_name(place, rest)
             self._make_room(wanted - int(memory.length.sum()), in_memory=False)
             self._remove_leftovers(name, wanted - int(memory.length.sum()))
             free = self._free_bytes(in_memory=False) - sum(_size(path) for path in self._leftovers())
             # What an earlier pod of this name left for this very share is used again.
-            on_disk = _prefix(records, memory.end_sample, free + _size(name))
+            on_disk = _prefix(rest, free + _size(name))
             if len(on_disk):
                 try:
                     parts.append(PinnedFile(on_disk, name))
@@ -191,19 +193,17 @@ class PinnedShare:
         """What it holds when it is full."""
         return sum(part.limit_bytes for part in self.parts)
 
-    def is_of(self, place: str, records: SampleRecords) -> bool:
+    def is_of(self, place: str, records: Records) -> bool:
         """Whether a job with these records may share it: as far as they go, they are those of who filled it."""
-        kept = [part.records for part in self.parts]
-        return (
-            place == self.place
-            and any(max(each.first_sample, records.first_sample) < each.end_sample for each in kept)
-            and all(_agree(each, records) for each in kept)
-        )
+        if place != self.place:
+            return False
+        agree = [_agree(part.records, records) for part in self.parts]
+        return True in agree and False not in agree
 
     def part_for(self, first: int, end: int) -> PinnedPart | None:
         """The part that holds, or may hold, all samples ``[first, end)``."""
         for part in self.parts:
-            if part.records.first_sample <= first and end <= part.records.end_sample:
+            if part.records.covers(first, end):
                 return part
         return None
 
@@ -234,7 +234,7 @@ class PinnedPart(ABC):
 
     in_memory: bool
 
-    def __init__(self, records: SampleRecords) -> None:
+    def __init__(self, records: Records) -> None:
         self.records = records
         self.damaged_samples = 0
         self._starts = np.concatenate([[0], np.cumsum(records.length)])
@@ -253,7 +253,8 @@ class PinnedPart(ABC):
         return bool(self._there[self._places(first, end)].all())
 
     def _places(self, first: int, end: int) -> slice:
-        return slice(first - self.records.first_sample, end - self.records.first_sample)
+        place = self.records.place(first)
+        return slice(place, place + end - first)
 
     def _bounds(self, first: int, end: int) -> Int64Array:
         """Where each of the samples starts, then where the last one ends."""
@@ -273,7 +274,7 @@ class PinnedMemory(PinnedPart):
 
     in_memory = True
 
-    def __init__(self, records: SampleRecords) -> None:
+    def __init__(self, records: Records) -> None:
         super().__init__(records)
         # Pages come into being as they are written. Freed when the last view of a sample is gone.
         self._memory = memoryview(mmap.mmap(-1, max(1, self.limit_bytes)))
@@ -312,7 +313,7 @@ class PinnedFile(PinnedPart):
 
     in_memory = False
 
-    def __init__(self, records: SampleRecords, path: Path) -> None:
+    def __init__(self, records: Records, path: Path) -> None:
         super().__init__(records)
         self.path = path
         self._full = False
@@ -380,33 +381,43 @@ class PinnedFile(PinnedPart):
             data, place = data[written:], place + written
 
 
-def _agree(one: SampleRecords, other: SampleRecords) -> bool:
-    """Whether lengths and checksums are equal of all samples that both hold."""
-    first, end = max(one.first_sample, other.first_sample), min(one.end_sample, other.end_sample)
-    if first >= end:
-        return True
-    one, other = one.part(first, end), other.part(first, end)
-    return np.array_equal(one.length, other.length) and np.array_equal(one.checksum, other.checksum)
+def _agree(one: Records, other: Records) -> bool | None:
+    """Whether lengths and checksums are equal of all samples that both hold. None: there is none."""
+    if isinstance(one, SampleRecords) and isinstance(other, SampleRecords):
+        first, end = max(one.first_sample, other.first_sample), min(one.end_sample, other.end_sample)
+        if first >= end:
+            return None
+        one, other = one.part(first, end), other.part(first, end)
+        return np.array_equal(one.length, other.length) and np.array_equal(one.checksum, other.checksum)
+    both, here, there = np.intersect1d(
+        one.ids(0, len(one)), other.ids(0, len(other)), assume_unique=True, return_indices=True
+    )
+    lengths_agree = np.array_equal(one.length[here], other.length[there])
+    return lengths_agree and np.array_equal(one.checksum[here], other.checksum[there]) if len(both) else None
 
 
-def _file_name(place: str, records: SampleRecords) -> str:
+def _file_name(place: str, records: Records) -> str:
     """Another one for another place, or other records."""
     of_place = hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
-    of_records = xxhash.xxh3_128(str(records.first_sample).encode())
+    of_records = xxhash.xxh3_128()
+    if isinstance(records, SampleRecords):
+        of_records.update(str(records.first_sample).encode())
+    else:
+        of_records.update(records.first.tobytes() + records.end.tobytes())
     for column in (records.length, records.checksum):
         of_records.update(np.ascontiguousarray(column).data)
     return f"{of_place}-{of_records.hexdigest()}{_SUFFIX}"
 
 
-def _prefix(records: SampleRecords, first: int, limit_bytes: int) -> SampleRecords:
-    """The records from sample ``first`` on of as many samples as fit."""
-    rest, fitting = records.part(first, records.end_sample), 0
-    while limit_bytes > 0 and fitting < len(rest):  # block by block: sums of all would take memory, and a while
-        ends = np.cumsum(rest.length[fitting : fitting + _BLOCK])
+def _prefix(records: Records, limit_bytes: int) -> Records:
+    """Those of as many of the first samples as fit."""
+    fitting = 0
+    while limit_bytes > 0 and fitting < len(records):  # block by block: sums of all would take memory, and a while
+        ends = np.cumsum(records.length[fitting : fitting + _BLOCK])
         num_fitting = int(np.searchsorted(ends, limit_bytes, side="right"))
         fitting += num_fitting
         limit_bytes = limit_bytes - int(ends[-1]) if num_fitting == len(ends) else 0
-    return rest.part(first, first + fitting)
+    return records.between(0, fitting)
 
 
 def _written(file: int) -> Iterator[tuple[int, int]]:

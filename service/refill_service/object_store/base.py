@@ -5,7 +5,8 @@ folder. Every store behind this interface passes the same tests (tests/service/t
 
 Callers see errors of :mod:`refill.errors` only: :class:`StoreNotFound`, :class:`StoreDenied`,
 :class:`StoreUnavailable` (after the retries), :class:`InvalidInput` for what can't be asked, and
-:class:`ObjectTooShort` when an object ends before the range does.
+:class:`ObjectTooShort` when an object ends before the range does, and :class:`ObjectReplaced` when it is no longer the
+one that is asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from refill_service.object_store.second_requests import Room, SecondRequests
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_patience import OverdueRequests
 
-__all__ = ["ListedObject", "ObjectStore", "ObjectTooShort", "WritableData"]
+__all__ = ["ListedObject", "ObjectReplaced", "ObjectStore", "ObjectTooShort", "StoredRange", "WritableData"]
 
 WritableData = bytes | bytearray | memoryview | Path
 
@@ -30,6 +31,21 @@ WritableData = bytes | bytearray | memoryview | Path
 class ListedObject(NamedTuple):
     key: str
     size_bytes: int
+
+
+class StoredRange(NamedTuple):
+    """Bytes of an object, and of which version of it."""
+
+    data: memoryview
+    etag: str | None
+    """None: the store names no versions."""
+
+
+class ObjectReplaced(StoreError):
+    """The object is another one than that with the ETag that was asked for. Details: ``key``, ``etag``, and ``found``:
+    the one that it has, None where the store does not say."""
+
+    status = 409
 
 
 class ObjectTooShort(StoreError):
@@ -65,21 +81,38 @@ class ObjectStore(ABC):
 
         :param room: that the bytes take, where a second request may be made for them (``second_requests.py``).
         """
+        return (await self.read_version(key, start, end, room)).data
+
+    async def read_version(
+        self, key: str, start: int, end: int, room: Room | None = None, *, etag: str | None = None
+    ) -> StoredRange:
+        """The same, with the ETag of the object that the bytes are of; an empty range has none.
+
+        :param etag: as it came with other bytes of the object. Where it has another one now, :class:`ObjectReplaced` is
+            raised. None: whichever is there.
+        """
         self._check_key(key)
         if not 0 <= start <= end:
             raise InvalidInput(f"{self.url_of(key)}: byte range {start}-{end} is not a range")
         if start == end:
-            return memoryview(b"")
+            return StoredRange(memoryview(b""), None)
         with self.counters.counted("read_range") as request, self._overdue.watched(self.url_of(key)):
+            first = partial(self._read_range, key, start, end, etag=etag)
             if self._second is None or room is None:
-                buffer = await self._read_range(key, start, end)
+                found = await first()
             else:
-                first, second = (partial(self._read_range, key, start, end, once=once) for once in (False, True))
-                buffer = await self._second.read(end - start, first, second, room)
-            request.num_bytes = len(buffer)
-            if len(buffer) != end - start:
-                raise self._too_short(key, start, end, f"it ends at byte {start + len(buffer)}")
-            return buffer
+                found = await self._second.read(end - start, first, partial(first, once=True), room)
+            request.num_bytes = len(found.data)
+            # Asked for by its ETag, not each store refuses another object.
+            self.check_same(key, etag, found.etag)
+            if len(found.data) != end - start:
+                raise self._too_short(key, start, end, f"it ends at byte {start + len(found.data)}")
+            return found
+
+    def check_same(self, key: str, etag: str | None, found: str | None) -> None:
+        """Raises :class:`ObjectReplaced` when two ETags of an object, as far as they are known, are of two versions."""
+        if etag is not None and found is not None and not self._is_same(etag, found):
+            raise self._replaced(key, etag, found)
 
     async def read_start(self, key: str, most_bytes: int) -> tuple[memoryview, int]:
         """The first bytes of an object, all of a smaller one, and the object's size: one request gets both."""
@@ -114,7 +147,13 @@ class ObjectStore(ABC):
         """The size of an object in bytes."""
         self._check_key(key)
         with self.counters.counted("head"), self._overdue.watched(self.url_of(key)):
-            return await self._head(key)
+            return (await self._head(key))[0]
+
+    async def etag(self, key: str) -> str | None:
+        """That an object has now; None where the store names no versions."""
+        self._check_key(key)
+        with self.counters.counted("head"), self._overdue.watched(self.url_of(key)):
+            return (await self._head(key))[1]
 
     async def delete(self, key: str) -> None:
         """Delete an object; one that is not there is no error, as in S3."""
@@ -144,9 +183,12 @@ class ObjectStore(ABC):
         return
 
     @abstractmethod
-    async def _read_range(self, key: str, start: int, end: int, *, once: bool = False) -> memoryview:
-        """May return fewer bytes when the object is short.
+    async def _read_range(
+        self, key: str, start: int, end: int, *, etag: str | None = None, once: bool = False
+    ) -> StoredRange:
+        """May return fewer bytes when the object is short, and those of another version.
 
+        :param etag: of the version that is wanted, to save the way for the bytes of another one.
         :param once: it is not tried again.
         """
 
@@ -161,7 +203,8 @@ class ObjectStore(ABC):
     def _list(self, prefix: str) -> AsyncIterator[ListedObject]: ...
 
     @abstractmethod
-    async def _head(self, key: str) -> int: ...
+    async def _head(self, key: str) -> tuple[int, str | None]:
+        """``(size in bytes, ETag)``."""
 
     @abstractmethod
     async def _delete(self, key: str) -> None: ...
@@ -169,6 +212,18 @@ class ObjectStore(ABC):
     def _check_key(self, key: str) -> None:
         if not key or "\0" in key or any(part in ("", ".", "..") for part in key.split("/")):
             raise InvalidInput(f"{self.url}: {key!r} is not a key (relative, without empty parts, '.' or '..')")
+
+    def _is_same(self, one: str, other: str) -> bool:
+        """Whether ETags are of one version, for all that a store can say in the middle of a run."""
+        return one == other
+
+    def _replaced(self, key: str, etag: str, found: str | None) -> ObjectReplaced:
+        return ObjectReplaced(
+            f"{self.url_of(key)} was replaced: its ETag is {found or 'another'}, and was {etag}",
+            key=key,
+            etag=etag,
+            found=found,
+        )
 
     def _too_short(self, key: str, start: int, end: int, why: str) -> ObjectTooShort:
         return ObjectTooShort(

@@ -38,11 +38,11 @@ class ConfinedFileStore(FileStore):
     def _open(self, key: str) -> int:
         return regular(self._open_beneath(key, os.O_RDONLY | os.O_NONBLOCK))
 
-    def _size(self, key: str) -> int:
+    def _stat(self, key: str) -> os.stat_result:
         with self._translated("head", key):
             file = regular(self._open_beneath(key, os.O_PATH))
             try:
-                return os.fstat(file).st_size
+                return os.fstat(file)
             finally:
                 os.close(file)
 

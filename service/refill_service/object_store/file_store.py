@@ -21,7 +21,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from refill.errors import StoreDenied, StoreError, StoreNotFound, StoreUnavailable
-from refill_service.object_store.base import ListedObject, ObjectStore, WritableData
+from refill_service.object_store.base import ListedObject, ObjectStore, StoredRange, WritableData
 from refill_service.object_store.open_beneath import LinkLeadsOut, regular
 from refill_service.object_store.store_counters import StoreCounters
 
@@ -55,12 +55,14 @@ class FileStore(ObjectStore):
     async def try_room(self, key: str, size_bytes: int) -> None:
         await self._in_thread(self._try_room, key, size_bytes)
 
-    async def _read_range(self, key: str, start: int, end: int, *, once: bool = False) -> memoryview:
+    async def _read_range(
+        self, key: str, start: int, end: int, *, etag: str | None = None, once: bool = False
+    ) -> StoredRange:
         return await self._in_thread(self._pread, key, start, end)
 
     async def _read_start(self, key: str, most_bytes: int) -> tuple[memoryview, int]:
-        size_bytes = await self._in_thread(self._size, key)
-        return await self._in_thread(self._pread, key, 0, min(size_bytes, most_bytes)), size_bytes
+        size_bytes, _ = await self._head(key)
+        return (await self._in_thread(self._pread, key, 0, min(size_bytes, most_bytes))).data, size_bytes
 
     async def _write(self, key: str, data: WritableData) -> int:
         return await self._in_thread(self._replace, key, data)
@@ -78,8 +80,13 @@ class FileStore(ObjectStore):
             else:
                 yield ListedObject(*entry)
 
-    async def _head(self, key: str) -> int:
-        return await self._in_thread(self._size, key)
+    async def _head(self, key: str) -> tuple[int, str | None]:
+        found = await self._in_thread(self._stat, key)
+        return found.st_size, _etag(found)
+
+    def _is_same(self, one: str, other: str) -> bool:
+        # Mounts of FUSE may give a file another inode at any time: that alone ends no run.
+        return one.rpartition("-")[0] == other.rpartition("-")[0]
 
     async def _delete(self, key: str) -> None:
         await self._in_thread(self._unlink, key)
@@ -96,19 +103,14 @@ class FileStore(ObjectStore):
         """A descriptor of a file's bytes. A pipe, that nobody writes to, must not hold a thread for ever."""
         return regular(os.open(self._path(key), os.O_RDONLY | os.O_NONBLOCK))
 
-    def _pread(self, key: str, start: int, end: int) -> memoryview:
+    def _pread(self, key: str, start: int, end: int) -> StoredRange:
         with self._translated("read", key):
             file = self._open(key)
             try:
                 end = max(start, min(end, os.fstat(file).st_size))  # memory is taken for what is there
-                first = os.pread(file, end - start, start)
-                if len(first) in (0, end - start):
-                    return memoryview(first)
-                # Linux moves at most 2 GiB at once; anything else that is short is the end of the file.
-                pieces = [first]
-                while piece := os.pread(file, end - start - sum(map(len, pieces)), start + sum(map(len, pieces))):
-                    pieces.append(piece)
-                return memoryview(b"".join(pieces))
+                data = _read_of(file, start, end)
+                # Looked at afterwards: who wrote to the file meanwhile has changed its time.
+                return StoredRange(data, _etag(os.fstat(file)))
             finally:
                 os.close(file)
 
@@ -184,11 +186,11 @@ class FileStore(ObjectStore):
     def _scandir(self, folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
         return os.scandir(self._path(folder))
 
-    def _size(self, key: str) -> int:
+    def _stat(self, key: str) -> os.stat_result:
         with self._translated("head", key):
             if os.path.isdir(self._path(key)):
                 raise IsADirectoryError
-            return os.stat(self._path(key)).st_size
+            return os.stat(self._path(key))
 
     def _unlink(self, key: str) -> None:
         with self._translated("delete", key), suppress(FileNotFoundError, NotADirectoryError):
@@ -221,6 +223,22 @@ class FileStore(ObjectStore):
             ) from error
         except OSError as error:
             raise StoreUnavailable(f"{self.url_of(key)}: can't {verb} it: {error.strerror}", key=key) from error
+
+
+def _read_of(file: int, start: int, end: int) -> memoryview:
+    first = os.pread(file, end - start, start)
+    if len(first) in (0, end - start):
+        return memoryview(first)
+    # Linux moves at most 2 GiB at once; anything else that is short is the end of the file.
+    pieces = [first]
+    while piece := os.pread(file, end - start - sum(map(len, pieces)), start + sum(map(len, pieces))):
+        pieces.append(piece)
+    return memoryview(b"".join(pieces))
+
+
+def _etag(found: os.stat_result) -> str:
+    """What changes when a file is written to, or replaced: its time, its size, its inode."""
+    return f"{found.st_mtime_ns:x}-{found.st_size:x}-{found.st_ino:x}"
 
 
 def allocate(file: int, size_bytes: int) -> int:

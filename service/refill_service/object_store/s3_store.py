@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import obstore
-from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 from obstore.store import S3Store as ObstoreS3
 
 from refill.errors import InvalidInput, RefillError, StoreDenied, StoreNotFound, StoreUnavailable
-from refill_service.object_store.base import ListedObject, ObjectStore, WritableData
+from refill_service.object_store.base import ListedObject, ObjectStore, StoredRange, WritableData
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 
 if TYPE_CHECKING:
+    from obstore import GetOptions
     from obstore.store import ClientConfig, S3Config, S3Credential
 
 __all__ = ["S3Store"]
@@ -34,6 +35,9 @@ _MAX_PARTS = 9_000  # S3 allows 10,000
 
 _CREDENTIALS_LIVE = timedelta(minutes=10)
 """How long credentials are used before boto3 is asked again; it renews those that expire 10 to 15 minutes ahead."""
+
+_MOST_ETAG_LETTERS = 200
+"""S3's have 34 to 40. A longer one is not kept, for each of many objects."""
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
@@ -58,12 +62,21 @@ class S3Store(ObjectStore):
         self._opened: dict[bool, ObstoreS3] = {}
         """By whether it makes each request once only."""
 
-    async def _read_range(self, key: str, start: int, end: int, *, once: bool = False) -> memoryview:
+    async def _read_range(
+        self, key: str, start: int, end: int, *, etag: str | None = None, once: bool = False
+    ) -> StoredRange:
         with self._translated("read", key):
             store = await self._store(once=once)
+            options: GetOptions = {"range": (start, end)}
+            if etag is not None and not etag.startswith("W/"):  # a weak one matches nothing
+                options["if_match"] = etag
             async with self._slots:
                 try:
-                    return memoryview(await obstore.get_range_async(store, key, start=start, end=end))
+                    answer = await obstore.get_async(store, key, options=options)
+                    found = _kept(answer.meta["e_tag"])
+                    return StoredRange(memoryview(await answer.bytes_async()), found)
+                except PreconditionError as error:
+                    raise self._replaced(key, etag or "", None) from error
                 except BaseError as error:
                     if _status(error) == 416:
                         raise self._too_short(key, start, end, "the object ends before") from error
@@ -105,11 +118,12 @@ class S3Store(ObjectStore):
                     if found["path"].startswith(prefix):
                         yield ListedObject(found["path"], found["size"])
 
-    async def _head(self, key: str) -> int:
+    async def _head(self, key: str) -> tuple[int, str | None]:
         with self._translated("read", key):
             store = await self._store()
             async with self._slots:
-                return (await obstore.head_async(store, key))["size"]
+                found = await obstore.head_async(store, key)
+                return found["size"], _kept(found["e_tag"])
 
     async def _delete(self, key: str) -> None:
         with self._translated("delete", key):
@@ -251,6 +265,10 @@ def _endpoint(settings: StoreSettings, bucket: str) -> str:
         return url
     scheme, _, host = url.partition("://")
     return url if host.startswith(f"{bucket}.") else f"{scheme}://{bucket}.{host}"
+
+
+def _kept(etag: str | None) -> str | None:
+    return etag if etag is not None and len(etag) <= _MOST_ETAG_LETTERS else None
 
 
 def _status(error: Exception) -> int | None:

@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -24,11 +26,12 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import RankLife
+from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.share_owners import share_owners, stand_in
 from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
-from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.job_memory import JobMemory, chunks_in_memory, memory_for_chunks
 from refill_service.cache_core.memory_shares import Claim
+from refill_service.cache_core.planned.epoch_digest import MOST_DIGESTED, epoch_digest, planned_digest
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists
 from refill_service.cache_core.planned.received import ReceivedEpochs
@@ -51,6 +54,7 @@ from refill_service.observing.tracing import span
 from refill_service.peers.peers import Peers
 from refill_service.planned.held_back import HeldBack
 from refill_service.planned.job_counts import JobCounts
+from refill_service.planned.job_records import JobRecords
 from refill_service.planned.pods_away import PodsAway, is_away
 from refill_service.planned.share_server import ShareServer
 from refill_service.settings import Settings
@@ -71,8 +75,13 @@ _BYTES_OF_PROCESS = 500
 _TAKEN_AT_ONCE, _COUNTED_AT_ONCE = 32, 256
 """Of one share and request: what asks for more is carried out piece by piece, and the rest does not count as a run that
 has gone back."""
+_HANDED_OVER_AT_ONCE = 256
+"""Of one request, of what is in memory."""
 _READ_AT_ONCE = 8192
 """Samples that such a piece may have read, of chunks that are large."""
+
+_KEPT_DIGESTS = 8
+_KEPT_DEALINGS = 256
 
 _Part = tuple[Int64Array, list[Payload]]
 """``(sample ids, their bytes)`` of some positions."""
@@ -95,7 +104,7 @@ class PlannedJob:
         spec: JobSpec,
         orders: JobOrders,
         dataset: Dataset,
-        records: SampleRecords,
+        records: JobRecords,
         layout: ChunkLayout,
         *,
         settings: Settings,
@@ -113,6 +122,7 @@ class PlannedJob:
         other_plan: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
         self.spec, self.orders, self.dataset, self.records, self.layout = spec, orders, dataset, records, layout
+        dataset.read_by = spec.name
         self.ordinal, self.num_pods = settings.ordinal, settings.num_pods
         self.memory_bytes = memory_bytes
         self.parts, self.claim, self.pinned = parts, claim, pinned
@@ -133,14 +143,14 @@ class PlannedJob:
         self.since = time.time()
         """When the run was registered, at the first pod."""
         self.use = JobUse(self.leases)
-        self._num_bytes = int(records.length.sum())
+        self._num_bytes = dataset.index.sample_bytes
         self._for_plan = for_plan
         self._settings = settings
-        self._peers, self._away = peers, away
+        self._peers, self._away, self._gate = peers, away, gate
         self._other_plan = other_plan
         self._owners = share_owners(orders.settings.num_shares, settings.num_pods)
         self._recent = RecentlySent(parts.recent_bytes)
-        self._chunks = ChunkReader(dataset, records, self.share, gate, pinned, spec.name)
+        self._chunks = ChunkReader(dataset, records.own, self.share, gate, pinned, spec.name)
         self._single = SingleReads(self, gate, settings.wait_seconds)
         self._servers: dict[int, ShareServer] = {}
         self._stands_in_since: dict[int, float] = {}
@@ -161,6 +171,8 @@ class PlannedJob:
         self._composing = asyncio.Lock()
         self._whole: tuple[int, Int64Array] | None = None
         """An epoch, and its whole order by the plan."""
+        self._digests: OrderedDict[tuple[int, tuple[DigestPart, ...]], dict[str, Any]] = OrderedDict()
+        """By epoch and parts, what receipts say of them."""
         own_bytes = sum(orders.planned_bytes(share) for share in np.flatnonzero(self._owners == self.ordinal).tolist())
         self._own_planned_bytes = max(1, own_bytes)
         self._plan_memory = PlanMemory(samples_bytes, own_bytes)
@@ -192,7 +204,7 @@ class PlannedJob:
 
     def mean_bytes(self, num_samples: int) -> int:
         """What so many samples take, about."""
-        return num_samples * self._num_bytes // max(1, len(self.records))
+        return num_samples * self._num_bytes // max(1, self.layout.num_samples)
 
     def info(self) -> dict[str, Any]:
         """What a client gets on registration."""
@@ -229,8 +241,9 @@ class PlannedJob:
 
     @property
     def newest_epoch(self) -> int | None:
-        """That ranks have asked for here, or other pods; None: none."""
-        newest = max(self.received.newest, max(self.counts.owners, default=-1))
+        """That ranks or other pods have asked for here, not what is read ahead for it; None: none."""
+        taken = (epoch for epoch, counts in self.counts.owners.items() if counts.core.takes)
+        newest = max(self.received.newest, max(self.counts.homes, default=-1), max(taken, default=-1))
         return newest if newest >= 0 else None
 
     def figures(self) -> JobFigures:
@@ -277,7 +290,7 @@ class PlannedJob:
 
         :param at_once: positions that the loader of a rank asks for at once; 0: not known.
         """
-        sample_bytes = self._num_bytes / max(1, len(self.records))
+        sample_bytes = self._num_bytes / max(1, self.layout.num_samples)
         return self._plan_memory.lacks(asked_at_once(at_once, self.spec.num_groups, sample_bytes, self.num_pods))
 
     def memory_is(self, memory_bytes: int) -> None:
@@ -327,6 +340,8 @@ class PlannedJob:
         log.info("job %s sleeps, and lets go of its memory", self.spec.name)
         for server in self._servers.values():
             server.forget()
+        for number in self._stands_in_since:
+            self.records.forget(number)
         self._servers.clear()
         self._stands_in_since.clear()
         self._recent.clear()
@@ -414,7 +429,7 @@ class PlannedJob:
         """How positions of an epoch are dealt to ranks."""
         if self.lists is not None:
             return Dealing.of_lists(num_ranks)
-        return Dealing(self.layout.num_samples, num_ranks, batch, start, drop_last)
+        return _dealing(self.layout.num_samples, num_ranks, batch, start, drop_last)
 
     # Lists that ranks have.
 
@@ -444,6 +459,36 @@ class PlannedJob:
                 self._whole = epoch, await asyncio.to_thread(self.orders.whole, epoch)
             return self._whole[1]
 
+    # What receipts say of what loops had.
+
+    async def digest_of(self, epoch: int, parts: list[DigestPart]) -> dict[str, Any]:
+        """As :func:`epoch_digest`. Empty where ranks have lists of their own, or the epoch is too long for it."""
+        num_positions = self.layout.num_samples
+        if self.lists is not None or num_positions > MOST_DIGESTED:
+            return {}
+        name = epoch, tuple(sorted(set(parts)))
+        if name not in self._digests:
+
+            def found() -> dict[str, Any]:
+                order = self.orders.whole(epoch) if parts else None
+                return epoch_digest(parts, num_positions, self.plan_id, epoch, order)
+
+            self._digests[name] = await asyncio.to_thread(found)
+            while len(self._digests) > _KEPT_DIGESTS:
+                self._digests.popitem(last=False)
+        return self._digests[name]
+
+    async def last_digests(self) -> dict[int, int]:
+        """When the job has ended: the plan's own digests of its last epochs of which loops have said what they had."""
+        epochs = [epoch for epoch in self.received.epochs if (at := self.received.of(epoch)) and at.digests]
+        if self.lists is not None or self.layout.num_samples > MOST_DIGESTED:
+            return {}
+
+        def found() -> dict[int, int]:
+            return {each: planned_digest(self.plan_id, each, self.orders.whole(each)) for each in epochs[-2:]}
+
+        return await asyncio.to_thread(found)
+
     # Batches.
 
     async def batch(
@@ -456,6 +501,14 @@ class PlannedJob:
         """
         shares, share_places = self._places(wanted)
         home = self.counts.home(wanted.epoch)
+        pods = self._pods_of(shares)
+        if not (pods != self.ordinal).any():  # of a rank that asks each pod itself
+            home.local += len(shares)
+            with span("batch", job=self.spec.name, epoch=wanted.epoch, positions=len(shares)):
+                found = await self._take(wanted, shares, share_places, says_damage=says_damage)
+            home.batches += 1
+            home.delivered_bytes += sum(map(len, found[1]))
+            return found
 
         async def ask(pod: int, places: Int64Array) -> _Part | None:
             """None: it is away."""
@@ -485,6 +538,7 @@ class PlannedJob:
                 left = np.concatenate(unanswered) if unanswered else left[:0]
                 parts += came
         ids, payloads = _joined(len(shares), parts)
+        home.batches += 1
         home.delivered_bytes += sum(map(len, payloads))
         return ids, payloads
 
@@ -501,7 +555,26 @@ class PlannedJob:
     async def _take(self, wanted: BatchRequest, shares: Int64Array, places: Int64Array, *, says_damage: bool) -> _Part:
         """:param places: ``(n,)`` of these shares, whose samples are wanted."""
         self._look_at_others()
-        of_shares, epoch, ids = _grouped(shares), wanted.epoch, wanted.sample_ids
+        epoch, ids, missing = wanted.epoch, wanted.sample_ids, list[tuple[int, Int64Array]]()
+        parts: list[tuple[Int64Array, _Part]] = []
+        left = _HANDED_OVER_AT_ONCE
+        for share, at in _grouped(shares):
+            if ids is None and len(at) <= left and share in self._servers:
+                part = self._servers[share].take_at_once(epoch, places[at])
+                if part is not None:
+                    left -= len(at)
+                    parts.append((at, part))
+                    continue
+            missing.append((share, at))
+        if missing:
+            parts += await self._take_missing(wanted, missing, places, says_damage=says_damage)
+        return _joined(len(places), parts)
+
+    async def _take_missing(
+        self, wanted: BatchRequest, of_shares: list[tuple[int, Int64Array]], places: Int64Array, *, says_damage: bool
+    ) -> list[tuple[Int64Array, _Part]]:
+        """Of shares, each with ``(n,)`` where its samples are wanted, what may have to be waited for."""
+        epoch, ids = wanted.epoch, wanted.sample_ids
 
         async def taken(share: int, at: Int64Array, is_rest: bool) -> _Part:
             server, how = await self._server(share), {"says_damage": says_damage, "is_rest": is_rest}
@@ -521,7 +594,7 @@ class PlannedJob:
             parts = await all_done(*(taken(*piece) for piece in pieces))
         finally:
             del self._takes[take]
-        return _joined(len(places), [(at, part) for (_, at, _), part in zip(pieces, parts, strict=True)])
+        return [(at, part) for (_, at, _), part in zip(pieces, parts, strict=True)]
 
     def warm(self, epoch: int, position: int) -> dict[str, int]:
         """Have the shares of this pod read what an epoch begins with, or goes on with from a position on. Returns what
@@ -542,8 +615,9 @@ class PlannedJob:
 
     async def samples(self, ids: Int64Array, *, says_damage: bool = False) -> list[Payload]:
         """Exactly these samples, outside of any epoch, each by a read of its own."""
-        AnswerSize(self._settings.answer_limit_bytes).add(int(self.records.length[ids].sum()))
-        results = await self._single.read(ids.tolist(), says_damage=says_damage)
+        records = await self.records.of_samples(ids)
+        AnswerSize(self._settings.answer_limit_bytes).add(int(records.length[records.places(ids)].sum()))
+        results = await self._single.read(ids.tolist(), records, says_damage=says_damage)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -604,6 +678,7 @@ class PlannedJob:
         if number not in self._servers:
             async with self._making:
                 if number not in self._servers and self._over is None:
+                    await self.records.hold(number)
                     share = await asyncio.to_thread(self.orders.share, number)
                     memory = await asyncio.to_thread(self._memory_of, number, *share)
                     if self._over is None:
@@ -627,7 +702,7 @@ class PlannedJob:
             share,
             lengths,
             memory,
-            self._chunks,
+            self._reader_of(number),
             self._single,
             self._recent,
             self.counts.owner,
@@ -639,17 +714,27 @@ class PlannedJob:
             held_back=self._held_back,
         )
 
+    def _reader_of(self, number: int) -> ChunkReader:
+        records = self.records.of_share(number)
+        if records is self._chunks.records:
+            return self._chunks
+        return ChunkReader(self.dataset, records, self.share, self._gate, self.pinned, self.spec.name)
+
     def _look_at_others(self) -> None:
         """Shares of other pods: those that answer again are let go of."""
         now = time.monotonic()
         over = {n for n in self._stands_in_since if now - self._servers[n].last_asked > _STANDS_IN_SECONDS}
         for number in over:
             self._servers.pop(number).forget()
+            self.records.forget(number)
             del self._stands_in_since[number]
         for_long = {n for n, since in self._stands_in_since.items() if now - since > _STANDS_IN_SECONDS}
         if over or for_long != self._stands_in_for_long:
             self._stands_in_for_long = for_long
             self._share_memory()
+
+
+_dealing = lru_cache(maxsize=_KEPT_DEALINGS)(Dealing)
 
 
 def _part_of(wanted: BatchRequest, places: Int64Array) -> BatchRequest:

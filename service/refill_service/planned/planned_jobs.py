@@ -23,6 +23,7 @@ from refill.errors import (
     InvalidInput,
     JobConflict,
     JobError,
+    MemoryTooSmall,
     PodUnreachable,
     RefillError,
     SamplesSkipped,
@@ -30,10 +31,13 @@ from refill.errors import (
 )
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import asked_at_once
-from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.plan_settings import STORED_ORDER, PlanSettings
 from refill.protocol.position_set import PositionSet
+from refill.protocol.receipt_digest import DigestPart, shown_digest
+from refill.protocol.share_owners import share_owners
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_memory import check_tables
+from refill_service.cache_core.planned.epoch_digest import MOST_DIGESTED, epoch_digest
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import (
     SMALLEST_CHUNK,
@@ -45,6 +49,8 @@ from refill_service.cache_core.planned.job_plan import (
 )
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists, list_memory
 from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of
+from refill_service.cache_core.planned.shares import Shares
+from refill_service.cache_core.record_pieces import holds_all
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 from refill_service.cache_core.skipped_positions import skipped_for_good
 from refill_service.datasets.dataset_reader import Dataset
@@ -55,6 +61,7 @@ from refill_service.object_store.store_patience import within
 from refill_service.object_store.store_url import parse_url
 from refill_service.peers.peers import Peers
 from refill_service.planned.job_counts import JobCounts
+from refill_service.planned.job_records import JobRecords
 from refill_service.planned.planned_job import PlannedJob
 from refill_service.planned.pods_away import PodsAway, is_away
 
@@ -76,6 +83,8 @@ class _Ended(NamedTuple):
     spec: JobSpec
     received: ReceivedEpochs
     counts: JobCounts
+    digests: dict[int, int]
+    """The plan's own, of its last epochs."""
 
 
 class PlannedJobs:
@@ -135,12 +144,18 @@ class PlannedJobs:
             announcing.add_done_callback(lambda done: done.cancelled() or done.exception())
         if is_new and plan is None:
             plan, begun = await self._plan_of_others(spec)
-        if is_new and plan is None and self._settings.ordinal != LEADER:
+        asks_leader = is_new and plan is None and self._settings.ordinal != LEADER
+        if asks_leader:
             decided = await self._peers.call(
                 LEADER, "PUT", _path(spec.name), {"spec": spec.to_dict(), "at_once": at_once}
             )
             plan = PlanSettings.from_dict(decided["plan"])
-        job = await self.register_here(spec, plan, begun=begun, again=again, at_once=at_once)
+        try:
+            job = await self.register_here(spec, plan, begun=begun, again=again, at_once=at_once)
+        except MemoryTooSmall:
+            if asks_leader and plan is not None:  # it has the job since it made the plan
+                await self._take_back_elsewhere(spec.name, plan.plan_id)
+            raise
         if is_new:
             try:
                 await self._introduce(job)
@@ -231,8 +246,8 @@ class PlannedJobs:
             )  # which of two plans stands is told below
         if differences := known.spec.differences(alike):
             raise JobConflict(
-                f"job {spec.name} is registered with other settings ({'; '.join(differences)}); end it first (refill "
-                "end), or use another name"
+                f"job {spec.name} was registered before with other settings ({'; '.join(differences)}): use another "
+                "name, or end that job first"
             )
 
     async def _announce(self, spec: JobSpec) -> None:
@@ -311,7 +326,9 @@ class PlannedJobs:
             for_lists = list_memory(memory_bytes, dataset.num_samples)
             for_plan += for_lists
             lists = PostedLists(dataset.num_samples, for_lists)
-        dataset.check_room(dataset.num_samples)
+        whole = holds_all(dataset.num_samples, is_listed=spec.is_listed)
+        if whole:
+            dataset.check_room(dataset.num_samples)
         check_tables(memory_bytes, for_plan, spec.name, num_chunks, spec.world_size)
         samples_bytes = replace(parts, memory_bytes=max(0, share_bytes - for_plan)).abstract_bytes
         if plan is None:
@@ -325,15 +342,21 @@ class PlannedJobs:
                     num_pods,
                     dataset.classes_in_pieces,
                 )
-            spec = with_plan(spec, samples_bytes, num_pods, chunk_size * parts.sample_bytes, of_loaders)
+            spec = with_plan(spec, samples_bytes, num_pods, chunk_size, parts.sample_bytes, of_loaders)
             plan = plan_of(spec, fingerprint, ChunkLayout(dataset.blobs.first_sample, chunk_size))
         else:
             spec = replace(spec, policy_settings=plan.policy_settings())
         layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
-        records = await dataset.load_records(0, dataset.num_samples)
+        shares = await asyncio.to_thread(Shares, layout, plan.num_shares)
+        own = np.flatnonzero(share_owners(plan.num_shares, num_pods) == settings.ordinal).tolist()
+        if not whole:  # and of those for which it may have to stand in
+            dataset.check_room(min(dataset.num_samples, 2 * int(shares.sizes[own].sum())))
+        records = await JobRecords.load(dataset, layout, shares, own, whole=whole)
+        _check_reach(await asyncio.to_thread(records.largest_reach), samples_bytes, spec, layout.chunk_size)
+        pinned = await asyncio.to_thread(records.of_own_shares)
         return PlannedJob(
             spec,
-            JobOrders(plan, layout, records.length),
+            JobOrders(plan, layout, records.lengths_of, shares),
             dataset,
             records,
             layout,
@@ -345,7 +368,7 @@ class PlannedJobs:
             parts=replace(parts, memory_bytes=memory_bytes),
             claim=None if spec.memory_bytes else replace(claim, least_bytes=min(claim.least_bytes, memory_bytes)),
             gate=table.gate,
-            pinned=table.pinned.lease(str(parse_url(spec.dataset)), records),
+            pinned=table.pinned.lease(str(parse_url(spec.dataset)), pinned),
             peers=self._peers,
             away=self._away,
             confirmed=confirmed,
@@ -382,24 +405,42 @@ class PlannedJobs:
         if (job := self.jobs.get(name)) is not None:
             key = job.spec.holder, name, job.plan_id
             self._ended.pop(key, None)
-            self._ended[key] = _Ended(time.time(), job.spec, job.received, job.counts)
+            digests: dict[int, int] = {}
+            self._ended[key] = _Ended(time.time(), job.spec, job.received, job.counts, digests)
             of_team = [each for each in self._ended if each[0] == job.spec.holder]
             for oldest in of_team[:-_KEPT_ENDED]:
                 del self._ended[oldest]
             await self._close(job, self._table.was_ended(name))
+            digests |= await job.last_digests()
 
     async def remove_idle(self, idle_seconds: float) -> None:
-        for name in [name for name, job in self.jobs.items() if job.use.idle_seconds > idle_seconds]:
-            log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
-            await self.end_here(name)
+        """A rank in one long step looks after its home alone: a job that is in use at one pod ends at none."""
+        for name, job in list(self.jobs.items()):
+            if job.use.idle_seconds <= idle_seconds or not await self._is_idle_elsewhere(name):
+                continue
+            if self.jobs.get(name) is job and job.use.idle_seconds > idle_seconds:
+                log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
+                await self.end_here(name)
+
+    async def _is_idle_elsewhere(self, name: str) -> bool:
+        """It may be in use at a pod that does not answer."""
+        asked = (self._peers.call(pod, "GET", _path(name)) for pod in self._settings.other_pods)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return all(
+            isinstance(answer, UnknownJob) or (isinstance(answer, dict) and answer.get("idle", True))
+            for answer in answers
+        )
 
     async def _take_back(self, job: PlannedJob) -> None:
         """A job that not all pods can have, from all of them."""
-        path = f"{_path(job.spec.name)}?plan={job.plan_id}"
-        calls = (self._peers.call(pod, "DELETE", path) for pod in self._settings.other_pods)
-        await asyncio.gather(*calls, return_exceptions=True)
+        await self._take_back_elsewhere(job.spec.name, job.plan_id)
         if self.jobs.get(job.spec.name) is job:
             await self._close(job, self._unknown(job.spec.name))
+
+    async def _take_back_elsewhere(self, name: str, plan_id: str) -> None:
+        path = f"{_path(name)}?plan={plan_id}"
+        calls = (self._peers.call(pod, "DELETE", path) for pod in self._settings.other_pods)
+        await asyncio.gather(*calls, return_exceptions=True)
 
     async def take_back_here(self, name: str, plan_id: str) -> None:
         """Fact: a pod that brought this plan can't have the job. One that somebody has received samples by stays."""
@@ -456,6 +497,9 @@ class PlannedJobs:
             "ended": known is not job,
             "newest": known.received.newest,
             "received": None if received is None else received.to_dict(),
+            "digest": shown_digest(known.digests[epoch])
+            if isinstance(known, _Ended) and epoch in known.digests
+            else None,
             "counts": counts_of(self._settings.ordinal, epoch, counts.owners.get(epoch), counts.homes.get(epoch)),
         }
 
@@ -494,7 +538,21 @@ class PlannedJobs:
         running = not ended and is_newest and not found["exact"]
         given_up = sum(int(each["counts"]["given_up_bytes"]) for each in about)
         of_what |= {"epoch": epoch, "ended": ended, "running": running, "given_up_bytes": given_up}
-        return of_what | found
+        return of_what | found | await self._digest(name, epoch, about, parts)
+
+    async def _digest(
+        self, name: str, epoch: int, about: list[dict[str, Any]], received: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """What loops have had, as far as pods were told. Pods of an earlier version do not say it."""
+        parts = [DigestPart.from_list(said) for each in received for said in each.get("digests", [])]
+        plan_id, num_positions = about[0]["plan_id"], int(received[0]["dealing"][0])
+        job = self.jobs.get(name)
+        if job is not None and job.plan_id == plan_id:
+            return await job.digest_of(epoch, parts)
+        if num_positions > MOST_DIGESTED or about[0]["spec"].get("order") == "explicit":
+            return {}
+        whole = next((int(each["digest"], 16) for each in about if each.get("digest") is not None), None)
+        return await asyncio.to_thread(epoch_digest, parts, num_positions, plan_id, epoch, None, whole)
 
     async def counts(self, name: str, epoch: int, team: str, run: str) -> dict[str, Any] | None:
         """What an epoch cost, at each pod and in sum. None: no pod knows a planned job of this name."""
@@ -572,14 +630,30 @@ class PlannedJobs:
         return await asyncio.gather(*map(ask, self._settings.other_pods))
 
 
+def _check_reach(reach: int, samples_bytes: int, spec: JobSpec, chunk_size: int) -> None:
+    """A chunk is read whole, if nothing else is in memory. Raises :class:`MemoryTooSmall` for one that is larger."""
+    if reach > samples_bytes:
+        raise MemoryTooSmall(
+            f"memory too small: job {spec.name} has {samples_bytes:,} bytes for samples on a pod, and its largest "
+            f"chunk of {chunk_size} samples takes {reach:,} of its blob; end jobs that are over (refill jobs), raise "
+            "REFILL_MEMORY_BYTES or lower chunk_size",
+            samples_bytes=samples_bytes,
+            largest_chunk_bytes=reach,
+        )
+
+
 def _check_plan(spec: JobSpec, plan: PlanSettings, num_samples: int) -> None:
     """Raises :class:`JobConflict` for the plan of a job with other settings, and :class:`InvalidInput` for one that
     nobody has made of this dataset."""
     if plan.num_samples != num_samples:
         raise InvalidInput(f"the plan is of {plan.num_samples:,} samples, and the dataset has {num_samples:,}")
-    given = {"seed": spec.seed, "chunk_size": spec.chunk_size or plan.chunk_size}
+    given: dict[str, Any] = {"seed": spec.seed, "chunk_size": spec.chunk_size or plan.chunk_size}
     given |= {"selection": ""} | {name: value for name, value in spec.policy_settings.items() if value}
-    planned = {"seed": plan.seed, "chunk_size": plan.chunk_size, "selection": ""} | plan.policy_settings()
+    planned: dict[str, Any] = {"seed": plan.seed, "chunk_size": plan.chunk_size, "selection": ""}
+    planned |= plan.policy_settings()
+    if not spec.is_listed:
+        given["shuffle"], planned["shuffle"] = spec.shuffle, not plan.keeps_stored_order
+        given["selection"] = given["selection"] or STORED_ORDER * (not spec.shuffle)
     for name, value in given.items():
         if planned[name] != value:
             raise JobConflict(

@@ -225,6 +225,30 @@ class ShareServer:
             ids = self.share.samples[asked.local]
             return ids, await self._taken(epoch, ids.tolist(), asked, says_damage=says_damage)
 
+    def take_at_once(self, epoch: int, places: Int64Array) -> tuple[Int64Array, list[Payload]] | None:
+        """As :meth:`take`, of what is in memory, all of it: as most is where a rank asks for positions in order. None:
+        it is not, and nothing has been done."""
+        order = self.memory.order_of(epoch)
+        here = self._epochs.get(epoch)
+        if order is None or here is None or self._over is not None or self.memory.is_cold:
+            return None
+        entries = order[places].tolist()
+        if not here.payloads.has_all(entries):
+            return None
+        self.last_asked = time.monotonic()
+        self._asked_last = epoch
+        asked = self.memory.asked(epoch, places)
+        ids = self.share.samples[asked.local]
+        payloads = here.payloads.taken(entries, asked.stay)
+        self._drop(asked.dropped)
+        self._count_given_up(epoch)
+        self._read(asked.reads)
+        if not self.memory.is_full:
+            self._queue.go_on()
+        self._recent.put(epoch, ids.tolist(), payloads)
+        self._counts_of(epoch).core.takes += len(payloads)
+        return ids, payloads
+
     async def take_listed(
         self, epoch: int, positions: Int64Array, ids: Int64Array, *, says_damage: bool, is_rest: bool = False
     ) -> tuple[Int64Array, list[Payload]]:
@@ -288,7 +312,7 @@ class ShareServer:
             return
         counts.exact_reads += len(alone)
         counts.exact_bytes += int(self._lengths[np.searchsorted(self.share.samples, alone)].sum())
-        results = await self._single.read(alone, says_damage=says_damage)
+        results = await self._single.read(alone, self._chunks.records, says_damage=says_damage)
         for sample, result in zip(alone, results, strict=True):
             if not isinstance(result, BaseException):
                 found[sample] = result
@@ -310,7 +334,7 @@ class ShareServer:
 
     async def _plan(self, epoch: int) -> None:
         def placed() -> PlacedOrder:
-            return self.memory.placed(self._orders.order(epoch, self.number))
+            return self.memory.placed(self._orders.order(epoch, self.number, self._lengths))
 
         try:
             if self._lists is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +35,6 @@ from refill_service.planning.provider_prices import PROVIDERS
 from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
 
 __all__ = [
-    "LEAST_DISTANCE",
     "MOST_CO_BATCH",
     "Analysis",
     "DatasetShape",
@@ -45,13 +43,11 @@ __all__ = [
     "analyze",
     "read_seconds",
     "recommend",
-    "recommend_planned",
     "sample_by_sample",
 ]
 
 MOST_CO_BATCH = 1.5
-LEAST_DISTANCE = 0.3
-"""0.9 of what a uniform shuffle has. With the bound above: what a recommended chunk size has to reach."""
+"""Of a shuffle that is good: the plot shows it."""
 
 
 @dataclass(frozen=True)
@@ -481,27 +477,9 @@ def read_seconds(gets: float, chunk_bytes: float, store: StoreTerms) -> float:
     return max(rounds * (store.latency_seconds + transfer), store.latency_seconds + gets * transfer)
 
 
-def recommend(rows: Sequence[Row], policy: str = JobSpec.policy) -> tuple[int | None, str]:
-    """``(K, the reason in one line)``: of a policy, the one with the fewest GETs that shuffles well; None without such
-    rows. Within classes, these need not be the largest chunks."""
-    of_policy = sorted((row for row in rows if row.policy == policy), key=lambda row: row.chunk_size)
-    if not of_policy:
-        return None, f"no row of policy {policy} to recommend"
-    good = [row for row in of_policy if row.co_batch <= MOST_CO_BATCH and row.distance >= LEAST_DISTANCE]
-    chosen = min(reversed(good), key=lambda row: row.gets) if good else of_policy[0]
-    figures = f"co-batch {chosen.co_batch:.2f}, distance {chosen.distance:.3f}"
-    bounds = f"co-batch <= {MOST_CO_BATCH} and distance >= {LEAST_DISTANCE}"
-    name = f"{policy} with K={chosen.chunk_size}"
-    if good:
-        return chosen.chunk_size, f"{name}: the fewest GETs with {bounds} ({figures})"
-    return (
-        chosen.chunk_size,
-        f"{name}, the smallest, but no K has {bounds} ({figures}): give more memory or try smaller chunks",
-    )
-
-
-def recommend_planned(analysis: Analysis) -> tuple[int, str]:
-    """``(K, the reason in one line)`` of a planned job: what it has when it names none, by the code of the pods."""
+def recommend(analysis: Analysis) -> tuple[int, str]:
+    """``(K, the reason in one line)`` of a job of the default policy: what it has when it names none, by the code of
+    the pods."""
     shape, planned = analysis.shape, analysis.plan_memory.planned_bytes * analysis.num_pods
     sample_bytes, classes = shape.total_bytes / shape.num_samples, shape.classes_in_pieces
     about = (shape.num_samples, sample_bytes, shape.largest_blob, planned, analysis.num_pods, classes)

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from refill.errors import InvalidInput
-from refill.protocol.class_order import balanced_order, bucket_order, rank_part, samples_for
+from refill.protocol.class_order import balanced_order, bucket_order, positions_in_turn, rank_part, samples_for
+from refill.protocol.class_plan import StoredSamples, plan_epoch_within_classes
 from refill.protocol.classes import entries_of
+from refill.protocol.plan_settings import WITHIN_CLASSES
 from refill_service.cache_core.epoch_order import ExplicitTraces
 from refill_service.cache_core.home_machine import HomeMachine
 from refill_service.cache_core.planned.job_orders import JobOrders
@@ -110,15 +112,21 @@ def _redirected(classes: Int64Array, run: ClassRun) -> ClassReads:
 
 
 def _planned(classes: Int64Array, run: ClassRun) -> ClassReads:
-    """As policy ``planned`` does: each class in the order in which the plan has its samples."""
+    """As policy ``planned`` does: planned within classes."""
     num_samples, num_pods, batch_size = len(classes), run.num_pods, run.batch_size
     layout = ChunkLayout(np.array([0, num_samples], dtype=np.int64), run.chunk_size)
     lengths = np.ones(num_samples, dtype=np.int64)
-    plan = made_up_plan(layout, lengths, run.memory_samples, num_pods, run.seed, is_listed=True)
+    plan = made_up_plan(
+        layout, lengths, run.memory_samples, num_pods, run.seed, is_listed=True, selection=WITHIN_CLASSES
+    )
     pods = PlannedPods(plan, layout, lengths, run.memory_samples, num_pods)
     epoch = 1  # one of those after the first
-    turns = JobOrders(plan, layout, lengths).whole(epoch)
-    wanted, samples_wanted = _in_order(classes, run.order, num_pods * batch_size, run.seed, turns)
+    stored = StoredSamples(
+        *JobOrders(plan, layout, lengths.__getitem__).chunks_and_shares(np.arange(num_samples)), lengths
+    )
+    wanted, _ = _in_order(classes, run.order, num_pods * batch_size, run.seed, np.arange(num_samples))
+    in_turn = positions_in_turn(num_samples, num_pods, batch_size, drop_last=False)
+    samples_wanted = plan_epoch_within_classes(in_turn, wanted, classes, stored, plan, epoch)
     parts, of_classes = (
         [rank_part(each, rank, num_pods, batch_size, drop_last=False) for rank in range(num_pods)]
         for each in (samples_wanted, wanted)

@@ -33,14 +33,15 @@ def made_up_plan(
     num_shares: int = 0,
     run: int = 0,
     is_listed: bool = False,
+    selection: str = "",
     at_once_bytes: int = 0,
 ) -> PlanSettings:
     """The plan that pods would make for a job with so much memory for samples on each of them.
 
     :param at_once_bytes: that loaders ask for at once on each of them; 0: not known.
-    :param is_listed: whether ranks have the order in lists.
+    :param is_listed: whether ranks have the order in lists; ``selection``: by which they are composed.
     """
-    settings = {"plan_bytes": plan_bytes, "shares": num_shares, "run": run}
+    settings = {"plan_bytes": plan_bytes, "shares": num_shares, "run": run, "selection": selection}
     spec = JobSpec(
         "simulated",
         "memory://simulated",
@@ -50,8 +51,8 @@ def made_up_plan(
         policy="planned",
         policy_settings=settings,
     )
-    chunk_bytes = layout.chunk_size * int(lengths.sum()) / max(1, len(lengths))
-    spec = with_plan(spec, pod_bytes, num_pods, chunk_bytes, at_once_bytes)
+    sample_bytes = int(lengths.sum()) / max(1, len(lengths))
+    spec = with_plan(spec, pod_bytes, num_pods, layout.chunk_size, sample_bytes, at_once_bytes)
     return plan_of(spec, f"{len(lengths)} simulated samples", layout)
 
 
@@ -86,7 +87,7 @@ class PlannedPods:
     ) -> None:
         self.counts: dict[int, PlannedCounts] = defaultdict(PlannedCounts)
         """By epoch: also of what is read before anybody asks for it."""
-        self._orders = JobOrders(settings, layout, lengths)
+        self._orders = JobOrders(settings, layout, lengths.__getitem__)
         self._shares = [_ShareAtPod(self._orders, number, self.counts) for number in range(settings.num_shares)]
         owners, sizes = share_owners(settings.num_shares, num_pods), self._orders.shares.sizes
         of_pods = np.zeros(num_pods, dtype=np.int64)
@@ -173,7 +174,7 @@ class _ShareAtPod:
         return self._samples[asked.local]
 
     def _plan(self, epoch: int) -> None:
-        order = self._orders.order(epoch, self._number)
+        order = self._orders.order(epoch, self._number, self._lengths)
         self.memory.planned(epoch, self.memory.placed(order))
         self._read_ahead()
 

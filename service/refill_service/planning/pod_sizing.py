@@ -12,9 +12,9 @@ from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_memory import JobMemory, PodMemory
 from refill_service.cache_core.planned.job_plan import plan_memory, with_plan
 
-__all__ = ["JobAlone", "PodNeeds", "job_alone", "pod_needs"]
+__all__ = ["CPU_SECONDS_PER_GB", "JobAlone", "PodNeeds", "job_alone", "pod_needs"]
 
-_CPU_SECONDS_PER_GB, _CPU_SECONDS_PER_GB_OF_ONE = 2.5, 1.4
+CPU_SECONDS_PER_GB, _CPU_SECONDS_PER_GB_OF_ONE = 2.5, 1.4
 """Of samples of 100 KB, from the store to training: with several pods, and with one alone."""
 _SMALL_INDEX_SAMPLES = 2_000_000
 _BESIDE_SAMPLE_BYTES = 75
@@ -53,7 +53,7 @@ def job_alone(
     plan = None
     if planned:
         spec = JobSpec("sized", "memory://sized", chunk_size=chunk_size, policy=policy)
-        spec = with_plan(spec, memory.abstract_bytes, pod.num_pods, chunk_size * parts.sample_bytes, at_once_bytes)
+        spec = with_plan(spec, memory.abstract_bytes, pod.num_pods, chunk_size, parts.sample_bytes, at_once_bytes)
         plan = dict(spec.policy_settings)
     return JobAlone(memory, min(for_plan, most), plan)
 
@@ -88,7 +88,7 @@ def pod_needs(pod: PodMemory, num_samples: int, total_bytes: int, samples_per_se
         samples_per_second,
         rate,
         from_store,
-        cores=rate / 1e9 * (_CPU_SECONDS_PER_GB if pod.num_pods > 1 else _CPU_SECONDS_PER_GB_OF_ONE),
+        cores=rate / 1e9 * (CPU_SECONDS_PER_GB if pod.num_pods > 1 else _CPU_SECONDS_PER_GB_OF_ONE),
         in_bytes_per_second=(from_store + between) / pod.num_pods,
         out_bytes_per_second=(rate + between) / pod.num_pods,
         limit_bytes=int(pod.memory_bytes * 1.15) + 200_000_000 + extra,

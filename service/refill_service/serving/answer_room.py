@@ -49,7 +49,12 @@ class AnswerRoom:
         job = self._job
         self._overhead_bytes = _OVERHEAD_BYTES_PER_SAMPLE * num_samples
         size_bytes = job.mean_bytes(num_samples) + self._overhead_bytes
-        passage = self._gate.passage(size_bytes, Asker(job.spec.holder, job.spec.name))
+        asker = Asker(job.spec.holder, job.spec.name)
+        if (found := self._gate.enter_now(size_bytes, asker)) is not None:
+            self._passage = found
+            resources_of(self._request).callback(found.leave)
+            return
+        passage = self._gate.passage(size_bytes, asker)
         try:
             async with asyncio.timeout(self._wait_seconds):
                 self._passage = await resources_of(self._request).enter_async_context(passage)

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from refill.errors import EpochNotReady, InvalidInput, PodRecovering, RefillError
 from refill_service.serving.request_guard import PeerGone
 
-__all__ = ["ERROR_ANSWERS", "add_error_answers"]
+__all__ = ["ERROR_ANSWERS", "SaidErrors", "add_error_answers", "invalid_query"]
 
 log = logging.getLogger(__name__)
 
@@ -38,23 +38,45 @@ ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
+class SaidErrors:
+    """Which errors of one application stand in the log: what is waited for now and then, what is unexpected always."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] = {}
+
+    def refused(self, error: RefillError) -> None:
+        """Fact: a request is answered so."""
+        if not isinstance(error, (EpochNotReady, PodRecovering)):
+            return
+        now = time.monotonic()
+        if now < self._said.get(error.message, -_SAY_EVERY_SECONDS) + _SAY_EVERY_SECONDS:
+            return
+        if len(self._said) >= _MOST_SAID:
+            self._said.clear()
+        self._said[error.message] = now
+        log.info("requests wait: %s", error.message)
+
+    def failed(self, method: str, path: str, error: Exception) -> RefillError:
+        """Fact: a request failed by what is no answer. Returns what is answered."""
+        if not isinstance(error, PeerGone):
+            log.error("%s %s failed", method, path, exc_info=error)
+        return RefillError(f"the pod failed unexpectedly ({type(error).__name__}: {error}); its log says more")
+
+
+def invalid_query(error: RequestValidationError) -> InvalidInput:
+    """The first of what is wrong with a request's parameters, or with its JSON."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return InvalidInput(f"{where}: {first['msg']}")
+
+
 def add_error_answers(app: FastAPI) -> None:
     """Every error leaves as ``RefillError.to_wire()`` with its status. What is waited for is logged now and then."""
-    said: dict[str, float] = {}
-
-    def say(error: RefillError) -> None:
-        now = time.monotonic()
-        if now < said.get(error.message, -_SAY_EVERY_SECONDS) + _SAY_EVERY_SECONDS:
-            return
-        if len(said) >= _MOST_SAID:
-            said.clear()
-        said[error.message] = now
-        log.info("requests wait: %s", error.message)
+    said = SaidErrors()
 
     @app.exception_handler(RefillError)
     async def refill_error(request: Request, error: RefillError) -> JSONResponse:
-        if isinstance(error, (EpochNotReady, PodRecovering)):
-            say(error)
+        said.refused(error)
         return JSONResponse(error.to_wire(), status_code=error.status)
 
     @app.exception_handler(HTTPException)
@@ -69,13 +91,9 @@ def add_error_answers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        if not isinstance(error, PeerGone):
-            log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        answer = RefillError(f"the pod failed unexpectedly ({type(error).__name__}: {error}); its log says more")
+        answer = said.failed(request.method, request.url.path, error)
         return JSONResponse(answer.to_wire(), status_code=answer.status)
 
     @app.exception_handler(RequestValidationError)
     async def invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        return JSONResponse(InvalidInput(f"{where}: {first['msg']}").to_wire(), status_code=400)
+        return JSONResponse(invalid_query(error).to_wire(), status_code=InvalidInput.status)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,6 +20,9 @@ from refill_service.serving.request_guard import wire_answer
 from refill_service.settings import Settings
 
 __all__ = ["KnownNames"]
+
+_KEPT = 64
+"""Names that were looked at: those who ask for batches ask by few."""
 
 
 class KnownNames:
@@ -61,6 +65,7 @@ def _values(scope: Scope, header: bytes) -> Collection[str]:
     return [value.decode("latin-1") for name, value in scope["headers"] if name == header]
 
 
+@lru_cache(maxsize=_KEPT)
 def _name_in(url: str) -> str:
     """Empty where there is none, as in ``null``."""
     try:
@@ -69,6 +74,7 @@ def _name_in(url: str) -> str:
         return ""
 
 
+@lru_cache(maxsize=_KEPT)
 def _is_of_loopback(host: str) -> bool:
     name = host.lower().removesuffix(".")
     if name == "localhost" or name.endswith(".localhost"):  # nobody else can own these: RFC 6761

@@ -52,7 +52,9 @@ async def introduce(job: str, body: Introduction, request: Request) -> dict[str,
 
 @PLANNED_PEER_ROUTES.get("")
 async def known(job: str, request: Request) -> dict[str, Any]:
-    return node_of(request.scope).planned.find(job, looked_at=True).introduction()
+    node = node_of(request.scope)
+    found = node.planned.find(job, looked_at=True)
+    return found.introduction() | {"idle": found.use.idle_seconds > node.settings.job_idle_seconds}
 
 
 @PLANNED_PEER_ROUTES.delete("")

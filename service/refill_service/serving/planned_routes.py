@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, Literal
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from refill.errors import InvalidInput
+from refill.protocol.class_plan import chunk_entries
 from refill.protocol.dealing import MOST_LISTED, Dealing
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
+from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest
 from refill_service.cache_core.planned.posted_lists import AboutList
 from refill_service.memory.outgoing_frame import OutgoingFrame
@@ -31,7 +34,7 @@ from refill_service.serving.client_requests import (
     answered,
     life_of,
     openapi_of,
-    query_of,
+    parsed_query,
     read_int64s,
     spec_of,
 )
@@ -44,6 +47,8 @@ from refill_service.serving.sampler_routes import of_range
 __all__ = ["PLANNED_ROUTES", "Listed"]
 
 _REPORT_BYTES = 4 << 20
+_KEPT_QUERIES, _KEPT_QUERY_BYTES = 1024, 512
+"""Parameters of batches that need not be parsed again."""
 
 Plan = Annotated[str, Query(max_length=64, description="The plan that the asker goes by: its plan_id.")]
 _OF_ASKER = {"ranks", "batch", "start", "drop_last", "group", "member", "life"}
@@ -87,6 +92,9 @@ class Received(DealtTo):
 
     spans: list[tuple[InInt64, InInt64]] = Field([], description="[first, end) of positions in a row.")
     damaged: list[tuple[InInt64, InInt64]] = Field([], description="Position and sample of what it goes on without.")
+    digests: list[list[Any]] = Field(
+        [], description="What the rank's loop was given: see refill.protocol.receipt_digest.", max_length=1000
+    )
 
 
 class ListPiece(BaseModel):
@@ -160,44 +168,77 @@ class AskedForBatch(BaseModel):
 )
 @takes_body(LISTED_BODY_BYTES)
 async def batch(request: Request) -> Response:
+    """Pods answer it ahead of the routes, by :mod:`.batch_door`."""
     node, job = node_of(request.scope), request.path_params["job"]
-    asked = query_of(request, AskedForBatch)
+    asker = _asker_of(request)
+    asked = asker.asked
     found = node.planned.find(job, asked.plan)
     resources_of(request).enter_context(found.use.under_way())
     wanted = BatchRequest.decode(await request.body())
-    if wanted.rank >= asked.ranks:
-        raise InvalidInput(f"rank {wanted.rank} is not one of {asked.ranks} ranks")
-    dealing = found.dealing(asked.ranks, asked.batch, asked.start, asked.drop_last)
-    found.check_wanted(wanted)
-    asker = life_of(asked.life)
-    process_of_rank = wanted.rank * asked.group + asked.member
-    if asked.ended is not None and asker is not None:
-        found.leases.ended(process_of_rank, RankLife.decode(asked.ended), asker)
-    if asked.refused_by is not None and asker is not None:
-        found.leases.held_elsewhere(process_of_rank, RankLife.decode(asked.refused_by), asker)
-    found.check_ranks(asked.ranks * asked.group)
-    found.leases.asks(process_of_rank, asker, over=request.scope.get(CONNECTION))
-    found.check_dealing(wanted.epoch, dealing, process_of_rank, asked.group, asker)
+    dealing = _checked_dealing(found, asker, wanted, request.scope.get(CONNECTION))
     if not asked.part:
         found.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
     if not asked.part and not asked.allow_skipped and found.received.comes_to(wanted.epoch, wanted.rank):
         await node.planned.check_left(job, wanted.epoch - 1, wanted.rank)
     room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
     await room.enter(len(wanted.positions))
-    of_ranks, places = dealing.places(wanted.positions)
-    own = places[(of_ranks == wanted.rank) & (wanted.positions >= asked.start)]
+    own = dealing.places_of_rank(wanted.rank, wanted.positions)
     found.received.asks(wanted.epoch, dealing, wanted.rank, own, asked.had, now=time.time())
-    ids, payloads = await found.batch(
-        wanted,
-        says_damage=asked.damaged == "say",
-        asker=asked.model_dump(
-            include={"ranks", "batch", "start", "drop_last", "group", "member", "life"}, exclude_defaults=True
-        ),
-        silent={int(pod) for pod in asked.silent.split(",") if pod},
-    )
+    ids, payloads = await found.batch(wanted, says_damage=asked.damaged == "say", asker=asker.said, silent=asker.silent)
     node.planned.find(job, asked.plan)  # one that a rank has samples by may have taken its place meanwhile
     found.confirmed = True
     return answered(request, room, OutgoingFrame(wanted.positions, ids, payloads))
+
+
+def _checked_dealing(found: PlannedJob, asker: _Asker, wanted: BatchRequest, connection: Any) -> Dealing:
+    """How the epoch is dealt. Raises what is wrong with a request, or with who makes it."""
+    asked = asker.asked
+    if wanted.rank >= asked.ranks:
+        raise InvalidInput(f"rank {wanted.rank} is not one of {asked.ranks} ranks")
+    dealing = found.dealing(asked.ranks, asked.batch, asked.start, asked.drop_last)
+    found.check_wanted(wanted)
+    process = wanted.rank * asked.group + asked.member
+    if asker.life is not None:
+        if asker.ended is not None:
+            found.leases.ended(process, asker.ended, asker.life)
+        if asker.refused_by is not None:
+            found.leases.held_elsewhere(process, asker.refused_by, asker.life)
+    found.check_ranks(asked.ranks * asked.group)
+    found.leases.asks(process, asker.life, over=connection)
+    found.check_dealing(wanted.epoch, dealing, process, asked.group, asker.life)
+    return dealing
+
+
+class _Asker(NamedTuple):
+    """What the parameters of a batch say; the same for all batches of a process, more or less."""
+
+    asked: AskedForBatch
+    life: RankLife | None
+    ended: RankLife | None
+    refused_by: RankLife | None
+    said: dict[str, Any]
+    """What other pods are told of who asks."""
+    silent: frozenset[int]
+
+
+def _asker_of(request: Request) -> _Asker:
+    query: bytes = request.scope["query_string"]
+    return _known_asker(query) if len(query) <= _KEPT_QUERY_BYTES else _parsed_asker(query)
+
+
+def _parsed_asker(query: bytes) -> _Asker:
+    asked = parsed_query(query, AskedForBatch)
+    return _Asker(
+        asked,
+        life_of(asked.life),
+        life_of(asked.ended),
+        life_of(asked.refused_by),
+        asked.model_dump(include=_OF_ASKER, exclude_defaults=True),
+        frozenset(int(pod) for pod in asked.silent.split(",") if pod),
+    )
+
+
+_known_asker = lru_cache(maxsize=_KEPT_QUERIES)(_parsed_asker)
 
 
 @PLANNED_ROUTES.post(
@@ -242,6 +283,9 @@ async def received(job: JobName, plan: Plan, body: Received, request: Request) -
     found.check_samples(sample_ids)
     now = time.time()
     found.received.received(body.epoch, dealing, body.rank, body.spans, now=now)
+    if body.digests:
+        parts = [DigestPart.from_list(each) for each in body.digests]
+        found.received.loops_had(body.epoch, dealing, parts, now=now)
     if body.damaged:
         found.received.goes_without(body.epoch, dealing, body.rank, positions, sample_ids, now=now)
     return {"spans": len(body.spans)}
@@ -282,6 +326,27 @@ async def order(job: JobName, plan: Plan, epoch: Number, request: Request) -> Re
         return (await found.whole_order(epoch))[first:end].astype("<i8").tobytes()
 
     return await of_range(request, found, "positions", read)
+
+
+@PLANNED_ROUTES.post(
+    "/chunks",
+    tags=["data"],
+    summary="Where the samples between two ids (int64) lie by the plan: int64, chunk times 2**16 plus share, as a "
+    "frame's only sample.",
+    response_class=Response,
+    responses=FRAME_ANSWER,
+    openapi_extra=BINARY_BODY,
+)
+@takes_body(16)
+async def chunks(job: JobName, plan: Plan, request: Request) -> Response:
+    found = node_of(request.scope).planned.find(job, plan)
+    resources_of(request).enter_context(found.use.under_way())
+
+    async def read(first: int, end: int) -> bytes:
+        chunks, shares = found.orders.chunks_and_shares(np.arange(first, end, dtype=np.int64))
+        return chunk_entries(chunks, shares).astype("<i8").tobytes()
+
+    return await of_range(request, found, "samples", read)
 
 
 @PLANNED_ROUTES.get("", tags=["data"], summary="Says that a rank is there, though it asks for nothing now.")

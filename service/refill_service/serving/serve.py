@@ -24,6 +24,7 @@ from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
 from refill_service.serving.access import Access, ForStrangers
 from refill_service.serving.app import client_app, metrics_app, peer_app
+from refill_service.serving.batch_door import BatchDoor
 from refill_service.serving.client_protocol import ClientLimits, ClientServer
 from refill_service.serving.ending import Ending, ends_by_signal
 from refill_service.serving.known_names import KnownNames
@@ -88,7 +89,8 @@ async def _serve(settings: Settings) -> None:
     limits = ClientLimits(
         settings.client_timeout_seconds, settings.max_connections, node.requests, node.quotas, node.bodies, turns
     )
-    of_clients = Access(client_app(node), client_tokens, turns, node.table.holder, of_runs=RECEIPT_ROUTES.routes)
+    routes = BatchDoor(client_app(node))
+    of_clients = Access(routes, client_tokens, turns, node.table.holder, of_runs=RECEIPT_ROUTES.routes)
     for_clients = RequestGuard(
         of_clients if client_tokens else KnownNames(of_clients, settings),
         "client",

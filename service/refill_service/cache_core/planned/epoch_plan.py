@@ -1,7 +1,8 @@
 """Which sample is at each position of an epoch? A function of the plan's settings and the dataset.
 
 A position is of a place in a share (``refill/protocol/weaving.py``), and the share's order says which sample that is
-(``share_order.py``). A share is planned when it is first asked for.
+(``share_order.py``). A share is planned when it is first asked for. Where a job is not shuffled, position p is sample
+p, and each share comes in the order of the dataset.
 """
 
 from __future__ import annotations
@@ -11,12 +12,26 @@ from collections.abc import Callable
 import numpy as np
 
 from refill.protocol.plan_settings import PlanSettings
-from refill.protocol.weaving import epoch_key, weaving_of
-from refill_service.cache_core.planned.share_order import ShareOrder, order_share
+from refill.protocol.weaving import Weaving, epoch_key, weaving_of
+from refill_service.cache_core.planned.share_order import ShareOrder, order_share, stored_order
 from refill_service.cache_core.planned.shares import Share, Shares
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["EpochPlan"]
+__all__ = ["EpochPlan", "StoredPlaces"]
+
+
+class StoredPlaces:
+    """What :class:`~refill.protocol.weaving.Weaving` is of a shuffled epoch, of one in the order of the dataset."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self.num_positions = int(shares.sizes.sum())
+
+    def places(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        return self._shares.places(positions)
+
+    def positions(self, share: int, places: Int64Array) -> Int64Array:
+        return self._shares.samples(share, places)
 
 
 class EpochPlan:
@@ -40,7 +55,11 @@ class EpochPlan:
         self._lengths_of = lengths_of
         self._ramped = ramped
         self._key = epoch_key(settings, epoch)
-        self.weaving = weaving_of(settings, shares.sizes, epoch)
+        self.weaving: Weaving | StoredPlaces
+        if settings.keeps_stored_order:
+            self.weaving = StoredPlaces(shares)
+        else:
+            self.weaving = weaving_of(settings, shares.sizes, epoch)
         self._orders: dict[int, tuple[Share, ShareOrder]] = {}
 
     @property
@@ -53,17 +72,16 @@ class EpochPlan:
             share = self.shares.share(number)
             memory_bytes = self.settings.memory_bytes * len(share.samples) // max(1, self.num_positions)
             lengths = self._lengths_of(share.samples)
-            order = order_share(
-                share.starts,
-                lengths,
-                memory_bytes,
-                self._key,
-                number=number,
-                num_shares=self.shares.num_shares,
-                ramped=self._ramped,
-            )
-            self._orders[number] = share, order
+            self._orders[number] = share, self._order(number, share, lengths, memory_bytes)
         return self._orders[number]
+
+    def _order(self, number: int, share: Share, lengths: Int64Array, memory_bytes: int) -> ShareOrder:
+        if self.settings.keeps_stored_order:
+            return stored_order(share.starts, lengths, memory_bytes)
+        num_shares, ramped = self.shares.num_shares, self._ramped
+        return order_share(
+            share.starts, lengths, memory_bytes, self._key, number=number, num_shares=num_shares, ramped=ramped
+        )
 
     def samples(self, positions: Int64Array) -> Int64Array:
         """The sample at each position ``0 <= position < num_positions``, ``(n,)``. Plans the shares that it takes."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.weaving import Weaving
-from refill_service.cache_core.planned.epoch_plan import EpochPlan
+from refill_service.cache_core.planned.epoch_plan import EpochPlan, StoredPlaces
 from refill_service.cache_core.planned.shares import Share, Shares
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
@@ -20,15 +21,22 @@ _KEPT_WEAVINGS = 4
 class JobOrders:
     """May be asked by several threads.
 
-    :param lengths: ``(samples,)`` bytes of each sample of the dataset.
+    :param shares: of the dataset, for the settings' chunk size and number of shares.
+    :param lengths_of: bytes of samples of one share of the dataset, ``(n,) -> (n,)``.
     """
 
-    def __init__(self, settings: PlanSettings, layout: ChunkLayout, lengths: Int64Array) -> None:
+    def __init__(
+        self,
+        settings: PlanSettings,
+        layout: ChunkLayout,
+        lengths_of: Callable[[Int64Array], Int64Array],
+        shares: Shares | None = None,
+    ) -> None:
         self.settings = settings
         self._layout = layout
-        self.shares = Shares(layout, settings.num_shares)
-        self._lengths = lengths
-        self._weavings: OrderedDict[int, Weaving] = OrderedDict()
+        self.shares = Shares(layout, settings.num_shares) if shares is None else shares
+        self._lengths_of = lengths_of
+        self._weavings: OrderedDict[int, Weaving | StoredPlaces] = OrderedDict()
 
     def places(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """``(shares, places)`` of positions of an epoch, each ``(n,)``. Asked by one thread alone."""
@@ -60,11 +68,18 @@ class JobOrders:
 
     def shares_of(self, samples: Int64Array) -> Int64Array:
         """The share of each sample of the dataset, ``(n,)``."""
-        return self.shares.share_of(self._layout.locate(samples)[0])
+        return self.chunks_and_shares(samples)[1]
 
-    def order(self, epoch: int, number: int) -> Int64Array:
-        """The local sample at each place of a share. It takes some 0.3 s for a million samples."""
-        return self._epoch(epoch).of_share(number)[1].samples
+    def chunks_and_shares(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """The chunk of each sample of the dataset, and its share, each ``(n,)``."""
+        chunks = self._layout.locate(samples)[0]
+        return chunks, self.shares.share_of(chunks)
+
+    def order(self, epoch: int, number: int, lengths: Int64Array) -> Int64Array:
+        """The local sample at each place of a share, whose samples have so many bytes. It takes some 0.3 s for a
+        million samples."""
+        plan = EpochPlan(self.settings, self.shares, lambda samples: lengths, epoch, ramped=epoch == 0)
+        return plan.of_share(number)[1].samples
 
     def whole(self, epoch: int) -> Int64Array:
         """The sample of the dataset at each position. It takes some 0.5 s for a million samples."""
@@ -77,6 +92,3 @@ class JobOrders:
 
     def _epoch(self, epoch: int) -> EpochPlan:
         return EpochPlan(self.settings, self.shares, self._lengths_of, epoch, ramped=epoch == 0)
-
-    def _lengths_of(self, samples: Int64Array) -> Int64Array:
-        return self._lengths[samples]

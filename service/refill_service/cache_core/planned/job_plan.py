@@ -6,7 +6,13 @@ from dataclasses import replace
 
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import divided
-from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.plan_settings import (
+    PLAN_VERSION,
+    STORED_ORDER,
+    WITHIN_CLASSES_VERSION,
+    PlanSettings,
+    is_within_classes,
+)
 from refill_service.cache_core.sample_mapping import ChunkLayout
 
 __all__ = [
@@ -32,7 +38,13 @@ _BYTES_OF_WHOLE = 8
 _CHUNKS_OF_SHARE = 128
 """In memory at once, for each share: with fewer, chunk-mates of a share meet in its runs."""
 _LEAST_SHARES, _FEW_SHARES = 8, 8
-_RUN, _RUN_OF_FEW = 64, 32
+_RUN, _RUN_OF_FEW, _LONG_RUN, _LONGEST_RUN = 64, 32, 128, 256
+_CHUNKS_OF_RUN = 2
+"""In memory, of a share, for each sample of a run that is longer than 64: then chunk-mates do not meet in it."""
+_CHUNK_OF_LONGEST = 32
+"""Runs are longest with chunks of so many samples or more: neighbours in smaller ones would meet too often."""
+_LONGEST_RUN_BYTES = 4 << 20
+"""And not longer than this: of large samples batches should come of several pods at once."""
 
 SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 64
 _LARGE_CHUNK_BYTES = 16 << 20
@@ -50,11 +62,13 @@ def plan_memory(num_samples: int, num_chunks: int, num_pods: int, *, is_listed: 
     return of_pod + _BYTES_OF_WHOLE * num_samples if is_listed else of_pod
 
 
-def with_plan(spec: JobSpec, pod_bytes: int, num_pods: int, chunk_bytes: float, at_once_bytes: int = 0) -> JobSpec:
+def with_plan(
+    spec: JobSpec, pod_bytes: int, num_pods: int, chunk_size: int, sample_bytes: float, at_once_bytes: int = 0
+) -> JobSpec:
     """The job with all settings of its plan.
 
     :param pod_bytes: memory for samples that a job has on each pod.
-    :param chunk_bytes: mean bytes of a chunk.
+    :param sample_bytes: of a sample, on average.
     :param at_once_bytes: that loaders ask for at once on a pod; 0: not known.
 
     Each pod has two shares at least, so that memory of all is used. Beyond that there are as many as keep 128 chunks of
@@ -62,23 +76,26 @@ def with_plan(spec: JobSpec, pod_bytes: int, num_pods: int, chunk_bytes: float, 
     """
     given = spec.settings_of_policy()
     pods_bytes = planned_bytes(spec, pod_bytes, num_pods, at_once_bytes)
+    chunk_bytes = chunk_size * sample_bytes
     most_shares = max(1, int(pods_bytes / max(1.0, chunk_bytes)) // _CHUNKS_OF_SHARE)
     wanted = _power_of_two(max(_LEAST_SHARES, 2 * num_pods))
     shares = given["shares"] or max(_least_shares(num_pods), min(wanted, 1 << most_shares.bit_length() - 1))
     # A pod may have one share more than another, and no more memory.
     plan_bytes = given["plan_bytes"] or max(1, pods_bytes * shares // (-(-shares // num_pods) * num_pods))
-    run = given["run"] or (_RUN_OF_FEW if shares <= _FEW_SHARES else _RUN)
+    run = given["run"] or _run(shares, plan_bytes / shares / max(1.0, chunk_bytes), chunk_size, sample_bytes)
     chosen = {"plan_bytes": plan_bytes, "shares": shares, "run": run}
-    if given["selection"]:
-        chosen["selection"] = given["selection"]
+    if selection := given["selection"] or STORED_ORDER * (not spec.shuffle and not spec.is_listed):
+        chosen["selection"] = selection
     return replace(spec, policy_settings=chosen)
 
 
 def planned_bytes(spec: JobSpec, pod_bytes: int, num_pods: int, at_once_bytes: int = 0) -> int:
     """What a job's order is planned for where each pod has as many shares, of all pods together; parameters as of
     :func:`with_plan`."""
-    of_pod = divided(pod_bytes, at_once_bytes, is_listed=spec.is_listed).planned_bytes
-    return int(spec.settings_of_policy()["plan_bytes"]) or of_pod * num_pods
+    given = spec.settings_of_policy()
+    is_listed = spec.is_listed and not is_within_classes(given["selection"])
+    of_pod = divided(pod_bytes, at_once_bytes, is_listed=is_listed).planned_bytes
+    return int(given["plan_bytes"]) or of_pod * num_pods
 
 
 def planned_chunk_size(
@@ -128,7 +145,18 @@ def plan_of(spec: JobSpec, fingerprint: str, layout: ChunkLayout) -> PlanSetting
         given["run"],
         spec.seed,
         given["selection"],
+        WITHIN_CLASSES_VERSION if is_within_classes(given["selection"]) else PLAN_VERSION,
     )
+
+
+def _run(num_shares: int, chunks_of_share: float, chunk_size: int, sample_bytes: float) -> int:
+    """Longer ones have a batch ask fewer pods."""
+    may_be_longest = chunk_size >= _CHUNK_OF_LONGEST and _LONGEST_RUN * sample_bytes <= _LONGEST_RUN_BYTES
+    if may_be_longest and chunks_of_share >= _CHUNKS_OF_RUN * _LONGEST_RUN:
+        return _LONGEST_RUN
+    if chunks_of_share >= _CHUNKS_OF_RUN * _LONG_RUN:
+        return _LONG_RUN
+    return _RUN_OF_FEW if num_shares <= _FEW_SHARES else _RUN
 
 
 def _least_shares(num_pods: int) -> int:

@@ -117,15 +117,17 @@ def placed_list(
     chunk_of: IndexArray,
     lengths: Int64Array,
     memory_bytes: int,
+    whole_bytes: int = 0,
 ) -> PlacedOrder:
     """The order of a list. It takes some two seconds for a million places.
 
     :param samples: ``(n,)`` the local sample at each place; ``positions``: of the epoch, ascending.
     :param chunk_of, lengths: ``(samples,)`` of each sample of the share.
-    :param memory_bytes: that there is for what has been read and is still to be asked for.
+    :param memory_bytes: that there is for what has been read and is still to be asked for; ``whole_bytes``: the same,
+        if each chunk is read once with it.
     """
     uses = _Uses(samples, chunk_of, lengths)
-    part = uses.parts(memory_bytes)
+    part = uses.parts(memory_bytes, max(memory_bytes, whole_bytes))
     key = part * max(1, len(lengths)) + samples
     named, order = np.unique(key, return_inverse=True)
     of_entries, part_of = named % max(1, len(lengths)), named // max(1, len(lengths))
@@ -155,10 +157,10 @@ class _Uses:
         self._again = in_samples[same], in_samples[same + 1]
         """Pairs of places where the same sample is asked for, the second one next after the first."""
 
-    def parts(self, memory_bytes: int) -> Int64Array:
+    def parts(self, memory_bytes: int, whole_bytes: int) -> Int64Array:
         """``(n,)`` the part of each place: as few as memory allows."""
         whole, peak_bytes = self._reaching(self._num)
-        if peak_bytes <= memory_bytes:
+        if peak_bytes <= whole_bytes:
             return whole
         low, high = 1, _STEPS_OF_TWO * _MOST_HALVINGS
         while low < high:

@@ -23,6 +23,7 @@ from refill.protocol.dealing import Dealing
 from refill.protocol.keyed_hash import key_of
 from refill.protocol.position_set import PositionSet
 from refill.protocol.rank_life import RankLife
+from refill.protocol.receipt_digest import DigestPart, merged_parts
 from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["EpochReceived", "Overtaken", "ReceivedEpochs", "receipt_of"]
@@ -31,6 +32,8 @@ _KEPT_EPOCHS = 300
 _KEPT_WHOLE = 3
 _MOST_SPANS = 1 << 16
 """Of one rank and epoch: a loader's workers leave a span for each batch that is under way, or was left out."""
+_MOST_PARTS = 8
+"""Of a digest, of one rank: each process that goes on without its own state begins one."""
 _KEPT_DEALINGS = 4
 """Of an epoch."""
 _BYTES_OF_RANK, _BYTES_OF_SPAN = 600, 100
@@ -58,6 +61,9 @@ class EpochReceived:
     """Samples that ranks went on without, by their positions."""
     lists: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Where ranks ask by lists of their own: how long each is, and its digest."""
+    digests: dict[tuple[int, int, int, bool, int], list[DigestPart]] = field(default_factory=dict)
+    """What loops say that they have had, by rank and dealing: this one, and others before the state that they go on
+    from."""
 
     used_bytes: int = 0
     """Of what is known of ranks, about."""
@@ -73,6 +79,7 @@ class EpochReceived:
             "received": {rank: list(found) for rank, found in self.received.items()},
             "damaged": {rank: list(found.items()) for rank, found in self.damaged.items()},
             "lists": self.lists,
+            "digests": [part.to_list() for found in self.digests.values() for part in found],
         }
 
 
@@ -237,6 +244,22 @@ class ReceivedEpochs:
                 known.add(first, end)
                 self._count(found, _BYTES_OF_SPAN * (len(known) - before - 1))
 
+    def loops_had(self, epoch: int, dealing: Dealing, parts: Iterable[DigestPart], *, now: float) -> None:
+        """Fact: loops have had these parts of an epoch."""
+        parts = list(parts)
+        for part in parts:
+            length = part.dealing(dealing.num_positions).per_rank
+            if part.spans and part.spans[-1][1] > length:
+                raise InvalidInput(f"rank {part.rank} has {length} positions in epoch {epoch}, got {part.spans[-1]}")
+        found = self._at(epoch, dealing, now)
+        for part in parts:
+            before = found.digests.get(part.dealt, [])
+            known = merged_parts([part, *before])[:_MOST_PARTS]
+            more_bytes = _bytes_of(known) - _bytes_of(before)
+            if more_bytes <= 0 or self._has_room(found, more_bytes):
+                self._count(found, min(0, more_bytes))
+                found.digests[part.dealt] = known
+
     def goes_without(
         self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, samples: Int64Array, *, now: float
     ) -> None:
@@ -251,6 +274,10 @@ class ReceivedEpochs:
         self.num_damaged -= len(found)
         found.update(zip(positions.tolist(), samples.tolist(), strict=True))
         self.num_damaged += len(found)
+
+
+def _bytes_of(digests: list[DigestPart]) -> int:
+    return sum(_BYTES_OF_RANK + _BYTES_OF_SPAN * len(part.spans) for part in digests)
 
 
 def receipt_of(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -51,6 +51,9 @@ _GAPS_PART = 1.0
 
 _PART_FOR_LISTS = 0.8
 """Of memory: loader workers ask out of order, ranks are not in step, and chunks are read a little ahead."""
+_PART_FOR_WHOLE_CHUNKS = 0.9
+"""The same, where each chunk is then read once: a list that was planned within classes may need a little more than it
+was planned for."""
 
 NO_SAMPLES: Int64Array = np.empty(0, dtype=np.int64)
 
@@ -230,6 +233,8 @@ class ShareMemory:
         self.num_ranks = 1
         self.is_cold = True
         """Nothing has arrived since it began."""
+        self._no_room_for = 0
+        """Bytes of what is to be read ahead next, when there was no room for it; 0: that is not known."""
         self._asked_last = 0
         """The epoch of which somebody has asked for anything last: what a loop has left of an earlier one is not read
         ahead."""
@@ -246,7 +251,8 @@ class ShareMemory:
     def placed_list(self, local: Int64Array, positions: Int64Array) -> PlacedOrder:
         """What is known of the order of an epoch: ``(n,)`` the local samples at positions that ascend."""
         memory_bytes = int(_PART_FOR_LISTS * self.capacity_bytes)
-        return placed_list(local, positions, self._chunk_of, self._lengths, memory_bytes)
+        whole_bytes = int(_PART_FOR_WHOLE_CHUNKS * self.capacity_bytes)
+        return placed_list(local, positions, self._chunk_of, self._lengths, memory_bytes, whole_bytes)
 
     def planned(self, epoch: int, placed: PlacedOrder) -> None:
         """Fact: this is the order of an epoch."""
@@ -278,6 +284,13 @@ class ShareMemory:
             self._epochs[0].front = 0 if from_start else place + 1
         return dropped
 
+    def order_of(self, epoch: int) -> IndexArray | None:
+        """The sample at each place of an epoch; None: it is not known."""
+        at = self._open_epoch(epoch)
+        if at is not None:
+            return at.order
+        return self._orders[epoch].order if epoch in self._orders else None
+
     def places_of(self, epoch: int, positions: Int64Array, local: Int64Array) -> Int64Array:
         """``(n,)`` the places of positions of an epoch whose order is a list that is known; -1: it is not known that
         these samples are asked for there."""
@@ -292,6 +305,11 @@ class ShareMemory:
         return last.number + 1 if half_read and last.number + 1 not in self._orders else None
 
     # Facts, and what is to be done then.
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what is to be read ahead next is known to find no room."""
+        return self._no_room_for > 0 and self.held_bytes + self._no_room_for > self.capacity_bytes
 
     def memory_is(self, capacity_bytes: int) -> None:
         """Fact: samples may take so much memory. What is in memory stays, should it be less."""
@@ -357,9 +375,12 @@ class ShareMemory:
         if at.placed.num_uses is not None:
             at.are_here(new[stay])  # where they are asked for next
         reads: list[ChunkRead] = []
+        at.first_asked = min(at.first_asked, place)
+        if held.all() and at.placed.num_uses is None:
+            return []
+        self._no_room_for = 0
         missing = new[~held]
         chunks = at.placed.part_of[missing]
-        at.first_asked = min(at.first_asked, place)
         alone = self.is_cold and self._is_much_for_first(at, np.unique(chunks), place, len(samples))
         for chunk in dict.fromkeys(chunks.tolist()):
             self._read_now(at, chunk, np.sort(missing[chunks == chunk]), place, reads, dropped, alone=alone)
@@ -377,6 +398,7 @@ class ShareMemory:
 
     def read_ahead(self) -> list[ChunkRead] | None:
         """What else it is time to read, some of it. None: nothing."""
+        self._no_room_for = 0
         reads: list[ChunkRead] = []
         for at in self._epochs:
             if at.number >= self._asked_last and not at.is_ordered:
@@ -414,6 +436,7 @@ class ShareMemory:
     def failed(self, read: ChunkRead) -> None:
         """Fact: the bytes of a read will not come. What nobody has asked for yet is read when it is."""
         at = self._no_longer_under_way(read)
+        self._no_room_for = 0
         if at is not None:
             self._lost(at, read.samples)
             self._to_be_read(at, read.chunk)
@@ -422,7 +445,7 @@ class ShareMemory:
         """Fact: nobody asks here any more, or not for what follows. Returns what is in memory."""
         dropped = [(each.number, self._forgotten(each)) for each in self._epochs]
         self._epochs = []
-        self.held_bytes = self._stray = 0
+        self.held_bytes = self._stray = self._no_room_for = 0
         return dropped
 
     def _forgotten(self, at: _Epoch) -> Int64Array:
@@ -457,10 +480,11 @@ class ShareMemory:
         self._begin_at(epoch, max(0, place - back))
 
     def _begin_at(self, epoch: int, first_place: int) -> None:
-        self._stray, self._asked_last, self.is_cold = 0, epoch, True
+        self._stray, self._asked_last, self.is_cold, self._no_room_for = 0, epoch, True, 0
         self._epochs = [_Epoch(epoch, self._orders[epoch], first_place, self.num_askers)]
 
     def _open(self, epoch: int) -> None:
+        self._no_room_for = 0
         self._epochs.append(_Epoch(epoch, self._orders[epoch], 0, self.num_askers))
 
     def _follower(self) -> int | None:
@@ -528,6 +552,7 @@ class ShareMemory:
         """Samples in memory that are left of an earlier epoch, or asked for after a place of this one, those last asked
         for first, as many as make room for so much; they are read again. None if they do not, unless ``at_most`` as
         many are to be given up as there are."""
+        self._no_room_for = 0
         to_free = self.held_bytes + wanted_bytes - self.capacity_bytes
         found: list[tuple[_Epoch, Int64Array]] = []
         earlier = [epoch for epoch in self._epochs if epoch.number < at.number]
@@ -617,6 +642,7 @@ class ShareMemory:
             if len(rest):
                 wanted_bytes = int(at.placed.lengths[rest].sum())
                 if self.held_bytes + wanted_bytes > self.capacity_bytes:
+                    self._no_room_for = wanted_bytes
                     return False
                 num_samples += len(rest)
                 reads += self._order(at, chunk, self._spans(at, rest))

@@ -22,10 +22,11 @@ from typing import NamedTuple
 import numpy as np
 
 from refill.protocol.keyed_hash import key_of, numbers
-from refill_service.cache_core.planned.spread import RAMP_PART, RAMP_START, VirtualClock, stays
+from refill.protocol.nested_halves import chunks_in_order
+from refill.protocol.spread import RAMP_PART, RAMP_START, VirtualClock, stays
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["ShareOrder", "order_share"]
+__all__ = ["ShareOrder", "order_share", "stored_order"]
 
 _HALF = np.uint64(32)
 _LAST = np.uint64(2**64 - 1)
@@ -72,7 +73,7 @@ def order_share(
     ends = np.concatenate([[0], np.cumsum(lengths)])[starts]
     chunk_bytes = np.diff(ends)
     mean_bytes = max(1, int(ends[-1]) // num_chunks)
-    reads = _chunks_in_order(num_chunks, key, number, num_shares)
+    reads = chunks_in_order(num_chunks, key, number, num_shares)
     read_at = _read_at(chunk_bytes[reads], memory_bytes, ramped=ramped)
     # Chunks are read whole: on average half of one's memory is still empty.
     held_bytes = max(1, memory_bytes - mean_bytes // 2, mean_bytes // 2)
@@ -87,23 +88,11 @@ def order_share(
     return ShareOrder(_after_their_reads(samples, lengths[samples], read_at_of[samples]), reads, read_at)
 
 
-def _chunks_in_order(num_chunks: int, key: int, number: int, num_shares: int) -> Int64Array:
-    """The van der Corput sequence, scrambled digit by digit (Owen, "Randomly permuted (t,m,s)-nets and
-    (t,s)-sequences", 1995): whether the first or the last half of each half of a half ... comes first is drawn.
-
-    A power of two of places is put in order; chunks are at the places that come first, in the order of the dataset.
-    """
-    num_levels = (num_chunks - 1).bit_length()
-    places = np.arange(1 << num_levels, dtype=np.int64)
-    turns = np.zeros(len(places), dtype=np.int64)
-    apart = max(1, (num_shares - 1).bit_length())
-    for level in range(num_levels):
-        drawn = numbers(key_of("half", level, key), 1 << level).astype(np.int64)[places >> (num_levels - level)]
-        # Shares draw the same, and each goes the other way round at levels of its own, so that all together are even,
-        # too; at the last level, which is half an epoch, it is every second share.
-        other_way = number >> (num_levels - 1 - level) % apart
-        turns |= ((places >> (num_levels - 1 - level)) ^ drawn ^ other_way) % 2 << level
-    return np.argsort(turns[turns < num_chunks], kind="stable")
+def stored_order(starts: Int64Array, lengths: Int64Array, memory_bytes: int) -> ShareOrder:
+    """The order in which a share is stored; parameters as of :func:`order_share`."""
+    chunk_bytes = np.diff(np.concatenate([[0], np.cumsum(lengths)])[starts])
+    samples, reads = (np.arange(count, dtype=np.int64) for count in (len(lengths), len(starts) - 1))
+    return ShareOrder(samples, reads, _read_at(chunk_bytes, memory_bytes, ramped=False))
 
 
 def _read_at(chunk_bytes: Int64Array, memory_bytes: int, *, ramped: bool) -> Int64Array:

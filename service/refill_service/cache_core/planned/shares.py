@@ -8,6 +8,8 @@ at the same pod.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -59,12 +61,49 @@ class Shares:
         return self._share_of_piece(((chunks + 1) * self._num_pieces - 1) // max(1, self._layout.num_chunks))
 
     def share(self, number: int) -> Share:
-        rounds = np.arange(self._num_rounds, dtype=np.int64)
-        pieces = rounds * self.num_shares + (number + self._turns) % self.num_shares
+        pieces = self._pieces_of(number)
         chunks = _ranges(self._first_chunk[pieces], self._first_chunk[pieces + 1])
         first, end = self._layout.starts(chunks), self._layout.starts(chunks + 1)
         starts = np.concatenate([[0], np.cumsum(end - first)])
         return Share(chunks, starts, _ranges(first, end))
+
+    def places(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """``(shares, local samples)`` of samples of the dataset, each ``(n,)``."""
+        pieces = np.searchsorted(self._first_sample, samples, side="right") - 1
+        return self._share_of_piece(pieces), samples - self._first_sample[pieces] + self._before[pieces]
+
+    def samples(self, number: int, local: Int64Array) -> Int64Array:
+        """The samples of the dataset that local samples ``(n,)`` of a share are."""
+        pieces = self._pieces_of(number)
+        found = pieces[np.searchsorted(self._before[pieces], local, side="right") - 1]
+        return self._first_sample[found] + local - self._before[found]
+
+    def _pieces_of(self, number: int) -> Int64Array:
+        """Ascending."""
+        rounds = np.arange(self._num_rounds, dtype=np.int64)
+        found: Int64Array = rounds * self.num_shares + (number + self._turns) % self.num_shares
+        return found
+
+    @cached_property
+    def _first_sample(self) -> Int64Array:
+        """``(pieces,)`` of the dataset."""
+        return self._layout.starts(self._first_chunk[:-1])
+
+    @cached_property
+    def _before(self) -> Int64Array:
+        """``(pieces,)`` samples of the same share before each."""
+        sizes = np.diff(self._layout.starts(self._first_chunk))
+        found = np.empty(self._num_pieces, dtype=np.int64)
+        for number in range(self.num_shares):
+            pieces = self._pieces_of(number)
+            found[pieces] = np.cumsum(sizes[pieces]) - sizes[pieces]
+        return found
+
+    def pieces(self, numbers: Sequence[int]) -> tuple[Int64Array, Int64Array]:
+        """``(first sample, end)`` of each piece of some shares, ascending."""
+        of_shares = [self._pieces_of(number) for number in numbers]
+        pieces = np.sort(np.concatenate(of_shares)) if of_shares else np.empty(0, dtype=np.int64)
+        return self._layout.starts(self._first_chunk[pieces]), self._layout.starts(self._first_chunk[pieces + 1])
 
     def _share_of_piece(self, pieces: Int64Array) -> Int64Array:
         rounds, turns = np.divmod(pieces, self.num_shares)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from refill_service.cache_core.planned.spread import RAMP_START
+from refill.protocol.spread import RAMP_START
 from refill_service.cache_core.policies.drain import default_chunk_size
 from refill_service.cache_core.policies.interface import EpochBegan, Policy, PolicyKind
 

@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 
 from refill.protocol.keyed_hash import UInt64Array
-from refill_service.cache_core.sample_mapping import Int64Array
+from refill.protocol.wire_format import Int64Array
 
 __all__ = ["ONE", "RAMP_PART", "RAMP_START", "VirtualClock", "stays"]
 

@@ -1,0 +1,20 @@
+"""How many files does a batch enter? Whoever adds one on its way raises the number here, and says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.membership.walk import walk_of_a_batch
+
+Packed = tuple[str, dict[str, bytes]]
+
+
+@pytest.mark.parametrize(("is_direct", "most_client", "most_pods"), [(True, 16, 52), (False, 14, 57)])
+def test_a_batch_enters_few_files(
+    packed: Packed, tmp_path: Path, is_direct: bool, most_client: int, most_pods: int
+) -> None:
+    of_rank, of_pods = walk_of_a_batch(packed[0], tmp_path, is_direct=is_direct)
+    client, pods = of_rank.files("client"), of_pods.files("pods")
+    assert 5 < len(client) <= most_client, client
+    assert 20 < len(pods) <= most_pods, pods

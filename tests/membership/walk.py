@@ -1,0 +1,98 @@
+"""Which files does a batch enter on its way through three pods? ``python -m tests.membership.walk``.
+
+Counts functions of this repository that are called while one rank asks pods in this process for a batch of 64: traced
+by ``sys.setprofile``, in the order in which a file is entered first. What runs once (opening, registering, reading
+ahead) has run before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from tests.membership.planned_in_process import PlannedRank, Run, new_name
+from tests.membership.pods_in_process import PodsInProcess
+
+import refill
+import refill_service
+
+__all__ = ["Walk", "walk_of_a_batch"]
+
+_BATCH = 64
+_CLIENT, _PODS = (str(Path(str(package.__file__)).parent) + "/" for package in (refill, refill_service))
+
+
+class Walk:
+    """Calls by file, in the order in which each is entered first."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith((_CLIENT, _PODS)) and not frame.f_code.co_name.startswith("<"):
+            self.calls[path.replace(_CLIENT, "client/").replace(_PODS, "pods/")] += 1
+
+    def files(self, of: str) -> list[str]:
+        """:param of: ``client`` or ``pods``."""
+        return [path for path in self.calls if path.startswith(f"{of}/")]
+
+
+def walk_of_a_batch(dataset: str, folder: Path, *, is_direct: bool = True) -> tuple[Walk, Walk]:
+    """What the rank enters, and what the pods enter.
+
+    :param is_direct: the rank asks all pods itself; else its home asks the others.
+    """
+    of_rank, of_pods = Walk(), Walk()
+
+    async def traced(trace: Any) -> None:
+        sys.setprofile(trace)
+        await asyncio.sleep(0)
+
+    with PodsInProcess(3, folder, journal=False) as pods:
+        run = Run(pods, dataset, new_name(), 1)
+        rank = run.ranks[0]
+        assert isinstance(rank, PlannedRank)
+        if not is_direct:
+            rank._direct = None
+        for start in range(0, 4 * _BATCH, _BATCH):
+            rank.batch(0, np.arange(start, start + _BATCH))
+        pods.do(traced(of_pods.trace))
+        sys.setprofile(of_rank.trace)
+        try:
+            rank.batch(0, np.arange(4 * _BATCH, 5 * _BATCH))
+        finally:
+            sys.setprofile(None)
+            pods.do(traced(None))
+    # The rank's thread calls the pods of this process in their own: what it enters there is the tests'.
+    return of_rank, of_pods
+
+
+def main() -> None:
+    from tests.pod_fixtures import write_files
+
+    from refill_service import cli
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "files").mkdir()
+        write_files(folder / "files", 1000)
+        dataset = f"file://{folder / 'dataset'}"
+        cli.main(["pack", str(folder / "files"), dataset, "--blob-size", "256KB"])
+        for is_direct in (True, False):
+            of_rank, of_pods = walk_of_a_batch(dataset, folder, is_direct=is_direct)
+            print(f"\n{'direct' if is_direct else 'by way of its home'}:")
+            for walk, of in ((of_rank, "client"), (of_pods, "pods")):
+                files = walk.files(of)
+                print(f"\n{of}: {len(files)} files, {sum(walk.calls[path] for path in files):,} calls")
+                print(*(f"{walk.calls[path]:6,}  {path}" for path in files), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
