@@ -14,8 +14,14 @@ import pytest
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch, write_files
 
 from refill.tar_samples import parse_members
+from refill_service.cache_core.policies.interface import Read
+from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
+from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
+from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.pinned_tier import PinnedFile, PinnedTier
 
 Packed = tuple[str, dict[str, bytes]]
 
@@ -145,3 +151,44 @@ def test_a_dataset_that_was_packed_anew_is_read_anew(tmp_path: Path) -> None:
             url = (tmp_path / "store").as_uri()
             asyncio.run(pack(str(files), url, force=seed > 1))
             run_epochs(cluster, (url, content), f"job-{uuid.uuid4().hex[:4]}", 2)
+
+
+def test_what_the_disk_is_still_taking_is_waited_for(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not read from the store again; also where the chunk was read ahead while ranks waited for others."""
+    go_on = threading.Event()
+    write = PinnedFile._write
+
+    def slow_write(self: PinnedFile, *arguments: Any) -> None:
+        assert go_on.wait(60)
+        write(self, *arguments)
+
+    monkeypatch.setattr(PinnedFile, "_write", slow_write)
+
+    async def run() -> None:
+        dataset = await Dataset.open(packed[0])
+        records = await dataset.load_records(0, dataset.num_samples)
+        pinned = PinnedTier(0, tmp_path / "nvme", dataset.index.sample_bytes).lease("here", records)
+        share = ChunkLayout(dataset.blobs.first_sample, 8).share(0, 1)
+        reader = ChunkReader(dataset, records, share, ByteGate(10**6), pinned)
+        wanted = Read(16, 24, np.arange(16, 24))
+        came: list[ReadChunk] = []
+        has_come = asyncio.Event()
+
+        def arrived(chunk: ReadChunk) -> None:
+            came.append(chunk)
+            has_come.set()
+
+        async with asyncio.timeout(60):
+            (first,) = reader.together([wanted], at_once=False)
+            reading = asyncio.create_task(reader.read(first, arrived))
+            await has_come.wait()
+            (again,) = reader.together([wanted])
+            go_on.set()
+            await reader.read(again, arrived)
+            await reading
+        assert [chunk.pinned for chunk in came] == [False, True]
+        await dataset.close()
+
+    asyncio.run(run())

@@ -121,11 +121,13 @@ class ChunkReader:
                 rest.append(read)
         for group in coalesced(rest, self._neighbours, self._reach_bytes, self.limit_bytes):
             # Other jobs learn at once that it will be in the pinned tier soon.
-            chunks = [self._bounds(read) for read in group]
-            kept = [bounds for bounds in chunks if at_once and self._pinned.part_for(*bounds) is not None]
-            ended = self._pinned.announce(kept)
-            groups.append(ReadGroup(group, set(), ended))
+            groups.append(ReadGroup(group, set(), self._announced(group if at_once else [])))
         return groups
+
+    def _announced(self, reads: Sequence[Read]) -> Callable[[], None]:
+        """Those of them that the pinned tier keeps are being read, until what is returned is called."""
+        bounds = [self._bounds(read) for read in reads]
+        return self._pinned.announce([chunk for chunk in bounds if self._pinned.part_for(*chunk) is not None])
 
     def side_by_side(self, bounds: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
         """The places of reads with these bounds, those together that one ranged GET may read: ``most`` at once, the
@@ -159,10 +161,15 @@ class ChunkReader:
         if len(group.reads) == 1 and (found := await self._from_pinned_tier(group.reads[0])) is not None:
             arrived(found)
             return
-        with span("read chunks", job=self._job, chunks=len(group.reads)):
-            to_keep = await self._from_store(group.reads, arrived, due)
-        for part, first, payloads in to_keep:
-            await part.keep(first, payloads)
+        # What was not read at once, and not announced, is from now on; until the disk has it, too.
+        ended = self._announced(group.reads)
+        try:
+            with span("read chunks", job=self._job, chunks=len(group.reads)):
+                to_keep = await self._from_store(group.reads, arrived, due)
+            for part, first, payloads in to_keep:
+                await part.keep(first, payloads)
+        finally:
+            ended()
 
     async def _from_pinned_tier(self, read: Read) -> ReadChunk | None:
         first, end = self._bounds(read)
