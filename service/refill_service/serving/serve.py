@@ -99,7 +99,7 @@ async def _serve(settings: Settings) -> None:
         settings.max_connections,
         access_log=settings.access_log,
     )
-    silent_peers = SilentPeers(settings.peer_port)
+    silent_peers = SilentPeers(settings.host, settings.peer_port)
     for_peers = RequestGuard(
         Access(peer_app(node), peer_tokens, turns, node.table.holder, of_pods=silent_peers),
         "pod",
@@ -116,7 +116,7 @@ async def _serve(settings: Settings) -> None:
         clients.append(ClientServer(limits, **options, uds=settings.unix_socket))
     peers = PeerServer(for_peers, settings, settings.peer_certificates)
     others = [peers.serve()] if settings.serves_peers else []
-    cutting = asyncio.create_task(silent_peers.cut())
+    cutting = asyncio.create_task(silent_peers.cut()) if settings.serves_peers else None
     metrics = None
     if settings.metrics_port:
         of_metrics = KnownNames(ForStrangers(metrics_app(node), turns), settings)
@@ -138,7 +138,8 @@ async def _serve(settings: Settings) -> None:
         running.result()
     running.cancel()
     replaced.cancel()
-    cutting.cancel()
+    if cutting is not None:
+        cutting.cancel()
     if node.fence.replaced.is_set():
         node.abandon()  # what a successor goes on with must not be touched
         node.fence.check_not_replaced()
