@@ -119,14 +119,6 @@ class JobPods:
         assert self._info is not None
         return self._info
 
-    def resume(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Register the job as it goes on from a checkpoint, in place of :meth:`info` the first time."""
-        body = {"settings": self.spec.to_dict(), "checkpoint": checkpoint}
-        path = self.job_path("resume")
-        info = self.retried(self.service_url, lambda url, wait: self._channel.call("POST", url, path, wait, sent=body))
-        self._registered(info)
-        return info
-
     @property
     def home(self) -> str:
         """The pod that this rank's requests go to."""

@@ -33,7 +33,7 @@ from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
-from refill.resume_checks import check_is_of, check_is_remembered, place_dealt_anew
+from refill.resume_checks import check_is_of, check_is_remembered, check_num_ranks
 from refill.resume_state import ResumeState
 from refill.run_start import RunStart
 from refill.sample_decoder import SampleDecoder, Transform
@@ -223,12 +223,11 @@ class JobSamples:
                 self._connection = connection
                 self._register(connection) if self._resume is None else self._goes_on_from(self._resume, connection)
                 return connection
-            if self._resume is None:
-                self._register(connection)
-            else:
+            if self._resume is not None:
                 self._check_is_of_this(self._resume)
+                check_num_ranks(self._resume, connection.spec.world_size, connection.spec.policy)
                 self._start.state_was_loaded()
-                connection.resume(self._resume.incarnation, *self._resume.next_place)
+            self._register(connection)
             connection.is_rank = False
             if self._is_rank:
                 self._be_one_rank(connection)
@@ -333,19 +332,7 @@ class JobSamples:
             self._connection = connection
             return self._goes_on_from(found, connection)
         self._start.state_was_loaded()
-        if self._resume is not None:
-            registered = self.connection
-            assert isinstance(registered, PodConnection)
-            dealt_anew = place_dealt_anew(found, self._resume, registered)
-            if dealt_anew is not None:
-                return dealt_anew
-        connection = self._connection or self._new_connection()
-        if found.world_size != connection.spec.world_size:
-            raise InvalidInput(
-                f"the state was saved with world_size {found.world_size}, and this job has "
-                f"{connection.spec.world_size}: give it to CacheDataset(..., resume=state), on all ranks, and the rest "
-                "of the epoch is dealt to those that there are now"
-            )
+        check_num_ranks(found, connection.spec.world_size, connection.spec.policy)
         if found.mid_epoch:
             self.must_remember(found, np.arange(found.position))
         return found

@@ -143,17 +143,6 @@ class PodConnection:
         count = partial(count_samples, self.spec.dataset, self._channel)
         return self._pods.retried(self._pods.service_url, count, register=False)
 
-    def resume(self, incarnation: str, epoch: int, position: int) -> dict[str, Any]:
-        """Register the job as it goes on from a checkpoint, in place of :meth:`info` the first time.
-
-        :param incarnation: of the job when the checkpoint was saved, as :meth:`info` has it.
-        :param position: up to which every rank had consumed the epoch, exclusive.
-
-        Where ranks and pods are the same as then, the job goes on as it is. Else, from then on, it has another
-        incarnation, and ``info()["resumed"]`` says how many positions are left of the epoch for each rank, from 0 on.
-        """
-        return self._pods.resume({"incarnation": incarnation, "epoch": epoch, "position": position})
-
     def look_after_home(self) -> None:
         """As a thread of the training process does every few seconds."""
         self._pods.look_after_home()

@@ -9,7 +9,7 @@ from refill.protocol.incarnation import line_of
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
 
-__all__ = ["check_is_of", "check_is_remembered", "place_dealt_anew"]
+__all__ = ["check_is_of", "check_is_remembered", "check_num_ranks"]
 
 
 def check_is_of(state: ResumeState, name: str, url: str) -> None:
@@ -22,32 +22,15 @@ def check_is_of(state: ResumeState, name: str, url: str) -> None:
             )
 
 
-def place_dealt_anew(state: ResumeState, resume: ResumeState, connection: PodConnection) -> ResumeState | None:
-    """The place of this rank in what is left of the epoch, if it was dealt anew; None: nothing has changed.
-
-    :param resume: the state that the job was registered with.
-    """
-    info, spec = connection.info(), connection.spec
-    if info["resumed"] is None or line_of(state.incarnation) == line_of(info["incarnation"]):
-        return None
-    same_line = line_of(state.incarnation) == line_of(resume.incarnation)
-    if not same_line or state.next_place != resume.next_place:
+def check_num_ranks(state: ResumeState, world_size: int, policy: str) -> None:
+    """Raises :class:`InvalidInput` for a state of another number of ranks than this job has, whose order is not
+    planned."""
+    if state.world_size != world_size:
         raise InvalidInput(
-            f"the job goes on from epoch {resume.epoch}, position {resume.position}, as resume= says, "
-            f"and this state is of epoch {state.epoch}, position {state.position}: give the same to both"
+            f"the state was saved with world_size {state.world_size}, and this job has {world_size}: with policy "
+            f"{policy} that begins the epoch anew: end the job (refill end {state.job}), and call "
+            f"set_epoch({state.next_place[0]}) in place of loading the state. Policy planned goes on"
         )
-    epoch, length = info["resumed"]["epoch"], info["resumed"]["samples_per_rank"]
-    return ResumeState(
-        spec.name,
-        spec.dataset,
-        info["incarnation"],
-        spec.world_size,
-        connection.rank,
-        epoch,
-        0,
-        length,
-        state.sampler,
-    )
 
 
 def check_is_remembered(
@@ -68,7 +51,6 @@ def check_is_remembered(
     if not in_fixed_order and not record.resumes_within(state.epoch, consumed):
         raise JobLost(
             f"job {state.job} moved to other pods before the state was loaded, and they were not told what the "
-            f"loop has had of epoch {state.epoch}: load states before anything else is asked of the dataset, or "
-            "give this one to CacheDataset(..., resume=state)",
+            f"loop has had of epoch {state.epoch}: load states before anything else is asked of the dataset",
             job=state.job,
         )

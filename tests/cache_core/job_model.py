@@ -18,7 +18,6 @@ from refill.protocol.records import Kind, Record
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.job_state import JobState
 from refill_service.cache_core.receipt import EpochReceipt, sum_of_receipts
-from refill_service.cache_core.resumed_epoch import ResumedEpoch
 
 
 class JobModel(RequestsModel):
@@ -31,8 +30,8 @@ class JobModel(RequestsModel):
         self.first_traces = [self.traces(epoch) for epoch in range(shape.num_epochs)]
         """What positions of each epoch asked for, before it moved."""
 
-    def traces(self, epoch: int, resumed: ResumedEpoch | None = None) -> Traces:
-        job = JobState(self.spec, self.layout, ordinal=0, num_pods=1, incarnation="x", resumed=resumed)
+    def traces(self, epoch: int) -> Traces:
+        job = JobState(self.spec, self.layout, ordinal=0, num_pods=1, incarnation="x")
         traces = job.known_traces(epoch)
         assert traces is not None
         return traces

@@ -33,7 +33,6 @@ from refill_service.cache_core.job_lifecycle import (
     is_another,
 )
 from refill_service.cache_core.recovering import restore
-from refill_service.cache_core.resumed_epoch import ResumedEpoch, is_resumed
 from refill_service.cache_core.sample_mapping import ChunkLayout
 
 PATIENCE_SECONDS = 600.0
@@ -107,10 +106,7 @@ class MembershipModel:
         """As ``JobsHere.make``."""
         volume = place.volume if begin.from_journal else None
         journal = volume.found() if volume is not None and not begin.moving else None
-        resumed = None if volume is None else volume.resumed
-        if resumed is None and is_resumed(begin.incarnation):
-            resumed = self._resumed_at_others(place, begin.incarnation)
-        place.pod = pod = Pod(self, place, begin, journal, resumed)
+        place.pod = pod = Pod(self, place, begin, journal)
         self.pods_of[begin.incarnation] = len(self.places)
         if pod.recovering is not None and (found := pod.recovering.from_journal()) is not None:
             if place.volume is not None:
@@ -118,17 +114,6 @@ class MembershipModel:
             pod.carry_out(restore(pod.job, pod.owner, found, ()))
             pod.begin_journal()
         return pod
-
-    def _resumed_at_others(self, place: Place, incarnation: str) -> ResumedEpoch | None:
-        """As ``JobsHere._resumed_or_over``."""
-        for other in self.places:
-            if other is place:
-                continue
-            if not other.up:
-                raise PodUnreachable("it may know how the job was resumed", pod=other.ordinal)
-            if (found := other.resumed(incarnation)) is not None:
-                return found
-        return None
 
     def _move(self, brought: str) -> str:
         """As ``Moving.move``, at pod 0. Returns the name that the job has there then."""

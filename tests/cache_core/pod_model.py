@@ -14,7 +14,6 @@ from refill.errors import (
     PodBusy,
     PodRecovering,
 )
-from refill.protocol.incarnation import same_line
 from refill.protocol.policies import terms_of
 from refill.protocol.records import Kind, Record, RecordReader, encode_records
 from refill_service.cache_core.epoch_order import Traces
@@ -41,7 +40,6 @@ from refill_service.cache_core.policies.interface import Carried, EpochBegan, Po
 from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.receipt import EpochReceipt, receipt_of
 from refill_service.cache_core.recovering import FoundInJournal, Recovering
-from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import AbstractMapping, abstract_chunks_for_budget
 
 if TYPE_CHECKING:
@@ -72,14 +70,12 @@ class Volume:
     def __init__(self) -> None:
         self.incarnation = ""
         self.num_pods = 0
-        self.resumed: ResumedEpoch | None = None
         self.files: dict[int, bytes] = {}
         self.receipts: dict[int, EpochReceipt] = {}
         self.whole = True
 
     def begin(self, pod: Pod) -> None:
         self.incarnation, self.num_pods, self.whole = pod.job.incarnation, pod.job.num_pods, True
-        self.resumed = pod.job.resumed
         self.files = {e: encode_records(snapshot(pod.job, pod.owner, e)) for e in pod.owner.live_epochs}
 
     def write(self, record: Record) -> None:
@@ -162,7 +158,6 @@ class Pod:
         place: Place,
         begin: Begin,
         journal: FoundInJournal | None,
-        resumed: ResumedEpoch | None = None,
     ) -> None:
         shape = model.shape
         self.model = model
@@ -174,7 +169,6 @@ class Pod:
             ordinal=place.ordinal,
             num_pods=len(model.places),
             incarnation=begin.incarnation,
-            resumed=resumed,
             begin=begin,
             journal_is_whole=journal is not None and journal.whole,
         )
@@ -310,11 +304,3 @@ class Place:
         if volume is None or not volume.incarnation:
             return None
         return JournalFound(volume.incarnation, volume.num_pods, volume.whole)
-
-    def resumed(self, incarnation: str) -> ResumedEpoch | None:
-        """As ``JobsHere.resumed``."""
-        if self.pod is not None:
-            return self.pod.job.resumed if same_line(self.pod.job.incarnation, incarnation) else None
-        if self.volume is None or not same_line(self.volume.incarnation, incarnation):
-            return None
-        return self.volume.resumed

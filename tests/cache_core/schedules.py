@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable
 
 import numpy as np
+from tests.cache_core.job_model import JobModel
 from tests.cache_core.pod_model import Shape
-from tests.cache_core.resumes_model import ResumesModel
 
 Fact = tuple[str, int, int, int]
 
@@ -40,9 +40,9 @@ def drawn_facts(generator: random.Random) -> list[Fact]:
     return [(name, generator.randrange(64), generator.randrange(64), generator.randrange(64)) for name in names]
 
 
-def replay(shape: Shape, facts: list[Fact]) -> ResumesModel:
+def replay(shape: Shape, facts: list[Fact]) -> JobModel:
     """Raises AssertionError when a promise is broken. At the end nothing is lost any more, and all is asked for."""
-    model = ResumesModel(shape)
+    model = JobModel(shape)
     for name, *numbers in facts:
         FACTS[name][1](model, *numbers)
         model.check()
@@ -75,7 +75,7 @@ def cut_down(shape: Shape, facts: list[Fact], error: BaseException) -> list[Fact
     return facts
 
 
-def _finish(model: ResumesModel) -> None:
+def _finish(model: JobModel) -> None:
     """Each rank asks for what it lacks, and comes to the epoch of the others."""
     model.time_passes(1000)
     model.deliver_all()
@@ -88,11 +88,11 @@ def _finish(model: ResumesModel) -> None:
             model.epochs[rank] = max(model.epochs[rank], min(epoch + 1, max(model.epochs)))
 
 
-def _rank(model: ResumesModel, number: int) -> int:
+def _rank(model: JobModel, number: int) -> int:
     return number % model.spec.world_size
 
 
-def _asks(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _asks(model: JobModel, who: int, where: int, how: int) -> None:
     """A batch of a rank: of what it lacks, or now and then of what it has had."""
     rank = _rank(model, who)
     epoch, size = model.epochs[rank], 1 + how % 7
@@ -110,83 +110,83 @@ def _asks(model: ResumesModel, who: int, where: int, how: int) -> None:
     model.ask(rank, positions, silent=who >= 60, cut_off=cut_off)
 
 
-def _asks_for_all(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _asks_for_all(model: JobModel, who: int, where: int, how: int) -> None:
     rank = _rank(model, who)
     missing = model.missing(model.epochs[rank], rank)
     if len(missing):
         model.ask(rank, missing)
 
 
-def _enters_next_epoch(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _enters_next_epoch(model: JobModel, who: int, where: int, how: int) -> None:
     rank = _rank(model, who)
     if model.epochs[rank] + 1 < model.shape.num_epochs and not len(model.missing(model.epochs[rank], rank)):
         model.epochs[rank] += 1
 
 
-def _finishes_epoch(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _finishes_epoch(model: JobModel, who: int, where: int, how: int) -> None:
     """It asks for what it lacks, nothing of that is lost, and it goes on to the next."""
     _asks_for_all(model, who, where, how)
     model.deliver_all()
     _enters_next_epoch(model, who, where, how)
 
 
-def _message_moves(model: ResumesModel, which: int, where: int, how: int) -> None:
+def _message_moves(model: JobModel, which: int, where: int, how: int) -> None:
     if model.messages:
         model.message_moves(model.messages[which % len(model.messages)], lost=how < 6)
 
 
-def _response_arrives(model: ResumesModel, which: int, where: int, how: int) -> None:
+def _response_arrives(model: JobModel, which: int, where: int, how: int) -> None:
     if model.responses:
         model.response_arrives(model.responses[which % len(model.responses)], lost=how < 10)
 
 
-def _all_arrives(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _all_arrives(model: JobModel, who: int, where: int, how: int) -> None:
     model.deliver_all()
 
 
-def _read_ends(model: ResumesModel, which: int, where: int, how: int) -> None:
+def _read_ends(model: JobModel, which: int, where: int, how: int) -> None:
     reading = [pod for pod in model.running if pod.reading]
     if reading:
         model.read_ends(reading[where % len(reading)], which, fails=how < 10)
 
 
-def _all_reads_end(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _all_reads_end(model: JobModel, who: int, where: int, how: int) -> None:
     model.all_reads_end()
 
 
-def _pods_are_killed(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _pods_are_killed(model: JobModel, who: int, where: int, how: int) -> None:
     """One or several, perhaps with their volumes, or with what was written last."""
     for ordinal in {who % len(model.places), where % len(model.places)}:
         model.kill(ordinal, lose_volume=how < 16, lost_bytes=4 * how if how > 40 else None)
 
 
-def _pod_comes_up(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _pod_comes_up(model: JobModel, who: int, where: int, how: int) -> None:
     model.come_up(who % len(model.places))
 
 
-def _all_come_up(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _all_come_up(model: JobModel, who: int, where: int, how: int) -> None:
     for place in model.places:
         place.up = True
 
 
-def _all_pods_are_replaced(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _all_pods_are_replaced(model: JobModel, who: int, where: int, how: int) -> None:
     model.scale(1 + who % 4)
 
 
-def _recovers_some(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _recovers_some(model: JobModel, who: int, where: int, how: int) -> None:
     cut_off = frozenset([where % 3]) if how < 16 else frozenset[int]()
     model.recovery_round(who % len(model.places), cut_off=cut_off)
 
 
-def _all_recover(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _all_recover(model: JobModel, who: int, where: int, how: int) -> None:
     model.all_recover()
 
 
-def _time_passes(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _time_passes(model: JobModel, who: int, where: int, how: int) -> None:
     model.time_passes([1, 11, 700][how % 3])
 
 
-def _process_is_killed(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _process_is_killed(model: JobModel, who: int, where: int, how: int) -> None:
     """It goes on from the last checkpoint: what it has had up to some position is behind it. One that has had all that
     there is does not go on."""
     rank = _rank(model, who)
@@ -197,25 +197,21 @@ def _process_is_killed(model: ResumesModel, who: int, where: int, how: int) -> N
     model.process_is_killed(rank, whole * (how % 4) // 3)
 
 
-def _observer_reports(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _observer_reports(model: JobModel, who: int, where: int, how: int) -> None:
     model.observed(_rank(model, who))
 
 
-def _looks_after_home(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _looks_after_home(model: JobModel, who: int, where: int, how: int) -> None:
     model.looks_after_home(_rank(model, who))
 
 
-def _others_resume(model: ResumesModel, who: int, where: int, how: int) -> None:
-    model.resume(1 + who % 4, where % 4)
-
-
-def _other_memory(model: ResumesModel, who: int, where: int, how: int) -> None:
+def _other_memory(model: JobModel, who: int, where: int, how: int) -> None:
     """From the pod's next run on."""
     if model.spec.policy != "redox":  # which keeps as many slots as it had
         model.memory_bytes[who % 4] = [500, 1500, 4000][how % 3]
 
 
-FACTS: dict[str, tuple[int, Callable[[ResumesModel, int, int, int], None]]] = {
+FACTS: dict[str, tuple[int, Callable[[JobModel, int, int, int], None]]] = {
     "asks": (60, _asks),
     "asks for all": (6, _asks_for_all),
     "enters next epoch": (6, _enters_next_epoch),
@@ -236,6 +232,5 @@ FACTS: dict[str, tuple[int, Callable[[ResumesModel, int, int, int], None]]] = {
     "observer reports": (2, _observer_reports),
     "looks after home": (4, _looks_after_home),
     "other memory": (2, _other_memory),
-    "others resume": (3, _others_resume),
 }
 """By name: how often it is drawn, and what happens."""

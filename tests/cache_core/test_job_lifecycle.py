@@ -44,12 +44,12 @@ def ran_before(incarnation: str = "a", *, moving: bool = False) -> JobLife:
 
 
 def test_a_job_of_which_nobody_has_asked_for_anything_gives_way_to_one_that_runs() -> None:
-    asked, resumed = life("a"), life("a-resumed0")
+    asked = life("a")
     asked.ranks.enters(0, 0)
     assert life("a").is_but_a_name_beside("b")
     assert not life("a").is_but_a_name_beside("")
     assert not life("a").is_but_a_name_beside("a.1"), "it is the same job"
-    for here in (asked, resumed, life("a.1"), ran_before("a")):
+    for here in (asked, life("a.1"), ran_before("a")):
         assert not here.is_but_a_name_beside("b"), here.incarnation
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, RestTraces
+from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces
 from refill_service.cache_core.receipt import EpochReceipt, receipt_of, sum_of_receipts
 
 SAMPLES = np.arange(100)
@@ -107,14 +107,6 @@ def test_explicit_traces() -> None:
     traces = ExplicitTraces(100, {0: np.array([5, 6, 5]), 1: np.array([7])})
     found = receipt_of(np.array([5, 6, 7]), np.array([6, 5, 7]), 0, 100, traces)
     assert (found.requests, found.exact, found.ranks) == (3, True, {0: 2, 1: 1})
-
-
-def test_what_was_done_before_a_resume_counts() -> None:
-    done = SAMPLES[:30]
-    traces = RestTraces(100, done, KeyedTraces(70, 2, seed=1))
-    found = receipt_of(SAMPLES[30:], SAMPLES[30:], 0, 100, traces).with_done(done)
-    assert (found.requests, found.delivered, found.exact) == (100, 100, True)
-    assert found.samples_digest == receipt(SAMPLES, SAMPLES).samples_digest
 
 
 def test_sent_ahead_and_never_asked_for_is_not_delivered() -> None:

@@ -138,19 +138,6 @@ FOUND: dict[str, tuple[Shape, list[Fact]]] = {
             ("pods are killed", 37, 54, 18),
         ],
     ),
-    "a job was resumed where an epoch begins, pods were restarted, and asked for the epoch before": (
-        shape_of(blobs=(8, 3, 14), chunk_size=4, num_pods=2, num_ranks=1, num_epochs=2, window=0, seed=19155),
-        [("finishes epoch", 13, 5, 49), ("others resume", 2, 4, 30), ("all pods are replaced", 55, 21, 2)],
-    ),
-    "a job was resumed, and again, and the journal of a pod that nobody had asked in between was taken to be too old": (
-        shape_of(blobs=(1,), chunk_size=1, policy="redox", num_epochs=1, window=0, seed=22939),
-        [
-            ("others resume", 59, 43, 53),
-            ("pods are killed", 33, 21, 28),
-            ("all come up", 18, 10, 28),
-            ("others resume", 1, 43, 53),
-        ],
-    ),
     "of two ranks, the one that had had an epoch was all that was known, and the other was refused in that epoch": (
         shape_of(
             blobs=(2, 8, 7), num_pods=1, policy="redox", journals=False, remote_bytes=150, memory_bytes=3000, seed=39646

@@ -56,9 +56,6 @@ class Legs:
         plans = [self._plan_of(leg, rank, num_ranks) for rank in range(num_ranks)]
         if checkpoint is not None and checkpoint.state is not None:
             plans = [replace(plan, state=checkpoint.state) for plan in plans]
-        elif checkpoint is not None:
-            state = (checkpoint.incarnation, checkpoint.epoch, checkpoint.position)
-            plans = [replace(plan, checkpoint=state) for plan in plans]
         self._checkpoints.append(checkpoint)
         self._files.append([Path(plan.file) for plan in plans])
         self.ranks = []

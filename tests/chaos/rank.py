@@ -58,10 +58,8 @@ class RankPlan:
     step_seconds: float = 0.0
     """Between two batches of a worker."""
     timeout_seconds: float = 110.0
-    checkpoint: tuple[str, int, int] | None = None
-    """``(incarnation, epoch, position)`` from which the job is resumed; None: from its beginning."""
     state: dict[str, Any] | None = None
-    """The same of a planned job, as a loop saves it."""
+    """Of a planned job, as a loop saves it: from which it goes on. None: from its beginning."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -167,18 +165,9 @@ class _Rank:
             raise JobLost("the job was registered anew since, so the pods don't know what this rank has had")
 
     def _begin(self) -> Begun:
-        """Register the job, or resume it, and write down how it begins."""
-        if self._plan.checkpoint is None:
-            info = self._pods.info()
-            begun = Begun(info["incarnation"], 0, 0, int(info["samples_per_rank"]), False)
-        else:
-            incarnation, epoch, position = self._plan.checkpoint
-            info = self._pods.resume(*self._plan.checkpoint)
-            resumed, length = info["resumed"], int(info["samples_per_rank"])
-            of_rest = resumed is not None and resumed["epoch"] == epoch
-            length = int(resumed["samples_per_rank"]) if of_rest else length
-            dealt_anew = resumed is not None and line_of(info["incarnation"]) != line_of(incarnation)
-            begun = Begun(info["incarnation"], epoch, 0 if dealt_anew else position, length, dealt_anew)
+        """Register the job, and write down how it begins."""
+        info = self._pods.info()
+        begun = Begun(info["incarnation"], 0, 0, int(info["samples_per_rank"]), False)
         new = Path(f"{self._plan.file}.begun.new")
         new.write_text(json.dumps(begun))
         new.replace(f"{self._plan.file}.begun")

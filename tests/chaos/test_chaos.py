@@ -36,7 +36,7 @@ def dataset(s3_server: S3Server) -> ChaosDataset:
         (1, "redox", "kept", ("journals", "twins")),
         (2, "drain", "none", ("memory", "observers")),
         pytest.param(3, "redox", "mixed", ("apart", "ends"), marks=pytest.mark.variant),
-        pytest.param(4, "drain", "kept", ("resumes", "wiped"), marks=pytest.mark.variant),
+        pytest.param(4, "drain", "kept", ("wiped",), marks=pytest.mark.variant),
         (5, "drain", "mixed", ("scaling",)),
         (6, "planned", "none", ("plans", "resumes")),
         pytest.param(7, "planned", "mixed", ("killed", "partitions"), marks=pytest.mark.variant),

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.helm.rendering import Release, release
 from tests.helm.stateful_pods import StatefulPods
 from tests.integration.job_ranks import BATCH, Ranks, receipt, settings_of
-from tests.pod_fixtures import NUM_SAMPLES, rank_of
-
-from refill.errors import JobLost
 
 Packed = tuple[str, dict[str, bytes]]
 
@@ -93,32 +88,3 @@ def test_a_job_moves_to_another_number_of_pods(
         ranks.ask(1, 0, ranks.length)
         ranks.check(1)
         assert receipt(running, job, 1)["exact"]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("before", "after"), [pytest.param(2, 3, marks=pytest.mark.variant), (3, 2)])
-def test_a_job_resumes_on_another_number_of_pods(packed: Packed, tmp_path: Path, before: int, after: int) -> None:
-    """Between two runs, from a checkpoint; who starts it without is told in one line what to do."""
-    with StatefulPods(pods(before, persistent=True), tmp_path, max(before, after)) as running:
-        job = settings_of(packed[0], world_size=2, policy="drain")
-        ranks = Ranks(running, job)  # type: ignore[arg-type]
-        ranks.ask(0, 0, 200)
-        incarnation = ranks.ranks[0].info()["incarnation"]
-        consumed = set(ranks.samples.values())
-        ranks.ask(0, 200, 240)  # trained on after the checkpoint was saved
-        ranks.ranks.clear()
-        gc.collect()  # with what looks after their homes
-        running.upgrade(pods(after, persistent=True))
-        with pytest.raises(JobLost, match=f"ran on {before} pods, and there are {after} now: resume it"):
-            rank_of(running, job).info()  # type: ignore[arg-type]
-        again = [rank_of(running, job, rank) for rank in range(2)]  # type: ignore[arg-type]
-        for rank in again:
-            rank.resume(incarnation, 0, 200)
-        length = int(again[0].info()["resumed"]["samples_per_rank"])
-        rest: list[int] = []
-        for start in range(0, length, BATCH):
-            positions = np.arange(start, min(start + BATCH, length))
-            for rank in again:
-                rest += rank.batch(0, positions).sample_ids.tolist()
-        assert consumed.isdisjoint(rest), "a sample came twice"
-        assert len(consumed | set(rest)) == NUM_SAMPLES, "samples are missing"
-        assert receipt(running, job, 0)["exact"]  # type: ignore[arg-type]

@@ -94,15 +94,6 @@ def exact_receipt(cluster: LocalCluster, job: dict[str, Any], epoch: int, pod: i
     return found
 
 
-def rest_of(cluster: LocalCluster, job: dict[str, Any], incarnation: str, position: int) -> list[int]:
-    """All that is left of epoch 0 for ranks that resume the job there."""
-    ranks = [rank_of(cluster, job, rank) for rank in range(job["world_size"])]
-    for rank in ranks:
-        rank.resume(incarnation, 0, position)
-    length = ranks[0].info()["resumed"]["samples_per_rank"]
-    return [sample for rank in ranks for sample in rank.batch(0, np.arange(length)).sample_ids.tolist()]
-
-
 def check_receipt(cluster: LocalCluster, job: dict[str, Any], epoch: int) -> None:
     found = receipt(cluster, job, epoch)
     counted = (found["delivered"], found["duplicates"], found["missing"], found["unknown"])

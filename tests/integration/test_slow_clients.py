@@ -235,7 +235,7 @@ def metric_or_none(pod: LocalCluster) -> float | None:
         return None
 
 
-@pytest.mark.parametrize("path", ["/v1/jobs/x", "/v1/jobs/x/report", "/v1/jobs/x/batch", "/v1/jobs/x/resume"])
+@pytest.mark.parametrize("path", ["/v1/jobs/x", "/v1/jobs/x/report", "/v1/jobs/x/batch"])
 @pytest.mark.parametrize("announced", [True, False], ids=["announced", "chunked"])
 def test_a_body_of_100_mb_is_refused_while_it_comes(pod: LocalCluster, path: str, announced: bool) -> None:
     url = pod.pod_urls[0]

@@ -10,7 +10,6 @@ from tests.membership.pods_in_process import PodsInProcess, Rank, Training
 from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until
 
-from refill.errors import JobLost
 from refill.protocol.job_spec import JobSpec
 
 Packed = tuple[str, dict[str, bytes]]
@@ -72,16 +71,3 @@ def test_a_pod_that_crashes_once_it_has_gone_on_is_not_given_what_it_was_left_be
         pods.start(2)
         training.all_ask(0)
         training.check(0)
-
-
-def test_all_end_before_one_starts(packed: Packed, tmp_path: Path) -> None:
-    """Nobody is left who knows: the line says so."""
-    with PodsInProcess(3, tmp_path, journal=False) as pods:
-        training = training_of(packed, pods)
-        incarnation = str(training.ranks[0].info()["incarnation"])
-        for pod in (2, 1, 0):
-            pods.end(pod)
-        pods.start(0, 1, 2)
-        ranks_come_back(training)
-        with pytest.raises(JobLost, match="no pod knows any more what was delivered before; start the epoch anew"):
-            training.ranks[0].resume(incarnation, 0, 200)

@@ -21,7 +21,6 @@ from refill.protocol.wire_format import (
     decode_frame_arrays,
     encode_frame_head,
 )
-from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.journal import job_journal, kept_job
 from refill_service.journal.job_files import VERSION
 from refill_service.journal.journal import Journal
@@ -163,11 +162,10 @@ NOTED = ids(1, 2, 3)
 
 
 def write_journal(folder: Path) -> Journal:
-    """Of a job that was resumed and ran for two epochs. Pod 2 left a table here; this pod leaves one to pod 1."""
-    header = {"spec": {"name": "run"}, "incarnation": "1f-resumed", "num_pods": 3, "num_samples": 20}
-    resumed = ResumedEpoch("1f", epoch=4, position=3, done=NOTED, unknown=1)
+    """Of a job that ran for two epochs. Pod 2 left a table here; this pod leaves one to pod 1."""
+    header = {"spec": {"name": "run"}, "incarnation": "1f", "num_pods": 3, "num_samples": 20}
     journal = Journal(folder, 60.0)
-    job = journal.begin("run", header, lambda epoch: [Record(Kind.OPENED, epoch, 0, (ids(0),))], [4], resumed)
+    job = journal.begin("run", header, lambda epoch: [Record(Kind.OPENED, epoch, 0, (ids(0),))], [4])
     assert job is not None
     job.write(Record(Kind.ANSWERED, 4, 0, (ids(5, 6), ids(6, 5))))
     job.write(Record(Kind.ANSWERED, 5, 0, (ids(7), ids(7))))
@@ -213,9 +211,6 @@ class TestJournal:
         ]
         assert kept.receipts == {3: {"epoch": 3, "receipt": {"delivered": 20}}}
         assert kept.handed_over_to == (1,)
-        assert kept.resumed is not None
-        assert kept.resumed.done.tolist() == NOTED.tolist()
-        assert (kept.resumed.epoch, kept.resumed.position, kept.resumed.unknown) == (4, 3, 1)
 
     def test_one_of_another_version_is_not_used(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         write_journal(tmp_path)

@@ -33,7 +33,6 @@ from refill_service.cache_core.dataset_labels import decode_labels, summary_in
 from refill_service.cache_core.job_lifecycle import KnownJob
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.pod_lives import Announced
-from refill_service.cache_core.resumed_epoch import decode_resumed
 from refill_service.journal.kept_job import read_kept_job
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.client_requests import query_of, read_int64s
@@ -197,10 +196,6 @@ PARSERS: dict[str, Parser] = {
         (ArithmeticError, AttributeError, KeyError, TypeError, ValueError),
     ),
     "known_job": Parser(_of_dict(KnownJob.from_dict), [_json(incarnation="x", holder="", running=True, world_size=1)]),
-    "resumed": Parser(
-        decode_resumed,
-        [_json(incarnation="x", epoch=0, position=1, unknown=0) + b"\n" + _TWO.astype("<i8").tobytes()],
-    ),
     "run_part": Parser(RunPart.decode, [_run_part()], (ValueError, KeyError, TypeError)),
     "records": Parser(
         lambda data: list(RecordReader(data)),
@@ -225,11 +220,7 @@ PARSERS: dict[str, Parser] = {
     ),
     "kept_job": Parser(
         _kept_job,
-        [
-            _json(version=2, boot="x", num_samples=9, resumed=None, inventory=False)
-            + b"\0\0"
-            + b'{"epoch": 0}\n\0\xff\xff\x001 2'
-        ],
+        [_json(version=2, boot="x", num_samples=9, inventory=False) + b"\0\0" + b'{"epoch": 0}\n\0\xff\xff\x001 2'],
         (OSError, ValueError, KeyError, TypeError),
     ),
     # Of whoever runs pods.

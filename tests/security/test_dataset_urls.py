@@ -153,15 +153,12 @@ def test_nor_by_the_peers_routes(pods: LocalCluster, packed: Packed, wrong: str)
     """Another pod may run with other settings; without a peer token, anybody may be one."""
     url = wrong.format(packed=packed[0])
     spec = {"name": "guess", "dataset": url}
-    checkpoint = {"incarnation": "a", "epoch": 0, "position": 0}
     peers = f"http://127.0.0.1:{pods.peer_ports[0]}/peer/v1/jobs/guess"
     with httpx.Client(http1=False, http2=True) as peer:
         for method, path, body in (
             ("PUT", "", {"spec": spec}),
             ("POST", "/opening", {"dataset": url}),
             ("POST", "/move", {"spec": spec, "incarnation": "a"}),
-            ("PUT", "/resumed", {"spec": spec, "incarnation": "a"}),
-            ("POST", "/resume", {"spec": spec, "checkpoint": checkpoint}),
         ):
             answer = peer.request(method, peers + path, json=body)
             assert (answer.status_code, answer.json()["error"]) == (403, "NotAllowed"), (path, answer.text)

@@ -1,15 +1,13 @@
-"""Which jobs does a journal still know: ended, resumed, or left behind by an earlier job of the same name?"""
+"""Which jobs does a journal still know: ended, or left behind by an earlier job of the same name?"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.service.journals import HEADER, Table, begun, closed
 
-from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.journal.journal import Journal
 
 
@@ -52,8 +50,7 @@ def test_a_job_that_was_ended_by_a_pod_that_was_killed_then(tmp_path: Path, kill
     closed(journal)
 
 
-def test_a_job_that_is_resumed_as_it_was_before_has_not_ended(tmp_path: Path) -> None:
-    """Resumed with two ranks, with three, and with two again, from the same state each time."""
+def test_a_job_that_begins_again_has_not_ended(tmp_path: Path) -> None:
     table, journal = Table(), Journal(tmp_path, 1)
     begun(journal, table)
     journal.end("run", "1")
@@ -64,18 +61,6 @@ def test_a_job_that_is_resumed_as_it_was_before_has_not_ended(tmp_path: Path) ->
     assert not journal.has_ended("1")
     assert journal.was_ending() == []
     assert journal.find("run") is not None
-    closed(journal)
-
-
-def test_a_resumed_job_keeps_what_was_done(tmp_path: Path) -> None:
-    table, journal = Table(), Journal(tmp_path, 1)
-    rest = ResumedEpoch("0", 3, 10, np.array([1, 5, 999]), 2)
-    journal.begin("run", HEADER, table.snapshot, (), rest)
-    kept = journal.find("run")
-    assert kept is not None
-    assert kept.resumed is not None
-    assert kept.resumed.done.tolist() == [1, 5, 999]
-    assert (kept.resumed.epoch, kept.resumed.position, kept.resumed.unknown) == (3, 10, 2)
     closed(journal)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -11,11 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.service.journals import HEADER, Table, begun, closed, samples_in
+from tests.service.journals import Table, begun, closed, samples_in
 
 from refill.protocol.pod_life import PodLife
 from refill.protocol.records import Kind, Record
-from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.journal import kept_job
 from refill_service.journal.folder_owner import FolderOwner
 from refill_service.journal.journal import Journal
@@ -270,10 +270,10 @@ def test_what_was_not_whole_is_so_again_when_it_is_begun_anew(tmp_path: Path) ->
     closed(journal)
 
 
-def test_a_cut_list_of_what_was_done_is_not_used(tmp_path: Path) -> None:
+def test_one_whose_epoch_an_earlier_version_had_dealt_anew_is_not_used(tmp_path: Path) -> None:
     journal = Journal(tmp_path, 1)
-    resumed = ResumedEpoch("0", 0, 10, np.arange(10))
-    journal.begin("run", HEADER, Table().snapshot, resumed=resumed)
-    (tmp_path / "job-run" / "done.bits").write_bytes(b"")
+    begun(journal, Table())
+    header = tmp_path / "job-run" / "job.json"
+    header.write_text(json.dumps(json.loads(header.read_text()) | {"resumed": {"epoch": 0}}))
     assert journal.find("run") is None
     closed(journal)

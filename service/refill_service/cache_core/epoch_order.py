@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 from refill.protocol.classes import MOST_CLASSES, classes_of, ids_of
+from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["ExplicitTraces", "IdArray", "KeyedPermutation", "KeyedTraces", "RestTraces", "Traces", "check_ids"]
+__all__ = ["ExplicitTraces", "IdArray", "KeyedPermutation", "KeyedTraces", "Traces", "check_ids"]
 
 IdArray = NDArray[np.signedinteger[Any]]
 """Sample ids, in 4 bytes each where a dataset has few enough."""
@@ -175,6 +176,12 @@ class KeyedTraces:
         self._length = num_samples // world_size if drop_last else -(-num_samples // world_size)
         self._permutation = KeyedPermutation(num_samples, f"refill epoch order {seed} {epoch}") if shuffle else None
 
+    @classmethod
+    def of_job(cls, spec: JobSpec, epoch: int, num_samples: int) -> KeyedTraces:
+        """Of a job whose order is keyed."""
+        how: dict[str, Any] = {"seed": spec.seed, "shuffle": spec.shuffle, "drop_last": spec.drop_last}
+        return cls(num_samples, spec.world_size, epoch=epoch, **how)
+
     @property
     def num_ranks(self) -> int:
         return self.world_size
@@ -214,54 +221,6 @@ class KeyedTraces:
     @property
     def num_requests(self) -> int:
         return min(self.num_samples, self._length * self.world_size)
-
-
-class RestTraces:
-    """What is left of an epoch, dealt anew: for a job that goes on with other ranks or other pods.
-
-    As :class:`KeyedTraces`, of the samples that are left. Holds their ids, 8 bytes each.
-
-    :param done: ``(n,)`` ids of the samples that were delivered before.
-    """
-
-    def __init__(self, num_samples: int, done: Int64Array, of_rest: KeyedTraces) -> None:
-        left = np.ones(num_samples, dtype=bool)
-        left[done] = False
-        self._samples = np.flatnonzero(left)
-        if of_rest.num_samples != len(self._samples):
-            raise ValueError(f"{len(self._samples)} samples are left, not {of_rest.num_samples}")
-        self._order = of_rest
-
-    @property
-    def num_ranks(self) -> int:
-        return self._order.num_ranks
-
-    def length(self, rank: int) -> int:
-        return self._order.length(rank)
-
-    def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
-        places, repeats = self._order.asked(rank, positions)
-        return self._samples[places], repeats
-
-    def position_of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
-        return self._order.position_of(np.searchsorted(self._samples, samples))
-
-    def repeats_of(self, first: int, end: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-        first_place, end_place = np.searchsorted(self._samples, (first, end)).tolist()
-        places, ranks, positions = self._order.repeats_of(first_place, end_place)
-        return self._samples[places], ranks, positions
-
-    def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
-        wanted = np.zeros(end - first, dtype=bool)
-        wanted[self._samples[slice(*np.searchsorted(self._samples, (first, end)))] - first] = True
-        return wanted
-
-    def classes(self, first: int, end: int) -> Int64Array | None:
-        return None
-
-    @property
-    def num_requests(self) -> int:
-        return self._order.num_requests
 
 
 class ExplicitTraces:

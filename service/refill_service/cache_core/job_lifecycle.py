@@ -26,7 +26,6 @@ from refill.protocol.incarnation import incarnation_of, is_later, line_of, moves
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
 from refill_service.cache_core.rank_places import NOT_BEGUN, RankPlaces
-from refill_service.cache_core.resumed_epoch import is_resumed
 from refill_service.cache_core.unknown_deliveries import UnknownDeliveries
 
 __all__ = [
@@ -204,8 +203,8 @@ def how_to_begin(
         return Begin(named, from_journal=False, ran_before=begun)
     if journal.num_pods != num_pods:
         raise JobLost(
-            f"job {name} ran on {journal.num_pods} pods, and there are {num_pods} now: resume it from a checkpoint "
-            f"(CacheDataset(..., resume=state)), or end it (DELETE /v1/jobs/{name}) and start it again",
+            f"job {name} ran on {journal.num_pods} pods, and there are {num_pods} now: end it "
+            f"(DELETE /v1/jobs/{name}) and begin the epoch anew",
             job=name,
         )
     return Begin(journal.incarnation, from_journal=True, ran_before=True)
@@ -383,7 +382,7 @@ class JobLife:
     def is_but_a_name_beside(self, incarnation: str) -> bool:
         """Whether a job of that name may take its place: this one was registered, perhaps by somebody who only looks,
         when pods had lost all that they knew, and no rank has asked for anything. The other one has ranks."""
-        is_new = self.phase is Phase.NEW and not (self.ran_before or self.moves or is_resumed(self.incarnation))
+        is_new = self.phase is Phase.NEW and not (self.ran_before or self.moves)
         return is_new and bool(incarnation) and not same_line(self.incarnation, incarnation)
 
     @property

@@ -1,6 +1,5 @@
 """What does a pod know of a job that runs, beside what it has answered? What has become of it, how far its ranks are,
-and what each position of an epoch asks for: from the seed, as ranks posted it, as it was dealt anew when the job was
-resumed or moved.
+and what each position of an epoch asks for: from the seed, as ranks posted it, as it was dealt anew when the job moved.
 """
 
 from __future__ import annotations
@@ -9,14 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from refill.errors import EpochEnded, InvalidInput, JobLost
+from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.records import Kind, Record
 from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, KeyedTraces, Traces, check_ids
 from refill_service.cache_core.job_lifecycle import Begin, JobLife
 from refill_service.cache_core.posted_traces import PostedTraces
 from refill_service.cache_core.rank_places import RankPlaces
-from refill_service.cache_core.resumed_epoch import ResumedEpoch, epoch_resumed, keyed_traces
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
 __all__ = ["JobState"]
@@ -30,7 +28,6 @@ class JobState:
 
     :param incarnation: tells this registration from an earlier one of the same name; equal on all pods.
     :param trace_bytes: what is set aside for posted traces.
-    :param resumed: how the job was resumed from a checkpoint with other ranks or pods, if it was.
     :param begin: how the job came to this pod; None: as a new one.
     :param journal_is_whole: whether the pod's journal says all that it had answered before.
     """
@@ -44,7 +41,6 @@ class JobState:
         num_pods: int,
         incarnation: str,
         trace_bytes: int = 0,
-        resumed: ResumedEpoch | None = None,
         begin: Begin | None = None,
         journal_is_whole: bool = False,
     ) -> None:
@@ -57,7 +53,6 @@ class JobState:
         self.share = layout.share(ordinal, num_pods)
         ranks = RankPlaces(spec.world_size, self.asks_nothing)
         self.life = JobLife(spec.name, incarnation, ranks, begin, journal_is_whole=journal_is_whole)
-        self.resumed = resumed
         self.posted = PostedTraces(
             layout.num_samples,
             trace_bytes,
@@ -67,14 +62,12 @@ class JobState:
         )
         self.trace_came: Callable[[], None] = lambda: None
         """Told when it may be known what the positions of one more epoch ask for."""
-        self._forgotten = -1 if resumed is not None else epoch_resumed(incarnation)
-        """Of a job that was resumed, and nobody knows how: up to this epoch, what positions ask for is not known."""
         self._traces: dict[int, Traces] = {}
         self._moved_epochs: set[int] = set()
 
-    def samples_per_rank(self, num_samples: int | None = None) -> int:
-        """Positions of each rank in a whole epoch, or in one of so many samples."""
-        everything = self.layout.num_samples if num_samples is None else num_samples
+    def samples_per_rank(self) -> int:
+        """Positions of each rank in an epoch whose order is keyed."""
+        everything = self.layout.num_samples
         return KeyedTraces(everything, self.spec.world_size, shuffle=False, drop_last=self.spec.drop_last).length(0)
 
     def has_epoch(self, epoch: int) -> bool:
@@ -92,8 +85,6 @@ class JobState:
             posted = self.posted.of_epoch(epoch)
             if len(posted) == self.spec.world_size:  # by ranks, or dealt anew when the job moved
                 found = ExplicitTraces(self.layout.num_samples, posted)
-            elif self.is_forgotten(epoch) or self._is_before_resumed(epoch):
-                return None
             elif self.spec.order == "keyed":
                 found = self._keyed(epoch)
                 if epoch > self.life.ranks.newest + 1:
@@ -106,7 +97,7 @@ class JobState:
     def _keyed(self, epoch: int) -> Traces:
         if (found := self._traces.get(epoch)) is not None:
             return found
-        return keyed_traces(self.spec, epoch, self.layout.num_samples, self.resumed)
+        return KeyedTraces.of_job(self.spec, epoch, self.layout.num_samples)
 
     def _remember(self, epoch: int, traces: Traces) -> None:
         """Whoever names an epoch, earlier ones may run: only what can be made again is dropped, not what was posted."""
@@ -150,8 +141,6 @@ class JobState:
 
     def trace_length(self, epoch: int, rank: int) -> int:
         """Positions of a rank in an epoch; 0 when it has yet to post its trace."""
-        if self.resumed is not None and self.resumed.epoch == epoch:
-            return self.samples_per_rank(self.layout.num_samples - len(self.resumed.done))
         if self.spec.order == "keyed":
             return self.samples_per_rank()
         return len(self.posted.of_epoch(epoch).get(rank, ()))
@@ -190,25 +179,6 @@ class JobState:
         """The traces of an epoch that can't be told from the seed."""
         for rank, sample_ids in self.posted.of_epoch(epoch).items():
             yield Record(Kind.TRACE, epoch, rank, (sample_ids,))
-
-    def is_forgotten(self, epoch: int) -> bool:
-        """Whether nobody knows what positions of this epoch ask for: the job was resumed within it, or after it."""
-        return self._forgotten is not None and epoch <= self._forgotten
-
-    def _is_before_resumed(self, epoch: int) -> bool:
-        return self.resumed is not None and epoch < self.resumed.epoch
-
-    def check_traces(self, epoch: int) -> None:
-        """Raises :class:`EpochEnded` and :class:`JobLost` when the traces of an epoch will never be known."""
-        name = self.spec.name
-        if self.resumed is not None and self._is_before_resumed(epoch):
-            raise EpochEnded(f"job {name} was resumed at epoch {self.resumed.epoch}, epoch {epoch} is over")
-        if self.is_forgotten(epoch):
-            raise JobLost(
-                f"job {name} had been resumed within epoch {self._forgotten}, and no pod knows any more from which "
-                "checkpoint: resume it again",
-                job=name,
-            )
 
     def remember(self, epoch: int, rank: int, sample_ids: IdArray, built: Traces) -> None:
         """Fact: the last rank has posted its trace; ``built`` are those of all."""

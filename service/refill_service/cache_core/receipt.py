@@ -87,15 +87,6 @@ class EpochReceipt:
         shown = tuple(sorted(samples)[:_MOST_SHOWN])
         return replace(self, delivered=self.delivered - fewer, damaged=fewer, damaged_samples=shown, ranks=left)
 
-    def with_done(self, done: Int64Array) -> EpochReceipt:
-        """With samples that were delivered before the job was resumed from a checkpoint, by others than these ranks."""
-        return replace(
-            self,
-            requests=self.requests + len(done),
-            delivered=self.delivered + len(done),
-            samples_digest=(self.samples_digest + _sum(_mixed(done))) % 2**64,
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON, whose numbers are too short for digests."""
         digests = {"samples_digest": f"{self.samples_digest:016x}", "digest": f"{self.digest:016x}"}

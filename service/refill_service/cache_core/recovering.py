@@ -152,8 +152,8 @@ class Recovering:
     def can_not_move(self, why: str) -> JobLost:
         name, pods = self._job.spec.name, self._job.num_pods
         return JobLost(
-            f"job {name} can't move to the {pods} pods that there are now: {why}; if journals were kept, resume it "
-            "from a checkpoint (CacheDataset(..., resume=state)), else begin the epoch anew under another job name",
+            f"job {name} can't move to the {pods} pods that there are now: {why}; begin the epoch anew under "
+            "another job name",
             job=name,
         )
 

@@ -120,9 +120,6 @@ class EpochBooks:
     def _was_asked_nothing_in(self, epoch: int) -> bool:
         """Whether this is known of an epoch that is neither open here nor has left its receipt: other pods may have
         been asked for all that ranks have had of it."""
-        resumed = self._job.resumed
-        if resumed is not None and epoch < resumed.epoch:
-            return False
         return self._machine.is_after_all(epoch) or not self._job.life.ran_before
 
     async def _receipt_of(self, epoch: int, answered: Answered, traces: Traces) -> EpochReceipt:

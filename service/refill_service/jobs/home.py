@@ -47,7 +47,7 @@ class Home:
     """One pod as the home of some ranks of one job. What it decides, it asks its ``machine``."""
 
     def __init__(self, job: Job, owner: Owner, peers: JobPeers, remote_memory_bytes: int) -> None:
-        seen_from_start = not job.life.ran_before and not job.life.moves and job.resumed is None
+        seen_from_start = not job.life.ran_before and not job.life.moves
         self.machine: HomeMachine[Payload] = HomeMachine(
             job.ordinal, job.owner_bounds, remote_memory_bytes, seen_from_start=seen_from_start
         )

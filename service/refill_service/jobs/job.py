@@ -19,7 +19,6 @@ from refill_service.cache_core.job_lifecycle import Begin
 from refill_service.cache_core.job_memory import GOOD_CHUNKS, chunks_in_memory
 from refill_service.cache_core.job_state import JobState
 from refill_service.cache_core.policies.registry import policy_that_runs
-from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.changes import Changes
@@ -39,7 +38,6 @@ class Job(JobState):
     :param most_abstract_bytes: what that may become while the job runs; None: it stays.
     :param trace_bytes: what is set aside for posted traces.
     :param incarnation: tells this registration from an earlier one of the same name; equal on all pods.
-    :param resumed: how the job was resumed from a checkpoint with other ranks or pods, if it was.
     :param begin: how the job came to this pod; None: as a new one.
     :param journal_is_whole: whether the pod's journal says all that it had answered before.
     """
@@ -58,7 +56,6 @@ class Job(JobState):
         incarnation: str,
         most_abstract_bytes: int | None = None,
         trace_bytes: int = 0,
-        resumed: ResumedEpoch | None = None,
         begin: Begin | None = None,
         journal_is_whole: bool = False,
     ) -> None:
@@ -69,7 +66,6 @@ class Job(JobState):
             num_pods=num_pods,
             incarnation=incarnation,
             trace_bytes=trace_bytes,
-            resumed=resumed,
             begin=begin,
             journal_is_whole=journal_is_whole,
         )
@@ -127,7 +123,7 @@ class Job(JobState):
             "total_bytes": self.dataset.index.sample_bytes,
             "fingerprint": f"{self.dataset.index.fingerprint:016x}",
             "samples_per_rank": self.samples_per_rank(),
-            "resumed": None if self.resumed is None else self._resumed_info(self.resumed),
+            "resumed": None,
             "metadata": self.dataset.index.metadata,
             "ordinal": self.ordinal,
             "memory_bytes": self.memory_bytes,
@@ -138,11 +134,6 @@ class Job(JobState):
             "chunks_in_memory": chunks_in_memory(self.abstract_bytes, self.share.num_chunks, self.share_bytes),
             "good_chunks_in_memory": min(self.share.num_chunks, GOOD_CHUNKS),
         }
-
-    def _resumed_info(self, resumed: ResumedEpoch) -> dict[str, Any]:
-        """The epoch of which only a rest is left, and the positions of each rank in it."""
-        length = self.trace_length(resumed.epoch, 0)
-        return {"epoch": resumed.epoch, "samples_per_rank": length, "unknown": resumed.unknown}
 
     def recovering(self) -> PodRecovering:
         """For who must come again when nothing is lost any more."""
@@ -155,7 +146,6 @@ class Job(JobState):
     async def traces(self, epoch: int, waits: RankWaits) -> Traces:
         """The traces of an epoch; waits until every rank has posted its own when the order is explicit."""
         while (found := self.known_traces(epoch)) is None:
-            self.check_traces(epoch)
             await self._all_posted(epoch, waits)
         return found
 

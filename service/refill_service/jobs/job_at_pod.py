@@ -250,9 +250,7 @@ class JobAtPod:
         """
         total, answers = await self._sum_of_pods(epoch)
         total = without_damaged(total, answers)
-        spec, resumed = self.job.spec, self.job.resumed
-        if resumed is not None and resumed.epoch == epoch:
-            total = replace(total.with_done(resumed.done), unknown=total.unknown + resumed.unknown)
+        spec = self.job.spec
         of_what = {"job": spec.name, "run": self.job.run, "seed": spec.seed, "policy": self.job.policy}
         of_what["policy_asked"] = spec.policy
         found = {"repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()

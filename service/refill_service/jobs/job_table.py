@@ -23,7 +23,6 @@ from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.memory_shares import Claim, memory_shares
 from refill_service.cache_core.policies import drain, redox
 from refill_service.cache_core.posted_traces import memory_with_traces, trace_memory
-from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.cache_core.score_book import score_memory
 from refill_service.cache_core.team_quotas import TeamQuotas
@@ -213,7 +212,6 @@ class JobTable:
         begin: Begin,
         introduce: Introduce,
         kept: KeptJob | None = None,
-        resumed: ResumedEpoch | None = None,
     ) -> JobAtPod:
         """A job that is not in the table yet.
 
@@ -267,7 +265,6 @@ class JobTable:
                 most_abstract_bytes=most.abstract_bytes,
                 incarnation=begin.incarnation,
                 trace_bytes=for_traces,
-                resumed=resumed,
                 begin=begin,
                 journal_is_whole=kept is not None and kept.whole,
             )
@@ -436,7 +433,7 @@ class JobTable:
             "num_samples": job.layout.num_samples,
             "share": [job.share.first_sample, job.share.end_sample],
         }
-        owner.journal = self.journal.begin(job.spec.name, header, owner.snapshot, owner.epochs_to_keep, job.resumed)
+        owner.journal = self.journal.begin(job.spec.name, header, owner.snapshot, owner.epochs_to_keep)
 
     async def remove(self, name: str, holder: str | None = None, why: RefillError | None = None) -> bool:
         """End a job on this pod, free its memory and keep its receipts alone; False when there is none.

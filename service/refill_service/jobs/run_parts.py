@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,20 +14,17 @@ import numpy as np
 from refill.errors import EpochNotReady, InvalidInput
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
-from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
+from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, Traces
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.policies.registry import policy_that_runs
 from refill_service.cache_core.receipt import (
-    EpochReceipt,
     draws_of,
     positions_of,
     receipt_of,
     sum_of_parts,
-    sum_of_receipts,
     without_damaged,
 )
 from refill_service.cache_core.recollection import Recollection
-from refill_service.cache_core.resumed_epoch import ResumedEpoch, epoch_resumed, keyed_traces
 from refill_service.jobs.epoch_counts import no_counts, sum_of_counts
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
@@ -60,7 +56,7 @@ def about_job(job: Job, ended_at: float = 0.0) -> dict[str, Any]:
     """
     of_pods = np.diff(job.owner_bounds)
     owns_nothing = np.flatnonzero(of_pods == 0).tolist()
-    return _about(job.spec, job.incarnation, job.ordinal, job.num_pods, job.resumed, ended_at, owns_nothing)
+    return _about(job.spec, job.incarnation, job.ordinal, job.num_pods, ended_at, owns_nothing)
 
 
 def part_of_journal(kept: KeptJob, ordinal: int, ended_at: float = 0.0) -> RunPart:
@@ -71,7 +67,7 @@ def part_of_journal(kept: KeptJob, ordinal: int, ended_at: float = 0.0) -> RunPa
     epochs = kept.receipts | {part["epoch"]: part for part in parts_without_receipt(kept, ordinal)}
     first, end = header.get("share", (0, 1))
     owns_nothing = [ordinal] if first == end else []
-    about = _about(spec, header["incarnation"], ordinal, header["num_pods"], kept.resumed, ended_at, owns_nothing)
+    about = _about(spec, header["incarnation"], ordinal, header["num_pods"], ended_at, owns_nothing)
     return RunPart.of(about, epochs.values())
 
 
@@ -102,10 +98,7 @@ def _traces(kept: KeptJob, spec: JobSpec, recollection: Recollection, epoch: int
     num_samples = kept.header["num_samples"]
     if len(posted) == spec.world_size:
         return ExplicitTraces(num_samples, posted)
-    resumed = epoch_resumed(kept.header["incarnation"])
-    if spec.order != "keyed" or (kept.resumed is None and resumed is not None and epoch <= resumed):
-        return None
-    return keyed_traces(spec, epoch, num_samples, kept.resumed)
+    return KeyedTraces.of_job(spec, epoch, num_samples) if spec.order == "keyed" else None
 
 
 def _about(
@@ -113,15 +106,10 @@ def _about(
     incarnation: str,
     pod: int,
     num_pods: int,
-    resumed: ResumedEpoch | None,
     ended_at: float,
     owns_nothing: list[int],
 ) -> dict[str, Any]:
     """:param owns_nothing: the pods that own no sample, as far as this one knows: they have no part in any epoch."""
-    done = None
-    if resumed is not None:
-        consumed = replace(EpochReceipt().with_done(resumed.done), unknown=resumed.unknown)
-        done = {"epoch": resumed.epoch, "receipt": consumed.to_dict()}
     return {
         "job": spec.name,
         "run": line_of(incarnation),
@@ -135,7 +123,6 @@ def _about(
         "world_size": spec.world_size,
         "ended_at": ended_at,
         "owns_nothing": owns_nothing,
-        "consumed_before": done,
     }
 
 
@@ -146,10 +133,6 @@ def receipt_of_parts(about: dict[str, Any], parts: list[dict[str, Any]], epoch: 
     :param parts: each pod's of this epoch.
     """
     total = without_damaged(sum_of_parts(parts), parts)
-    done = about["consumed_before"]
-    if done is not None and done["epoch"] == epoch:
-        before = EpochReceipt.from_dict(done["receipt"])
-        total = replace(sum_of_receipts([total, before]), damaged=total.damaged, damaged_samples=total.damaged_samples)
     of_what = {name: about[name] for name in ("job", "run", "seed", "policy")}
     of_what["policy_asked"] = about.get("policy_asked", about["policy"])  # not said by pods of an earlier version
     ended = about["ended_at"] > 0

@@ -14,7 +14,6 @@ from refill_service.memory.kept_files import write_kept
 
 __all__ = [
     "CLEAN",
-    "DONE",
     "ENDING",
     "EPOCHS",
     "HANDED_OVER",
@@ -42,8 +41,6 @@ CLEAN = "clean"
 HANDED_OVER = "left-with"
 """Numbers of the pods to which records may have been handed over when the pod ended. The file's name is part of the
 format."""
-DONE = "done.bits"
-"""Of a job that was resumed: a bit for each sample, set for those that were consumed before."""
 EPOCHS = "epoch-*.records"
 KEPT = "kept-*.records"
 ENDING = "ending~*"

@@ -17,15 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from refill.errors import JournalUnwritable, PodReplaced
 from refill.protocol.records import Record, encode_records
-from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.journal.inventory import Inventory
 from refill_service.journal.job_files import (
     CLEAN,
-    DONE,
     EPOCHS,
     HANDED_OVER,
     HEADER,
@@ -61,7 +57,6 @@ class JobJournal:
         header: dict[str, Any],
         snapshot: Snapshot,
         failed: Callable[[OSError], None],
-        resumed: ResumedEpoch | None,
         check_owner: Callable[[], None] | None = None,
     ) -> None:
         self.unsynced = False
@@ -70,12 +65,10 @@ class JobJournal:
         self._header = header | {
             "version": VERSION,
             "boot": boot_id(),
-            "resumed": None if resumed is None else _without_done(resumed),
             "inventory": True,
         }
         self._snapshot = snapshot
         self._failed = failed
-        self._resumed = resumed
         self._check_owner = check_owner or (lambda: None)
         self._files: dict[int, int] = {}
         """Descriptors, by epoch."""
@@ -103,10 +96,6 @@ class JobJournal:
             for path in self._folder.glob(EPOCHS):
                 if path.name not in map(epoch_file, wanted):
                     self._remove(path.name)
-            if self._resumed is not None:
-                bits = np.zeros(self._header["num_samples"], dtype=bool)
-                bits[self._resumed.done] = True
-                self._replace(DONE, np.packbits(bits).tobytes(), sync=True)
             # Last: without it nothing else is looked at.
             self._replace(HEADER, json.dumps(self._header).encode())
         except OSError as error:
@@ -300,7 +289,3 @@ class JobJournal:
                 path.unlink(missing_ok=True)
                 if sync:
                     sync_folder(self._folder)
-
-
-def _without_done(resumed: ResumedEpoch) -> dict[str, Any]:
-    return {name: value for name, value in vars(resumed).items() if name != "done"}

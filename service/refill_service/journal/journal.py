@@ -22,7 +22,6 @@ from typing import Any
 from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import is_job_name
 from refill.protocol.pod_life import PodLife
-from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.journal.folder_owner import FolderOwner
 from refill_service.journal.inventory import Inventory
 from refill_service.journal.job_files import ENDING, HEADER, ending_folder, inventory_of, job_folder, kept_file, replace
@@ -151,18 +150,17 @@ class Journal:
         header: dict[str, Any],
         snapshot: Snapshot,
         epochs: Iterable[int] = (),
-        resumed: ResumedEpoch | None = None,
     ) -> JobJournal | None:
         """Begin the journal of a job. The one that is there is replaced by ``snapshot`` of these epochs."""
         folder = self._of(job)
-        if self._ended.pop(line_of(header["incarnation"]), self) is None:  # resumed again from the same state
+        if self._ended.pop(line_of(header["incarnation"]), self) is None:
             self._write_ended()
         if folder is None:
             return None
         if (header_of(folder) or {}).get("incarnation") != header["incarnation"]:
             _remove(folder)  # of an earlier job of that name
         check = None if self._owner is None else self._owner.check
-        journal = JobJournal(folder, header, snapshot, self._failed, resumed, check)
+        journal = JobJournal(folder, header, snapshot, self._failed, check)
         journal.begin(epochs)
         self._doubted.pop(job, None)
         self._open[job] = journal

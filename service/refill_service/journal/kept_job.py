@@ -18,11 +18,9 @@ import numpy as np
 
 from refill.protocol.records import Kind, Record, RecordReader
 from refill.protocol.wire_format import Int64Array
-from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.journal.inventory import Inventory
 from refill_service.journal.job_files import (
     CLEAN,
-    DONE,
     EPOCHS,
     HANDED_OVER,
     HEADER,
@@ -50,7 +48,6 @@ class KeptJob:
     receipts: dict[int, dict[str, Any]]
     reason: str
     """Why something that was delivered can be missing; empty: nothing can."""
-    resumed: ResumedEpoch | None = None
     handed_over_to: tuple[int, ...] = ()
     """Pods to which records may have been handed over when that run ended. They must not keep them for later runs."""
 
@@ -82,6 +79,8 @@ def read_kept_job(folder: Path) -> KeptJob:
         raise ValueError(f"{HEADER} holds {str(header)[:100]!r}")
     if (version := header.get("version", 1)) != VERSION:  # the first had none
         raise ValueError(f"it is of version {version}, and this pod reads version {VERSION}")
+    if header.get("resumed") is not None:
+        raise ValueError("its epoch was dealt anew from a checkpoint, which an earlier version did")
     records: list[Record] = []
     reason = ""
     if CLEAN not in contents and header["boot"] != boot_id():
@@ -100,7 +99,7 @@ def read_kept_job(folder: Path) -> KeptJob:
     lines = contents.get(RECEIPTS, b"").decode().splitlines()
     receipts = {receipt["epoch"]: receipt for receipt in map(_json_or_none, lines) if receipt is not None}
     handed_over_to = tuple(map(int, contents.get(HANDED_OVER, b"").split()))
-    return KeptJob(header, records, receipts, reason, _resumed(contents, header), handed_over_to, num_own)
+    return KeptJob(header, records, receipts, reason, handed_over_to, num_own)
 
 
 def read_contents(folder: Path) -> dict[str, bytes]:
@@ -125,16 +124,6 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # not Linux: never taken to be whole unless the pod ended in order
         return str(time.monotonic_ns())
-
-
-def _resumed(contents: dict[str, bytes], header: dict[str, Any]) -> ResumedEpoch | None:
-    if header.get("resumed") is None:
-        return None
-    packed = np.frombuffer(contents[DONE], dtype=np.uint8)
-    if len(packed) != -(-header["num_samples"] // 8):
-        raise ValueError(f"{DONE} is cut short")
-    bits = np.unpackbits(packed, count=header["num_samples"])
-    return ResumedEpoch(done=np.flatnonzero(bits), **header["resumed"])
 
 
 def _json_or_none(line: str) -> Any:

@@ -7,12 +7,10 @@ the pod's journal, or has it learn that from others (:mod:`refill_service.member
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import uuid
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
 
 from refill.errors import (
     InvalidInput,
@@ -22,7 +20,6 @@ from refill.errors import (
     JobMoved,
     PodUnreachable,
     RefillError,
-    UnknownJob,
 )
 from refill.protocol.incarnation import is_later, line_of, next_run, same_line
 from refill.protocol.job_spec import JobSpec
@@ -38,7 +35,6 @@ from refill_service.cache_core.job_lifecycle import (
     how_to_begin,
     is_another,
 )
-from refill_service.cache_core.resumed_epoch import ResumedEpoch, decode_resumed, epoch_resumed, is_resumed
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_table import JobTable
 from refill_service.jobs.run_parts import parts_without_receipt
@@ -53,6 +49,8 @@ __all__ = ["LEADER", "JobsHere", "journal_found"]
 log = logging.getLogger(__name__)
 
 _KEPT_FAILURES = 100
+_RESUMED = "-resumed"
+"""In the names that an earlier version gave."""
 LEADER = 0
 """The pod that names jobs, and that decides how they move and go on from checkpoints."""
 
@@ -94,7 +92,7 @@ class JobsHere:
                 known = None
             elif known is not None and incarnation and line_of(incarnation) == next_run(known.job.run):
                 check_holder(spec.name, known.job.spec.holder, spec.holder)
-                await self._replace(spec, incarnation, None)  # it ended, as pod 0 found
+                await self._replace(spec, incarnation)  # it ended, as pod 0 found
                 known = table.jobs[spec.name]
             elif known is not None and begun and known.job.life.is_but_a_name_beside(incarnation):
                 check_holder(spec.name, known.job.spec.holder, spec.holder)
@@ -175,12 +173,9 @@ class JobsHere:
         """
         table, name = self._table, spec.name
         self.check_was_the_same(spec, kept)
-        resumed = None if kept is None else kept.resumed
-        if resumed is None and is_resumed(order.incarnation):
-            resumed = await self._resumed_or_over(name, order)
         order = replace(order, incarnation=order.incarnation or uuid.uuid4().hex)
         of_now = None if order.moving else kept  # a journal of other pods says nothing of this one's share
-        at_pod = await table.make(spec, order, lambda pod: self.introduce(pod, at_pod), of_now, resumed)
+        at_pod = await table.make(spec, order, lambda pod: self.introduce(pod, at_pod), of_now)
         try:
             if kept is not None and kept.header["fingerprint"] != at_pod.job.info()["fingerprint"]:
                 raise _replaced(spec)
@@ -224,27 +219,16 @@ class JobsHere:
 
     def check_may_go_on(self, name: str, incarnation: str) -> None:
         """Raises :class:`JobLost` for a job that has ended, or that could not move or go on."""
+        if _RESUMED in incarnation:
+            raise JobLost(
+                f"job {name} was dealt anew from a checkpoint by an earlier version, and no pod knows how: begin the "
+                "epoch anew, without the state",
+                job=name,
+            )
         if (why := self._failed.get(incarnation)) is not None:
             raise JobLost(why, job=name)
         if self._table.journal.has_ended(incarnation):
             raise JobLost(f"job {name} was ended and can't go on: a dataset made anew begins a new run", job=name)
-
-    async def replace(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch | None = None) -> None:
-        """A job as it goes on from a checkpoint, in place of what it was before, at this pod.
-
-        :param resumed: None: pod 0 has it.
-        """
-        table = self._table
-        async with self.registering:
-            known = table.jobs.get(spec.name)
-            if (held_by := table.holder(spec.name)) is not None:
-                check_holder(spec.name, held_by, spec.holder)
-            if known is not None and known.job.incarnation == incarnation:
-                return
-            if resumed is None:
-                resumed = await self._resumed_at(LEADER, spec.name, incarnation)
-            await self._replace(spec, incarnation, resumed)
-            log.info("job %s goes on in epoch %d with %d ranks", spec.name, resumed.epoch, spec.world_size)
 
     async def replace_run(self, spec: JobSpec, incarnation: str, ended: str) -> None:
         """The next run of a job, in place of one that has ended, at this pod. Raises :class:`JobLost` when another one
@@ -256,55 +240,18 @@ class JobsHere:
             known = self._table.jobs.get(spec.name)
             if known is not None and known.job.incarnation != ended:
                 raise is_another(spec.name)
-            await self._replace(spec, incarnation, None)
+            await self._replace(spec, incarnation)
 
-    async def _replace(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch | None) -> None:
+    async def _replace(self, spec: JobSpec, incarnation: str) -> None:
         table, name = self._table, spec.name
         self.replacing.add(name)
         try:
             with table.giving_way(name):
                 order = Begin(incarnation, from_journal=False, ran_before=False)
-                at_pod = await table.make(spec, order, lambda pod: self.introduce(pod, at_pod), None, resumed)
+                at_pod = await table.make(spec, order, lambda pod: self.introduce(pod, at_pod))
             await table.replace(at_pod)
         finally:
             self.replacing.discard(name)
-
-    async def _resumed_or_over(self, name: str, order: Begin) -> ResumedEpoch | None:
-        """What was left of the epoch that was resumed. None: no pod knows it, and only later epochs are asked for."""
-        try:
-            return await self.resumed_at_others(name, order.incarnation)
-        except JobLost:
-            if not order.ran_before or epoch_resumed(order.incarnation) is None:
-                raise
-            log.warning("job %s: no pod knows any more how it was resumed; epochs after that one go on", name)
-            return None
-
-    async def resumed_at_others(self, name: str, incarnation: str) -> ResumedEpoch:
-        for pod in self._table.settings.other_pods:
-            with contextlib.suppress(JobError):
-                return await self._resumed_at(pod, name, incarnation)
-        raise JobLost(
-            f"job {name} had been resumed from a checkpoint, and no pod knows any more from which: resume it again",
-            job=name,
-        )
-
-    async def _resumed_at(self, pod: int, name: str, incarnation: str) -> ResumedEpoch:
-        path = f"/peer/v1/jobs/{name}/resumed"
-        return decode_resumed(await self._peers.get_bytes(pod, f"{path}?incarnation={quote(incarnation, safe='')}"))
-
-    def resumed(self, name: str, incarnation: str) -> ResumedEpoch:
-        """What was left of the epoch when a job was resumed. Raises :class:`UnknownJob` when it is not known here."""
-        at_pod = self._table.jobs.get(name)
-        kept = self._table.journal.find(name) if at_pod is None else None
-        if at_pod is not None and same_line(at_pod.job.incarnation, incarnation):
-            found = at_pod.job.resumed
-        elif kept is not None and same_line(kept.header["incarnation"], incarnation):
-            found = kept.resumed
-        else:
-            found = None
-        if found is None:
-            raise UnknownJob(f"job {name} was not resumed, as far as is known here", job=name)
-        return found
 
     def known(self, name: str) -> KnownJob:
         """What this pod knows of a job, be it from before a restart. Raises :class:`UnknownJob`."""
@@ -360,7 +307,7 @@ class JobsHere:
                 return
             why = error if isinstance(error, RefillError) and expected(error) else None
             if why is not None and (moving or not life.moves):
-                # The answer to later requests; a resumed job has another name.
+                # The answer to later requests.
                 self._failed[at_pod.job.incarnation] = why.message
                 while len(self._failed) > _KEPT_FAILURES:
                     self._failed.pop(next(iter(self._failed)))

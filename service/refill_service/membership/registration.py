@@ -15,7 +15,6 @@ from refill.errors import JobError, RefillError, UnknownJob
 from refill.protocol.incarnation import is_later
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_lifecycle import Register, how_to_register
-from refill_service.cache_core.resumed_epoch import ResumedEpoch
 from refill_service.jobs.job_table import JobTable
 from refill_service.membership.jobs_here import LEADER, JobsHere, journal_found
 from refill_service.membership.moving import Moving
@@ -103,13 +102,6 @@ class Registration:
                     await self.end_everywhere(spec.name, spec.holder)
             raise
         return info | {"pods": list(self._settings.pod_urls)}
-
-    async def register_resumed(self, spec: JobSpec, incarnation: str, resumed: ResumedEpoch) -> dict[str, Any]:
-        """Register a job as it goes on from a checkpoint, in place of what it was before, on every pod."""
-        await self._here.replace(spec, incarnation, resumed)
-        body = {"spec": spec.to_dict(), "incarnation": incarnation}
-        await self._peers.call_all(self._settings.other_pods, "PUT", f"/peer/v1/jobs/{spec.name}/resumed", body)
-        return await self._register(spec)
 
     async def end_everywhere(self, name: str, holder: str) -> bool:
         """End a job on all pods; False when none has it. Errors as :meth:`JobTable.remove`."""

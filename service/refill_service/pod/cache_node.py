@@ -29,7 +29,6 @@ from refill_service.membership.jobs_here import JobsHere
 from refill_service.membership.moving import Moving
 from refill_service.membership.new_runs import NewRuns
 from refill_service.membership.registration import Registration
-from refill_service.membership.resuming import Resuming
 from refill_service.membership.runs import Runs
 from refill_service.membership.successors import Successors
 from refill_service.membership.who_holds import WhoHolds
@@ -152,7 +151,6 @@ class CacheNode:
         self.jobs_here = JobsHere(self.table, self.peers, who_holds, self.fence)
         self.moving = Moving(self.table, self.peers, who_holds, self.jobs_here)
         self.registration = Registration(self.table, self.peers, who_holds, self.jobs_here, self.moving)
-        self.resuming = Resuming(self.table, self.peers, who_holds, self.jobs_here, self.registration)
         self.successors = Successors(self.table, self.peers, self.jobs_here, lives)
         self.fence.on_started = self.successors.came
         self.new_runs = NewRuns(self.table, self.peers, self.jobs_here, self.registration)

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 from fastapi import Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
@@ -32,7 +32,6 @@ __all__ = [
     "LISTED_BODY_BYTES",
     "SAMPLES_BODY_BYTES",
     "Anew",
-    "CheckpointBody",
     "First",
     "Incarnation",
     "JobName",
@@ -86,14 +85,6 @@ First = Annotated[
     bool,
     Query(description="With anew: whether no other loader worker of the process asks for earlier positions."),
 ]
-
-
-class CheckpointBody(BaseModel):
-    """Where each rank was when the training run was saved."""
-
-    incarnation: str = Field(max_length=64, description="The registration of the job that the state is of.")
-    epoch: int = Field(ge=0, lt=2**31)
-    position: int = Field(ge=0, lt=2**62, description="The first position that each rank had not consumed.")
 
 
 Asked = TypeVar("Asked", bound=BaseModel)

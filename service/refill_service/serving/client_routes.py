@@ -7,12 +7,10 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Body, Query, Request, Response
-from pydantic import BaseModel
 
 from refill.errors import UnknownJob
 from refill.protocol.incarnation import moves_of
 from refill.protocol.wire_format import BatchRequest
-from refill_service.membership.resuming import Checkpoint
 from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.object_store.store_patience import within
 from refill_service.object_store.store_url import parse_url
@@ -25,7 +23,6 @@ from refill_service.serving.client_requests import (
     FRAME_ANSWER,
     SAMPLES_BODY_BYTES,
     Anew,
-    CheckpointBody,
     First,
     Incarnation,
     JobName,
@@ -45,13 +42,6 @@ __all__ = ["CLIENT_ROUTES", "LISTED_JOBS"]
 
 LISTED_JOBS = 500
 """In one answer: who wants more asks again, after the last."""
-
-
-class ResumeBody(BaseModel):
-    """Settings of the job as it goes on, and where it was."""
-
-    settings: dict[str, Any]
-    checkpoint: CheckpointBody
 
 
 CLIENT_ROUTES = APIRouter(responses=ERROR_ANSWERS)
@@ -112,15 +102,6 @@ async def register(
         was_done(request, "moved to", info["incarnation"])
     else:
         was_done(request, "registered", info["spec"]["dataset"])
-    return info
-
-
-@CLIENT_ROUTES.post("/v1/jobs/{job}/resume", tags=["jobs"], summary="Go on with a job from a checkpoint.")
-async def resume(job: JobName, body: ResumeBody, request: Request) -> dict[str, Any]:
-    node = node_of(request.scope)
-    spec = spec_of(job, body.settings, request)
-    info = await node.resuming.resume(spec, Checkpoint(**body.checkpoint.model_dump()))
-    was_done(request, "resumed", spec.dataset)
     return info
 
 

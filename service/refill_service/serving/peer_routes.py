@@ -20,12 +20,11 @@ from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.scores import encode_drawn, keep_scores, read_scores
 from refill_service.jobs.trace_posting import keep_trace
-from refill_service.membership.resuming import Checkpoint
 from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.peers.peers import PODS_HEADER, TABLE_HEADER
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.answer_room import AnswerRoom
-from refill_service.serving.client_requests import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, CheckpointBody, checked_ids
+from refill_service.serving.client_requests import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, checked_ids
 from refill_service.serving.frame_response import FrameResponse
 from refill_service.serving.node_of import node_of
 from refill_service.serving.request_body import takes_body
@@ -81,13 +80,6 @@ class Again(BaseModel):
 
     incarnation: str
     may_wait: bool
-
-
-class Resume(BaseModel):
-    """See :meth:`Resuming.resume`."""
-
-    spec: dict[str, Any]
-    checkpoint: CheckpointBody
 
 
 async def check_number_of_pods(request: Request, pods: Annotated[int | None, Header(alias=PODS_HEADER)] = None) -> None:
@@ -344,40 +336,10 @@ async def unknown(job: str, incarnation: Incarnation, pod: Pod, request: Request
     return {"kept": True}
 
 
-@PEER_ROUTES.post("/resume")
-async def resume(job: str, body: Resume, request: Request) -> dict[str, Any]:
-    node = node_of(request.scope)
-    return await node.resuming.resume(known_spec(node, body.spec), Checkpoint(**body.checkpoint.model_dump()))
-
-
 @PEER_ROUTES.post("/move")
 async def move(job: str, body: Registration, request: Request) -> dict[str, Any]:
     node = node_of(request.scope)
     return await node.moving.move(known_spec(node, body.spec), body.incarnation)
-
-
-@PEER_ROUTES.get("/consumed")
-async def consumed(
-    job: str, incarnation: Incarnation, epoch: Count, position: Count, resumed: str, request: Request
-) -> Response:
-    """For pod 0, which resumes a job: int64, see :meth:`Resuming.consumed`."""
-    node = node_of(request.scope)
-    found = await node.resuming.consumed(job, Checkpoint(incarnation, epoch, position), resumed)
-    return Response(found.astype("<i8").tobytes(), media_type="application/octet-stream")
-
-
-@PEER_ROUTES.put("/resumed")
-async def replace(job: str, body: Registration, request: Request) -> dict[str, bool]:
-    node = node_of(request.scope)
-    await node.jobs_here.replace(known_spec(node, body.spec), body.incarnation)
-    return {"resumed": True}
-
-
-@PEER_ROUTES.get("/resumed")
-async def resumed(job: str, incarnation: Incarnation, request: Request) -> Response:
-    """Of what is left of the epoch (:class:`ResumedEpoch`)."""
-    node = node_of(request.scope)
-    return Response(node.jobs_here.resumed(job, incarnation).encode(), media_type="application/octet-stream")
 
 
 @PEER_ROUTES.post("/again")

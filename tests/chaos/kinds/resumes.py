@@ -1,4 +1,4 @@
-"""What becomes of a job whose ranks all end, and that goes on from a checkpoint with as many ranks, or with others?"""
+"""What becomes of a planned job whose ranks all end, and that goes on from a checkpoint, perhaps with others?"""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KINDS = [
         "resume",
         "all ranks are killed, and others resume from a checkpoint; some die before they save one, and yet others "
         "resume from the same",
-        lambda _: 6,
+        lambda setting: 6 if setting.is_planned else 0,
         _resume,
         _numbers,
         theme="resumes",
