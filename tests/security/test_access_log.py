@@ -27,7 +27,7 @@ VISION, SPEECH, PODS = "vision-0123456789abcdef", "speech-0123456789abcdef", "po
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) [a-z_.]+: [ -~]*")
 ACCESS = re.compile(
     r"(client|pod) [A-Z]+ [!-~]+: \d{3}, \d+ bytes, [0-9.]+ ms, team [!-~]+, address 127\.0\.0\.1:\d+, "
-    r"(-|ended|(registered|resumed|moved to) [!-~]+|read \d+ samples) \[[A-Za-z0-9._-]+\]"
+    r"(-|ended|(registered|moved to) [!-~]+|read \d+ samples) \[[A-Za-z0-9._-]+\]"
 )
 FORGED = "2026-01-01 00:00:00,000 INFO refill.access: client DELETE /v1/jobs/theirs: 200, team speech"
 HOSTILE = [
