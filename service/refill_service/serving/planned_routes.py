@@ -181,7 +181,7 @@ async def batch(request: Request) -> Response:
     if not asked.part and not asked.allow_skipped and found.received.comes_to(wanted.epoch, wanted.rank):
         await node.planned.check_left(job, wanted.epoch - 1, wanted.rank)
     room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
-    await room.enter(len(wanted.positions))
+    await room.enter(len(wanted.positions), found.wanted_bytes(wanted))
     own = dealing.places_of_rank(wanted.rank, wanted.positions)
     found.received.asks(wanted.epoch, dealing, wanted.rank, own, asked.had, now=time.time())
     ids, payloads = await found.batch(wanted, says_damage=asked.damaged == "say", asker=asker.said, silent=asker.silent)
