@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.pod_fixtures import metric, rank_of, write_files
 
-from refill.errors import MemoryTooSmall, RequestTooLarge
+from refill.errors import MemoryTooSmall
 from refill.protocol.records import Kind, Record, encode_records
 from refill.protocol.wire_format import MAX_BATCH, MAX_SAMPLES, BatchRequest
 from refill_service.datasets.dataset_reader import Dataset
