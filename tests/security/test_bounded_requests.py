@@ -14,8 +14,9 @@ import pytest
 from tests.pod_fixtures import metric, rank_of, write_files
 
 from refill.errors import MemoryTooSmall
+from refill.protocol.dealing import MOST_LISTED
 from refill.protocol.records import Kind, Record, encode_records
-from refill.protocol.wire_format import MAX_BATCH, MAX_SAMPLES, BatchRequest
+from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, MAX_SAMPLES, BatchRequest
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
@@ -230,6 +231,54 @@ def test_a_trace_longer_than_the_job_has_memory_for_is_refused_before_it_comes(
     assert announced.getresponse().status in (413, 400), "all of it has to come before it is refused"
     announced.close()
     assert metric(two_pods.pod_urls[0], "process_resident_memory_bytes") - resident < 20_000_000
+
+
+def test_lists_of_planned_jobs_are_hints_that_memory_is_never_grown_for(
+    two_pods: LocalCluster, packed: tuple[str, Any]
+) -> None:
+    """Longer pieces than a request may have, lists that say they are very long, those of many epochs and ranks: what is
+    not kept is read when it is asked for."""
+    settings = {"name": "hints", "dataset": packed[0], "policy": "planned", "memory_bytes": 1_000_000}
+    job = Listed(two_pods, settings)
+    piece = np.zeros(MAX_LISTED, dtype="<i8").tobytes()
+
+    def put(epoch: int, rank: int, content: Any, **about: int) -> httpx.Response:
+        path = f"{job.url}/epochs/{epoch}/ranks/{rank}/list"
+        return httpx.put(path, params=job.of_plan | about, content=content, timeout=60)
+
+    assert put(0, 0, piece, num_ranks=1, length=MAX_LISTED).status_code == 200
+    before = [metric(url, "process_resident_memory_bytes") for url in two_pods.pod_urls]
+    too_long = put(1, 0, iter([bytes(1 << 20)] * 600), num_ranks=1, length=600 << 17)
+    assert refused(too_long) == (413, "RequestTooLarge")
+    assert put(1, 0, piece, num_ranks=1, length=MOST_LISTED).status_code == 200
+    for epoch in range(2, 60):
+        assert put(epoch, 0, piece[: 80 * epoch], num_ranks=1, length=10 * epoch).status_code == 200
+    for rank in range(60):
+        dealt = put(60, rank, piece[:800], num_ranks=2**20, length=100)
+        assert dealt.status_code in (200, 400), dealt.text
+    assert put(60, 2**20, piece[:8], num_ranks=2**20, length=1).status_code == 400
+    assert put(60, 0, piece[:16], num_ranks=1, length=1).status_code == 400
+    for url, had in zip(two_pods.pod_urls, before, strict=True):
+        assert metric(url, "process_resident_memory_bytes") - had < 20_000_000
+    known = httpx.get(job.url, params=job.of_plan | {"rank": 0, "list_of": 0}).json()["lists"]
+    assert len(known) <= 3
+    assert job.rank.batch(1, np.arange(3), np.array([7, 7, 999])).sample_ids.tolist() == [7, 7, 999]
+    job.rank.end_job()
+
+
+def test_a_list_that_is_posted_again_costs_nothing_and_another_one_takes_its_place(
+    two_pods: LocalCluster, packed: tuple[str, Any]
+) -> None:
+    settings = {"name": "posted-again", "dataset": packed[0], "policy": "planned", "memory_bytes": 1_000_000}
+    job = Listed(two_pods, settings)
+    samples = np.random.default_rng(3).permutation(1000)[:700]
+    for _ in range(30):
+        job.post(0, samples)
+    for other in (samples[::-1], samples[:-1], np.append(samples, 1), samples):
+        job.post(0, other)
+        assert job.batch(0, np.arange(600, len(other))).sample_ids.tolist() == other[600:].tolist()
+    assert job.batch(0, np.arange(700)).sample_ids.tolist() == samples.tolist()
+    job.rank.end_job()
 
 
 def test_traces_of_many_epochs_are_refused_when_there_is_no_memory_left_for_them(
