@@ -346,6 +346,22 @@ def test_a_rank_reports_few_epochs_and_samples_that_there_are(
     assert refused(httpx.put(f"{url}/ranks/0/records", content=foreign)) == (400, "InvalidInput")
 
 
+def test_reports_of_many_epochs_are_forgotten_the_oldest_first(two_pods: LocalCluster, packed: tuple[str, Any]) -> None:
+    """Of a planned job, for receipts."""
+    settings = {"name": "epochs", "dataset": packed[0], "policy": "planned", "memory_bytes": 1_000_000}
+    rank = rank_of(two_pods, settings)
+    of_plan, path = {"plan": rank.info()["plan_id"]}, "/v1/jobs/epochs"
+    with httpx.Client(base_url=two_pods.pod_urls[0], timeout=30) as client:
+        for epoch in range(320):
+            report = {"epoch": epoch, "rank": 0, "num_ranks": 1, "spans": [[0, 3]]}
+            assert client.put(f"{path}/planned/received", params=of_plan, json=report).status_code == 200
+        last = client.put(f"{path}/planned/received", params=of_plan, json=report | {"epoch": 2**31 - 1})
+        assert last.status_code == 200
+        known = [client.get(f"{path}/epochs/{epoch}/receipt").status_code for epoch in (0, 10, 319, 2**31 - 1)]
+    assert known == [404, 404, 200, 200]
+    rank.end_job()
+
+
 def test_positions_of_a_job_do_not_change_by_how_they_are_bounded(job: Listed) -> None:
     """After what was refused, an epoch is delivered: each sample of its list once."""
     job.post(1, np.arange(LARGE_SAMPLES))

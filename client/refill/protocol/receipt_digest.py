@@ -83,7 +83,7 @@ class DigestPart(NamedTuple):
             num_ranks, batch, start, drop_last, rank, spans, digest = said
             spans = tuple((int(first), int(end)) for first, end in spans)
             found = cls(int(num_ranks), int(batch), int(start), bool(drop_last), int(rank), spans, int(digest, 16))
-        except (TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError) as error:
             raise InvalidInput(f"this is no part of a digest: {said!r:.100}") from error
         numbers = (found.batch, found.num_ranks, *(place for span in spans for place in span))
         ascending = [place for span in spans for place in span]
