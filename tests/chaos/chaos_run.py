@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 from tests.chaos.chaos_dataset import ChaosDataset, put_dataset
@@ -128,8 +127,8 @@ class ChaosRun:
         self._bystanders: list[RankProcess] = []
         self._resumed_at = 0
         self._registered_apart = False
-        self._plan_before: dict[str, Any] | None = None
-        """Of the first dataset, when it was replaced."""
+        self._plan_before = ""
+        """The plan of the first dataset, when that was replaced."""
         self._replacement: ChaosDataset | None = None
         """What has taken the place of the dataset that the job began with."""
         self._started_at = 0.0
@@ -157,13 +156,7 @@ class ChaosRun:
             self._legs.begin(self.setting.ranks)
             self._let_it_run()
             if self._verdict.refused and self.setting.is_planned:
-                since = [Path(rank.plan.file) for rank in self.ranks if self._began_since(rank)]
-                before = [path for path in self._files if path not in since]
-                self._verdict.problems += wrong_bytes_of(before, self.dataset.checksums)
-                if self._replacement is not None:
-                    self._verdict.problems += wrong_bytes_of(since, self._replacement.checksums)
-                if len(by_plan := plan_ids_of(before)) > 1:
-                    self._verdict.problems.append(f"ranks went by these plans: {by_plan}")
+                self._judge_refused()
             elif not self._verdict.problems and not self._verdict.refused:
                 self._judge()
             if self._verdict.problems:
@@ -302,13 +295,25 @@ class ChaosRun:
     def replace_dataset(self) -> None:
         """From now on every rank is to end with an error that names the dataset, and none to get other bytes."""
         bucket, num_samples = self.dataset.url.rpartition("/")[2], len(self.dataset.checksums)
-        self._plan_before = self._legs.plan
+        before = self._legs.plan
+        self._plan_before = "" if before is None else PlanSettings.from_dict(before).plan_id
         self._replacement = put_dataset(self.dataset.environment, bucket, num_samples, 4000, 2)
 
     def _began_since(self, rank: RankProcess) -> bool:
-        """Whether it has done all, and nothing by the plan of the first dataset."""
-        before = None if self._plan_before is None else PlanSettings.from_dict(self._plan_before).plan_id
-        return rank.done and before not in plan_ids_of([Path(rank.plan.file)])
+        """Whether it has done all by the plan of what has taken the dataset's place: it was killed before it saved a
+        state, and began anew."""
+        return rank.done and any(plan != self._plan_before for plan in plan_ids_of([Path(rank.plan.file)]))
+
+    def _judge_refused(self) -> None:
+        """Bytes of one dataset never came as those of the other."""
+        began_since = {Path(rank.plan.file) for rank in self.ranks if self._began_since(rank)}
+        for path in self._files:
+            for plan in plan_ids_of([path]):
+                is_new = path in began_since and plan != self._plan_before
+                dataset = self._replacement if is_new and self._replacement is not None else self.dataset
+                self._verdict.problems += wrong_bytes_of([path], dataset.checksums, plan)
+        if len(by_plan := plan_ids_of([path for path in self._files if path not in began_since])) > 1:
+            self._verdict.problems.append(f"ranks went by these plans: {by_plan}")
 
     def _reads_the_replacement(self) -> None:
         """Fact: a job reads what has taken the place of the first dataset, if anything has, and nothing else."""
