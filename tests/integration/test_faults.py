@@ -82,11 +82,11 @@ def test_bytes_that_were_damaged_on_their_way_are_read_again(
             assert all(content in came for content in packed[1].values()), "a sample came with wrong bytes"
 
 
-@pytest.mark.parametrize(("policy", "most_reads"), [("drain", 1), ("planned", 8)])
+@pytest.mark.parametrize(("policy", "most_reads"), [("redox", 1), ("planned", 8)])
 def test_concurrent_requests_share_refills(
     s3_server: S3Server, in_s3: str, tmp_path: Path, policy: str, most_reads: int
 ) -> None:
-    """264 samples are asked for, with a store that takes 0.3 s an answer. ``drain`` reads neighbours together and once.
+    """264 samples are asked for, with a store that takes 0.3 s an answer. ``redox`` reads neighbours together and once.
     Where an epoch is planned, what a cold job's first batches ask for comes ahead of whole chunks."""
     with gate(s3_server.endpoint_url, "--delay-seconds", "0.3") as endpoint:
         environment = s3_server.environment | {"AWS_ENDPOINT_URL": endpoint}
