@@ -5,8 +5,8 @@
 Three pods with memory for a fifth of the dataset, one rank that computes nothing, an S3 server that counts, 25 ms away
 behind a link. Beside them, with no cache: boto3 with 16 threads, and grain with as many, if it is installed
 (`pip install grain`); both have an object for each sample. Three epochs each; figures are of the second, whose memory
-is full and which another one follows. Beside each: what `refill simulate --clock` predicts for this link (but for policy
-planned, of which it tells no time), and the least that a policy can read that uses each sample once (1 - memory).
+is full and which another one follows. Beside each: what `refill simulate --clock` predicts for this link, which knows
+no policy planned, and the least that a policy can read that uses each sample once (1 - memory).
 """
 
 from __future__ import annotations
