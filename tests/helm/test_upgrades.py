@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.helm.rendering import Release, release
 from tests.helm.stateful_pods import StatefulPods
-from tests.integration.job_ranks import BATCH, Ranks, receipt, settings_of
+from tests.integration.job_ranks import BATCH, Ranks, exact_receipt, receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 from refill.errors import JobLost
@@ -44,7 +44,7 @@ def test_a_job_goes_on_while_its_pods_are_replaced(
 ) -> None:
     before, after = (pods(replicas, persistent=persistent, log_level=level) for level in ("info", "debug"))
     with StatefulPods(before, tmp_path, replicas) as running:
-        job = settings_of(packed[0], policy="drain")
+        job = settings_of(packed[0])
         ranks = Ranks(running, job)  # type: ignore[arg-type]
         ranks.ask(0, 0, 60)
         asked = 60
@@ -57,7 +57,7 @@ def test_a_job_goes_on_while_its_pods_are_replaced(
         running.upgrade(after, train)
         ranks.ask(0, 0, ranks.length)
         ranks.check(0)
-        assert receipt(running, job, 0)["exact"]  # type: ignore[arg-type]
+        exact_receipt(running, job, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_job_moves_to_another_number_of_pods(
 ) -> None:
     """Ranks ask on while old pods and new ones, which do not agree on who owns what, are there together."""
     with StatefulPods(pods(before, persistent=persistent), tmp_path, max(before, after)) as running:
-        job = settings_of(packed[0], policy="drain")
+        job = settings_of(packed[0])
         ranks = Ranks(running, job)  # type: ignore[arg-type]
         ranks.ask(0, 0, 100)
 
@@ -89,10 +89,10 @@ def test_a_job_moves_to_another_number_of_pods(
             done.result(120)
         ranks.ask(0, 300, ranks.length)
         ranks.check(0)
-        assert receipt(running, job, 0)["exact"]  # type: ignore[arg-type]
+        exact_receipt(running, job, 0)  # type: ignore[arg-type]
         ranks.ask(1, 0, ranks.length)
         ranks.check(1)
-        assert receipt(running, job, 1)["exact"]  # type: ignore[arg-type]
+        exact_receipt(running, job, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("before", "after"), [pytest.param(2, 3, marks=pytest.mark.variant), (3, 2)])

@@ -163,7 +163,7 @@ def loop_of(cluster: LocalCluster, job: dict[str, Any], rank: int, resume: Any =
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-@pytest.mark.parametrize("policy", ["drain", "planned"])
+@pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_a_training_script_with_other_ranks(three_pods: LocalCluster, packed: Packed, after: int, policy: str) -> None:
     """Loader workers had fetched ahead of the loop when it was stopped; with the same lines it goes on with others, or
     with as many. All load the state of rank 0."""
@@ -192,7 +192,7 @@ def test_a_training_script_with_other_ranks(three_pods: LocalCluster, packed: Pa
     until(lambda: receipt(three_pods, job, 0)["exact"], "an exact receipt")
     later = again[0][1].state_dict()
     assert (later["epoch"], later["position"]) == (0, later["length"]), "the epoch is at its end"
-    if after != 2 and policy == "drain":
+    if after != 2 and policy == "redox":
         with pytest.raises(InvalidInput, match="give it to CacheDataset"):
             loop_of(three_pods, job, 0)[1].load_state_dict(state)
     httpx.delete(f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}")
