@@ -3,7 +3,7 @@
     make bench-cores
 
 CPU seconds of the pods alone, over a whole epoch: chunks of 1.6 MB read from an S3 server (ministack, without TLS),
-samples of 100 KB sent to other pods and to clients over TCP. Memory for a quarter of the dataset, policy drain, one
+samples of 100 KB sent to other pods and to clients over TCP. Memory for a quarter of the dataset, a planned job, one
 rank for each pod, which takes batches of 256 from its home. Of three pods, two thirds of the samples pass from pod to
 pod first. CPU of the server and of the clients is not in it. Of five rounds the one that took the least: what else
 runs on the machine only adds. About half a minute on two cores.
@@ -23,7 +23,7 @@ from machine import machine
 from pod_throughput import cpu_of_pod, written_files
 from s3_server import BUCKET, s3_server
 
-from refill.pod_connection import PodConnection
+from refill.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
@@ -53,7 +53,7 @@ def _epoch(cluster: LocalCluster, dataset: str) -> float:
     """CPU seconds of all pods for each GB that clients got."""
     name, pids = f"bench-{uuid.uuid4().hex[:8]}", [process.pid for process in cluster.processes]
     spec = JobSpec(name, dataset, world_size=cluster.num_pods, chunk_size=CHUNK_SIZE, num_epochs=1)
-    ranks = [PodConnection(url, spec, rank, url, 60) for rank, url in enumerate(cluster.pod_urls)]
+    ranks = [PlannedConnection(url, spec, rank, url, 60) for rank, url in enumerate(cluster.pod_urls)]
     for rank in ranks:
         rank.info()
     before = sum(map(cpu_of_pod, pids))
@@ -65,7 +65,7 @@ def _epoch(cluster: LocalCluster, dataset: str) -> float:
     return used / counts["delivered_bytes"] * 1e9
 
 
-def _take_all(rank: PodConnection) -> None:
+def _take_all(rank: PlannedConnection) -> None:
     length = rank.info()["samples_per_rank"]
     for start in range(0, length, BATCH):
         rank.batch(0, np.arange(start, min(start + BATCH, length), dtype=np.int64))

@@ -2,8 +2,8 @@
 
     python benchmarks/in_memory.py      # under a minute
 
-*All in memory*: the pinned tier holds the dataset; in order (`exact`, DeepIO's ordered mode) and in any (`drain`, its
-opportunistic mode). *A share R in memory*: rounds by `drain`, nothing pinned. Bytes that pods read from the store, in
+*All in memory*: the pinned tier holds the dataset; in order (`exact`, DeepIO's ordered mode) and in any (`planned`, its
+opportunistic mode). *A share R in memory*: rounds by `planned`, nothing pinned. Bytes that pods read from the store, in
 datasets, of each epoch; samples a second of the last one, one process that asks for batches of 256.
 """
 
@@ -20,6 +20,7 @@ import numpy as np
 from machine import machine
 from pod_throughput import written_files
 
+from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
@@ -33,9 +34,9 @@ BATCH = 256
 ROWS: tuple[tuple[str, float, float, dict[str, Any]], ...] = (
     # name, pods' memory in datasets, pinned_fraction, job
     ("all pinned, in order", 1.6, 0.75, {"policy": "exact", "chunk_size": 64}),
-    ("all pinned, any order", 1.6, 0.75, {"policy": "drain", "chunk_size": 8}),
-    ("R = 1/2, any order", 0.6, 0.0, {"policy": "drain", "chunk_size": 8}),
-    ("R = 1/4, any order", 0.3, 0.0, {"policy": "drain", "chunk_size": 8}),
+    ("all pinned, any order", 1.6, 0.75, {"chunk_size": 8}),
+    ("R = 1/2, any order", 0.6, 0.0, {"chunk_size": 8}),
+    ("R = 1/4, any order", 0.3, 0.0, {"chunk_size": 8}),
 )
 
 
@@ -63,7 +64,8 @@ def epochs(
     cluster: LocalCluster, dataset: str, name: str, job: dict[str, Any], blob_bytes: int
 ) -> tuple[list[float], float]:
     """Datasets read in each epoch, and samples a second of the last one."""
-    rank = PodConnection(cluster.pod_urls[0], JobSpec(name, dataset, num_epochs=EPOCHS, **job), 0, None, 60)
+    spec = JobSpec(name, dataset, num_epochs=EPOCHS, **job)
+    rank = (PlannedConnection if spec.is_planned else PodConnection)(cluster.pod_urls[0], spec, 0, None, 60)
     read, seconds = [], 0.0
     for epoch in range(EPOCHS):
         began = time.monotonic()

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
-from refill.pod_connection import PodConnection
+from refill.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.dataset_index import INDEX_KEY, sample_checksum
 from refill_service.datasets.index_writer import RECORD, IndexWriter
@@ -55,7 +55,7 @@ def _measure(folder: Path, samples: int, size: int, memory_bytes: int) -> None:
     url = _write_dataset(folder / "store", samples, size)
     with LocalCluster(1, folder, {"memory_bytes": memory_bytes, "job_memory_fraction": 1}) as cluster:
         spec = JobSpec(f"bench-{uuid.uuid4().hex[:8]}", url, num_epochs=EPOCHS)
-        rank = PodConnection(cluster.pod_urls[0], spec, 0, None, 60)
+        rank = PlannedConnection(cluster.pod_urls[0], spec, 0, None, 60)
         for epoch in range(EPOCHS):
             for start in range(0, samples, BATCH):
                 rank.batch(epoch, np.arange(start, min(start + BATCH, samples)))

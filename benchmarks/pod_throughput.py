@@ -4,8 +4,8 @@
 
 One run, rounds alternating, medians. *raw socket*, *raw Unix*: one process sends a batch's bytes with sendall, another
 receives them into one buffer. *memcpy*: the same bytes copied once, by one process. *client <- pod*:
-``PodConnection.batch`` of 256 samples from one pod that has them in memory; *Unix*: the same over its Unix socket, in
-memory that the client lends. *pod <- pod*: the same batches over HTTP/2, asked by ``Peers`` as a home pod asks an
+``PlannedConnection.batch`` of 256 samples from one pod that has them in memory; *Unix*: the same over its Unix socket,
+in memory that the client lends. *pod <- pod*: the same batches over HTTP/2, asked by ``Peers`` as a home pod asks an
 owner, in uvloop as there. Both ends and this process share the machine's cores. CPU of both ends, then of each.
 About 30 s.
 """
@@ -30,7 +30,7 @@ from machine import machine
 from targets import target
 
 from refill.credentials import Credentials
-from refill.pod_connection import PodConnection
+from refill.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.datasets.pack import pack
@@ -118,12 +118,10 @@ def print_resident(what: str, pid: int, memory_bytes: int) -> None:
     target(f"{what}: resident set / (memory_bytes + 15 % + 150 MB)", most / allowed, at_most=1)
 
 
-def _job(pod_url: str, home: str, dataset: str) -> PodConnection:
+def _job(pod_url: str, home: str, dataset: str) -> PlannedConnection:
     """A job of one epoch, begun and warm, with every sample in memory that is left."""
-    spec = JobSpec(
-        f"bench-{uuid.uuid4().hex[:8]}", dataset, chunk_size=64, policy="drain", prefetch_window=0, num_epochs=1
-    )
-    rank = PodConnection(pod_url, spec, 0, home, 60)
+    spec = JobSpec(f"bench-{uuid.uuid4().hex[:8]}", dataset, chunk_size=64, num_epochs=1)
+    rank = PlannedConnection(pod_url, spec, 0, home, 60)
     rank.batch(0, np.array([0]))
     deadline = time.monotonic() + 30
     while resident_bytes(pod_url) < 0.999 * rank.info()["total_bytes"] - BATCH:
@@ -154,7 +152,7 @@ def _client(pod_url: str, home: str, dataset: str, count: int, pid: int) -> Meas
 
 def _peer(pod_url: str, peer_url: str, dataset: str, count: int, pid: int) -> Measure:
     rank = _job(pod_url, pod_url, dataset)
-    path = f"/peer/v1/jobs/{rank.spec.name}/take?incarnation={rank.info()['incarnation']}&pod=0"
+    path = f"/peer/v1/jobs/{rank.spec.name}/planned/take?plan={rank.plan_id}&pod=0"
 
     async def ask() -> Measure:
         peers = Peers((peer_url,), 60)
@@ -162,8 +160,7 @@ def _peer(pod_url: str, peer_url: str, dataset: str, count: int, pid: int) -> Me
         for start in range(WARM_UP, WARM_UP + count, BATCH):
             body = BatchRequest(0, 0, np.arange(start, start + BATCH)).encode()
             async with peers.frames(0, path, body) as frames:
-                for _ in range(3):
-                    await frames.frame()
+                await frames.frame()
         taken = _since(started, cpu, pid)
         await peers.close()
         return taken

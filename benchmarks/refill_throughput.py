@@ -2,7 +2,7 @@
 
     python benchmarks/refill_throughput.py
 
-An S3 server (ministack) on loopback, a dataset of 100 KB samples, policy drain. *store alone*: the pod's own S3 store,
+An S3 server (ministack) on loopback, a dataset of 100 KB samples, planned jobs. *store alone*: the pod's own S3 store,
 with its settings, reads every chunk once, as many bytes at once as the pod lets in. *filling*: a pod that has just
 been given a job, with memory for all of it, reads the same chunks; no client takes anything. *draining*: a pod with
 memory for a quarter, while one client takes batches of 256 as fast as it can: a whole epoch, from its first request to
@@ -29,7 +29,7 @@ from pod_throughput import cpu_of, print_resident, written_files
 from s3_server import BUCKET, s3_server
 from targets import target
 
-from refill.pod_connection import PodConnection
+from refill.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
@@ -81,10 +81,10 @@ class Job:
     chunk_size: int
     memory_bytes: int
 
-    def registered(self) -> PodConnection:
+    def registered(self) -> PlannedConnection:
         name = f"bench-{uuid.uuid4().hex[:8]}"
-        spec = JobSpec(name, self.dataset, chunk_size=self.chunk_size, policy="drain", prefetch_window=0, num_epochs=1)
-        rank = PodConnection(self.pod_url, spec, 0, self.pod_url, 60)
+        spec = JobSpec(name, self.dataset, chunk_size=self.chunk_size, num_epochs=1)
+        rank = PlannedConnection(self.pod_url, spec, 0, self.pod_url, 60)
         rank.info()
         return rank
 

@@ -1,7 +1,7 @@
 """Does refill fill a narrow link to a far store, and hide it behind the computing? Three pods, four ranks.
 
     python benchmarks/shaped_link.py     # about 3 minutes; needs root, see shaped_network.py
-    python benchmarks/shaped_link.py --policy planned --chunk-size 16
+    python benchmarks/shaped_link.py --chunk-size 16
 
 Hosts are network namespaces of one machine; the store is an S3 server 25 ms away behind a link of 800 Mbit/s, which
 the machine's cores can fill. Memory of the pods is a quarter of the dataset; ranks read by
@@ -35,10 +35,7 @@ from shaped_pods import DATASET, ShapedPods
 from targets import target
 
 from refill.planned_connection import PlannedConnection
-from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
-from refill_service.planning.loop_clock import FetchService, LoopClock
-from refill_service.planning.ordered_reads import OrderedRun, keyed_orders, simulate_orders
 
 STORE_MBIT = 800
 RTT_MS = 25
@@ -64,7 +61,6 @@ Floats = NDArray[np.float64]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--policy", choices=("drain", "planned"), default="drain")
     parser.add_argument("--chunk-size", type=int, default=CHUNK_SIZE)
     arguments = parser.parse_args()
     with (
@@ -73,11 +69,11 @@ def main() -> None:
     ):
         print(
             f"{machine()}; store {RTT_MS} ms away behind {STORE_MBIT} Mbit/s; "
-            f"{NUM_SAMPLES} samples of {SAMPLE_BYTES:,} bytes, memory {MEMORY_SHARE:.0%} of them; policy "
-            f"{arguments.policy}, chunks of {arguments.chunk_size}"
+            f"{NUM_SAMPLES} samples of {SAMPLE_BYTES:,} bytes, memory {MEMORY_SHARE:.0%} of them; "
+            f"chunks of {arguments.chunk_size}"
         )
         floor = network.measure()
-        bench = ShapedLink(network, Path(folder), arguments.policy, arguments.chunk_size)
+        bench = ShapedLink(network, Path(folder), arguments.chunk_size)
         print(
             f"plain sockets: round trip {floor.rtt_seconds * 1000:.1f} ms, {floor.payload_bytes_per_second / 1e6:.1f} "
             f"MB/s of payload, {floor.share:.3f} of the link with headers",
@@ -92,9 +88,9 @@ def main() -> None:
 class ShapedLink:
     """The store, the pods and what is measured on them. Processes end with the network."""
 
-    def __init__(self, network: ShapedNetwork, folder: Path, policy: str, chunk_size: int) -> None:
+    def __init__(self, network: ShapedNetwork, folder: Path, chunk_size: int) -> None:
         self._network = network
-        self._policy, self._chunk_size = policy, chunk_size
+        self._chunk_size = chunk_size
         self._folder = folder
         self._memory_bytes = int(NUM_SAMPLES * SAMPLE_BYTES * MEMORY_SHARE / NUM_PODS)
         self._cache = ShapedPods(network, folder)
@@ -146,7 +142,6 @@ class ShapedLink:
             f"I/O-bound: {IO_EPOCHS} epochs in {end - start:.1f} s; bytes on the link with headers are {read:.3f} of "
             "those of the samples; steady state of each epoch: " + ", ".join(f"{share:.3f}" for share in in_epochs)
         )
-        self._beside_prediction("I/O-bound", ranks, IO_EPOCHS, 0, floor_rate)
         target("I/O-bound, steady state: store link in use", statistics.median(in_epochs), at_least=0.95)
         target("I/O-bound, all epochs with their boundaries: store link in use", link.share(start, end), at_least=0.95)
         target(
@@ -172,7 +167,6 @@ class ShapedLink:
             f"waits at the epochs' boundaries, ms: {', '.join(f'{gap * 1000:.0f}' for gap in gaps)}; "
             f"of random tensors at most {max(of_random) * 1000:.0f}"
         )
-        self._beside_prediction("compute-bound", ranks, EPOCHS, compute_seconds, floor_rate)
         target("compute-bound: epoch beside random tensors, median", statistics.median(ratios), at_most=1.03)
         first, later = ratios[::EPOCHS], [ratio for i, ratio in enumerate(ratios) if i % EPOCHS]
         target("compute-bound: later epochs beside random tensors, worst", max(later), at_most=1.03)
@@ -188,36 +182,10 @@ class ShapedLink:
         )
         target("peak memory of a pod, of 1.15 budgets and 150 MB", max(peaks) / bound, at_most=1)
 
-    def _beside_prediction(
-        self, what: str, ranks: list[dict[str, Any]], epochs: int, compute_seconds: float, floor_rate: float
-    ) -> None:
-        """What `refill simulate --clock` says of such a run; there is a pod for each rank in it."""
-        if self._policy != "drain":
-            return
-        service = FetchService(parallel=32, latency=RTT_MS / 1000, size=SAMPLE_BYTES, bandwidth=floor_rate)
-        run = OrderedRun(
-            NUM_SAMPLES,
-            int(NUM_SAMPLES * MEMORY_SHARE / NUM_RANKS),
-            self._chunk_size,
-            num_pods=NUM_RANKS,
-            batch_size=BATCH,
-            clock=LoopClock(comp=compute_seconds, ahead=2, svc=service, link=floor_rate),
-            policy="drain",
-        )
-        predicted = [each.run_seconds or 0.0 for each in simulate_orders(run, keyed_orders(run, epochs), epochs)]
-        ends = [max(rank["times"][rank["times"][:, 0] == epoch, 3].max() for rank in ranks) for epoch in range(epochs)]
-        measured = np.diff([min(rank["times"][0, 1] for rank in ranks), *ends])
-        print(
-            f"{what}, seconds of each epoch, predicted by refill simulate --clock: "
-            f"{', '.join(f'{seconds:.2f}' for seconds in predicted)}; measured: "
-            f"{', '.join(f'{seconds:.2f}' for seconds in measured)}; all: {sum(predicted):.1f} and {sum(measured):.1f}"
-        )
-
     def _first_batch(self, job: str) -> Floats:
         """Seconds to the first batch of the first rank that gets one, and of the last."""
-        spec = JobSpec(job, DATASET, world_size=NUM_RANKS, policy=self._policy, chunk_size=self._chunk_size)
-        kind = PlannedConnection if spec.is_planned else PodConnection
-        connections = [kind(self._urls[0], spec, rank, None, 30) for rank in range(NUM_RANKS)]
+        spec = JobSpec(job, DATASET, world_size=NUM_RANKS, chunk_size=self._chunk_size)
+        connections = [PlannedConnection(self._urls[0], spec, rank, None, 30) for rank in range(NUM_RANKS)]
         seconds = [0.0] * NUM_RANKS
 
         def ask(rank: int) -> None:
@@ -247,7 +215,6 @@ class ShapedLink:
                 "service": self._urls[rank % NUM_PODS] if service else "",
                 "dataset": DATASET,
                 "job": job,
-                "policy": self._policy,
                 "chunk_size": self._chunk_size,
                 "batch": BATCH,
                 "epochs": epochs,
@@ -272,7 +239,7 @@ class ShapedLink:
                 raise SystemExit(f"error: a rank ended with {process.returncode}")
         if service:
             with self._network.inside("trainer"):
-                PodConnection(self._urls[0], JobSpec(job, DATASET), 0, None, 30).end_job()
+                PlannedConnection(self._urls[0], JobSpec(job, DATASET), 0, None, 30).end_job()
         return [dict(np.load(self._folder / f"{job}-{rank}.npz")) for rank in range(NUM_RANKS)]
 
 

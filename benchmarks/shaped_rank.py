@@ -52,7 +52,6 @@ def main() -> None:
             rank=given["rank"],
             world_size=given["world_size"],
             transform=to_tensor,
-            policy=given["policy"],
             chunk_size=given["chunk_size"],
             num_epochs=given["epochs"],
         )

@@ -1,6 +1,6 @@
 """How long does training stand still when a pod, its machine or the network between fails? Two ranks ask two pods.
 
-    sudo python -m benchmarks.stalls [--policy planned] [--only NAME] [--json]
+    sudo python -m benchmarks.stalls [--policy redox] [--only NAME] [--json]
 
 Prints the table of docs/CORRECTNESS.md. For each kind of failure: seconds without a batch, beside those that passed
 until what failed was there again. Needs root, for networks of its own.
@@ -184,7 +184,7 @@ def measured(name: str, dataset: str, folder: Path, policy: str) -> Stall:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--only", choices=FAILURES, action="append")
-    parser.add_argument("--policy", choices=("drain", "planned"), default="drain")
+    parser.add_argument("--policy", choices=("planned", "redox"), default="planned")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     enter()

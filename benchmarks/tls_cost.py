@@ -14,20 +14,26 @@ import os
 import secrets
 import statistics
 import tempfile
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import trustme
-from exactly_once_cost import BATCH, NUM_PODS, SHAPES, measured_epoch
 from machine import machine
-from pod_throughput import WARM_UP, written_files
+from pod_throughput import WARM_UP, cpu_of_pods, resident_bytes, written_files
 
 from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE
-from refill.delivery_record import DeliveryRecord
+from refill.planned_connection import PlannedConnection
+from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 
 ROUNDS = 9
+BATCH = 256
+NUM_PODS = 2
+SHAPES = ((100_000, 2560), (3_000, 51_200))
 
 
 def main() -> None:
@@ -58,7 +64,7 @@ def _measure(folder: Path, size: int, count: int) -> None:
         rounds: dict[str, list[tuple[float, float]]] = {way: [] for way in clusters}
         for number in range(ROUNDS):
             for way in list(clusters) if number % 2 else reversed(list(clusters)):
-                rounds[way].append(measured_epoch(clusters[way], dataset, count, DeliveryRecord()))
+                rounds[way].append(_measured_epoch(clusters[way], dataset, count))
     finally:
         for cluster in clusters.values():
             cluster.stop()
@@ -68,6 +74,27 @@ def _measure(folder: Path, size: int, count: int) -> None:
         print(f"{way:10} {size:8,} {total / seconds / 1e6:7,.0f} {count / seconds:10,.0f} {cpu / total * 1e9:9.2f}")
     ratios = [plain[0] / secured[0] for plain, secured in zip(rounds["open"], rounds["secured"], strict=True)]
     print(f"throughput secured / open, samples of {size:,} bytes: {statistics.median(ratios):.3f}", flush=True)
+
+
+def _measured_epoch(cluster: LocalCluster, dataset: str, count: int) -> tuple[float, float]:
+    """``(seconds, CPU seconds of all processes)`` to move all samples once, from memory."""
+    spec = JobSpec(f"bench-{uuid.uuid4().hex[:8]}", dataset, chunk_size=64, num_epochs=1)
+    rank = PlannedConnection(cluster.pod_urls[0], spec, 0, None, 60)
+    rank.batch(0, np.arange(BATCH))
+    deadline = time.monotonic() + 30
+    while sum(map(resident_bytes, cluster.pod_urls)) < 0.999 * rank.info()["total_bytes"] * (1 - BATCH / count) - BATCH:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the pods did not load the dataset within 30 s")
+        time.sleep(0.05)
+    for start in range(BATCH, WARM_UP, BATCH):
+        rank.batch(0, np.arange(start, min(start + BATCH, WARM_UP)))
+    pids = [process.pid for process in cluster.processes]
+    cpu, started = cpu_of_pods(pids), time.perf_counter()
+    for start in range(WARM_UP, WARM_UP + count, BATCH):
+        rank.batch(0, np.arange(start, min(start + BATCH, WARM_UP + count)))
+    taken = time.perf_counter() - started, cpu_of_pods(pids) - cpu
+    rank.end_job()
+    return taken
 
 
 def _secrets(folder: Path) -> dict[str, str]:

@@ -30,12 +30,12 @@ LOADERS = {
         _DATA_LOADER,
         keeps_samples=False,
     ),
-    "refill drain": Loader(
+    "refill planned": Loader(
         "refill_pods",
-        "two pods with `memory_bytes` = half of the allowance each and `job_memory_fraction=1`, `policy=drain`, "
+        "two pods with `memory_bytes` = half of the allowance each and `job_memory_fraction=1`, `policy=planned`, "
         "`chunk_size=8`, tars of 32 MB; `DataLoader` with `EpochSampler`",
         "CLIENT.md",
-        "open_drain",
+        "open_planned",
         ("refill",),
         pods=True,
     ),

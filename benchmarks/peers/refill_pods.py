@@ -11,8 +11,8 @@ from peers.setting import BUCKET, Setting
 import refill
 
 
-def open_drain(setting: Setting) -> Epochs:
-    return _open(setting, "drain", 8)
+def open_planned(setting: Setting) -> Epochs:
+    return _open(setting, "planned", 8)
 
 
 def open_redox(setting: Setting) -> Epochs:

@@ -19,7 +19,7 @@ __all__ = ["Row", "report"]
 DOCUMENT = Path("docs/PEERS.md")
 PLOT = Path("docs/peers.svg")
 BEGIN, END = "<!-- made by `make bench-peers`: begin -->", "<!-- made by `make bench-peers`: end -->"
-US = "refill drain"
+US = "refill planned"
 
 
 @dataclass(frozen=True)

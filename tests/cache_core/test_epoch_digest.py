@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from refill.protocol.dealing import Dealing
 from refill.protocol.receipt_digest import DigestPart, sample_hashes, shown_digest, sum_of_hashes
+from refill_service.cache_core.planned import epoch_digest as digests
 from refill_service.cache_core.planned.epoch_digest import epoch_digest, planned_digest
 
 PLAN = "a plan"
@@ -88,3 +90,21 @@ def test_nobody_knows_the_plan_any_more() -> None:
     order, dealing = np.arange(100), Dealing(100, 1, 10)
     found = epoch_digest([part_of(order, dealing, 0, (0, 50))], 100, PLAN, 2, None, planned_digest(PLAN, 2, order))
     assert (found["digested"], found["digest_planned"], found["digest_as_planned"]) == (50, None, None)
+
+
+def test_whoever_says_very_much_is_not_listened_to_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part overlaps with what came before it, and would be looked at in all of its length."""
+    looked_at = 0
+    positions_of = digests._positions
+
+    def counted(part: DigestPart, num_positions: int) -> Any:
+        nonlocal looked_at
+        looked_at += part.num_places
+        return positions_of(part, num_positions)
+
+    monkeypatch.setattr(digests, "_positions", counted)
+    order = np.random.default_rng(1).permutation(500)
+    parts = [DigestPart(1, batch, 0, False, 0, ((0, 500),), batch) for batch in range(1, 2000)]
+    found = epoch_digest(parts, 500, PLAN, 2, order)
+    assert found["digest_as_planned"] is False
+    assert 500 <= looked_at <= 64 * 500

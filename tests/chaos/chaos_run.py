@@ -34,6 +34,7 @@ from tests.chaos.verdict import Loss, Verdict
 from tests.waiting import until
 
 from refill.errors import PodUnreachable
+from refill.protocol.plan_settings import PlanSettings
 from refill_service.demo.local_cluster import LocalCluster
 
 __all__ = ["ChaosRun", "Outcome", "repeated_by"]
@@ -126,6 +127,8 @@ class ChaosRun:
         self._bystanders: list[RankProcess] = []
         self._resumed_at = 0
         self._registered_apart = False
+        self._plan_before = ""
+        """The plan of the first dataset, when that was replaced."""
         self._replacement: ChaosDataset | None = None
         """What has taken the place of the dataset that the job began with."""
         self._started_at = 0.0
@@ -153,9 +156,7 @@ class ChaosRun:
             self._legs.begin(self.setting.ranks)
             self._let_it_run()
             if self._verdict.refused and self.setting.is_planned:
-                self._verdict.problems += wrong_bytes_of(self._files, self.dataset.checksums)
-                if len(by_plan := plan_ids_of(self._files)) > 1:
-                    self._verdict.problems.append(f"ranks went by these plans: {by_plan}")
+                self._judge_refused()
             elif not self._verdict.problems and not self._verdict.refused:
                 self._judge()
             if self._verdict.problems:
@@ -294,7 +295,25 @@ class ChaosRun:
     def replace_dataset(self) -> None:
         """From now on every rank is to end with an error that names the dataset, and none to get other bytes."""
         bucket, num_samples = self.dataset.url.rpartition("/")[2], len(self.dataset.checksums)
+        before = self._legs.plan
+        self._plan_before = "" if before is None else PlanSettings.from_dict(before).plan_id
         self._replacement = put_dataset(self.dataset.environment, bucket, num_samples, 4000, 2)
+
+    def _began_since(self, rank: RankProcess) -> bool:
+        """Whether it has done all by the plan of what has taken the dataset's place: it was killed before it saved a
+        state, and began anew."""
+        return rank.done and any(plan != self._plan_before for plan in plan_ids_of([Path(rank.plan.file)]))
+
+    def _judge_refused(self) -> None:
+        """Bytes of one dataset never came as those of the other."""
+        began_since = {Path(rank.plan.file) for rank in self.ranks if self._began_since(rank)}
+        for path in self._files:
+            for plan in plan_ids_of([path]):
+                is_new = path in began_since and plan != self._plan_before
+                dataset = self._replacement if is_new and self._replacement is not None else self.dataset
+                self._verdict.problems += wrong_bytes_of([path], dataset.checksums, plan)
+        if len(by_plan := plan_ids_of([path for path in self._files if path not in began_since])) > 1:
+            self._verdict.problems.append(f"ranks went by these plans: {by_plan}")
 
     def _reads_the_replacement(self) -> None:
         """Fact: a job reads what has taken the place of the first dataset, if anything has, and nothing else."""
@@ -410,10 +429,12 @@ class ChaosRun:
                     else:
                         continue
                     return
-            have_ended = not self.ranks_down and all(process.failure is not None for process in self.ranks)
-            if self.dataset_replaced and have_ended:
-                self._verdict.dataset_was_replaced([process.failure or "" for process in self.ranks], self.dataset.url)
-                return
+            if self.dataset_replaced and not self.ranks_down:
+                failures = [process.failure for process in self.ranks]
+                # One that had received nothing when it was replaced may read what is there now.
+                if any(failures) and all(failures[i] or self._began_since(rank) for i, rank in enumerate(self.ranks)):
+                    self._verdict.dataset_was_replaced([each for each in failures if each], self.dataset.url)
+                    return
             if not self._todo:
                 if all(process.done for process in self.ranks):
                     self._reads_the_replacement()  # a job that had not begun when it was put there

@@ -168,12 +168,13 @@ def plan_ids_of(paths: list[Path]) -> dict[str, list[str]]:
     return found
 
 
-def wrong_bytes_of(paths: list[Path], checksums: list[int]) -> list[str]:
-    """Of answers whose order is not looked at."""
+def wrong_bytes_of(paths: list[Path], checksums: list[int], plan: str | None = None) -> list[str]:
+    """Of answers whose order is not looked at; of those by one plan, if it is named."""
     return [
         f"{path.name}, epoch {answer.epoch}: the bytes of sample {sample} are wrong"
         for path in paths
         for answer in read_answers(path)
+        if plan in (None, answer.plan_id)
         for sample, checksum in zip(answer.samples, answer.checksums, strict=True)
         if checksum != checksums[sample]
     ][:_SHOWN]

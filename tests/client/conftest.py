@@ -24,7 +24,7 @@ def pod() -> Iterator[FakePod]:
 @pytest.fixture
 def dataset_of(pod: FakePod) -> Callable[..., CacheDataset]:
     def make(**arguments: Any) -> CacheDataset:
-        settings = {"dataset": "file:///data", "job": "job", "policy": "drain", "timeout_seconds": 10, **arguments}
+        settings = {"dataset": "file:///data", "job": "job", "policy": "redox", "timeout_seconds": 10, **arguments}
         return CacheDataset(pod.url, **settings)
 
     return make

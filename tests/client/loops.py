@@ -64,7 +64,7 @@ def mapped(dataset_of: DatasetOf, batch_size: int = 6, **arguments: Any) -> tupl
 def iterable(dataset_of: DatasetOf, batch_size: int = 6, **arguments: Any) -> tuple[Loader, CacheIterableDataset]:
     """The same over the iterable form."""
     url = dataset_of()._service_url
-    settings = {"dataset": "file:///data", "job": "job", "policy": "drain", "timeout_seconds": 10} | _of_dataset(
+    settings = {"dataset": "file:///data", "job": "job", "policy": "redox", "timeout_seconds": 10} | _of_dataset(
         arguments
     )
     dataset = CacheIterableDataset(url, batch_size=batch_size, **settings)

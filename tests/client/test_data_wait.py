@@ -96,7 +96,7 @@ def test_errors_of_the_loader_pass(pod: FakePod, dataset_of: DatasetOf) -> None:
 
 
 def test_the_iterable_form_and_what_else_the_loader_has(pod: FakePod) -> None:
-    dataset = CacheIterableDataset(pod.url, batch_size=8, dataset="file:///data", job="job", policy="drain")
+    dataset = CacheIterableDataset(pod.url, batch_size=8, dataset="file:///data", job="job", policy="redox")
     timed = refill.timed(DataLoader(dataset, batch_size=8, collate_fn=list), dataset)
     assert timed.batch_size == 8
     assert len(list(timed)) == 5

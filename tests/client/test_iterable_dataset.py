@@ -16,7 +16,7 @@ from refill.protocol.records import Kind, RecordReader
 
 def iterable_of(pod: FakePod, batch_size: int = 7, **arguments: Any) -> CacheIterableDataset:
     return CacheIterableDataset(
-        pod.url, batch_size=batch_size, dataset="file:///data", job="job", policy="drain", **arguments
+        pod.url, batch_size=batch_size, dataset="file:///data", job="job", policy="redox", **arguments
     )
 
 

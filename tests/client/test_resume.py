@@ -254,7 +254,7 @@ class Uneven(BatchSampler):
 
 def test_loaders_whose_batches_do_not_tell_are_refused_and_timed_as_ever(pod: FakePod, dataset_of: DatasetOf) -> None:
     dataset = dataset_of(order="explicit")
-    stream = CacheIterableDataset(pod.url, batch_size=4, dataset="file:///data", job="stream", policy="drain")
+    stream = CacheIterableDataset(pod.url, batch_size=4, dataset="file:///data", job="stream", policy="redox")
     sampler = TraceSampler(dataset, range(8), any_order=True)
     for loader, read, why in (
         ((batch for batch in [1, 2]), dataset, "is a generator and no torch DataLoader"),

@@ -91,7 +91,7 @@ def test_images_and_classes_are_collated_and_pinned() -> None:
     samples = [tar_range([(f"{i}.png", buffer.getvalue()), (f"{i}.cls", b"%d" % i)]) for i in range(8)]
     with serving(FakePod(samples)) as pod, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*pin_memory.*")  # there is no accelerator
-        dataset = CacheDataset(pod.url, dataset="file:///data", job="job", policy="drain", decode=True, shuffle=False)
+        dataset = CacheDataset(pod.url, dataset="file:///data", job="job", policy="redox", decode=True, shuffle=False)
         loader = DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset), num_workers=1, pin_memory=True)
         batches = list(loader)
     assert [batch["png"].shape for batch in batches] == [(4, 6, 4, 3)] * 2
@@ -142,7 +142,7 @@ def test_without_a_batch_size_each_sample_is_a_request_which_is_warned_of_once(
 def test_members_that_torch_does_not_put_into_one_batch_are_named_before_its_key_error() -> None:
     samples = [tar_range([(f"{i}.{'jpeg' if i % 4 == 3 else 'jpg'}", b"picture")]) for i in range(8)]
     with serving(FakePod(samples)) as pod:
-        dataset = CacheDataset(pod.url, dataset="file:///data", job="job", policy="drain", shuffle=False)
+        dataset = CacheDataset(pod.url, dataset="file:///data", job="job", policy="redox", shuffle=False)
         says = r"sample 0 \('0'\) has jpg, and sample 3 \('3'\) has jpeg\..* transform=function"
         with pytest.warns(UserWarning, match=says) as warned, pytest.raises(KeyError):
             list(DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset)))
@@ -153,7 +153,7 @@ def test_members_that_torch_does_not_put_into_one_batch_are_named_before_its_key
 @pytest.mark.parametrize("form", [CacheDataset, CacheIterableDataset])
 def test_photos_of_several_sizes_are_an_error_that_names_two(photos: FakePod, form: Any, workers: int) -> None:
     """torch's own says "Trying to resize storage that is not resizable", and in one process which tensors differ."""
-    dataset = form(photos.url, dataset="file:///data", job="job", policy="drain", shuffle=False, decode=True)
+    dataset = form(photos.url, dataset="file:///data", job="job", policy="redox", shuffle=False, decode=True)
     says = (
         r"jpg of sample 0 \('0'\) is \(6, 8, 3\), and jpg of sample 3 \('3'\) is \(8, 6, 3\)\. .*transform=function.*"
         "collate_fn"
@@ -171,7 +171,7 @@ def test_photos_of_several_sizes_are_for_a_transform_or_a_collate_fn(photos: Fak
             photos.url,
             dataset="file:///data",
             job="job",
-            policy="drain",
+            policy="redox",
             shuffle=False,
             decode=True,
             transform=transform,
@@ -191,7 +191,7 @@ def test_shapes_are_told_of_whatever_a_transform_makes(photos: FakePod) -> None:
         return torch.from_numpy(sample["jpg"]), sample["__id__"]
 
     dataset = CacheDataset(
-        photos.url, dataset="file:///data", job="job", policy="drain", shuffle=False, decode=True, transform=pair
+        photos.url, dataset="file:///data", job="job", policy="redox", shuffle=False, decode=True, transform=pair
     )
     with pytest.raises(InvalidInput, match=r"item 0 is \(6, 8, 3\), and item 0 is \(8, 6, 3\)"):
         list(DataLoader(Subset(dataset, range(8)), batch_size=8))
@@ -267,7 +267,7 @@ def test_samples_as_tuples_of_members_of_which_one_may_have_several_names(form: 
     arguments: dict[str, Any] = {
         "dataset": "file:///data",
         "job": "job",
-        "policy": "drain",
+        "policy": "redox",
         "decode": {"png": bytes, "jpg": bytes},
     }
     with serving(FakePod(AS_TUPLES)) as pod:
@@ -287,7 +287,7 @@ def test_a_tuple_is_of_what_the_transform_makes_and_names_of_refill_may_be_in_it
             pod.url,
             dataset="file:///data",
             job="job",
-            policy="drain",
+            policy="redox",
             transform=lambda sample: sample | {"twice": 2 * int(sample["cls"])},
             as_tuple=["__key__", "twice", "__id__"],
         )
@@ -298,7 +298,7 @@ def test_a_tuple_is_of_what_the_transform_makes_and_names_of_refill_may_be_in_it
 def test_a_transform_that_is_set_later_is_called_with_the_first_item_as_timm_means_it(form: type[Any]) -> None:
     """Its ``create_loader`` sets ``dataset.transform`` to a function of the picture."""
     with serving(FakePod(AS_TUPLES)) as pod:
-        arguments = {"dataset": "file:///data", "job": "job", "policy": "drain", "shuffle": False}
+        arguments = {"dataset": "file:///data", "job": "job", "policy": "redox", "shuffle": False}
         tuples = form(pod.url, as_tuple=("jpg;png", "cls"), **arguments)
         tuples.transform = len
         dicts = form(pod.url, **arguments)
@@ -322,7 +322,7 @@ def test_a_transform_that_is_set_later_is_called_with_the_first_item_as_timm_mea
 def test_a_member_that_a_sample_does_not_have_is_an_error_that_names_both(arguments: dict[str, Any], says: str) -> None:
     with serving(FakePod(AS_TUPLES)) as pod:
         dataset = CacheDataset(
-            pod.url, dataset="file:///data", job="job", policy="drain", on_damaged="skip", **arguments
+            pod.url, dataset="file:///data", job="job", policy="redox", on_damaged="skip", **arguments
         )
         with pytest.raises(InvalidInput, match=says):
             dataset[1]

@@ -19,7 +19,7 @@ from tests.helm.training_example import variables
 from tests.pod_fixtures import whole_epoch
 from tests.waiting import until
 
-from refill.pod_connection import PodConnection
+from refill.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 
 EXAMPLE = {
@@ -103,10 +103,10 @@ def _answers(url: str) -> bool:
 
 
 def test_sidecars_are_one_cache(sockets: list[Path], packed: tuple[str, dict[str, bytes]]) -> None:
-    spec = JobSpec("run-1", packed[0], world_size=REPLICAS, chunk_size=16, policy="drain")
+    spec = JobSpec("run-1", packed[0], world_size=REPLICAS, chunk_size=16)
     delivered: list[int] = []
     for rank, path in enumerate(sockets):
-        asking = PodConnection(f"unix:{path}", spec, rank, None, 30)
+        asking = PlannedConnection(f"unix:{path}", spec, rank, None, 30)
         delivered += [int(sample) for batch in whole_epoch(asking, 0) for sample in batch.sample_ids]
         assert asking.home == f"unix:{path}", "the pod beside it"
     assert sorted(delivered) == list(range(len(packed[1])))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.helm.rendering import Release, release
 from tests.helm.stateful_pods import StatefulPods
-from tests.integration.job_ranks import BATCH, Ranks, receipt, settings_of
+from tests.integration.job_ranks import BATCH, Ranks, exact_receipt, settings_of
 
 Packed = tuple[str, dict[str, bytes]]
 
@@ -39,7 +39,7 @@ def test_a_job_goes_on_while_its_pods_are_replaced(
 ) -> None:
     before, after = (pods(replicas, persistent=persistent, log_level=level) for level in ("info", "debug"))
     with StatefulPods(before, tmp_path, replicas) as running:
-        job = settings_of(packed[0], policy="drain")
+        job = settings_of(packed[0])
         ranks = Ranks(running, job)  # type: ignore[arg-type]
         ranks.ask(0, 0, 60)
         asked = 60
@@ -52,7 +52,7 @@ def test_a_job_goes_on_while_its_pods_are_replaced(
         running.upgrade(after, train)
         ranks.ask(0, 0, ranks.length)
         ranks.check(0)
-        assert receipt(running, job, 0)["exact"]  # type: ignore[arg-type]
+        exact_receipt(running, job, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_job_moves_to_another_number_of_pods(
 ) -> None:
     """Ranks ask on while old pods and new ones, which do not agree on who owns what, are there together."""
     with StatefulPods(pods(before, persistent=persistent), tmp_path, max(before, after)) as running:
-        job = settings_of(packed[0], policy="drain")
+        job = settings_of(packed[0])
         ranks = Ranks(running, job)  # type: ignore[arg-type]
         ranks.ask(0, 0, 100)
 
@@ -84,7 +84,7 @@ def test_a_job_moves_to_another_number_of_pods(
             done.result(120)
         ranks.ask(0, 300, ranks.length)
         ranks.check(0)
-        assert receipt(running, job, 0)["exact"]  # type: ignore[arg-type]
+        exact_receipt(running, job, 0)  # type: ignore[arg-type]
         ranks.ask(1, 0, ranks.length)
         ranks.check(1)
-        assert receipt(running, job, 1)["exact"]  # type: ignore[arg-type]
+        exact_receipt(running, job, 1)  # type: ignore[arg-type]

@@ -173,7 +173,7 @@ def test_without_a_token_that_the_pod_knows(
     assert secured.get("/healthz").status_code == secured.get("/readyz").status_code == 200
 
 
-@pytest.mark.parametrize("policy", ["drain", "planned"])
+@pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_a_job_is_its_holders_alone(secured: Secured, job: dict[str, Any], policy: str) -> None:
     job |= {"policy": policy}
     mine = secured.rank("vision", job)
@@ -360,7 +360,7 @@ def test_a_pod_whose_token_another_one_does_not_know_yet_is_waited_for(packed: P
     settings = {"memory_bytes": "4MiB", "peer_token": f"{tmp_path}/peers-{{ordinal}}"}
     with LocalCluster(2, tmp_path, settings) as cluster, ThreadPoolExecutor(1) as pool:
         home = cluster.pod_urls[1]
-        rank = PodConnection(home, JobSpec("job", packed[0], policy="drain", memory_bytes=600_000), 0, home, 60)
+        rank = PodConnection(home, JobSpec("job", packed[0], policy="redox", memory_bytes=600_000), 0, home, 60)
         batch = pool.submit(rank.batch, 0, np.arange(64))
         until(lambda: metric(home, "refill_refused_requests_total", status="503") > 0 or batch.done(), "a refusal")
         (tmp_path / "peers-0").write_text(SPEECH)

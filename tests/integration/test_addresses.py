@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from refill.pod_connection import PodConnection
+from refill.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 
 dataset, port, peer_port = sys.argv[1:]
@@ -55,8 +55,8 @@ def start(pod, address):
 try:
     for pod in range(2):
         start(pod, f"127.0.0.{pod + 2}")
-    spec = JobSpec("moves", dataset, policy="drain", chunk_size=16, memory_bytes=600_000, world_size=2)
-    ranks = [PodConnection(f"http://refill-0.refill:{port}", spec, rank, None, 60) for rank in range(2)]
+    spec = JobSpec("moves", dataset, chunk_size=16, memory_bytes=600_000, world_size=2)
+    ranks = [PlannedConnection(f"http://refill-0.refill:{port}", spec, rank, None, 60) for rank in range(2)]
     samples = [s for rank in ranks for s in rank.batch(0, np.arange(200)).sample_ids.tolist()]
     assert ranks[1].home == f"http://refill-1.refill:{port}"
     pods[1].kill()

@@ -86,4 +86,4 @@ def test_what_is_no_group_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"batch_group=2 does not divide world_size=3"):
         JobSpec("job", "file:///data", world_size=3, batch_group=2, policy="planned")
     with pytest.raises(InvalidInput, match="batch_group goes with policy='planned'"):
-        JobSpec("job", "file:///data", world_size=2, batch_group=2, policy="drain")
+        JobSpec("job", "file:///data", world_size=2, batch_group=2, policy="redox")

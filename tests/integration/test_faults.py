@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from tests.chaos.store_relay import store_relay
 from tests.conftest import S3Server
-from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, settings_of, whole_epoch
+from tests.pod_fixtures import NUM_SAMPLES, kind_of, metric, rank_of, settings_of, whole_epoch
 from tests.running_gate import gate
 
 from refill.errors import JobLost, PodUnreachable, RefillError, SampleDamaged
-from refill.pod_connection import PodConnection
+from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -82,11 +82,11 @@ def test_bytes_that_were_damaged_on_their_way_are_read_again(
             assert all(content in came for content in packed[1].values()), "a sample came with wrong bytes"
 
 
-@pytest.mark.parametrize(("policy", "most_reads"), [("drain", 1), ("planned", 8)])
+@pytest.mark.parametrize(("policy", "most_reads"), [("redox", 1), ("planned", 8)])
 def test_concurrent_requests_share_refills(
     s3_server: S3Server, in_s3: str, tmp_path: Path, policy: str, most_reads: int
 ) -> None:
-    """264 samples are asked for, with a store that takes 0.3 s an answer. ``drain`` reads neighbours together and once.
+    """264 samples are asked for, with a store that takes 0.3 s an answer. ``redox`` reads neighbours together and once.
     Where an epoch is planned, what a cold job's first batches ask for comes ahead of whole chunks."""
     with gate(s3_server.endpoint_url, "--delay-seconds", "0.3") as endpoint:
         environment = s3_server.environment | {"AWS_ENDPOINT_URL": endpoint}
@@ -109,7 +109,7 @@ def test_concurrent_requests_share_refills(
             )
 
 
-def damage_in(rank: PodConnection, length: int) -> tuple[list[SampleDamaged], list[int]]:
+def damage_in(rank: Any, length: int) -> tuple[list[SampleDamaged], list[int]]:
     """Ask for the whole epoch, one position after another: (errors, samples that came)."""
     errors, ids = [], []
     for position in range(length):
@@ -120,7 +120,7 @@ def damage_in(rank: PodConnection, length: int) -> tuple[list[SampleDamaged], li
     return errors, ids
 
 
-@pytest.mark.parametrize("policy", ["redox", "drain"])
+@pytest.mark.parametrize("policy", ["redox", "planned"])
 @pytest.mark.parametrize("home", [0, 1, 2])
 def test_flipped_bytes_are_named_and_the_rest_comes(
     three_pods: LocalCluster, damaged: Path, home: int, policy: str
@@ -130,7 +130,8 @@ def test_flipped_bytes_are_named_and_the_rest_comes(
         data[place] ^= 0xFF
     damaged.write_bytes(data)
     job = settings_of(dataset_url(damaged), policy=policy)
-    rank = PodConnection(three_pods.pod_urls[home], rank_of(three_pods, job).spec, 0, three_pods.pod_urls[home], 5)
+    spec, url = JobSpec.from_dict(job), three_pods.pod_urls[home]
+    rank = kind_of(spec)(url, spec, 0, url, 5)
     errors, ids = damage_in(rank, NUM_SAMPLES)
     try:
         assert len(errors) == 2, f"2 samples are damaged, and {len(errors)} errors came"
@@ -151,7 +152,7 @@ def test_flipped_bytes_are_named_and_the_rest_comes(
         end(three_pods, job)
 
 
-@pytest.mark.parametrize("policy", ["redox", "drain"])
+@pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_a_truncated_blob(three_pods: LocalCluster, damaged: Path, policy: str) -> None:
     size = damaged.stat().st_size
     with damaged.open("r+b") as file:
@@ -170,7 +171,7 @@ def test_a_truncated_blob(three_pods: LocalCluster, damaged: Path, policy: str) 
         end(three_pods, job)
 
 
-@pytest.mark.parametrize("policy", ["redox", "drain"])
+@pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_a_batch_with_a_damaged_sample_loses_no_memory(three_pods: LocalCluster, damaged: Path, policy: str) -> None:
     data = bytearray(damaged.read_bytes())
     data[1000] ^= 0xFF
@@ -197,7 +198,7 @@ def test_a_batch_with_a_damaged_sample_loses_no_memory(three_pods: LocalCluster,
 
 def test_a_killed_pod_is_named_after_the_timeout(packed: Packed, tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path, {"memory_bytes": "4MiB", "pinned_fraction": 0}) as cluster:
-        job = settings_of(packed[0], policy="drain")
+        job = settings_of(packed[0], policy="redox")
         rank = rank_of(cluster, job, timeout_seconds=1)
         ids = ids_of([rank.batch(0, np.arange(start, start + 50)) for start in range(0, 400, 50)])
         cluster.kill(2)
@@ -220,7 +221,7 @@ def test_a_killed_pod_is_named_after_the_timeout(packed: Packed, tmp_path: Path)
 
 def test_an_answer_that_is_lost_is_given_again(three_pods: LocalCluster, packed: Packed) -> None:
     """The client goes away while the pod works for it; asked again it gets the same, and the epoch is whole."""
-    job = settings_of(packed[0], policy="drain")
+    job = settings_of(packed[0], policy="redox")
     rank = rank_of(three_pods, job)
     home = rank.home
     parts = urlsplit(home)

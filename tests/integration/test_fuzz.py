@@ -49,7 +49,7 @@ def unchanged(pod: LocalCluster, packed: Packed) -> Iterator[str]:
     """URL of a pod with a job in the middle of an epoch; after the test its state is as before, and it goes on."""
     url = pod.pod_urls[0]
     job = {"name": "before", "dataset": packed[0], "chunk_size": 16, "memory_bytes": 600_000, "num_epochs": 2}
-    job |= {"policy": "drain"}
+    job |= {"policy": "redox"}
     rank = rank_of(pod, job)
     first = rank.batch(0, np.arange(100)).sample_ids.tolist()
     before = settled(url)

@@ -55,7 +55,7 @@ def test_it_ends_on_every_pod_and_leaves_nothing(pods: LocalCluster, packed: Pac
 
 def test_it_stays_everywhere_while_one_pod_is_asked(pods: LocalCluster, packed: Packed) -> None:
     """Reports reach the home pod alone; its loop is in one long step, or lives from what was sent ahead."""
-    job = settings_of(packed[0], policy="drain")
+    job = settings_of(packed[0], policy="redox")
     rank = rank_of(pods, job)
     rank.batch(0, np.arange(100))
     deadline = time.monotonic() + 4 * IDLE_SECONDS
@@ -80,7 +80,7 @@ def test_a_planned_job_stays_everywhere_while_its_rank_lives(packed: Packed, tmp
 
 
 def test_a_request_that_waits_for_longer_keeps_it(pods: LocalCluster, packed: Packed) -> None:
-    job = settings_of(packed[0], policy="drain", world_size=2)
+    job = settings_of(packed[0], policy="redox", world_size=2)
     rank = rank_of(pods, job, timeout_seconds=0)
     rank.batch(0, np.arange(10))
     with ThreadPoolExecutor(1) as pool:

@@ -104,7 +104,7 @@ def test_what_the_loop_had_and_what_it_has_then_is_every_sample_once(
 def test_what_is_decided_as_it_is_asked_is_decided_once(
     three_pods: LocalCluster, job: dict[str, Any], begin: Begin, workers: dict[str, Any], batches: int
 ) -> None:
-    job["policy"] = "drain"
+    job["policy"] = "redox"
     check_left_and_taken_up(begin, workers, batches)
     answer = httpx.get(f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}/epochs/0").json()
     assert answer["total"]["takes"] == NUM_SAMPLES, "what was fetched ahead and lost is no other sample the second time"
@@ -207,7 +207,7 @@ def test_an_order_of_ones_own_goes_on(three_pods: LocalCluster, job: dict[str, A
 def test_a_job_that_was_ended_goes_on_only_where_an_epoch_begins(
     three_pods: LocalCluster, job: dict[str, Any], begin: Begin
 ) -> None:
-    job["policy"] = "drain"
+    job["policy"] = "redox"
     loader, sampler = begin()
     states = []
     for _ in loader:
@@ -237,7 +237,7 @@ def test_the_datasets_own_order_goes_on_even_if_the_job_was_ended(job: dict[str,
 
 @pytest.mark.parametrize("begin", ["map-style"], indirect=True)
 def test_an_epoch_that_pods_have_left_long_ago_says_so(job: dict[str, Any], begin: Begin) -> None:
-    job["policy"] = "drain"
+    job["policy"] = "redox"
     loader, _ = begin(100)
     ids_of(islice(loader, 3))
     state = loader.state_dict()

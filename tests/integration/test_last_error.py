@@ -25,7 +25,7 @@ WAIT_SECONDS = 6
 
 @pytest.mark.parametrize("order", ["keyed", "explicit"])
 def test_a_rank_that_never_shows_up_is_named(packed: tuple[str, object], tmp_path: Path, order: str) -> None:
-    spec = JobSpec("job", packed[0], policy="drain", chunk_size=16, memory_bytes=600_000, world_size=2, order=order)
+    spec = JobSpec("job", packed[0], policy="redox", chunk_size=16, memory_bytes=600_000, world_size=2, order=order)
     with LocalCluster(2, tmp_path, {"memory_bytes": "4MiB", "wait_seconds": WAIT_SECONDS}) as cluster:
         rank = PodConnection(cluster.pod_urls[0], spec, 0, None, 3)
         if order == "explicit":
@@ -41,7 +41,7 @@ def store(s3_server: S3Server) -> Iterator[StoreFaults]:
         yield faults
 
 
-@pytest.mark.parametrize("policy", ["drain", "planned"])
+@pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_a_store_that_hangs_is_blamed(
     store: StoreFaults, s3_server: S3Server, s3_environment: S3Server, tmp_path: Path, policy: str
 ) -> None:

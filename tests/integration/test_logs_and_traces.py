@@ -27,7 +27,7 @@ BATCH = BatchRequest(0, 0, np.arange(60)).encode()
 
 def job_on(packed: Packed) -> dict[str, Any]:
     of_job = {"chunk_size": 16, "memory_bytes": 600_000, "prefetch_window": 0}
-    return {"name": "followed", "dataset": packed[0], "policy": "drain"} | of_job
+    return {"name": "followed", "dataset": packed[0], "policy": "redox"} | of_job
 
 
 def ask(cluster: LocalCluster, packed: Packed, **headers: str) -> httpx.Response:

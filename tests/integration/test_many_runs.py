@@ -68,13 +68,12 @@ def jobs_of(pods: LocalCluster) -> dict[str, dict[str, Any]]:
         pytest.param(4, True, id="4 are killed"),
     ],
 )
-@pytest.mark.parametrize("policy", ["drain", "planned"])
 def test_runs_on_a_dataset_larger_than_memory_all_get_the_same(
-    pod: LocalCluster, large: str, policy: str, num_runs: int, is_killed: bool
+    pod: LocalCluster, large: str, num_runs: int, is_killed: bool
 ) -> None:
     """Those that end say goodbye, with loader workers, too. Of those that are killed the pod sees connections close.
     None waits: ``timeout_seconds`` is 0."""
-    given = [short_run(pod, large, f"run-{number}", policy=policy, is_killed=is_killed) for number in range(num_runs)]
+    given = [short_run(pod, large, f"run-{number}", is_killed=is_killed) for number in range(num_runs)]
     assert [run for run in given if run != given[0]] == []
     assert given[0]["samples"] == 4 * 32
     assert given[0]["memory_bytes"] == POD_BYTES - int(0.2 * POD_BYTES), "one alone has not all but what is pinned"
@@ -84,7 +83,7 @@ def test_runs_on_a_dataset_larger_than_memory_all_get_the_same(
 def test_what_a_run_leaves_is_there_for_who_goes_on(tmp_path: Path, large: str, num_pods: int) -> None:
     """A run that said goodbye in the middle of an epoch, and whose memory another one has used, is taken up again."""
     with LocalCluster(num_pods, tmp_path, {"memory_bytes": "2MiB"}) as pods:
-        for policy in ("drain", "planned", "redox", "exact"):
+        for policy in ("planned", "redox", "exact"):
             job = {"name": policy, "dataset": large, "policy": policy}
             assert "error" not in short_run(pods, large, policy, policy=policy)
             assert jobs_of(pods)[policy]["ranks_alive"] == 0
@@ -137,13 +136,13 @@ def test_two_at_a_time_share_memory_that_is_small(pod: LocalCluster, large: str,
 def test_all_pods_learn_that_a_run_has_ended(tmp_path: Path, large: str) -> None:
     """Two of three pods are nobody's home. On each of them a run gets what those before had."""
     with LocalCluster(3, tmp_path, {"memory_bytes": "1MiB"}) as pods:
-        for policy in ("drain", "planned"):
-            assert "error" not in short_run(pods, large, policy, policy=policy)
+        for name in ("first", "second"):
+            assert "error" not in short_run(pods, large, name)
         rank = rank_of(pods, {"name": "third", "dataset": large})
         rank.batch(0, np.arange(100))
         for url in pods.pod_urls:
             memory = {job["spec"]["name"]: job["memory_bytes"] for job in httpx.get(f"{url}/v1/jobs").json()}
-            assert memory == {"drain": 0, "planned": 0, "third": (1 << 20) - int(0.2 * (1 << 20))}, url
+            assert memory == {"first": 0, "second": 0, "third": (1 << 20) - int(0.2 * (1 << 20))}, url
 
 
 def test_short_runs_on_a_small_dataset_fit_beside_each_other(
@@ -155,10 +154,10 @@ def test_short_runs_on_a_small_dataset_fit_beside_each_other(
     with LocalCluster(1, tmp_path, {"memory_bytes": "1GiB", "pinned_fraction": 0}) as cluster:
         memory = []
         for number in range(100):
-            rank = rank_of(cluster, {"name": f"run-{number}", "dataset": dataset, "policy": "drain"}, 0)
+            rank = rank_of(cluster, {"name": f"run-{number}", "dataset": dataset}, 0)
             info = rank.info()
             memory.append(info["memory_bytes"])
-            assert info["group_size"] == 1, f"run {number} does not fit into memory any more"
+            assert info["memory_bytes"] >= info["total_bytes"], f"run {number} does not fit into memory any more"
             if number in (0, 99):
                 samples = [sample for batch in whole_epoch(rank, 0) for sample in batch.sample_ids.tolist()]
                 assert sorted(samples) == list(range(NUM_SAMPLES))

@@ -34,7 +34,7 @@ REQUEST = struct.Struct("<4sIIIQQQd")
 @pytest.fixture
 def running(three_pods: LocalCluster, job: dict[str, Any]) -> Iterator[str]:
     """URL of a job with two ranks, in the middle of its first epoch; after the test the epochs are still whole."""
-    job |= {"policy": "drain", "world_size": 2}
+    job |= {"policy": "redox", "world_size": 2}
     ranks = [rank_of(three_pods, job, rank) for rank in range(2)]
     first = [rank.batch(0, np.arange(100)).sample_ids.tolist() for rank in ranks]
     yield f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}"
@@ -88,7 +88,7 @@ def test_bad_batches(running: str) -> None:
 
 def test_a_refused_request_does_not_move_its_rank_on(three_pods: LocalCluster, job: dict[str, Any]) -> None:
     """A position past the end, in a later epoch: owners must still wait for the rank in the epoch that it is in."""
-    job |= {"policy": "drain", "world_size": 2}
+    job |= {"policy": "redox", "world_size": 2}
     ranks = [rank_of(three_pods, job, rank, timeout_seconds=0) for rank in range(2)]
     for rank in ranks:
         rank.batch(0, np.arange(100))  # what is left of the epoch is more than the pods have memory for
@@ -105,7 +105,7 @@ def test_an_epoch_far_beyond_the_running_one_is_refused(
     three_pods: LocalCluster, job: dict[str, Any], world_size: int, order: str
 ) -> None:
     """It would be the epoch that the job is in, and the running one would be over. A job may begin anywhere, though."""
-    job |= {"policy": "drain", "world_size": world_size, "order": order, "memory_bytes": 3 * 2**20}
+    job |= {"policy": "redox", "world_size": world_size, "order": order, "memory_bytes": 3 * 2**20}
     ranks = [rank_of(three_pods, job, rank) for rank in range(world_size)]
     length = NUM_SAMPLES // world_size
 

@@ -16,7 +16,7 @@ from refill.protocol.plan_settings import PlanSettings
 from refill_service.demo.local_cluster import LocalCluster
 
 CHUNK_SIZE = 4
-POLICIES = ("drain", "redox", "planned")
+POLICIES = ("redox", "planned")
 
 
 def analyzed(dataset: str, num_pods: int, memory: str) -> dict[str, dict[str, Any]]:

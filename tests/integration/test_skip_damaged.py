@@ -83,7 +83,7 @@ def exact_receipt_of(dataset: CacheDataset, epoch: int = 0) -> dict[str, Any]:
     return receipt_of(dataset, epoch)
 
 
-@pytest.mark.parametrize("policy", ["drain", "redox", "exact", "planned"])
+@pytest.mark.parametrize("policy", ["redox", "exact", "planned"])
 def test_two_ranks_take_as_many_steps_and_the_rest_comes_once(
     dataset_of: Callable[..., CacheDataset],
     broken: tuple[str, set[int]],
@@ -221,7 +221,7 @@ def test_a_run_that_stopped_at_one_goes_on_without_it(
     assert exact_receipt_of(again)["exact"]
 
 
-@pytest.mark.parametrize("policy", ["drain", "planned"])
+@pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_repeats_of_a_damaged_sample_are_left_out_too(
     dataset_of: Callable[..., CacheDataset], broken: tuple[str, set[int]], policy: str
 ) -> None:

@@ -55,10 +55,11 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
 
 
-@pytest.fixture
-def job(pod: LocalCluster, large: str) -> Iterator[dict[str, Any]]:
+@pytest.fixture(params=["redox", "planned"])
+def job(pod: LocalCluster, large: str, request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """Of each kind: their batches have routes of their own."""
     name = f"job-{uuid.uuid4().hex[:8]}"
-    yield {"name": name, "dataset": large, "policy": "drain", "memory_bytes": 100_000_000}
+    yield {"name": name, "dataset": large, "policy": request.param, "memory_bytes": 100_000_000}
     httpx.delete(f"{pod.pod_urls[0]}/v1/jobs/{name}")
 
 
@@ -67,13 +68,15 @@ def connect(pod: LocalCluster) -> socket.socket:
     return connection
 
 
-def ask(pod: LocalCluster, job: dict[str, Any], positions: range) -> socket.socket:
+def ask(pod: LocalCluster, rank: Any, positions: range) -> socket.socket:
     """A client that asks for a batch; nothing is read of the answer."""
+    rank.info()
+    batch = f"planned/batch?plan={rank.plan_id}" if rank.spec.is_planned else "batch"
     body = BatchRequest(0, 0, np.array(positions)).encode()
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", pod._ports[0][0]))
-    head = f"POST /v1/jobs/{job['name']}/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/jobs/{rank.spec.name}/{batch} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
 
@@ -98,7 +101,7 @@ def test_answers_that_nobody_reads_are_bounded_and_then_freed(pod: LocalCluster,
     rank.info()
     cut_before = metric(url, "refill_connections_cut_total")
     resident_before = metric(url, "process_resident_memory_bytes")
-    clients = [ask(pod, job, range(start, start + 20)) for start in range(0, 400, 20)]
+    clients = [ask(pod, rank, range(start, start + 20)) for start in range(0, 400, 20)]
     most = highest = 0.0
     until(lambda: sending(pod) > SENDING_BYTES / 2, "an answer that is not read")
 
@@ -122,7 +125,7 @@ def test_answers_that_nobody_reads_are_bounded_and_then_freed(pod: LocalCluster,
 def test_who_finds_no_room_is_told_in_time_and_has_taken_nothing(pod: LocalCluster, job: dict[str, Any]) -> None:
     rank = rank_of(pod, job, timeout_seconds=0)
     rank.info()
-    stuck = ask(pod, job, range(60))
+    stuck = ask(pod, rank, range(60))
     until(lambda: sending(pod) > 10_000_000, "an answer that is not read")
     with pytest.raises(PodBusy, match="bytes of answers that are still being sent, as many as it may"):
         rank.batch(0, np.arange(100, 130))
@@ -139,8 +142,7 @@ def test_an_answer_larger_than_the_bound_passes_alone(pod: LocalCluster, job: di
 
 def test_a_client_that_reads_slowly_but_reads_is_served(pod: LocalCluster, job: dict[str, Any]) -> None:
     """Over several times the timeout: it is progress that counts."""
-    rank_of(pod, job).info()
-    client, came, started = ask(pod, job, range(60)), 0, time.monotonic()
+    client, came, started = ask(pod, rank_of(pod, job), range(60)), 0, time.monotonic()
     while time.monotonic() < started + 3 * TIMEOUT_SECONDS:
         came += len(client.recv(300_000))
         time.sleep(0.05)
@@ -282,6 +284,7 @@ def test_headers_of_any_length_are_refused(pod: LocalCluster, sent: bytes) -> No
     assert metric(url, "process_resident_memory_bytes") - before < 10_000_000
 
 
+@pytest.mark.parametrize("job", ["redox"], indirect=True)
 def test_a_pod_that_does_not_read_its_answer_is_cut_off(pod: LocalCluster, job: dict[str, Any]) -> None:
     """Over HTTP/2: its connection lives and answers pings, only the stream stands still."""
     info = rank_of(pod, job).info()

@@ -178,7 +178,7 @@ def test_a_part_reads_the_chunks_that_have_a_sample_of_it(dataset_of: DatasetOf)
     assert read_for(at_random[100:]) == pytest.approx(1 / 0.9, rel=0.1)
 
 
-@pytest.mark.parametrize("policy", ["drain", "planned"])
+@pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_ranks_that_split_differently_are_told_so(dataset_of: DatasetOf, policy: str) -> None:
     """Long before time is up; and with policy planned, where none waits for another."""
 
@@ -204,7 +204,7 @@ def epochs_without_end(loader: Any) -> Iterator[Any]:
 
 def test_ranks_that_split_differently_wait_for_each_other_by_name(dataset_of: DatasetOf) -> None:
     """Each has a job of other samples, and no sample comes that another rank validates with."""
-    dataset = dataset_of(rank=0, world_size=2, timeout_seconds=1, policy="drain")
+    dataset = dataset_of(rank=0, world_size=2, timeout_seconds=1, policy="redox")
     train, _ = random_split(dataset, [0.8, 0.2], generator=torch.Generator().manual_seed(6))
     with pytest.raises(EpochNotReady, match=r"job-\w+-part-\w+ .*rank 1.* generator with a seed$"):
         next(iter(loader_of(train, refill.EpochSampler(train))))

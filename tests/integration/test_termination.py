@@ -126,7 +126,7 @@ def test_what_takes_longer_than_the_grace_is_broken_off(packed: Packed, tmp_path
     """A client that stops in the middle of its request. A batch that waits for a rank is answered before: that rank may
     not come as far until the pod's successor is there."""
     with LocalCluster(1, tmp_path, SMALL | {"wait_seconds": 60, "grace_seconds": 1}) as cluster:
-        rank = rank_of(cluster, settings_of(packed[0], policy="drain", world_size=2), timeout_seconds=0)
+        rank = rank_of(cluster, settings_of(packed[0], policy="redox", world_size=2), timeout_seconds=0)
         rank.batch(0, np.arange(10))
         with ThreadPoolExecutor(1) as pool, socket.create_connection(("127.0.0.1", cluster._ports[0][0])) as half:
             waits = pool.submit(rank.batch, 1, np.arange(10))

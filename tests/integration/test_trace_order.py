@@ -1,4 +1,4 @@
-"""A sampler's ids come from real pods, each as often as it was asked for; and in its order but with policy drain."""
+"""A sampler's ids come from real pods, each as often as it was asked for; and in its order but with policy redox."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dataset_of(three_pods: LocalCluster, job: dict[str, Any]) -> MakeDataset:
 
     def make(**more: Any) -> refill.CacheDataset:
         url, name = three_pods.pod_urls[0], job["name"]
-        how: dict[str, Any] = {"policy": "drain"} | settings | more
+        how: dict[str, Any] = {"policy": "redox"} | settings | more
         return refill.CacheDataset(url, dataset=job["dataset"], job=name, order="explicit", **how)
 
     return make

@@ -74,7 +74,7 @@ class Process:
 @pytest.fixture
 def job(job: dict[str, Any]) -> dict[str, Any]:
     """Of a policy whose pods keep what each process received."""
-    return job | {"policy": "drain"}
+    return job | {"policy": "redox"}
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ class Child:
         ]
 
 
-@pytest.mark.parametrize("policy", ["drain", "planned"])
+@pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_a_twin_is_refused_by_name_and_the_first_goes_on(
     three_pods: LocalCluster, job: dict[str, Any], policy: str
 ) -> None:

@@ -41,7 +41,7 @@ def rank_at(url: str, dataset: str, name: str, **settings: Any) -> Any:
     return kind_of(spec)(url, spec, 0, None, 10)
 
 
-@pytest.mark.parametrize("policy", ["drain", "planned"])
+@pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_batches_are_the_same_as_over_tcp(pod: LocalCluster, path: Path, packed: Packed, policy: str) -> None:
     unix, tcp = (rank_at(url, packed[0], "job", policy=policy) for url in (f"unix:{path}", pod.pod_urls[0]))
     assert unix.home == f"unix:{path}", "who names a socket wants no detour over TCP"
@@ -53,7 +53,7 @@ def test_batches_are_the_same_as_over_tcp(pod: LocalCluster, path: Path, packed:
         assert list(map(bytes, received.payloads)) == list(map(bytes, again.payloads))
     assert unix.samples(np.array([3, 5])).sample_ids.tolist() == [3, 5]
     takes = unix.epoch_counts(0)["total"]["takes"]
-    assert takes == (1000 if policy == "drain" else 2000), "planned jobs keep no answers"
+    assert takes == (1000 if policy == "redox" else 2000), "planned jobs keep no answers"
     unix.report(0.5, 1000, 1)
     unix.end_job()
 

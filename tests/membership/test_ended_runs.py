@@ -21,7 +21,7 @@ EXACT = {"delivered": NUM_SAMPLES, "duplicates": 0, "missing": 0, "unknown": 0, 
 
 def spec_of(packed: Packed, **settings: Any) -> JobSpec:
     name = f"ended-{uuid.uuid4().hex[:8]}"
-    how = {"policy": "drain", "chunk_size": 16, "memory_bytes": 600_000, "world_size": 2}
+    how = {"policy": "redox", "chunk_size": 16, "memory_bytes": 600_000, "world_size": 2}
     return JobSpec(name, packed[0], **(how | settings))
 
 

@@ -270,12 +270,12 @@ def test_what_update_refuses(pods: PodsInProcess, packed: Packed, given: tuple[A
 
 def test_a_job_of_another_policy_takes_no_scores(pods: PodsInProcess, packed: Packed) -> None:
     with pytest.raises(InvalidInput, match="policy='exact' contradicts the dataset"):
-        refill.ImportanceSampler(CalledDataset(pods, 0, "other", packed[0], policy="drain"))
+        refill.ImportanceSampler(CalledDataset(pods, 0, "other", packed[0], policy="redox"))
     with pytest.raises(InvalidInput, match="eviction='lru' contradicts ImportanceSampler"):
         refill.ImportanceSampler(
             CalledDataset(pods, 0, "other", packed[0], policy="exact", policy_settings={"eviction": "lru"})
         )
-    rank = Rank(pods, JobSpec(f"no-scores-{uuid.uuid4().hex[:8]}", packed[0], memory_bytes=600_000, policy="drain"), 0)
+    rank = Rank(pods, JobSpec(f"no-scores-{uuid.uuid4().hex[:8]}", packed[0], memory_bytes=600_000, policy="redox"), 0)
     rank.info()
     with pytest.raises(InvalidInput, match="takes no scores: its policy must be exact with eviction importance"):
         rank.report_scores(np.array([1]), np.array([1.0], dtype=np.float32))

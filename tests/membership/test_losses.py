@@ -36,7 +36,7 @@ def test_killed_without_journals(packed: Packed, pods: PodsInProcess, killed: li
 
 def test_an_epoch_apart(packed: Packed, pods: PodsInProcess) -> None:
     """Rank 0 has had all of the next epoch that it may, and asks for the one after, while rank 1 is in the first."""
-    training = Training(pods, spec_of(packed, memory_bytes=4_000_000 // 2), NUM_SAMPLES)
+    training = Training(pods, spec_of(packed, policy="drain", memory_bytes=4_000_000 // 2), NUM_SAMPLES)
     training.all_ask(0, 0, 100)
     training.ask(0, 0)
     training.ask(0, 1)
@@ -168,7 +168,7 @@ def test_unknown_stays_unknown_through_later_losses(
 ) -> None:
     """All pods and rank 1 are lost at once, then pods again and again: what rank 1 had is never said to be missing."""
     with PodsInProcess(2, tmp_path, journal=False, recovery_seconds=1) as pods:
-        training = Training(pods, spec_of(packed), NUM_SAMPLES)
+        training = Training(pods, spec_of(packed, policy="drain"), NUM_SAMPLES)
         training.all_ask(0, 0, 100)
         training.ranks[1] = Rank(pods, training.spec, 1, process=2)
         training.ranks[1].info()
@@ -259,7 +259,7 @@ def test_a_pod_that_goes_on_without_a_rank_is_killed_before_any_epoch_opens(pack
 
 def test_an_epoch_that_is_known_in_part_only_is_not_said_to_be_missing(packed: Packed, pods: PodsInProcess) -> None:
     """All have had epoch 0, and left it; rank 0 is two epochs on and keeps nothing of it, rank 1 does."""
-    training = Training(pods, spec_of(packed), NUM_SAMPLES)
+    training = Training(pods, spec_of(packed, policy="drain"), NUM_SAMPLES)
     training.all_ask(0)
     training.all_ask(1, 0, 100)
     training.ask(0, 1)

@@ -29,7 +29,7 @@ Packed = tuple[str, dict[str, bytes]]
 
 def spec_of(packed: Packed, **settings: Any) -> JobSpec:
     name = f"again-{uuid.uuid4().hex[:8]}"
-    how = {"policy": "drain", "chunk_size": 16, "memory_bytes": 600_000, "world_size": 2}
+    how = {"policy": "redox", "chunk_size": 16, "memory_bytes": 600_000, "world_size": 2}
     return JobSpec(name, packed[0], **(how | settings))
 
 

@@ -359,13 +359,13 @@ def test_a_name_has_one_job_whatever_its_policy(packed: Packed, tmp_path: Path) 
     with PodsInProcess(2, tmp_path, journal=False) as pods:
         run = Run(pods, packed[0], new_name(), 1)
         run.take(0, 0, 40)
-        live = JobSpec(run.name, packed[0], policy="drain", chunk_size=16, memory_bytes=600_000)
-        with pytest.raises(JobConflict, match="runs with policy planned, and you ask for drain"):
+        live = JobSpec(run.name, packed[0], policy="redox", chunk_size=16, memory_bytes=600_000)
+        with pytest.raises(JobConflict, match="runs with policy planned, and you ask for redox"):
             Training(pods, live, NUM_SAMPLES, timeout_seconds=5)
         assert [len(pods.get(pod, "/v1/jobs")) for pod in (0, 1)] == [1, 1]
         run.ranks[0].end_job()
         Training(pods, live, NUM_SAMPLES, timeout_seconds=5)
-        with pytest.raises(JobConflict, match="runs with policy drain, and you ask for planned"):
+        with pytest.raises(JobConflict, match="runs with policy redox, and you ask for planned"):
             Run(pods, packed[0], run.name, 1).take(0, 0, 20)
 
 

@@ -17,7 +17,7 @@ Packed = tuple[str, dict[str, bytes]]
 
 def training_of(packed: Packed, pods: PodsInProcess) -> Training:
     name = f"rollout-{uuid.uuid4().hex[:8]}"
-    spec = JobSpec(name, packed[0], policy="drain", chunk_size=16, memory_bytes=600_000, world_size=2)
+    spec = JobSpec(name, packed[0], policy="redox", chunk_size=16, memory_bytes=600_000, world_size=2)
     training = Training(pods, spec, NUM_SAMPLES)
     training.all_ask(0, 0, 200)
     return training

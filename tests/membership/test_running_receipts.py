@@ -19,7 +19,7 @@ Packed = tuple[str, dict[str, bytes]]
 
 
 def spec_of(url: str, **settings: object) -> JobSpec:
-    how = {"policy": "drain", "chunk_size": 16, "memory_bytes": 600_000, "world_size": 2} | settings
+    how = {"policy": "redox", "chunk_size": 16, "memory_bytes": 600_000, "world_size": 2} | settings
     return JobSpec(f"running-{uuid.uuid4().hex[:8]}", url, **how)  # type: ignore[arg-type]
 
 

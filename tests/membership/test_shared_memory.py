@@ -27,9 +27,8 @@ def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PodsInProc
 
 
 def training_of(pods: PodsInProcess, packed: Packed, **settings: object) -> Training:
-    return Training(
-        pods, spec_of(packed, **({"world_size": 1, "memory_bytes": 0, "chunk_size": 1} | settings)), NUM_SAMPLES
-    )
+    of_test: dict[str, object] = {"policy": "drain", "world_size": 1, "memory_bytes": 0, "chunk_size": 1}
+    return Training(pods, spec_of(packed, **(of_test | settings)), NUM_SAMPLES)
 
 
 def memory_of(pods: PodsInProcess, *trainings: Training) -> list[int]:

@@ -110,7 +110,7 @@ def test_pods_are_killed(packed: Packed, pods: PodsInProcess, killed: list[int])
 
 
 def test_a_pod_is_killed_while_ranks_are_an_epoch_apart(packed: Packed, pods: PodsInProcess) -> None:
-    training = begun(pods, packed, memory_bytes=2_000_000)
+    training = begun(pods, packed, policy="drain", memory_bytes=2_000_000)
     training.ask(0, 0)
     training.ask(0, 1)
     pods.kill(1)

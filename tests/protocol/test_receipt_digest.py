@@ -97,3 +97,32 @@ def test_what_is_no_part_is_refused(said: object) -> None:
 def test_a_part_comes_back_as_it_was() -> None:
     part = DigestPart(3, 4, 10, True, 2, ((0, 8), (12, 13)), (1 << 127) + 5)
     assert DigestPart.from_list(part.to_list()) == part
+
+
+SPANS = st.lists(st.integers(0, 40), max_size=12, unique=True).map(
+    lambda ends: tuple(zip(*[iter(sorted(ends))] * 2, strict=False))
+)
+
+
+@given(st.lists(SPANS, max_size=6))
+def test_what_parts_cover_is_left_out(all_spans: list[tuple[tuple[int, int], ...]]) -> None:
+    """Of each two that have a position in common, unless they are of the same positions."""
+    parts = [DigestPart(1, 1, 0, False, 0, spans, number) for number, spans in enumerate(all_spans)]
+    kept = merged_parts(parts)
+    places = {part: {place for span in part.spans for place in range(*span)} for part in parts}
+    for part in parts:
+        meets = [other for other in kept if other is not part and places[other] & places[part]]
+        if part in kept:
+            assert all(other.spans == part.spans for other in meets)
+        else:
+            assert any(part.num_places <= other.num_places and other.spans != part.spans for other in meets)
+    assert merged_parts(parts, 2) == kept[:2]
+
+
+def test_parts_of_very_many_spans_are_compared_all_the_same() -> None:
+    """Each with each other took hours, in which a pod did nothing else."""
+    spans = tuple((4 * place, 4 * place + 1) for place in range(100_000))
+    parts = [DigestPart(1, 1, 0, False, 0, spans, 1)]
+    parts.append(DigestPart(1, 1, 0, False, 0, tuple((first + 2, end + 2) for first, end in spans), 2))
+    parts += [DigestPart(1, 1, 0, False, 0, ((4 * place + 1, 4 * place + 2),), 3) for place in range(1000)]
+    assert len(merged_parts(parts, 8)) == 8

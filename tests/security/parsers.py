@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.requests import Request
 
 from refill.answer_checks import checked_job, decoded
@@ -23,6 +24,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.pod_life import pod_life_of
 from refill.protocol.rank_life import RankLife
+from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.records import Kind, Record, RecordReader
 from refill.protocol.wire_format import BatchRequest, encode_frame_head
 from refill.received_batch import Expected, decode_frame
@@ -36,7 +38,7 @@ from refill_service.cache_core.pod_lives import Announced
 from refill_service.journal.kept_job import read_kept_job
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.client_requests import query_of, read_int64s
-from refill_service.serving.planned_routes import AskedForBatch
+from refill_service.serving.planned_routes import AskedForBatch, Received
 from refill_service.serving.tokens import Tokens
 from refill_service.settings import load_settings
 
@@ -159,6 +161,7 @@ def _json(**given: Any) -> bytes:
 
 _TWO = np.arange(2)
 _PLAN = {"version": 1, "dataset": "0" * 16, "num_samples": 100, "chunk_size": 4, "num_shares": 2, "memory_bytes": 50}
+_REPORT = {"epoch": 0, "rank": 0, "num_ranks": 1, "spans": [[0, 3]], "damaged": [[1, 2]], "digests": [[1]]}
 _STATE = {"version": 1, "job": "x", "dataset": "0", "incarnation": "y", "world_size": 1, "rank": 0, "epoch": 0}
 _BLOBS = np.array([30, 0, 3, 1], dtype="<i8").tobytes() + b"a"
 
@@ -177,6 +180,11 @@ PARSERS: dict[str, Parser] = {
     "plan_settings": Parser(
         _of_json(PlanSettings.from_dict), [_json(**_PLAN, run=4, seed=0, selection="", plan_id="x")]
     ),
+    "digest_part": Parser(
+        _of_json(DigestPart.from_list),
+        [b'[2, 8, 0, false, 1, [[0, 3], [5, 9]], "ab"]', b'[1, 1, 0, 0, 0, [[0, Infinity]], "0"]', b"[1e999, 1]"],
+    ),
+    "received": Parser(lambda data: Received.model_validate_json(data), [_json(**_REPORT)], (ValidationError,)),
     "rank_life": Parser(_text(RankLife.decode), [RankLife("host", 1, 2, "x").encode().encode()]),
     "store_url": Parser(_text(parse_url), [b"s3://bucket/a/../b%20c", b"file:///data/./x"]),
     # Of pods, at clients and at other pods.

@@ -14,12 +14,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.waiting import until_logged
+from tests.waiting import until, until_logged
 
 from refill.credentials import Credentials
 from refill.errors import NotAllowed
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
 
 Packed = tuple[str, dict[str, bytes]]
@@ -127,6 +128,43 @@ def test_an_address_is_that_of_the_connection(pod: LocalCluster) -> None:
     (line,) = (line for line in pod.log(0).splitlines() if "/v1/jobs/addressed" in line)
     assert f"team vision, address 127.0.0.1:{port}, -" in line
     assert "203.0.113.9" not in pod.log(0)
+
+
+@pytest.mark.parametrize("plainly", [False, True], ids=["planned connection", "plain PUT"])
+def test_it_tells_who_registered_read_and_ended_a_planned_job(pod: LocalCluster, packed: Packed, plainly: bool) -> None:
+    name = f"planned-{plainly:d}"
+    path = f"/v1/jobs/{name}"
+    spec = JobSpec(name, packed[0], chunk_size=16, memory_bytes=600_000)
+
+    def asked(token: str, method: str, what: str, **more: Any) -> httpx.Response:
+        url = f"{pod.pod_urls[0]}{path}{what}"
+        return httpx.request(method, url, headers=authorization(token), timeout=30, **more)
+
+    def registered(token: str) -> httpx.Response:
+        settings = {each: value for each, value in spec.to_dict().items() if each != "holder"}
+        return (
+            asked(token, "PUT", "", json=settings)
+            if plainly
+            else asked(token, "PUT", "/planned", json={"settings": settings})
+        )
+
+    of_plan = {"plan": registered(VISION).json()["plan_id"]}
+    body = BatchRequest(0, 0, np.arange(60)).encode()
+    assert asked(VISION, "POST", "/planned/batch", params=of_plan, content=body).status_code == 200
+    assert registered(SPEECH).status_code == 403
+    assert asked(SPEECH, "POST", "/planned/batch", params=of_plan, content=body).status_code == 403
+    assert asked(SPEECH, "DELETE", "").status_code == 403
+    assert asked(VISION, "DELETE", "").status_code == 200
+
+    def logged() -> list[str]:
+        return [line for line in pod.log(0).splitlines() if f" {path}" in line and " refill.access: client " in line]
+
+    until(lambda: len(logged()) >= 6, "a line of each request")
+    lines = logged()
+    assert [line for line in lines if ACCESS.fullmatch(line.partition(" refill.access: ")[2]) is None] == []
+    done = [re.sub(r".*: (\d+), .*, team (\w+), .*, (.*) \[.*", r"\1 \2 \3", line) for line in lines]
+    wanted = [f"200 vision registered {packed[0]}", "200 vision read 60 samples", "200 vision ended"]
+    assert sorted(done) == sorted([*wanted, *["403 speech -"] * 3])
 
 
 def test_it_tells_who_registered_read_moved_and_ended_what(packed: Packed, tmp_path: Path) -> None:

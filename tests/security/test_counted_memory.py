@@ -20,6 +20,7 @@ from tests.security.hostile_datasets import write_many_samples
 from tests.waiting import until
 
 from refill.protocol.records import Kind, Record
+from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.serving.request_body import ALWAYS_TAKEN_BYTES
 from refill_service.settings import load_settings
@@ -29,6 +30,9 @@ TOKENS = {"vision": "vision-0123456789abcdef", "speech": "speech-0123456789abcde
 GREEDY = {"authorization": f"Bearer {TOKENS['vision']}"}
 VICTIM = {"authorization": f"Bearer {TOKENS['speech']}"}
 MEMORY_BYTES = 16 << 20
+MOST_LISTS = 1 << 17
+"""In a report of a planned job."""
+JSON = {"content-type": "application/json"}
 READS_NOTHING = 1
 """The system makes it a few kilobytes."""
 SHOWN = f"Authorization: Bearer {TOKENS['vision']}\r\n".encode()
@@ -131,15 +135,18 @@ def test_idle_connections_hold_nothing_of_their_last_request(pod: LocalCluster) 
 
 
 def register(pod: LocalCluster, name: str, **settings: Any) -> httpx.Response:
-    return httpx.put(
-        f"{pod.pod_urls[0]}/v1/jobs/{name}", headers=GREEDY, json={"policy": "drain"} | settings, timeout=60
-    )
+    return httpx.put(f"{pod.pod_urls[0]}/v1/jobs/{name}", headers=GREEDY, json=settings, timeout=60)
+
+
+@pytest.fixture(params=["drain", "planned"])
+def policy(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.mark.slow_attack
-def test_answers_that_nobody_reads_are_charged_to_who_asked(pod: LocalCluster, packed: Packed) -> None:
+def test_answers_that_nobody_reads_are_charged_to_who_asked(pod: LocalCluster, packed: Packed, policy: str) -> None:
     for number in range(25):
-        found = register(pod, f"job-{number}", dataset=packed[0], memory_bytes=300_000)
+        found = register(pod, f"job-{number}", dataset=packed[0], memory_bytes=300_000, policy=policy)
         assert found.status_code == 200, found.text
     jobs = httpx.get(f"{pod.pod_urls[0]}/v1/jobs", headers=GREEDY)
     assert len(jobs.content) > ALWAYS_TAKEN_BYTES
@@ -152,7 +159,7 @@ def test_answers_that_nobody_reads_are_charged_to_who_asked(pod: LocalCluster, p
 def test_reports_that_stop_in_the_middle_of_a_record_are_charged_to_their_job(
     pod: LocalCluster, packed: Packed
 ) -> None:
-    assert register(pod, "reported", dataset=packed[0], memory_bytes=1_000_000).status_code == 200
+    assert register(pod, "reported", dataset=packed[0], memory_bytes=1_000_000, policy="drain").status_code == 200
     record = Record(Kind.RECEIVED, 0, 0, (np.arange(60_000), np.arange(60_000))).encode()
     head = b"PUT /v1/jobs/reported/ranks/0/records HTTP/1.1\r\n" + SHOWN
     with flood(pod, 400, head + b"Content-Length: %d\r\n\r\n" % len(record) + record[:-1]):
@@ -160,11 +167,60 @@ def test_reports_that_stop_in_the_middle_of_a_record_are_charged_to_their_job(
     until(lambda: receiving_bytes(pod) == 0, "nothing is held for connections that are gone")
 
 
+@pytest.mark.parametrize("ends", ["stop", "are whole"])
+def test_reports_of_planned_jobs_are_bounded_in_what_they_take_when_they_are_read(
+    pod: LocalCluster, packed: Packed, ends: str
+) -> None:
+    """Each span takes thirty times its bytes."""
+    registered = register(pod, "reported", dataset=packed[0], memory_bytes=1_000_000, policy="planned")
+    about = {"plan": registered.json()["plan_id"]}
+    url = f"{pod.pod_urls[0]}/v1/jobs/reported/planned/received"
+
+    def report(num_spans: int) -> bytes:
+        spans = ",".join(["[0,1]"] * num_spans)
+        return f'{{"epoch": 0, "rank": 0, "num_ranks": 1, "spans": [{spans}]}}'.encode()
+
+    as_many, too_many = report(MOST_LISTS - 2), report((4 << 20) // 6 - 20)
+    for body, status in ((as_many, 200), (too_many, 413), (as_many, 200)):
+        answer = httpx.put(url, params=about, content=body, headers=GREEDY | JSON, timeout=60)
+        assert answer.status_code == status, answer.text
+    path = f"/v1/jobs/reported/planned/received?plan={about['plan']}"
+    for body in (as_many, too_many):
+        head = f"PUT {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        with flood(pod, 100, head.encode() + SHOWN + b"\r\n" + (body[:-1] if ends == "stop" else body)):
+            holds_its_promise(pod)
+    until(lambda: receiving_bytes(pod) == 0, "nothing is held for connections that are gone")
+
+
 def test_jobs_of_a_million_ranks_need_memory_for_them(pod: LocalCluster, packed: Packed) -> None:
+    few = {"dataset": packed[0], "memory_bytes": 600_000, "policy": "drain"}
     for number in range(20):
-        refused = register(pod, f"crowd-{number}", dataset=packed[0], memory_bytes=600_000, world_size=2**20)
+        refused = register(pod, f"crowd-{number}", world_size=2**20, **few)
         assert (refused.status_code, refused.json()["error"]) == (400, "MemoryTooSmall")
         assert "1,048,576 ranks take 33," in refused.json()["message"]
+    holds_its_promise(pod)
+
+
+def test_planned_jobs_of_a_million_ranks_take_nothing_until_they_ask_and_are_refused_then(
+    pod: LocalCluster, packed: Packed
+) -> None:
+    ranks = 2**20
+    for number in range(5):
+        few = {"dataset": packed[0], "memory_bytes": 600_000, "policy": "planned"}
+        registered = register(pod, f"crowd-{number}", world_size=ranks, **few)
+        assert registered.status_code == 200, registered.text
+        about, path = {"plan": registered.json()["plan_id"]}, f"/v1/jobs/crowd-{number}/planned"
+        asked = {"content": BatchRequest(0, ranks - 1, np.arange(1)).encode(), "params": about | {"ranks": ranks}}
+        dealt = {"epoch": 0, "rank": ranks - 1, "num_ranks": ranks}
+        requests: list[tuple[str, str, dict[str, Any]]] = [
+            ("POST", "/batch", asked),
+            ("PUT", "/received", {"json": dealt, "params": about}),
+            ("GET", "", {"params": about | {"rank": ranks - 1, "life": "host:1:1:"}}),
+        ]
+        for method, what, more in requests:
+            refused = httpx.request(method, pod.pod_urls[0] + path + what, headers=GREEDY, timeout=60, **more)
+            assert (refused.status_code, refused.json()["error"]) == (400, "MemoryTooSmall"), (what, refused.text)
+            assert "give it more memory_bytes" in refused.json()["message"]
     holds_its_promise(pod)
 
 
@@ -183,21 +239,24 @@ def test_a_job_whose_tables_take_more_than_its_memory_is_refused(
     assert httpx.get(f"{pod.pod_urls[0]}/v1/jobs", headers=GREEDY).json() == []
 
 
-def test_a_long_url_is_refused_in_a_short_line_and_kept_by_nobody(pod: LocalCluster, packed: Packed) -> None:
+def test_a_long_url_is_refused_in_a_short_line_and_kept_by_nobody(
+    pod: LocalCluster, packed: Packed, policy: str
+) -> None:
     for number in range(40):
-        refused = register(pod, f"long-{number}", dataset=packed[0] + "/." * 30_000)
+        refused = register(pod, f"long-{number}", dataset=packed[0] + "/." * 30_000, policy=policy)
         assert (refused.status_code, len(refused.content) < 1_000) == (400, True), refused.text[:200]
         for settings in ({"policy": "x" * 60_000}, {"x" * 60_000: 1}, {"chunk_size": "x" * 60_000}):
-            refused = register(pod, f"long-{number}", dataset=packed[0], **settings)
+            refused = register(pod, f"long-{number}", **({"dataset": packed[0], "policy": policy} | settings))
             assert (refused.status_code, len(refused.content) < 5_000) == (400, True), refused.text[:200]
-        refused = register(pod, f"long-{number}", dataset=packed[0] + "/." * 400_000)
+        refused = register(pod, f"long-{number}", dataset=packed[0] + "/." * 400_000, policy=policy)
         assert (refused.status_code, len(refused.content) < 1_000) == (413, True), refused.text[:200]
     holds_its_promise(pod)
 
 
-def test_a_url_is_kept_in_its_normal_form(pod: LocalCluster, packed: Packed) -> None:
-    assert register(pod, "job", dataset=packed[0] + "/./././").json()["spec"]["dataset"] == packed[0]
-    again = register(pod, "job", dataset=packed[0])
+def test_a_url_is_kept_in_its_normal_form(pod: LocalCluster, packed: Packed, policy: str) -> None:
+    first = register(pod, "job", dataset=packed[0] + "/./././", policy=policy)
+    assert first.json()["spec"]["dataset"] == packed[0]
+    again = register(pod, "job", dataset=packed[0], policy=policy)
     assert again.status_code == 200, "it is the same place"
 
 

@@ -82,11 +82,14 @@ def open_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
 
 
 def answer_to(cluster: LocalCluster, dataset: str) -> RefillError:
-    rank = rank_of(cluster, {"name": "guess", "dataset": dataset}, timeout_seconds=0)
-    with pytest.raises(RefillError) as raised:
-        rank.info()
-    with pytest.raises(type(raised.value)):
-        rank.num_samples()
+    """The same whatever the policy."""
+    for policy in ("drain", "planned"):
+        settings = {"name": "guess", "dataset": dataset, "policy": policy}
+        rank = rank_of(cluster, settings, timeout_seconds=0)
+        with pytest.raises(RefillError) as raised:
+            rank.info()
+        with pytest.raises(type(raised.value)):
+            rank.num_samples()
     assert len(str(raised.value).splitlines()) == 1
     return raised.value
 
@@ -157,6 +160,7 @@ def test_nor_by_the_peers_routes(pods: LocalCluster, packed: Packed, wrong: str)
     with httpx.Client(http1=False, http2=True) as peer:
         for method, path, body in (
             ("PUT", "", {"spec": spec}),
+            ("PUT", "/planned", {"spec": spec | {"policy": "planned"}}),
             ("POST", "/opening", {"dataset": url}),
             ("POST", "/move", {"spec": spec, "incarnation": "a"}),
         ):

@@ -49,7 +49,7 @@ def unknown_settings(size_bytes: int) -> bytes:
     return json.dumps({f"prefetch_windw_{number}": number for number in range(size_bytes // 30)}).encode()
 
 
-def floods(small: str) -> dict[str, Flood]:
+def floods(small: str, plan: str) -> dict[str, Flood]:
     ids = np.arange(SMALL_SAMPLES, dtype="<i8").tobytes()
     same = json.dumps({"dataset": small}).encode()
     return {
@@ -57,7 +57,7 @@ def floods(small: str) -> dict[str, Flood]:
         "401s without a token": Flood(request("GET", "/v1/jobs", NOBODY)),
         "JSON of 15 KB": Flood(request("PUT", "/v1/jobs/x", GREEDY, unknown_settings(15_000))),
         "JSON of 1 MiB": Flood(request("PUT", "/v1/jobs/x", GREEDY, unknown_settings(1 << 20))),
-        "4,096 samples of a byte": Flood(request("POST", "/v1/jobs/small/samples", GREEDY, ids)),
+        "4,096 samples of a byte": Flood(request("POST", f"/v1/jobs/small/planned/samples?plan={plan}", GREEDY, ids)),
         "the same registration": Flood(request("PUT", "/v1/jobs/small", GREEDY, same)),
         "/metrics": Flood(request("GET", "/metrics", GREEDY)),
         "401s, 50 before the answer": Flood(request("GET", "/v1/jobs", NOBODY), at_once=50),
@@ -67,6 +67,8 @@ def floods(small: str) -> dict[str, Flood]:
 class ClockedPod:
     def __init__(self, port: int, pid: int, small: str) -> None:
         self.port, self.small = port, small
+        self.plans: dict[str, str] = {}
+        """Of its jobs, by name."""
         self._clock = (~pid << 3) | 2
         """As the kernel numbers the clock of another process."""
 
@@ -136,6 +138,7 @@ def register(pod: ClockedPod, jobs: dict[str, tuple[str, str]]) -> None:
         headers = {"authorization": shown.partition(": ")[2].strip()}
         found = httpx.put(f"{url}/v1/jobs/{name}", json={"dataset": dataset}, headers=headers, timeout=60)
         assert found.status_code == 200, found.text
+        pod.plans[name] = found.json()["plan_id"]
 
 
 class Victim:
@@ -153,7 +156,8 @@ class Victim:
         epoch, position = divmod(Victim._next_position, SAMPLES)
         Victim._next_position += BATCH
         body = BatchRequest(epoch, 0, np.arange(position, position + BATCH)).encode()
-        sent = request("POST", "/v1/jobs/victim/batch", VICTIM, body)
+        path = f"/v1/jobs/victim/planned/batch?plan={self._pod.plans['victim']}"
+        sent = request("POST", path, VICTIM, body)
         before = self._pod.cpu_seconds()
         self._connection.sock.sendall(sent)
         after = self._pod.cpu_seconds()
@@ -189,8 +193,8 @@ def test_a_batch_does_not_wait_for_what_others_ask(pod: ClockedPod) -> None:
     waits(pod)
     alone = waits(pod)
     print(said("alone", alone))
-    attacks = {name: [flood] for name, flood in floods(pod.small).items()}
-    attacks["all at once"] = list(floods(pod.small).values())
+    attacks = {name: [flood] for name, flood in floods(pod.small, pod.plans["small"]).items()}
+    attacks["all at once"] = list(floods(pod.small, pod.plans["small"]).values())
     slow = []
     for name, attack in attacks.items():
         with flooded(pod.port, attack) as asked:

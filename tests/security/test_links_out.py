@@ -55,18 +55,26 @@ def guesses(folder: Path, size: int = 256) -> str:
 
 
 def answers(pod: LocalCluster, url: str) -> list[str]:
-    """What each guess is answered with, but for what the client knows anyway."""
+    """What each guess is answered with, but for what the client knows anyway; the same whatever the policy."""
+    found = answers_by(pod, url, "planned")
+    assert answers_by(pod, url, "drain") == found
+    return found
+
+
+def answers_by(pod: LocalCluster, url: str, policy: str) -> list[str]:
     job = f"guess-{abs(hash(url))}"
-    settings = {"name": job, "dataset": url, "memory_bytes": 500_000, "chunk_size": 1, "policy": "drain"}
+    settings = {"name": job, "dataset": url, "memory_bytes": 500_000, "chunk_size": 1, "policy": policy}
     try:
-        rank_of(pod, settings, timeout_seconds=0).info()
+        info = rank_of(pod, settings, timeout_seconds=0).info()
     except RefillError as error:
         return [type(error).__name__]
     path = f"{pod.pod_urls[0]}/v1/jobs/{job}"
+    samples, of_plan = ("planned/samples", {"plan": info["plan_id"]}) if policy == "planned" else ("samples", {})
     try:
         found = []
         for guess in range(len(GUESSES)):
-            answer = CLIENT.post(f"{path}/samples", content=np.array([guess]).astype("<i8").tobytes())
+            asked = np.array([guess]).astype("<i8").tobytes()
+            answer = CLIENT.post(f"{path}/{samples}", params=of_plan, content=asked)
             found.append(f"{answer.status_code} {answer.json()['error'] if answer.status_code >= 400 else 'bytes'}")
         return found
     finally:

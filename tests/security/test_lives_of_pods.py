@@ -115,6 +115,11 @@ WITHOUT_A_TOKEN = [
     ("POST", "/peer/v1/jobs/any/take?incarnation=x&pod=1"),
     ("POST", "/peer/v1/jobs/any/samples?incarnation=x&pod=1"),
     ("PUT", "/peer/v1/jobs/any/kept?incarnation=x&pod=1"),
+    ("PUT", "/peer/v1/jobs/any/planned"),
+    ("GET", "/peer/v1/jobs/any/planned"),
+    ("DELETE", "/peer/v1/jobs/any/planned?plan=x"),
+    ("POST", "/peer/v1/jobs/any/planned/take?plan=x&pod=1"),
+    ("PUT", "/peer/v1/jobs/any/planned/epochs/0/ranks/0/list?plan=x&num_ranks=1&length=1"),
 ]
 
 

@@ -15,13 +15,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from tests.pod_fixtures import kind_of
 
 from refill.credentials import Credentials
-from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER
 from refill_service.demo.local_cluster import LocalCluster
@@ -103,22 +104,36 @@ def test_names_that_nobody_comes_by_are_limited_for_each_team(neighbour: Neighbo
     assert neighbour.ask("POST", "/v1/memory", "vision").status_code == 200
 
 
-def test_what_one_team_lends_holds_no_answer_to_another(neighbour: Neighbour, packed: Packed) -> None:
+@pytest.fixture(params=["drain", "planned"])
+def policy(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_what_one_team_lends_holds_no_answer_to_another(neighbour: Neighbour, packed: Packed, policy: str) -> None:
     """Whoever guessed the name of another's memory could have answers written there."""
-    asked = {"dataset": packed[0], "memory_bytes": "600000", "chunk_size": 16, "policy": "drain"}
-    for team in TOKENS:
-        job = {**asked, "memory_bytes": 600_000}
-        assert neighbour.ask("PUT", f"/v1/jobs/of-{team}", team, json=job).status_code == 200
+    job = {"dataset": packed[0], "memory_bytes": 600_000, "chunk_size": 16, "policy": policy}
+    paths = {team: f"/v1/jobs/lent-{policy}-{team}" for team in TOKENS}
+    plans = {}
+    for team, path in paths.items():
+        registered = neighbour.ask("PUT", path, team, json=job)
+        assert registered.status_code == 200
+        plans[team] = {"plan": registered.json().get("plan_id", "")}
+
+    def samples(team: str) -> httpx.Response:
+        of = "/planned/samples" if policy == "planned" else "/samples"
+        body, header = np.array([1, 2], dtype="<i8").tobytes(), {MEMORY_HEADER: name}
+        return neighbour.ask("POST", paths[team] + of, team, content=body, headers=header, params=plans[team])
+
     name = neighbour.name("vision")
     with neighbour.at_the_door() as door:
         assert hand_over(door, name, memory()) == b"+"
-        body, header = np.array([1, 2], dtype="<i8").tobytes(), {MEMORY_HEADER: name}
-        written = neighbour.ask("POST", "/v1/jobs/of-vision/samples", "vision", content=body, headers=header)
-        assert int(written.headers[FRAME_BYTES_HEADER]) > 0
-        crossed = neighbour.ask("POST", "/v1/jobs/of-speech/samples", "speech", content=body, headers=header)
-        assert FRAME_BYTES_HEADER not in crossed.headers
+        assert int(samples("vision").headers[FRAME_BYTES_HEADER]) > 0
+        crossed = samples("speech")
+        assert (crossed.status_code, FRAME_BYTES_HEADER in crossed.headers) == (200, False)
         assert len(crossed.content) > 0
     until_nothing_is_lent(neighbour)
+    for team, path in paths.items():
+        assert neighbour.ask("DELETE", path, team).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -176,7 +191,7 @@ def test_a_descriptor_that_takes_long_to_close_holds_up_nobody(neighbour: Neighb
             assert neighbour.ask("GET", "/healthz").status_code == 200
 
 
-def test_who_comes_and_says_nothing_is_sent_away(neighbour: Neighbour, packed: Packed) -> None:
+def test_who_comes_and_says_nothing_is_sent_away(neighbour: Neighbour, packed: Packed, policy: str) -> None:
     """And meanwhile the pod answers; afterwards memory is taken as before."""
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) for _ in range(40)]
@@ -188,14 +203,17 @@ def test_who_comes_and_says_nothing_is_sent_away(neighbour: Neighbour, packed: P
     with neighbour.at_the_door() as door:
         assert hand_over(door, neighbour.name("vision"), memory()) == b"+"
     until_nothing_is_lent(neighbour)
-    token_file = neighbour.cluster._log_folder / "token-of-vision"
-    spec = JobSpec("of-vision", packed[0], chunk_size=16, memory_bytes=600_000, policy="drain")
-    rank = PodConnection(
-        f"unix:{neighbour.path}", spec, 0, None, 10, credentials=Credentials(token_file=str(token_file))
-    )
+    rank = rank_at(neighbour, packed, policy)
     kept = [rank.batch(0, np.arange(start, start + 100)) for start in (0, 100, 200)]
     assert neighbour.lent() > 0
     assert sum(batch.num_bytes for batch in kept) > 0
+
+
+def rank_at(neighbour: Neighbour, packed: Packed, policy: str) -> Any:
+    token_file = neighbour.cluster._log_folder / "token-of-vision"
+    spec = JobSpec(f"of-vision-{policy}", packed[0], chunk_size=16, memory_bytes=600_000, policy=policy)
+    shown = Credentials(token_file=str(token_file))
+    return kind_of(spec)(f"unix:{neighbour.path}", spec, 0, None, 10, credentials=shown)
 
 
 def memory(num_bytes: int = MEMORY_BYTES, *, sealed: bool = True, allocated: bool = True, flags: int = 0) -> int:
@@ -259,15 +277,11 @@ def until_nothing_is_lent(neighbour: Neighbour) -> None:
         time.sleep(0.05)
 
 
-def test_memory_is_let_go_of_with_the_connection(neighbour: Neighbour, packed: Packed) -> None:
+def test_memory_is_let_go_of_with_the_connection(neighbour: Neighbour, packed: Packed, policy: str) -> None:
     """At once, whenever the garbage collector comes."""
-    token_file = neighbour.cluster._log_folder / "token-of-vision"
-    spec = JobSpec("of-vision", packed[0], chunk_size=16, memory_bytes=600_000, policy="drain")
     gc.disable()
     try:
-        rank = PodConnection(
-            f"unix:{neighbour.path}", spec, 0, None, 10, credentials=Credentials(token_file=str(token_file))
-        )
+        rank = rank_at(neighbour, packed, policy)
         for start in (0, 100, 200):
             rank.batch(0, np.arange(start, start + 100))
         assert neighbour.lent() > 0

@@ -9,10 +9,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.pod_fixtures import NUM_SAMPLES
+from tests.pod_fixtures import NUM_SAMPLES, kind_of
 
 from refill.credentials import Credentials
-from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -29,10 +28,10 @@ class Pods:
         self.folder = folder
         self.dataset = dataset
 
-    def rank(self, name: str, home: int) -> PodConnection:
+    def rank(self, name: str, home: int, policy: str = "drain") -> Any:
         url, token = self.cluster.pod_urls[home], self.folder / "tokens" / "vision"
-        spec = JobSpec(name, self.dataset, chunk_size=16, memory_bytes=600_000, policy="drain")
-        return PodConnection(url, spec, 0, url, 30, credentials=Credentials(str(token)))
+        spec = JobSpec(name, self.dataset, chunk_size=16, memory_bytes=600_000, policy=policy)
+        return kind_of(spec)(url, spec, 0, url, 30, credentials=Credentials(str(token)))
 
     def ask(self, pod: int, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         """As the other team does."""
@@ -87,6 +86,53 @@ def test_another_team_takes_no_name_from_a_job_that_runs(secured: Pods, lost: li
     assert before[50:] == after[:50]
     assert sorted(before + after[50:]) == list(range(NUM_SAMPLES))
     mine.end_job()
+
+
+@pytest.mark.parametrize("lost", [[1], [0], [0, 1]], ids=str)
+def test_another_team_takes_no_name_from_a_planned_job_that_runs(secured: Pods, lost: list[int]) -> None:
+    """Whichever plan it brings, and not for a moment: ranks whose name is another team's give up."""
+    name = f"planned-{'-'.join(map(str, lost))}"
+    mine = secured.rank(name, lost[-1], "planned")
+    mine._watched = True  # else it looks after its home now and then, and brings it the job again
+    before = mine.batch(0, np.arange(100)).sample_ids.tolist()
+    settings = {"dataset": secured.dataset, "chunk_size": 16, "memory_bytes": 600_000}
+    path, made = f"/v1/jobs/{name}", f"job {name}: {secured.dataset}, plan "
+    secured.lose_memory(*lost)
+    had = {pod: secured.cluster.log(pod).count(made) for pod in lost}
+    for pod in lost:
+        other = mine.plan | {"seed": 1}
+        plans = [{}, {"plan": mine.plan}, {"plan": mine.plan, "begun": True}, {"plan": other}]
+        for brought in [*plans, {"plan": other, "begun": True, "again": True}]:
+            of_plan = settings | {"seed": brought.get("plan", {}).get("seed", 0)}
+            answer = secured.ask(pod, "PUT", f"{path}/planned", {"settings": of_plan} | brought)
+            assert (answer.status_code, answer.json()["error"]) == (403, "NotAllowed"), answer.text
+        assert secured.ask(pod, "PUT", path, settings).status_code == 403
+        assert secured.ask(pod, "DELETE", path).status_code == 403
+        assert secured.ask(pod, "GET", "/v1/jobs").json() == []
+        assert secured.cluster.log(pod).count(made) == had[pod], "it had the name for a while"
+    after = mine.batch(0, np.arange(100, NUM_SAMPLES)).sample_ids.tolist()
+    assert sorted(before + after) == list(range(NUM_SAMPLES))
+    mine.end_job()
+
+
+def test_a_planned_name_is_given_to_nobody_new_while_half_of_the_pods_are_silent(
+    packed: Packed, tmp_path: Path
+) -> None:
+    """Who brings a plan that it has received samples by is believed: its own job's pods may be gone for good."""
+    pods = pods_in(tmp_path, 2, packed[0], tokens=True)
+    with pods.cluster:
+        mine = pods.rank("away", 0, "planned")
+        before = mine.batch(0, np.arange(100)).sample_ids.tolist()
+        pods.lose_memory(0)
+        pods.cluster.pause(1)
+        answer = pods.ask(0, "PUT", "/v1/jobs/away", {"dataset": packed[0]})
+        assert answer.status_code == 503, answer.text
+        assert "no plan is made for job away while half of the pods" in answer.json()["message"]
+        assert pods.ask(0, "GET", "/v1/jobs").json() == []
+        came = mine.batch(0, np.arange(100, 200)).sample_ids.tolist()
+        pods.cluster.resume(1)
+        after = mine.batch(0, np.arange(200, NUM_SAMPLES)).sample_ids.tolist()
+        assert sorted(before + came + after) == list(range(NUM_SAMPLES))
 
 
 def test_without_tokens_an_invented_name_takes_no_place(packed: Packed, tmp_path: Path) -> None:

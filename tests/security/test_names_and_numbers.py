@@ -45,13 +45,13 @@ def pod(tmp_path_factory: pytest.TempPathFactory, packed: Packed) -> Iterator[Lo
 def test_no_name_is_an_error_of_the_pod(pod: LocalCluster, name: str) -> None:
     """A file's name has 255 bytes at most; others of these are no file's name at all."""
     for method in ("GET", "PUT", "DELETE"):
-        for what in ("", "/epochs/0/receipt", "/batch"):
+        for what in ("", "/epochs/0/receipt", "/batch", "/planned", "/planned/batch", "/planned/received"):
             answer = httpx.request(method, f"{pod.pod_urls[0]}/v1/jobs/{name}{what}", headers=SHOWN, json={})
             assert 400 <= answer.status_code < 500, (method, what, answer.text)
             assert answer.json()["error"]
     with httpx.Client(http1=False, http2=True, headers={"authorization": f"Bearer {PODS}"}) as peer:
-        for method in ("GET", "DELETE"):
-            found = peer.request(method, f"http://127.0.0.1:{pod.peer_ports[0]}/peer/v1/jobs/{name}")
+        for method, what in (("GET", ""), ("DELETE", ""), ("GET", "/planned"), ("DELETE", "/planned?plan=x")):
+            found = peer.request(method, f"http://127.0.0.1:{pod.peer_ports[0]}/peer/v1/jobs/{name}{what}")
             assert found.status_code < 500, found.text
 
 

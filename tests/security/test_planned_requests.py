@@ -83,6 +83,64 @@ def test_parts_that_can_not_be(run: Run, body: bytes) -> None:
     assert status == 400, message
 
 
+def listed(epoch: int, positions: list[int], samples: list[int]) -> bytes:
+    ids = np.array(samples, dtype=np.int64)
+    return BatchRequest(epoch, 0, np.array(positions, dtype=np.int64), sample_ids=ids).encode()
+
+
+@pytest.fixture(scope="module")
+def of_lists(run: Run, packed: Packed) -> Iterator[Run]:
+    """A job whose ranks have the order in lists; after the tests it gives what is asked for."""
+    found = Run(run.pods, packed[0], new_name(), 1, order="explicit")
+    ids = np.array([5, 5, 999])
+    assert found.ranks[0].batch(0, np.arange(3), ids).sample_ids.tolist() == ids.tolist()
+    yield found
+    assert found.ranks[0].batch(0, np.arange(3, 6), ids).sample_ids.tolist() == ids.tolist()
+    found.ranks[0].end_job()
+
+
+@pytest.mark.parametrize("asker", ["client", "peer"])
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (listed(0, [0], [1000]), "there is no sample 1000; the dataset has samples 0 to 999"),
+        (listed(0, [0], [-1]), "there is no sample -1"),
+        (listed(0, [0, 1], [0, 2**62]), "there is no sample"),
+        (listed(0, [0, 1], [0, -(2**63)]), "there is no sample"),
+        (listed(0, [0, 0], [0, 1]), "names a position twice"),
+        (listed(0, [0, 1], [0, 1])[:-1], "can't hold the 2 positions"),
+        (listed(0, [0, 1], [0, 1])[:-8], "can't hold the 2 positions"),
+        (batch(0, 0, [0]), "a request names the sample of each position"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_samples_that_are_named_and_can_not_be(of_lists: Run, body: bytes, why: str, asker: str) -> None:
+    what, about = ("/batch", {}) if asker == "client" else ("/take", {"pod": 1})
+    status, message = sent(of_lists, "POST", what, body, asker, plan=of_lists.plan.plan_id, **about)
+    assert (status, why in message, "\n" in message) == (400, True, False), message
+
+
+def test_samples_are_not_named_where_the_plan_has_the_order(run: Run) -> None:
+    status, message = sent(run, "POST", "/batch", listed(0, [0], [0]), plan=run.plan.plan_id, ranks=2)
+    assert (status, "a request names positions alone" in message) == (400, True), message
+
+
+@pytest.mark.parametrize("samples", [[1000], [-1], [0, 2**62], [0, -(2**63)]])
+def test_ids_that_can_not_be(of_lists: Run, samples: list[int]) -> None:
+    """Outside of epochs, in lists, and in parts of the whole order."""
+    body, about = np.array(samples, dtype="<i8").tobytes(), {"plan": of_lists.plan.plan_id}
+    status, message = sent(of_lists, "POST", "/samples", body, **about)
+    assert (status, "there is no sample" in message) == (400, True), message
+    for asker in ("client", "peer"):
+        how = about | {"num_ranks": 1, "length": len(samples)}
+        status, message = sent(of_lists, "PUT", "/epochs/1/ranks/0/list", body, asker, **how)
+        assert (status, "there is no sample" in message) == (400, True), message
+    for what in ("/chunks", "/epochs/0/order"):
+        ends = np.array([0, samples[-1] + 1], dtype="<i8").tobytes()
+        status, message = sent(of_lists, "POST", what, ends, **about)
+        assert (status, "\n" in message) == (400, False) or samples == [-1], message
+
+
 DEALT = {"epoch": 0, "rank": 0, "num_ranks": 2}
 
 
@@ -103,6 +161,11 @@ DEALT = {"epoch": 0, "rank": 0, "num_ranks": 2}
         (DEALT | {"epoch": -1}, "epoch: Input should be greater"),
         (DEALT | {"num_ranks": 2**21}, "num_ranks: Input should be less"),
         (DEALT | {"start": 1001}, "can't go on from position 1001"),
+        (DEALT | {"digests": [[]]}, "this is no part of a digest"),
+        (DEALT | {"digests": [[1, 1, 0, False, 0, [[0, float("inf")]], "0"]]}, "this is no part of a digest"),
+        (DEALT | {"digests": [[1, 1, 0, False, 0, [[3, 1]], "0"]]}, "this is no part of a digest"),
+        (DEALT | {"digests": [[1, 1, 0, False, 0, [[0, 1001]], "0"]]}, "rank 0 has 1000 positions in epoch 0, got"),
+        (DEALT | {"digests": [[2**80, 1, 2**80, False, 0, [], "0"]]}, ""),
         ([], "Input should be"),
         ({}, "Field required"),
         (b"no json", "Input should be"),

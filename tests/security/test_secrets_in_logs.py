@@ -12,11 +12,11 @@ import pytest
 import trustme
 from tests.chaos.chaos_dataset import dataset_in_s3
 from tests.conftest import S3Server
+from tests.pod_fixtures import kind_of
 from tests.security.aws_identities import aws_identities
 
 from refill.credentials import Credentials
 from refill.errors import InvalidInput, NotAuthenticated, RefillError, StoreDenied
-from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.object_store.s3_store import S3Store
@@ -54,15 +54,17 @@ def test_no_pod_tells_a_secret_at_debug_level(s3_server: S3Server, tmp_path: Pat
         environment |= {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret-of-the-collector-0123456789"}
         with LocalCluster(num_pods, tmp_path, settings, environment) as cluster:
             url = cluster.pod_urls[0]
-            spec = JobSpec("debugged", dataset.url, chunk_size=16, memory_bytes=600_000, policy="drain")
-            rank = PodConnection(url, spec, 0, None, 30, credentials=shown(tmp_path / "team", tmp_path))
-            assert len(rank.batch(0, np.arange(500)).sample_ids) == 500
             (tmp_path / "stranger").write_text(STRANGER)
-            with pytest.raises(NotAuthenticated):
-                PodConnection(url, spec, 0, None, 0, credentials=shown(tmp_path / "stranger", tmp_path)).info()
-            missing = JobSpec("missing", f"{dataset.url}/nothing-there", policy="drain")
-            with pytest.raises(RefillError):
-                PodConnection(url, missing, 0, None, 0, credentials=shown(tmp_path / "team", tmp_path)).info()
+            for policy in ("drain", "planned"):
+                spec = JobSpec(f"debugged-{policy}", dataset.url, chunk_size=16, memory_bytes=600_000, policy=policy)
+                kind = kind_of(spec)
+                rank = kind(url, spec, 0, None, 30, credentials=shown(tmp_path / "team", tmp_path))
+                assert len(rank.batch(0, np.arange(500)).sample_ids) == 500
+                with pytest.raises(NotAuthenticated):
+                    kind(url, spec, 0, None, 0, credentials=shown(tmp_path / "stranger", tmp_path)).info()
+                missing = JobSpec("missing", f"{dataset.url}/nothing-there", policy=policy)
+                with pytest.raises(RefillError):
+                    kind(url, missing, 0, None, 0, credentials=shown(tmp_path / "team", tmp_path)).info()
             logs = [cluster.log(pod) for pod in range(num_pods)]
         secrets = identities.secrets
     assert identities.signed_by == {"ASIACONTAINER", "ASIAMACHINE", "AKIAENVIRONMENT"}
@@ -72,7 +74,8 @@ def test_no_pod_tells_a_secret_at_debug_level(s3_server: S3Server, tmp_path: Pat
     key = (tmp_path / "key.pem").read_text().splitlines()
     secrets |= {f"line {number} of the private key": line for number, line in enumerate(key) if line}
     for log in logs:
-        assert "/v1/jobs/debugged" in log
+        assert "/v1/jobs/debugged-drain" in log
+        assert "/v1/jobs/debugged-planned" in log
         assert [whose for whose, secret in secrets.items() if secret in log] == []
 
 
@@ -91,12 +94,16 @@ def test_a_role_that_is_refused_is_one_line_without_secrets(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("token", [f"{TEAM}\nsecond-line-0123456789", f"{TEAM}\rx", f"{TEAM} two", f"{TEAM}é"])
-def test_a_token_that_no_header_can_hold_is_not_printed(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("policy", ["drain", "planned"])
+def test_a_token_that_no_header_can_hold_is_not_printed(
+    token: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """REFILL_TOKEN is often filled from a file, by whatever reads it."""
     monkeypatch.delenv("REFILL_TOKEN_FILE", raising=False)
     monkeypatch.setenv("REFILL_TOKEN", token)
+    spec = JobSpec("any", "s3://any/data", policy=policy)
     with pytest.raises(InvalidInput, match="REFILL_TOKEN holds no token") as raised:
-        PodConnection("http://127.0.0.1:1", JobSpec("any", "s3://any/data", policy="drain"), 0, None, 0).info()
+        kind_of(spec)("http://127.0.0.1:1", spec, 0, None, 0).info()
     said = "".join(traceback.format_exception(raised.value))
     assert TEAM not in said
     assert "second-line" not in said

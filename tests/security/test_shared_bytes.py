@@ -60,11 +60,27 @@ def as_team(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return become
 
 
-def read_all(pod: LocalCluster, name: str, dataset: str, *, end: bool = True, epochs: int = 1) -> list[ReceivedBatch]:
-    rank = rank_of(
-        pod, {"name": name, "dataset": dataset, "memory_bytes": 20_000_000, "policy": "drain", "chunk_size": 8}
-    )
-    batches = [batch for epoch in range(epochs) for batch in whole_epoch(rank, epoch)]
+@pytest.fixture(params=["drain", "planned"])
+def policy(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def one_rank(pod: LocalCluster, policy: str, name: str, dataset: str, chunk_size: int = 8) -> Any:
+    settings = {"dataset": dataset, "memory_bytes": 20_000_000, "policy": policy, "chunk_size": chunk_size}
+    return rank_of(pod, {"name": name} | settings)
+
+
+def samples_of(pod: LocalCluster, rank: Any, ids: Any) -> httpx.Response:
+    """As whoever asks by hand for what the thieves' job has."""
+    info = rank.info()
+    path, of_plan = ("planned/samples", {"plan": info["plan_id"]}) if "plan_id" in info else ("samples", {})
+    url = f"{pod.pod_urls[0]}/v1/jobs/thief/{path}"
+    return httpx.post(url, params=of_plan, content=ids.astype("<i8").tobytes(), headers=_header("ours"), timeout=30)
+
+
+def read_all(pod: LocalCluster, policy: str, name: str, dataset: str, *, end: bool = True) -> list[ReceivedBatch]:
+    rank = one_rank(pod, policy, name, dataset)
+    batches = whole_epoch(rank, 0)
     if end:
         rank.end_job()
     return batches
@@ -96,11 +112,11 @@ def foreign(url: str, batches: list[ReceivedBatch]) -> int:
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_copied_fingerprint_and_lengths_get_nothing(
-    pod: LocalCluster, packed: Packed, tmp_path: Path, as_team: Callable[[str], None], ended: bool
+    pod: LocalCluster, packed: Packed, tmp_path: Path, as_team: Callable[[str], None], policy: str, ended: bool
 ) -> None:
     """The thieves know lengths and fingerprint, which pods tell in no secret, and bring bytes of their own."""
     as_team("theirs")
-    read_all(pod, f"victim-{ended}", packed[0], end=ended)
+    read_all(pod, policy, f"victim-{ended}", packed[0], end=ended)
     own = bytes(range(256)) * 4000
     hostile = copy_of(
         packed[0],
@@ -109,7 +125,7 @@ def test_a_copied_fingerprint_and_lengths_get_nothing(
         lambda data: own[: len(data)],
     )
     as_team("ours")
-    got = read_all(pod, f"thief-{ended}", hostile)
+    got = read_all(pod, policy, f"thief-{ended}", hostile)
     assert foreign(packed[0], got) == 0, "samples of the other team's dataset were served"
     assert foreign(hostile, got) == len(packed[1]), "every sample of the thieves' own came, as its index says"
     if not ended:
@@ -118,30 +134,26 @@ def test_a_copied_fingerprint_and_lengths_get_nothing(
 
 
 def test_nor_do_copied_checksums(
-    pod: LocalCluster, packed: Packed, tmp_path: Path, as_team: Callable[[str], None]
+    pod: LocalCluster, packed: Packed, tmp_path: Path, as_team: Callable[[str], None], policy: str
 ) -> None:
     """With the whole index of a dataset, but none of its bytes: another place in the store is another dataset."""
     as_team("theirs")
-    read_all(pod, "victim", packed[0])
+    read_all(pod, policy, "victim", packed[0])
     hostile = copy_of(packed[0], tmp_path / "hostile", lambda sample, claim: claim, lambda data: bytes(len(data)))
     as_team("ours")
-    rank = rank_of(
-        pod, {"name": "thief", "dataset": hostile, "memory_bytes": 20_000_000, "policy": "drain", "chunk_size": 8}
-    )
-    rank.info()
+    rank = one_rank(pod, policy, "thief", hostile)
     for sample in range(0, len(packed[1]), 50):
-        asked = np.array([sample], dtype="<i8").tobytes()
-        answer = httpx.post(f"{pod.pod_urls[0]}/v1/jobs/thief/samples", content=asked, headers=_header("ours"))
+        answer = samples_of(pod, rank, np.array([sample]))
         assert answer.json()["error"] == "SampleDamaged", answer.text
     rank.end_job()
 
 
 def test_guessing_a_byte_of_anothers_dataset(
-    pod: LocalCluster, packed: Packed, tmp_path: Path, as_team: Callable[[str], None]
+    pod: LocalCluster, packed: Packed, tmp_path: Path, as_team: Callable[[str], None], policy: str
 ) -> None:
     """What is kept answers no guess either: whether a record of theirs is right makes no difference to what is read."""
     as_team("theirs")
-    read_all(pod, "victim", packed[0])
+    read_all(pod, policy, "victim", packed[0])
     _, records = index_of(packed[0])
     right = int(records.checksum[0])
     hostile = copy_of(
@@ -151,12 +163,8 @@ def test_guessing_a_byte_of_anothers_dataset(
         lambda data: data,
     )
     as_team("ours")
-    rank = rank_of(
-        pod, {"name": "thief", "dataset": hostile, "memory_bytes": 20_000_000, "policy": "drain", "chunk_size": 1}
-    )
-    rank.info()
-    asked = np.arange(0, 200, dtype="<i8").tobytes()
-    httpx.post(f"{pod.pod_urls[0]}/v1/jobs/thief/samples", content=asked, headers=_header("ours"))
+    rank = one_rank(pod, policy, "thief", hostile, 1)
+    samples_of(pod, rank, np.arange(200))
     with contextlib.suppress(SampleDamaged):
         rank.batch(0, np.arange(20))
     total = httpx.get(f"{pod.pod_urls[0]}/v1/jobs/thief/epochs/0", headers=_header("ours")).json()["total"]
@@ -164,16 +172,16 @@ def test_guessing_a_byte_of_anothers_dataset(
     rank.end_job()
 
 
-def test_one_dataset_is_still_kept_once(pod: LocalCluster, packed: Packed, as_team: Callable[[str], None]) -> None:
+def test_one_dataset_is_still_kept_once(
+    pod: LocalCluster, packed: Packed, as_team: Callable[[str], None], policy: str
+) -> None:
     """Teams that name the same place share what the store gave, however they write it."""
     path = packed[0].removeprefix("file://")
     as_team("theirs")
-    read_all(pod, "first", packed[0])
+    read_all(pod, policy, "first", packed[0])
     as_team("ours")
     for name, url in (("second", packed[0]), ("third", f"file://localhost{path}/"), ("fourth", f"file:///%2e{path}")):
-        rank = rank_of(
-            pod, {"name": name, "dataset": url, "memory_bytes": 20_000_000, "policy": "drain", "chunk_size": 16}
-        )
+        rank = one_rank(pod, policy, name, url, 16)
         got = whole_epoch(rank, 0)
         assert foreign(packed[0], got) == len(packed[1])
         total = httpx.get(f"{pod.pod_urls[0]}/v1/jobs/{name}/epochs/0", headers=_header("ours")).json()["total"]
@@ -182,13 +190,13 @@ def test_one_dataset_is_still_kept_once(pod: LocalCluster, packed: Packed, as_te
 
 
 def test_a_dataset_that_was_replaced_is_another_one(
-    pod: LocalCluster, packed: Packed, tmp_path: Path, as_team: Callable[[str], None]
+    pod: LocalCluster, packed: Packed, tmp_path: Path, as_team: Callable[[str], None], policy: str
 ) -> None:
     """The same place and fingerprint, later, with other bytes of equal lengths."""
     as_team("ours")
     folder = tmp_path / "set"
     url = copy_of(packed[0], folder, lambda sample, claim: claim, lambda data: data)
-    assert foreign(packed[0], read_all(pod, "before", url)) == len(packed[1])
+    assert foreign(packed[0], read_all(pod, policy, "before", url)) == len(packed[1])
     shutil.rmtree(folder)
     content = b"\1" * 1_000_000
     copy_of(
@@ -197,7 +205,7 @@ def test_a_dataset_that_was_replaced_is_another_one(
         lambda sample, claim: Claim(*claim[:2], sample_checksum(content[: claim.length])),
         lambda data: content[: len(data)],
     )
-    got = read_all(pod, "after", url)
+    got = read_all(pod, policy, "after", url)
     assert foreign(packed[0], got) == 0
     assert foreign(url, got) == len(packed[1])
 

@@ -12,10 +12,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.pod_fixtures import metric
+from tests.pod_fixtures import kind_of, metric
 
 from refill.credentials import Credentials
-from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -39,11 +38,11 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster
         yield cluster
 
 
-def rank(pod: LocalCluster, team: str, tmp_path: Path, settings: dict[str, Any]) -> PodConnection:
+def rank(pod: LocalCluster, team: str, tmp_path: Path, settings: dict[str, Any]) -> Any:
     file = tmp_path / f"{team}.token"
     file.write_text(TOKENS[team])
-    spec = JobSpec.from_dict({"policy": "drain"} | settings)
-    return PodConnection(pod.pod_urls[0], spec, 0, None, 0, credentials=Credentials(token_file=str(file)))
+    spec = JobSpec.from_dict(settings)
+    return kind_of(spec)(pod.pod_urls[0], spec, 0, None, 0, credentials=Credentials(token_file=str(file)))
 
 
 def begin(pod: LocalCluster, method: str, path: str, announced: int, sent: bytes, team: str = "") -> socket.socket:
@@ -79,17 +78,31 @@ ATTACKS: dict[str, tuple[str, str, int, int, int]] = {
     "many batches": ("POST", "/v1/jobs/greedy/batch", 8 << 16, 500_000, 60),
     "what a rank has received": ("PUT", "/v1/jobs/greedy/ranks/0/records", 60 << 20, 20 << 20, 3),
 }
+PLANNED = "/v1/jobs/greedy/planned"
+PLANNED_ATTACKS: dict[str, tuple[str, str, int, int, int]] = {
+    "registrations": ("PUT", PLANNED, 1 << 16, 60_000, 200),
+    "registrations of as many jobs": ("PUT", "/v1/jobs/greedy-%d/planned", 1 << 16, 60_000, 200),
+    "batches": ("POST", f"{PLANNED}/batch?plan=%p", 16 << 16, 1_000_000, 60),
+    "samples": ("POST", f"{PLANNED}/samples?plan=%p", 1 << 15, 30_000, 200),
+    "pieces of lists": ("PUT", f"{PLANNED}/epochs/0/ranks/0/list?plan=%p&num_ranks=1&length=9", 1 << 20, 1_000_000, 60),
+    "reports": ("PUT", f"{PLANNED}/received?plan=%p", 4 << 20, 4_000_000, 20),
+}
 
 
-@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+@pytest.mark.parametrize(
+    ("policy", "attack"),
+    [*(("drain", each) for each in ATTACKS.values()), *(("planned", each) for each in PLANNED_ATTACKS.values())],
+    ids=[*ATTACKS, *(f"planned: {each}" for each in PLANNED_ATTACKS)],
+)
 def test_bodies_that_stop_in_the_middle_keep_no_other_team_waiting(
-    pod: LocalCluster, packed: tuple[str, Any], tmp_path: Path, attack: tuple[str, str, int, int, int]
+    pod: LocalCluster, packed: tuple[str, Any], tmp_path: Path, policy: str, attack: tuple[str, str, int, int, int]
 ) -> None:
     method, path, announced, sent, times = attack
-    greedy = rank(pod, "vision", tmp_path, {"name": "greedy", "dataset": packed[0], "order": "explicit"})
-    greedy.info()
-    victim = rank(pod, "speech", tmp_path, {"name": "victim", "dataset": packed[0], "memory_bytes": 5_000_000})
-    victim.info()
+    of_both = {"dataset": packed[0], "policy": policy}
+    greedy = rank(pod, "vision", tmp_path, {"name": "greedy", "order": "explicit"} | of_both)
+    path = path.replace("%p", greedy.info().get("plan_id", ""))
+    victim = rank(pod, "speech", tmp_path, {"name": "victim", "memory_bytes": 5_000_000} | of_both)
+    of_plan = {"plan": victim.info().get("plan_id", "")}
     with contextlib.ExitStack() as stalled:
         for number in range(times):
             where = path.replace("%d", str(number))
@@ -99,7 +112,8 @@ def test_bodies_that_stop_in_the_middle_keep_no_other_team_waiting(
         assert len(victim.batch(0, np.arange(8)).payloads) == 8
         # One that is large, as batches go, finds room as well.
         large = httpx.post(
-            f"{pod.pod_urls[0]}/v1/jobs/victim/batch",
+            f"{pod.pod_urls[0]}/v1/jobs/victim/{'planned/' * (policy == 'planned')}batch",
+            params=of_plan,
             content=bytes(400_000),
             headers={"authorization": f"Bearer {TOKENS['speech']}"},
         )
@@ -129,7 +143,7 @@ def test_a_body_that_comes_with_progress_but_for_ever_is_cut_off(impatient: Loca
     assert sent < 1_000_000
 
 
-@pytest.mark.parametrize("name", ["trace", "records", "kept", "samples", "batch", "take"])
+@pytest.mark.parametrize("name", ["trace", "records", "kept", "samples", "batch", "take", "planned", "received"])
 def test_what_a_body_may_hold_follows_from_the_route_and_not_from_a_jobs_name(
     impatient: LocalCluster, name: str
 ) -> None:
@@ -137,8 +151,9 @@ def test_what_a_body_may_hold_follows_from_the_route_and_not_from_a_jobs_name(
     for body in (bytes(2_000_000), iter([bytes(500_000)] * 4)):
         answer = httpx.put(f"{url}/v1/jobs/{name}", content=body, headers={"content-type": "application/json"})
         assert (answer.status_code, answer.json()["error"]) == (413, "RequestTooLarge")
-    asked = httpx.post(f"{url}/v1/jobs/{name}/batch", content=b"123")
-    assert asked.status_code == 404, "there is no such job: it is told apart from the route of that name"
+    for what in ("batch", "planned/batch?plan=x", "planned/samples?plan=x"):
+        asked = httpx.post(f"{url}/v1/jobs/{name}/{what}", content=b"123")
+        assert asked.status_code == 404, "there is no such job: it is told apart from the route of that name"
 
 
 def test_what_a_body_may_hold_is_looked_up_before_it_comes(impatient: LocalCluster) -> None:

@@ -131,6 +131,8 @@ def test_a_team_can_not_read_look_at_or_end_the_planned_job_of_another(pod: Loca
         ("PUT", f"{path}/planned", {"json": {"settings": settings, "plan": registered.json()["plan"], "begun": True}}),
         ("POST", f"{path}/planned/batch", {"params": of_plan, "content": BatchRequest(0, 0, np.arange(3)).encode()}),
         ("POST", f"{path}/planned/samples", {"params": of_plan, "content": np.arange(3, dtype="<i8").tobytes()}),
+        ("POST", f"{path}/planned/chunks", {"params": of_plan, "content": np.array([0, 9], dtype="<i8").tobytes()}),
+        ("POST", f"{path}/planned/warm", {"params": of_plan}),
         ("PUT", f"{path}/planned/received", {"params": of_plan, "json": report}),
         ("GET", f"{path}/planned", {"params": of_plan | {"rank": 0}}),
         ("GET", f"{path}/planned/epochs/0/ranks/0", {"params": of_plan | {"start": 0, "end": 3}}),

@@ -29,7 +29,7 @@ async def owner_of(
     url: str, abstract_bytes: int, pinned_bytes: int = 0, trace_bytes: int = 0, **settings: Any
 ) -> AsyncIterator[Owner]:
     """An owner of a whole dataset, without a pod around it."""
-    spec = JobSpec("job", url, **{"chunk_size": 8, "policy": "drain"} | settings)
+    spec = JobSpec("job", url, **{"chunk_size": 8, "policy": "redox"} | settings)
     dataset = await Dataset.open(url)
     records = await dataset.load_records(0, dataset.num_samples)
     job = Job(

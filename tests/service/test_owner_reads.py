@@ -92,14 +92,15 @@ async def until_it_comes(owner: Owner, epoch: int, rank: int, start: int) -> lis
     raise AssertionError("the batch never came")
 
 
+@pytest.mark.parametrize("policy", ["drain", "redox"])
 def test_an_outage_at_the_end_of_an_epoch_takes_no_more_memory(
-    packed: tuple[str, Any], caplog: pytest.LogCaptureFixture
+    packed: tuple[str, Any], policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was to be read keeps its place, though the next epoch has been given all that is free."""
 
     async def run() -> None:
         limit = 3_000_000
-        async with owner_of(packed[0], limit) as owner:
+        async with owner_of(packed[0], limit, policy=policy) as owner:
             with Outage(owner):
                 with pytest.raises(StoreUnavailable):
                     await take(owner, 0, 0, 0)
@@ -149,7 +150,7 @@ def test_one_slow_read_holds_up_nobody_while_others_come(packed: tuple[str, Any]
     """A read that never ends: batches that wait for the reserve go on with what comes after it."""
 
     async def run() -> None:
-        async with owner_of(packed[0], 400_000, num_epochs=1) as owner:
+        async with owner_of(packed[0], 400_000, policy="drain", num_epochs=1) as owner:
             read, count = owner.job.dataset.read_samples, 0
 
             async def one_hangs(records: Any, first: int, end: int, room: Any) -> memoryview:

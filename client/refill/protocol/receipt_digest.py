@@ -10,6 +10,7 @@ their own for each plan and epoch. It never changes: another one would have anot
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -82,7 +83,7 @@ class DigestPart(NamedTuple):
             num_ranks, batch, start, drop_last, rank, spans, digest = said
             spans = tuple((int(first), int(end)) for first, end in spans)
             found = cls(int(num_ranks), int(batch), int(start), bool(drop_last), int(rank), spans, int(digest, 16))
-        except (TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError) as error:
             raise InvalidInput(f"this is no part of a digest: {said!r:.100}") from error
         numbers = (found.batch, found.num_ranks, *(place for span in spans for place in span))
         ascending = [place for span in spans for place in span]
@@ -100,18 +101,24 @@ class DigestPart(NamedTuple):
         return found
 
 
-def merged_parts(parts: Sequence[DigestPart]) -> list[DigestPart]:
+def merged_parts(parts: Sequence[DigestPart], most_of_rank: int = 1 << 30) -> list[DigestPart]:
     """Those that say most: what a part covers is left out. Of two that share some positions, the larger one stays; both
-    do that contradict each other, as of members of a group that shares batches."""
+    do that contradict each other, as of members of a group that shares batches.
+
+    :param most_of_rank: of one rank and dealing, no more than so many.
+    """
     kept: dict[tuple[int, int, int, bool, int], list[DigestPart]] = {}
     for part in sorted(set(parts), key=lambda part: (-part.num_places, *part)):
         of_rank = kept.setdefault(part.dealt, [])
-        if all(part.spans == other.spans for other in of_rank if _meet(part, other)):
+        if len(of_rank) < most_of_rank and all(part.spans == other.spans for other in of_rank if _meet(part, other)):
             of_rank.append(part)
     return [part for of_rank in kept.values() for part in of_rank]
 
 
 def _meet(one: DigestPart, other: DigestPart) -> bool:
-    return any(
-        first < other_end and other_first < end for first, end in one.spans for other_first, other_end in other.spans
-    )
+    few, many = sorted((one.spans, other.spans), key=len)
+    for first, end in few:
+        after = bisect_left(many, (first,))
+        if (after < len(many) and many[after][0] < end) or (after > 0 and many[after - 1][1] > first):
+            return True
+    return False

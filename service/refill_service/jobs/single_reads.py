@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from refill.errors import SampleDamaged
@@ -17,7 +18,7 @@ from refill_service.memory.loop_turns import in_turn
 from refill_service.memory.payload import Damage, Payload
 from refill_service.object_store.store_patience import within
 
-__all__ = ["SingleReads"]
+__all__ = ["ReadAlone", "SingleReads"]
 
 _READS_AT_ONCE = 64
 """For one request."""
@@ -30,6 +31,31 @@ class Reading(Protocol):
     spec: JobSpec
     dataset: Dataset
     share: OwnerShare
+
+
+class ReadAlone:
+    """Samples that parts of one request want, which go side by side: each is read once, and all have the same bytes."""
+
+    def __init__(self) -> None:
+        self._results: dict[int, asyncio.Future[Payload | BaseException]] = {}
+
+    async def results(
+        self, samples: list[int], read: Callable[[list[int]], Awaitable[list[Payload | BaseException]]]
+    ) -> list[Payload | BaseException]:
+        """What came of each sample, or what went wrong.
+
+        :param read: is called with those that no other part reads.
+        """
+        new = {sample: asyncio.Future[Payload | BaseException]() for sample in samples if sample not in self._results}
+        self._results.update(new)
+        try:
+            for sample, result in zip(new, await read(list(new)) if new else [], strict=True):
+                new[sample].set_result(result)
+        except BaseException:
+            for future in new.values():
+                future.cancel()
+            raise
+        return [await asyncio.shield(self._results[sample]) for sample in samples]
 
 
 class SingleReads:

@@ -46,7 +46,7 @@ from refill_service.jobs.job_at_pod import Clients, JobFigures
 from refill_service.jobs.job_use import JobUse
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.recently_sent import RecentlySent
-from refill_service.jobs.single_reads import SingleReads
+from refill_service.jobs.single_reads import ReadAlone, SingleReads
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Payload
 from refill_service.memory.pinned_tier import PinnedShare
@@ -378,8 +378,8 @@ class PlannedJob:
     # What is asked for.
 
     def check_wanted(self, wanted: BatchRequest) -> None:
-        """Raises :class:`InvalidInput` for positions that no epoch has, for too many at once, and unless samples are
-        named where the ranks have the order in lists."""
+        """Raises :class:`InvalidInput` for positions that no epoch has, and unless samples are named where the ranks
+        have the order in lists; :class:`RequestTooLarge` for more than an answer may have."""
         if (wanted.sample_ids is not None) != (self.lists is not None):
             raise InvalidInput(
                 f"job {self.spec.name} has order {self.spec.order}: a request "
@@ -392,7 +392,13 @@ class PlannedJob:
                 f"epoch {wanted.epoch} of job {self.spec.name} has positions 0 to {self.layout.num_samples - 1}, got "
                 f"{int(wanted.positions.max())}"
             )
-        AnswerSize(self._settings.answer_limit_bytes).check(self.mean_bytes(len(wanted.positions)))
+        AnswerSize(self._settings.answer_limit_bytes).check(self.wanted_bytes(wanted))
+
+    def wanted_bytes(self, wanted: BatchRequest) -> int:
+        """What the samples of a request take: exactly where it names them, as often as it does; else about."""
+        if wanted.sample_ids is None:
+            return self.mean_bytes(len(wanted.positions))
+        return int(self.records.lengths_of(wanted.sample_ids).sum())
 
     def check_samples(self, ids: Int64Array) -> None:
         """Raises :class:`InvalidInput` for samples that the dataset does not have."""
@@ -574,13 +580,14 @@ class PlannedJob:
         self, wanted: BatchRequest, of_shares: list[tuple[int, Int64Array]], places: Int64Array, *, says_damage: bool
     ) -> list[tuple[Int64Array, _Part]]:
         """Of shares, each with ``(n,)`` where its samples are wanted, what may have to be waited for."""
-        epoch, ids = wanted.epoch, wanted.sample_ids
+        epoch, ids, alone = wanted.epoch, wanted.sample_ids, ReadAlone()
 
         async def taken(share: int, at: Int64Array, is_rest: bool) -> _Part:
-            server, how = await self._server(share), {"says_damage": says_damage, "is_rest": is_rest}
-            if ids is not None:
-                return await server.take_listed(epoch, places[at], ids[at], **how)
-            return await server.take(epoch, places[at], **how)
+            server = await self._server(share)
+            if ids is None:
+                return await server.take(epoch, places[at], says_damage=says_damage, is_rest=is_rest)
+            of_list = epoch, places[at], ids[at], alone
+            return await server.take_listed(*of_list, says_damage=says_damage, is_rest=is_rest)
 
         size = max(1, min(_TAKEN_AT_ONCE, _READ_AT_ONCE // self.layout.chunk_size))
         pieces = [
@@ -614,14 +621,17 @@ class PlannedJob:
         await (await self._server(number)).warm(epoch, place)
 
     async def samples(self, ids: Int64Array, *, says_damage: bool = False) -> list[Payload]:
-        """Exactly these samples, outside of any epoch, each by a read of its own."""
+        """Exactly these samples, outside of any epoch, each by a read of its own, however often it is named."""
         records = await self.records.of_samples(ids)
-        AnswerSize(self._settings.answer_limit_bytes).add(int(records.length[records.places(ids)].sum()))
-        results = await self._single.read(ids.tolist(), records, says_damage=says_damage)
-        for result in results:
+        AnswerSize(self._settings.answer_limit_bytes).check(int(records.length[records.places(ids)].sum()))
+        different = list(dict.fromkeys(ids.tolist()))
+        results = await self._single.read(different, records, says_damage=says_damage)
+        found: dict[int, Payload] = {}
+        for sample, result in zip(different, results, strict=True):
             if isinstance(result, BaseException):
                 raise result
-        return [result for result in results if not isinstance(result, BaseException)]
+            found[sample] = result
+        return [found[sample] for sample in ids.tolist()]
 
     async def _ask(self, pod: int, request: BatchRequest, asker: dict[str, Any], *, says_damage: bool) -> _Part:
         """Another pod for its part of a batch; one that does not know the job is told of it first."""

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -144,6 +145,8 @@ class PlannedJobs:
             announcing.add_done_callback(lambda done: done.cancelled() or done.exception())
         if is_new and plan is None:
             plan, begun = await self._plan_of_others(spec)
+        elif is_new and self._settings.client_tokens:
+            await self._check_name(spec)
         asks_leader = is_new and plan is None and self._settings.ordinal != LEADER
         if asks_leader:
             decided = await self._peers.call(
@@ -260,12 +263,9 @@ class PlannedJobs:
         """As a pod has it that has the job; one that somebody has received samples by, if there is one. Raises
         :class:`PodUnreachable` when none has it, and so many don't say so that ranks may have begun by a plan that
         nobody knows on this side of a network that is cut."""
-        others = self._settings.other_pods
-        asked = (self._away.answer_of(pod, self._peers.call(pod, "GET", _path(spec.name))) for pod in others)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await self._known_at(spec, self._settings.other_pods)
         found = [answer for answer in answers if isinstance(answer, dict)]
         for answer in sorted(found, key=lambda answer: not answer["confirmed"]):
-            check_holder(spec.name, answer["spec"].get("holder", ""), spec.holder)
             return PlanSettings.from_dict(answer["plan"]), bool(answer["confirmed"])
         has_said = sum(isinstance(answer, UnknownJob) for answer in answers)
         if 2 * (1 + has_said) <= self._settings.num_pods:
@@ -275,6 +275,21 @@ class PlannedJobs:
                 f"{silent}"
             )
         return None, False
+
+    async def _check_name(self, spec: JobSpec) -> None:
+        """Whoever brings a plan may be of another team than the ranks of a job that this pod has lost: as long as it
+        had the name here, they would be refused. Raises :class:`NotAllowed` when a pod knows it as another team's. Pods
+        that are away, or give no sign of life, are not waited for."""
+        await self._known_at(spec, [pod for pod in self._settings.other_pods if pod not in self._away.away])
+
+    async def _known_at(self, spec: JobSpec, pods: Iterable[int]) -> list[dict[str, Any] | BaseException]:
+        """What each of these pods says of a job, or why it says nothing. Raises :class:`NotAllowed` as above."""
+        asked = (self._away.answer_of(pod, self._peers.call(pod, "GET", _path(spec.name))) for pod in pods)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, dict):
+                check_holder(spec.name, answer["spec"].get("holder", ""), spec.holder)
+        return answers
 
     async def _introduce(self, job: PlannedJob) -> None:
         """To all other pods; one that can't be reached learns of it when it is asked for samples."""

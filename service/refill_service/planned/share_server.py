@@ -31,7 +31,7 @@ from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
 from refill_service.jobs.read_queue import ReadQueue
 from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.running_epoch import OwnerCounts
-from refill_service.jobs.single_reads import SingleReads
+from refill_service.jobs.single_reads import ReadAlone, SingleReads
 from refill_service.memory.payload import Damage, Payload, Payloads
 from refill_service.observing.tracing import span
 from refill_service.planned.held_back import HeldBack
@@ -223,7 +223,7 @@ class ShareServer:
                 await self._planned(epoch)
             asked = self.memory.asked(epoch, places, is_rest=is_rest)
             ids = self.share.samples[asked.local]
-            return ids, await self._taken(epoch, ids.tolist(), asked, says_damage=says_damage)
+            return ids, await self._taken(epoch, ids.tolist(), asked, ReadAlone(), says_damage=says_damage)
 
     def take_at_once(self, epoch: int, places: Int64Array) -> tuple[Int64Array, list[Payload]] | None:
         """As :meth:`take`, of what is in memory, all of it: as most is where a rank asks for positions in order. None:
@@ -250,10 +250,20 @@ class ShareServer:
         return ids, payloads
 
     async def take_listed(
-        self, epoch: int, positions: Int64Array, ids: Int64Array, *, says_damage: bool, is_rest: bool = False
+        self,
+        epoch: int,
+        positions: Int64Array,
+        ids: Int64Array,
+        alone: ReadAlone,
+        *,
+        says_damage: bool,
+        is_rest: bool = False,
     ) -> tuple[Int64Array, list[Payload]]:
         """``(sample ids, their bytes)`` of samples of the dataset ``(n,)`` that somebody wants at these positions, all
-        different. Else as :meth:`take`."""
+        different. Else as :meth:`take`.
+
+        :param alone: what other parts of the same request read alone.
+        """
         self.last_asked = time.monotonic()
         with self._held_back.first(is_first=self.memory.is_cold):
             if self._lists is not None and self._lists.version(epoch) and not self.memory.knows(epoch):
@@ -263,9 +273,11 @@ class ShareServer:
                 places = self.memory.places_of(epoch, positions, np.searchsorted(self.share.samples, ids))
                 if (is_known := places >= 0).any():
                     asked = self.memory.asked(epoch, places[is_known], is_rest=is_rest)
-            return ids, await self._taken(epoch, ids.tolist(), asked, says_damage=says_damage)
+            return ids, await self._taken(epoch, ids.tolist(), asked, alone, says_damage=says_damage)
 
-    async def _taken(self, epoch: int, samples: list[int], asked: Asked | None, *, says_damage: bool) -> list[Payload]:
+    async def _taken(
+        self, epoch: int, samples: list[int], asked: Asked | None, alone: ReadAlone, *, says_damage: bool
+    ) -> list[Payload]:
         """:param asked: of those whose places are known; None: there are none."""
         self._asked_last = epoch
         found: dict[int, Payload] = {}
@@ -274,7 +286,7 @@ class ShareServer:
                 expected = self.share.samples[asked.local].tolist()
                 found |= self._bytes_of(epoch).leave(asked, expected)
                 await self._come(epoch, expected, found, asked)
-            await self._come_again(epoch, list(dict.fromkeys(samples)), found, says_damage=says_damage)
+            await self._come_again(epoch, list(dict.fromkeys(samples)), found, alone, says_damage=says_damage)
         finally:
             # Who asks again finds what is here already, within the limit of what is kept of answers that left.
             intact = {sample: payload for sample, payload in found.items() if type(payload) is not Damage}
@@ -296,7 +308,7 @@ class ShareServer:
                     await self._arrival_of(epoch, missing, asked.place)
 
     async def _come_again(
-        self, epoch: int, samples: list[int], found: dict[int, Payload], *, says_damage: bool
+        self, epoch: int, samples: list[int], found: dict[int, Payload], alone: ReadAlone, *, says_damage: bool
     ) -> None:
         """Finds what was asked for before, or is damaged."""
         gone = [sample for sample in samples if sample not in found]
@@ -307,13 +319,17 @@ class ShareServer:
         for sample in gone:
             if (payload := self._elsewhere(epoch, sample)) is not None:
                 found[sample] = payload
-        alone = [sample for sample in gone if sample not in found]
-        if not alone:
+        gone = [sample for sample in gone if sample not in found]
+        if not gone:
             return
-        counts.exact_reads += len(alone)
-        counts.exact_bytes += int(self._lengths[np.searchsorted(self.share.samples, alone)].sum())
-        results = await self._single.read(alone, self._chunks.records, says_damage=says_damage)
-        for sample, result in zip(alone, results, strict=True):
+
+        async def read(new: list[int]) -> list[Payload | BaseException]:
+            counts.exact_reads += len(new)
+            counts.exact_bytes += int(self._lengths[np.searchsorted(self.share.samples, new)].sum())
+            return await self._single.read(new, self._chunks.records, says_damage=says_damage)
+
+        results = await alone.results(gone, read)
+        for sample, result in zip(gone, results, strict=True):
             if not isinstance(result, BaseException):
                 found[sample] = result
         for result in results:

@@ -44,11 +44,15 @@ class AnswerRoom:
         self._passage: Passage | None = None
         self._overhead_bytes = 0
 
-    async def enter(self, num_samples: int) -> None:
-        """Raises :class:`PodBusy` when no room came free in time."""
+    async def enter(self, num_samples: int, samples_bytes: int | None = None) -> None:
+        """Raises :class:`PodBusy` when no room came free in time.
+
+        :param samples_bytes: of all of them; None: not known.
+        """
         job = self._job
         self._overhead_bytes = _OVERHEAD_BYTES_PER_SAMPLE * num_samples
-        size_bytes = job.mean_bytes(num_samples) + self._overhead_bytes
+        size_bytes = job.mean_bytes(num_samples) if samples_bytes is None else samples_bytes
+        size_bytes += self._overhead_bytes
         asker = Asker(job.spec.holder, job.spec.name)
         if (found := self._gate.enter_now(size_bytes, asker)) is not None:
             self._passage = found

@@ -96,7 +96,9 @@ async def register(
     node = node_of(request.scope)
     spec = spec_of(job, settings, request)
     if spec.is_planned:
-        return await node.planned.register(spec, None, begun=False, again=False)
+        planned = await node.planned.register(spec, None, begun=False, again=False)
+        was_done(request, "registered", spec.dataset)
+        return planned
     info = await node.registration.register(spec, incarnation, pods)
     if incarnation is not None and moves_of(info["incarnation"]) > moves_of(incarnation):
         was_done(request, "moved to", info["incarnation"])

@@ -91,7 +91,7 @@ async def take(request: Request) -> Response:
     process = wanted.rank * asked.group + asked.member
     found.check_dealing(wanted.epoch, dealing, process, asked.group, life_of(asked.life))
     room = AnswerRoom(request, node.sending_to_pods, found, node.settings.wait_seconds)
-    await room.enter(len(wanted.positions))
+    await room.enter(len(wanted.positions), found.wanted_bytes(wanted))
     ids, payloads = await found.take(wanted, says_damage=asked.damaged == "say")
     found.confirmed = True
     frame = OutgoingFrame(wanted.positions, ids, payloads)

@@ -46,7 +46,7 @@ from refill_service.serving.sampler_routes import of_range
 
 __all__ = ["PLANNED_ROUTES", "Listed"]
 
-_REPORT_BYTES = 4 << 20
+_REPORT_BYTES, _MOST_SPANS = 4 << 20, 1 << 17
 _KEPT_QUERIES, _KEPT_QUERY_BYTES = 1024, 512
 """Parameters of batches that need not be parsed again."""
 
@@ -181,7 +181,7 @@ async def batch(request: Request) -> Response:
     if not asked.part and not asked.allow_skipped and found.received.comes_to(wanted.epoch, wanted.rank):
         await node.planned.check_left(job, wanted.epoch - 1, wanted.rank)
     room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
-    await room.enter(len(wanted.positions))
+    await room.enter(len(wanted.positions), found.wanted_bytes(wanted))
     own = dealing.places_of_rank(wanted.rank, wanted.positions)
     found.received.asks(wanted.epoch, dealing, wanted.rank, own, asked.had, now=time.time())
     ids, payloads = await found.batch(wanted, says_damage=asked.damaged == "say", asker=asker.said, silent=asker.silent)
@@ -275,7 +275,7 @@ async def warm(
 
 
 @PLANNED_ROUTES.put("/received", tags=["data"], summary="Report what a rank has received of an epoch, for its receipt.")
-@takes_body(_REPORT_BYTES)
+@takes_body(_REPORT_BYTES, most_lists=_MOST_SPANS)
 async def received(job: JobName, plan: Plan, body: Received, request: Request) -> dict[str, int]:
     found = node_of(request.scope).planned.find(job, plan)
     dealing = body.dealing(found)

@@ -39,6 +39,7 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 class _Taken:
     most_bytes: int | Callable[[CacheNode, str], int] = _JSON_BYTES
     in_pieces: bool = False
+    most_lists: int | None = None
 
     def limit_bytes(self, scope: Scope, job: str) -> int:
         return self.most_bytes if isinstance(self.most_bytes, int) else self.most_bytes(node_of(scope), job)
@@ -49,16 +50,18 @@ _JSON_OF_PODS = _Taken(_JSON_OF_PODS_BYTES)
 
 
 def takes_body(
-    most_bytes: int | Callable[[CacheNode, str], int], *, in_pieces: bool = False
+    most_bytes: int | Callable[[CacheNode, str], int], *, in_pieces: bool = False, most_lists: int | None = None
 ) -> Callable[[Endpoint], Endpoint]:
     """Decorates a route.
 
     :param most_bytes: in one request; or at this pod for the job of this name, whose errors are the answer then.
     :param in_pieces: the route reads the body's stream and keeps account itself of what it makes of it.
+    :param most_lists: in JSON, and objects, each of which takes twenty times its bytes when it has been read; None: any
+        number.
     """
 
     def mark(endpoint: Endpoint) -> Endpoint:
-        setattr(endpoint, _TAKES, _Taken(most_bytes, in_pieces))
+        setattr(endpoint, _TAKES, _Taken(most_bytes, in_pieces, most_lists))
         return endpoint
 
     return mark
@@ -99,7 +102,7 @@ class RequestBody:
         self._asker = Asker()
         self._taken = self._unless_said
         self._limit_bytes: int | None = None
-        self._size_bytes = 0
+        self._size_bytes = self._num_lists = 0
         self._held_bytes = 0
         self._whole = False
 
@@ -154,6 +157,10 @@ class RequestBody:
         self._whole = not message.get("more_body", False)
         if self._size_bytes > limit_bytes:
             raise _too_large(limit_bytes)
+        if (most_lists := self._taken.most_lists) is not None:
+            self._num_lists += sum(message.get("body", b"").count(begin) for begin in (b"[", b"{"))
+            if self._num_lists > most_lists:
+                raise RequestTooLarge(f"request body has more than {most_lists} lists: make several of it")
         if self._taken.in_pieces:
             self._hold(came - self._held_bytes)  # the piece before has been used
             return

@@ -17,6 +17,9 @@ __all__ = ["MOST_DIGESTED", "epoch_digest", "planned_digest"]
 MOST_DIGESTED = HELD_WHOLE_SAMPLES
 """Positions of an epoch. Beyond that no pod has what the whole order follows from."""
 _AT_ONCE = 1 << 18
+_MOST_TURNS = 64
+"""So often all positions of an epoch are looked at, as for so many dealings of it. What is said beyond that counts for
+nothing: whoever says very much keeps a thread no longer."""
 
 
 def planned_digest(plan_id: str, epoch: int, order: Int64Array, positions: Int64Array | None = None) -> int:
@@ -46,11 +49,14 @@ def epoch_digest(
     :param whole_digest: that of all of its positions, where it was kept.
     """
     had = np.zeros(num_positions, dtype=bool)
-    digest = 0
+    digest = looked_at = 0
     kept = merged_parts(list(parts))
     contradict = len({(part.dealt, part.spans) for part in kept}) < len(kept)
     # What other ranks had before a checkpoint comes after those that went on from there.
     for part in sorted(kept, key=lambda part: -part.start):
+        looked_at += part.num_places
+        if looked_at > _MOST_TURNS * num_positions:
+            continue
         positions = _positions(part, num_positions)
         if positions is not None and not had[positions].any():
             had[positions] = True

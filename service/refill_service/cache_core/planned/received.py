@@ -252,13 +252,16 @@ class ReceivedEpochs:
             if part.spans and part.spans[-1][1] > length:
                 raise InvalidInput(f"rank {part.rank} has {length} positions in epoch {epoch}, got {part.spans[-1]}")
         found = self._at(epoch, dealing, now)
+        of_dealt: dict[tuple[int, int, int, bool, int], list[DigestPart]] = {}
         for part in parts:
-            before = found.digests.get(part.dealt, [])
-            known = merged_parts([part, *before])[:_MOST_PARTS]
+            of_dealt.setdefault(part.dealt, []).append(part)
+        for dealt, said in of_dealt.items():
+            before = found.digests.get(dealt, [])
+            known = merged_parts([*said, *before], _MOST_PARTS)
             more_bytes = _bytes_of(known) - _bytes_of(before)
             if more_bytes <= 0 or self._has_room(found, more_bytes):
                 self._count(found, min(0, more_bytes))
-                found.digests[part.dealt] = known
+                found.digests[dealt] = known
 
     def goes_without(
         self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, samples: Int64Array, *, now: float
