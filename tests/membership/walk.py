@@ -1,8 +1,8 @@
 """Which files does a batch enter on its way through three pods? ``python -m tests.membership.walk``.
 
 Counts functions of this repository that are called while one rank asks pods in this process for a batch of 64: traced
-by ``sys.setprofile``, in the order in which a file is entered first. What runs once (opening, registering, reading
-ahead) has run before.
+by ``sys.setprofile``, in the order in which a file is entered first. What runs once (opening, registering) has run
+before; files that not each of three batches enters are left out, as are those of what happens to end at that time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import refill_service
 
 __all__ = ["Walk", "walk_of_a_batch"]
 
-_BATCH = 64
+_BATCH, _BATCHES = 64, 3
 _CLIENT, _PODS = (str(Path(str(package.__file__)).parent) + "/" for package in (refill, refill_service))
 
 
@@ -39,6 +39,11 @@ class Walk:
         if event == "call" and path.startswith((_CLIENT, _PODS)) and not frame.f_code.co_name.startswith("<"):
             self.calls[path.replace(_CLIENT, "client/").replace(_PODS, "pods/")] += 1
 
+    def only_also_in(self, others: list[Walk]) -> Walk:
+        """Without the files that not all of these enter."""
+        self.calls = Counter({path: self.calls[path] for path in self.calls if all(path in it.calls for it in others)})
+        return self
+
     def files(self, of: str) -> list[str]:
         """:param of: ``client`` or ``pods``."""
         return [path for path in self.calls if path.startswith(f"{of}/")]
@@ -49,7 +54,7 @@ def walk_of_a_batch(dataset: str, folder: Path, *, is_direct: bool = True) -> tu
 
     :param is_direct: the rank asks all pods itself; else its home asks the others.
     """
-    of_rank, of_pods = Walk(), Walk()
+    of_rank, of_pods = ([Walk() for _ in range(_BATCHES)] for _ in range(2))
 
     async def traced(trace: Any) -> None:
         sys.setprofile(trace)
@@ -63,15 +68,16 @@ def walk_of_a_batch(dataset: str, folder: Path, *, is_direct: bool = True) -> tu
             rank._direct = None
         for start in range(0, 4 * _BATCH, _BATCH):
             rank.batch(0, np.arange(start, start + _BATCH))
-        pods.do(traced(of_pods.trace))
-        sys.setprofile(of_rank.trace)
-        try:
-            rank.batch(0, np.arange(4 * _BATCH, 5 * _BATCH))
-        finally:
-            sys.setprofile(None)
-            pods.do(traced(None))
+        for number in range(_BATCHES):
+            pods.do(traced(of_pods[number].trace))
+            sys.setprofile(of_rank[number].trace)
+            try:
+                rank.batch(0, np.arange(_BATCH) + (4 + number) * _BATCH)
+            finally:
+                sys.setprofile(None)
+                pods.do(traced(None))
     # The rank's thread calls the pods of this process in their own: what it enters there is the tests'.
-    return of_rank, of_pods
+    return of_rank[0].only_also_in(of_rank), of_pods[0].only_also_in(of_pods)
 
 
 def main() -> None:
