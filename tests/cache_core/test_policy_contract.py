@@ -1,8 +1,9 @@
 """What every registered policy keeps to, whatever the order of facts: reads that come late, fail or bring damaged
-bytes, memory that shrinks, requests that are asked again, restarts, and epochs one after another."""
+bytes, memory that shrinks, requests that are asked again, and epochs one after another."""
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, field, replace
@@ -18,6 +19,7 @@ from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import POLICIES, PolicyTerms, terms_of
 from refill_service.cache_core.epoch_order import KeyedTraces
+from refill_service.cache_core.policies import registry
 from refill_service.cache_core.policies.interface import (
     NOTHING_CARRIED,
     Answers,
@@ -38,7 +40,7 @@ NUM_EPOCHS = 2
 NUM_RANKS = 2
 FACTS = (
     *("ask", "ask", "ask one", "ask again", "repeat", "repeat"),
-    *("arrives", "arrives", "pinned", "fails", "damaged", "memory", "gives back", "restart"),
+    *("arrives", "arrives", "pinned", "fails", "damaged", "memory"),
 )
 
 
@@ -56,22 +58,11 @@ def fetching_terms() -> PolicyTerms:
     )
 
 
-WITHIN_CLASSES = replace(KINDS["drain"], name="drain-within-classes")
-
-
-class ClassedTraces(KeyedTraces):
-    """Positions ask for one of three classes, of which one is rare."""
-
-    def classes(self, first: int, end: int) -> Int64Array:
-        return np.minimum(np.arange(first, end) % 11, 2)
-
-
-@pytest.fixture(params=[*LIVE, FETCHING.name, WITHIN_CLASSES.name, ONE_BY_ONE.name])
+@pytest.fixture(params=[*LIVE, FETCHING.name, ONE_BY_ONE.name])
 def policy(request: pytest.FixtureRequest) -> Iterator[str]:
     for kind, terms in (
         (ONE_BY_ONE, ONE_BY_ONE_TERMS),
         (FETCHING, fetching_terms()),
-        (WITHIN_CLASSES, POLICIES["drain"]),
     ):
         if request.param == kind.name:
             with registered(kind, terms):
@@ -116,10 +107,8 @@ class Shell:
         self.damaged: set[int] = set()
         self.carry_out(self.core.memory_changed(1500))
 
-    def new_core(self, answered: tuple[Int64Array, Int64Array] | None = None) -> Policy:
-        of_kind = ClassedTraces if self.policy == WITHIN_CLASSES.name else KeyedTraces
-        self.traces = of_kind(sum(self.blobs), NUM_RANKS, seed=self.seed, epoch=self.epoch)
-        carried = NOTHING_CARRIED if answered is not None else self.carried
+    def new_core(self) -> Policy:
+        self.traces = KeyedTraces(sum(self.blobs), NUM_RANKS, seed=self.seed, epoch=self.epoch)
         return new_policy(
             self.policy,
             EpochBegan(
@@ -129,8 +118,7 @@ class Shell:
                 prefetch_window=self.window,
                 key=f"{self.seed} {self.epoch}",
                 settings=terms_of(self.policy).settings_with(self.policy, {}),
-                answered=answered,
-                carried=carried,
+                carried=self.carried,
             ),
         )
 
@@ -186,17 +174,6 @@ class Shell:
             self.bytes_here -= set((ahead.samples if stays is None else ahead.samples[~stays]).tolist())
             self.carry_out(ahead.orders)
 
-    def gives_back(self, wanted_bytes: int) -> None:
-        """Others want memory: what nobody was promised is forgotten, and read again."""
-        held_bytes = self.core.held_bytes
-        orders = self.core.gives_back(wanted_bytes)
-        assert set(orders.drops.tolist()) <= self.bytes_here - set(self.given.values()), "gives what was promised"
-        dropped_bytes = int(self.lengths[orders.drops].sum())
-        assert dropped_bytes < wanted_bytes + self.chunk_size * 2 * 100, "gives more than was wanted"
-        if len(orders.drops):
-            assert self.core.held_bytes == held_bytes - dropped_bytes, "counts as held what it gave back"
-        self.carry_out(orders)
-
     def repeat(self) -> None:
         """Positions repeat some samples. Their bytes are taken as they come: nothing in memory waits for that."""
         samples = np.array(self.random.sample(range(len(self.lengths)), min(3, len(self.lengths))))
@@ -207,8 +184,6 @@ class Shell:
             known = self.given.setdefault(request, sample)
             assert known == sample, f"the request for {request} got sample {known}, asked again {sample}"
         assert len(set(self.given.values())) == len(self.given), "a sample was given to two requests"
-        classes = self.traces.classes(0, sum(self.blobs))
-        assert classes is None or (classes[asked] == classes[samples]).all(), "a sample of another class"
 
     def deliver(self) -> None:
         """What is here leaves with the answers that wait for it."""
@@ -216,17 +191,6 @@ class Shell:
         self.waiting -= self.bytes_here
         stays = self.core.stays(here)
         self.bytes_here -= set((here if stays is None else here[~stays]).tolist())
-
-    def restarts(self) -> None:
-        """All memory is lost; what was answered is known."""
-        asked = np.array(sorted(self.given), dtype=np.int64)
-        samples = np.array([self.given[request] for request in asked.tolist()], dtype=np.int64)
-        self.core = self.new_core((asked, samples))
-        self.bytes_here, self.under_way, self.waiting, self.damaged = set(), [], set(), set()
-        found = dict(zip(*(ids.tolist() for ids in self.core.answered()), strict=True))
-        assert found == self.given, "what was answered before a restart is not what it answers afterwards"
-        assert self.core.num_answered == len(self.given)
-        self.carry_out(self.core.memory_changed(1500))
 
     def ends(self) -> None:
         """Every rank asks for all; every read ends."""
@@ -286,12 +250,6 @@ def drive(shell: Shell, facts: list[str]) -> Shell:
                 shell.repeat()
             elif fact == "memory":
                 shell.carry_out(shell.core.memory_changed(shell.random.randrange(2000)))
-            elif fact == "gives back":
-                shell.gives_back(shell.random.randrange(2000))
-            elif fact == "restart":
-                shell.restarts()
-                counts = shell.core.counts
-                before = astuple(counts)
             elif fact != "ask again":
                 shell.a_read_ends(fact)
             after = astuple(counts)
@@ -322,13 +280,6 @@ def test_batches_of_one_decide_as_single_requests(policy: str) -> None:
             by_array.core.arrived(same)
 
 
-def test_what_was_answered_otherwise_is_refused(policy: str) -> None:
-    shell = Shell(1, policy, [16], 4)
-    beyond = np.array([16])
-    with pytest.raises(ValueError, match="does not have"):
-        shell.new_core((beyond, beyond))
-
-
 def test_drops_and_what_stays_are_carried_over(policy: str) -> None:
     """Of a policy whose memory outlives epochs, the next epoch begins with what the one before left."""
     if policy != ONE_BY_ONE.name:
@@ -352,6 +303,18 @@ def test_client_and_service_know_the_same_policies() -> None:
         assert kind.first_batch_gets(256, 8, 100) >= 1
 
 
+def test_a_policy_that_one_side_alone_knows_is_named_when_the_service_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(POLICIES, "magic", ONE_BY_ONE_TERMS)
+    with pytest.raises(ImportError, match="^policy magic: the service has no kind for it$"):
+        importlib.reload(registry)
+    monkeypatch.delitem(POLICIES, "magic")
+    monkeypatch.delitem(POLICIES, "redox")
+    with pytest.raises(ImportError, match=r"^policy redox: refill.protocol.policies does not list it$"):
+        importlib.reload(registry)
+
+
 def test_an_unknown_policy_ends_in_one_line_that_lists_those_known() -> None:
     with pytest.raises(InvalidInput, match=rf"^job setting policy must be {' or '.join(POLICIES)}, got 'magic'$"):
         JobSpec("job", "file:///x", policy="magic")
@@ -372,8 +335,8 @@ def test_settings_of_a_policy_are_checked() -> None:
         ):
             with pytest.raises(InvalidInput, match=says):
                 JobSpec("job", "file:///x", policy="one-by-one", policy_settings=wrong)
-    with pytest.raises(InvalidInput, match="policy drain has no setting 'most_kept'; there are: within"):
-        JobSpec("job", "file:///x", policy="drain", policy_settings={"most_kept": 1})
+    with pytest.raises(InvalidInput, match="policy redox has no setting 'most_kept'; there are: refill"):
+        JobSpec("job", "file:///x", policy="redox", policy_settings={"most_kept": 1})
     with pytest.raises(InvalidInput, match="refill is a job setting"):
         JobSpec("job", "file:///x", policy="redox", policy_settings={"refill": "best"})
     assert JobSpec("job", "file:///x", policy="redox", refill="random").settings_of_policy() == {"refill": "random"}

@@ -78,18 +78,6 @@ def _check_exact(settings: Mapping[str, Any]) -> None:
 
 
 POLICIES: dict[str, PolicyTerms] = {
-    "drain": PolicyTerms(
-        "reads the dataset once",
-        (
-            PolicySetting(
-                "within",
-                "dataset",
-                "among which samples the one that answers is chosen: all of the epoch, or those of the class that the "
-                "position names in a trace of the ranks' own (order explicit)",
-                choices=("dataset", "class"),
-            ),
-        ),
-    ),
     "redox": PolicyTerms(
         "the papers' protocol: re-reads chunks",
         (

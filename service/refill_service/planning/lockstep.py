@@ -69,8 +69,6 @@ class LocalOwner:
         self._first_sample = mapping.share.first_sample
         self._traces = traces
         self._num_ranks = world_size
-        self.wait_until_bytes = 0
-        """What the answer that was given last waits for. Nothing, where reads arrive at once."""
 
         def policy_of(epoch: int, of_epoch: Traces, answered: Answered | None, carried: Carried) -> Policy:
             began = EpochBegan(
@@ -80,7 +78,6 @@ class LocalOwner:
                 prefetch_window=window,
                 key=f"{key} {epoch}" if epoch else key,
                 settings=settings,
-                answered=answered,
                 carried=carried,
                 next_traces=traces[epoch + 1] if epoch + 1 < len(traces) else None,
             )
@@ -117,7 +114,6 @@ class LocalOwner:
         answers, orders = self._machine.requested(self.epoch, rank, asked)
         if answers is None:
             raise RuntimeError("an epoch was abandoned that ranks are in")
-        self.wait_until_bytes = answers.wait_until_bytes
         if orders:
             self._carry_out(orders)
         return answers.samples + self._first_sample

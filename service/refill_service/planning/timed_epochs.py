@@ -9,7 +9,6 @@ but ``h``.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,7 +70,6 @@ class TimedOwner(LocalOwner):
         self._store = store
         self._comes_at: dict[int, float] = {}
         """Of samples that are on their way, by their ids in the share."""
-        self._under_way: Counter[OpenEpoch] = Counter()
         super().__init__(*arguments, **settings)
 
     def comes_at(self, samples: Int64Array) -> float:
@@ -81,18 +79,12 @@ class TimedOwner(LocalOwner):
         local = samples[self.mapping.share.holds(samples)] - self.mapping.share.first_sample
         return max((self._comes_at.get(sample, 0.0) for sample in local.tolist()), default=0.0)
 
-    def has_come(self, epoch: OpenEpoch, wait_until_bytes: int) -> bool:
-        """Whether an answer of the epoch may leave that waits for so many bytes."""
-        return epoch.policy.came_bytes >= wait_until_bytes or not self._under_way[epoch]
-
     def _order(self, epoch: OpenEpoch, read: Read) -> None:
         at = self._store.comes_at(self._clocked.now, read.end - read.first)
         self._comes_at.update(dict.fromkeys(read.samples.tolist(), at))
-        self._under_way[epoch] += 1
         self._clocked.at(at, _Came(self, epoch, read))
 
     def came(self, epoch: OpenEpoch, read: Read) -> None:
-        self._under_way[epoch] -= 1
         for sample in read.samples.tolist():
             if self._comes_at.get(sample, 0.0) <= self._clocked.now:
                 self._comes_at.pop(sample, None)
@@ -127,7 +119,6 @@ class _Loop:
     """What the loop has waited."""
     waits_for: float = 0.0
     """When the samples have come of the batch that is being assembled."""
-    waits_until_bytes: list[tuple[TimedOwner, OpenEpoch, int]] = field(default_factory=list)
     assembles: int = 0
     """Positions of that batch; 0: none is."""
 
@@ -197,21 +188,16 @@ class TimedEpochs:
         owners = self._owners
         positions = np.arange(loop.position, min(loop.position + self._batch_size, loop.length), dtype=np.int64)
         asked, repeats = traces.asked(loop.rank, positions)
-        for owner in owners:
-            owner.wait_until_bytes = 0
         _, _, samples = ask_batch(owners, home, number, loop.rank, positions, asked, repeats)
         loop.position += len(positions)
         loop.assembles = len(positions)
         wanted = np.concatenate((samples, asked[repeats])) if repeats.any() else samples
         loop.waits_for = max(owner.comes_at(wanted) for owner in owners)
-        loop.waits_until_bytes = [(owner, owner.epoch, owner.wait_until_bytes) for owner in owners]
         return len(positions)
 
     def _completes(self, loop: _Loop) -> bool:
         """If all is here that its batch waits for, the loop gets it when it wants it, and the next one is asked for."""
-        if loop.waits_for > self.now or not all(
-            owner.has_come(epoch, wanted) for owner, epoch, wanted in loop.waits_until_bytes
-        ):
+        if loop.waits_for > self.now:
             return False
         done = self.now + loop.assembles * self._clock.h
         loop.assembles = 0

@@ -20,7 +20,7 @@ from refill_service.cache_core.exact.chunk_caches import ChunkRead, ClairvoyantC
 from refill_service.cache_core.exact.importance_cache import ImportanceCache
 from refill_service.cache_core.exact.known_uses import Uses
 from refill_service.cache_core.exact.sample_caches import FifoCache, LruCache, NeverEvictCache
-from refill_service.cache_core.policies.drain import default_chunk_size
+from refill_service.cache_core.policies.default_chunk_size import default_chunk_size
 from refill_service.cache_core.policies.interface import (
     NO_ORDERS,
     NO_SAMPLES,
@@ -94,13 +94,9 @@ class ExactPolicy(Policy):
         super().__init__(began)
         share = self.mapping.share
         self._uses = _UsesOfShare(
-            began.traces, began.next_traces, share.first_sample, share.first_sample + share.num_samples, self._left
+            began.traces, began.next_traces, share.first_sample, share.first_sample + share.num_samples, self._members
         )
         self._was_through = self._uses.was_through
-        self._repeats_from = 0
-        """Nobody knows which repeats were answered before a restart: those from here on are taken to be left."""
-        if began.answered is not None and len(began.answered[0]):
-            self._repeats_from = int(self._uses.times_of(began.answered[0]).max()) + 1
         self._in_order = self._requests_in_order()
         self._next = next(self._in_order, None)
         """The next request to go through, ``(time, sample)``; None: all were gone through."""
@@ -269,8 +265,7 @@ class ExactPolicy(Policy):
         return max(0, self._capacity_bytes - max(self._due_bytes, self._ahead_bytes))
 
     def _requests_in_order(self) -> Iterator[tuple[int, int, bool]]:
-        """``(time, sample, repeats)`` of all requests to the share that were not answered when the epoch began, or went
-        on."""
+        """``(time, sample, repeats)`` of all requests to the share."""
         traces, share, num_ranks = self._traces, self.mapping.share, self._uses.num_ranks
         lengths = [traces.length(rank) for rank in range(num_ranks)]
         for start in range(0, max(lengths, default=0), _BLOCK):
@@ -282,11 +277,9 @@ class ExactPolicy(Policy):
                 samples, repeats = traces.asked(rank, positions)
                 here = share.holds(samples)
                 local, again, at = samples[here] - share.first_sample, repeats[here], positions[here] * num_ranks + rank
-                left = again & (at >= self._repeats_from)
-                left |= ~again if self._left is None else ~again & self._left[local]
-                times.append(at[left])
-                asked.append(local[left])
-                repeated.append(again[left])
+                times.append(at)
+                asked.append(local)
+                repeated.append(again)
             all_times = np.concatenate(times)
             order = np.argsort(all_times)
             columns = (all_times, np.concatenate(asked), np.concatenate(repeated))
@@ -409,16 +402,16 @@ class ExactPolicy(Policy):
 class _UsesOfShare:
     """When are the samples of a share used, in this epoch and in the next? Nothing is stored: orders are looked up.
 
-    :param left: ``(samples,)`` those that this epoch has not been answered with; None: all.
+    :param members: ``(samples,)`` those that this epoch asks for; None: all.
     """
 
     def __init__(
-        self, traces: Traces, next_traces: Traces | None, first: int, end: int, left: NDArray[np.bool_] | None
+        self, traces: Traces, next_traces: Traces | None, first: int, end: int, members: NDArray[np.bool_] | None
     ) -> None:
         self.num_ranks = traces.num_ranks
         self._traces, self._next_traces = traces, next_traces
         self._first = first
-        self._left = left
+        self._members = members
         self.was_through = np.zeros(end - first, dtype=bool)
         """Samples whose request of this epoch has had its turn; repeats are not meant."""
         self._next_members = None if next_traces is None else next_traces.members(first, end)
@@ -438,7 +431,7 @@ class _UsesOfShare:
     def after(self, first: int, end: int, time: int) -> tuple[Int64Array, Int64Array]:
         samples = np.arange(first, end, dtype=np.int64)
         left = ~self.was_through[first:end]
-        this = samples[left if self._left is None else left & self._left[first:end]]
+        this = samples[left if self._members is None else left & self._members[first:end]]
         all_times, all_samples = [self.times_of(this)], [this]
         self._add_repeats(self._traces, first, end, 0, all_times, all_samples)
         if self._next_traces is not None:

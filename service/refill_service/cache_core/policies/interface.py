@@ -82,8 +82,6 @@ class Answers(NamedTuple):
     """The samples of a read may serve several of the requests."""
     repeated: NDArray[np.bool_] | None = None
     """``(n,)`` which requests had been answered before; None: none of them."""
-    wait_until_bytes: int = 0
-    """The answer waits until ``came_bytes`` is so much, or no read is under way."""
 
 
 class Ahead(NamedTuple):
@@ -112,7 +110,7 @@ NOTHING_CARRIED = Carried()
 
 @dataclass(frozen=True, eq=False)
 class EpochBegan:
-    """Fact: an owner begins an epoch, or goes on with it after a restart. There is no memory for it yet."""
+    """Fact: an owner begins an epoch. There is no memory for it yet."""
 
     mapping: AbstractMapping
     traces: Traces
@@ -126,8 +124,6 @@ class EpochBegan:
     """The policy's own, all of them."""
     at_hand: Callable[[int, int], bool] = lambda first, end: False
     """Whether samples ``first <= sample < end`` need no store: nobody waits for their read, and that is no miss."""
-    answered: tuple[Int64Array, Int64Array] | None = None
-    """After a restart, ``(asked, samples)``: requests, by the samples that they asked for, and those that answered."""
     carried: Carried = NOTHING_CARRIED
     """What the epoch before left."""
     next_traces: Traces | None = None
@@ -167,59 +163,32 @@ class EpochCounts:
 
 
 class Policy(ABC):
-    """One owner's share of one epoch.
-
-    Raises ValueError when what was answered before a restart can't be of this epoch.
-    """
+    """One owner's share of one epoch."""
 
     def __init__(self, began: EpochBegan) -> None:
         share = began.mapping.share
         self.mapping = began.mapping
         self.counts = EpochCounts()
-        self.came_bytes = 0
-        """Bytes of samples that arrived with no request waiting for them, or whose read failed."""
         self.held_bytes = 0
         """Bytes of samples in memory or on their way that no request was promised, of policies that count them."""
-        self.given_back_bytes = 0
-        """Bytes of samples that were given back, and have yet to be read again."""
         self._traces = began.traces
         self._lengths = began.lengths
         self._window = began.prefetch_window
         self._at_hand = began.at_hand
-        self._left = began.traces.members(share.first_sample, share.end_sample)
-        """Which samples are left to be answered with when the epoch begins, or goes on; None: all."""
-        self.num_requests = share.num_samples if self._left is None else int(np.count_nonzero(self._left))
-        self._num_answered_before = 0
+        self._members = began.traces.members(share.first_sample, share.end_sample)
+        """Which samples the epoch asks for; None: all."""
+        self.num_requests = share.num_samples if self._members is None else int(np.count_nonzero(self._members))
         self._starts = np.ascontiguousarray(share.starts - share.first_sample)
         self._starts_view = self._starts.data
         narrow = np.int32 if share.num_samples < 2**31 else np.int64
         self._assigned: NDArray[np.signedinteger[Any]] = np.full(share.num_samples, -1, dtype=narrow)
         self._assigned_view = self._assigned.data
         self._upcoming: dict[int, UpcomingRequests] = {}
-        if began.answered is not None:
-            self._go_on_after(*began.answered)
-
-    def _go_on_after(self, asked: Int64Array, samples: Int64Array) -> None:
-        asked, first = np.unique(asked, return_index=True)
-        samples = samples[first]
-        members = np.ones(self.mapping.share.num_samples, dtype=bool) if self._left is None else self._left
-        for ids in (asked, samples):
-            if len(ids) and not (0 <= int(ids.min()) <= int(ids.max()) < len(members) and members[ids].all()):
-                raise ValueError("requests were answered that this epoch does not have")
-        self._assigned[asked] = samples
-        self._num_answered_before = len(asked)
-        self._left = members.copy()
-        self._left[samples] = False
 
     # Facts.
 
     def memory_changed(self, capacity_bytes: int) -> Orders:
         """Fact: samples may take so much memory from now on; once before the first request, too."""
-        return NO_ORDERS
-
-    def gives_back(self, wanted_bytes: int) -> Orders:
-        """Fact: the memory of the job has become less. Forget so many bytes of samples that no request was promised,
-        if there are as many: they are unconsumed, and read again. Policies that can't drop nothing."""
         return NO_ORDERS
 
     def requested(self, rank: int, asked: Int64Array) -> Answers:
@@ -238,8 +207,7 @@ class Policy(ABC):
             num_new = len(asked)
         self._assigned[asked] = samples
         self.counts.takes += num_new
-        wait_until_bytes = self._wait_until_bytes() if num_new else 0
-        return Answers(samples, orders, repeated if any_repeated else None, wait_until_bytes)
+        return Answers(samples, orders, repeated if any_repeated else None)
 
     def _requested_one(self, rank: int, asked: Int64Array) -> Answers:
         """The same for a single request, which simulations make by the million: numpy is slow with one value."""
@@ -248,11 +216,11 @@ class Policy(ABC):
         assigned = self._assigned_view[asks]
         if assigned >= 0:
             samples[0] = assigned
-            return Answers(samples, NO_ORDERS, np.ones(1, dtype=bool), 0)
+            return Answers(samples, NO_ORDERS, np.ones(1, dtype=bool))
         samples[0], orders = self._answer_one(rank, asks)
         self._assigned_view[asks] = samples.item()
         self.counts.takes += 1
-        return Answers(samples, orders, None, self._wait_until_bytes())
+        return Answers(samples, orders)
 
     def repeated(self, samples: Int64Array) -> Orders:
         """Fact: positions that repeat these, ``(n,)``, ask for them, and get exactly them. Whose bytes are neither in
@@ -323,10 +291,6 @@ class Policy(ABC):
         samples, orders = self._answer(rank, np.array([asked], dtype=np.int64))
         return samples.item(), orders
 
-    def _wait_until_bytes(self) -> int:
-        """See :class:`Answers`."""
-        return 0
-
     def _choose_ahead(
         self, rank: int, upcoming: UpcomingRequests, asked: Int64Array, ahead_from: int, room: int, started_below: int
     ) -> Ahead:
@@ -346,8 +310,8 @@ class Policy(ABC):
 
     @property
     def num_answered(self) -> int:
-        """Requests that were answered or sent ahead, before a restart or since."""
-        return self.counts.takes + self._num_answered_before
+        """Requests that were answered or sent ahead."""
+        return self.counts.takes
 
     @property
     def finished(self) -> bool:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from refill.protocol.spread import RAMP_START
-from refill_service.cache_core.policies.drain import default_chunk_size
+from refill_service.cache_core.policies.default_chunk_size import default_chunk_size
 from refill_service.cache_core.policies.interface import EpochBegan, Policy, PolicyKind
 
 __all__ = ["KIND"]

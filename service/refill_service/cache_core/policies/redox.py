@@ -39,11 +39,9 @@ class RedoxPolicy(Policy):
 
     def __init__(self, began: EpochBegan) -> None:
         super().__init__(began)
-        mapping, answered = began.mapping, began.answered
-        if answered is not None and (mapping.locations(answered[0]) != mapping.locations(answered[1])).any():
-            raise ValueError("requests were answered from other slots than theirs: memory was divided otherwise")
+        mapping = began.mapping
         choose = REFILL_CHOICES[began.settings["refill"]]
-        self.memory = AbstractMemory(mapping, choose, random.Random(began.key), self._left)
+        self.memory = AbstractMemory(mapping, choose, random.Random(began.key), self._members)
         self._held: dict[int, HeldByRank] = {}
         self._share_bytes = int(began.lengths.sum()) if mapping.group_size == 1 else 0
         self._memory_bytes: int | None = None
