@@ -4,7 +4,7 @@
 
 *From memory*: every slot is valid and resident, so no take needs a refill. *Whole epoch*: groups of ten chunks, refill
 decisions included, bytes arriving at once. Floor: what numpy needs to gather and clear as many
-random slots of an array of the same size. Prints this machine's processor; takes about 20 s.
+random slots of an array of the same size. Prints this machine's processor; takes about 10 s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 from machine import machine
 
 from refill_service.cache_core.epoch_order import KeyedTraces
-from refill_service.cache_core.policies.drain import DrainPolicy
 from refill_service.cache_core.policies.interface import EpochBegan, Orders, Policy
 from refill_service.cache_core.policies.redox import RedoxPolicy
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_groups
@@ -35,8 +34,6 @@ def main() -> None:
     for what, work in (
         ("redox, from memory", lambda: _epoch(_full_core(), order)),
         ("redox, whole epoch", lambda: _epoch(_core(group_size=10), order)),
-        ("drain, whole epoch, K = 64", lambda: _epoch(_drain_core(64), order)),
-        ("drain, whole epoch, K = 8", lambda: _epoch(_drain_core(8), order)),
         ("floor (numpy gather and clear)", lambda: _floor(order)),
         ("order (position -> sample)", lambda: _order()),
     ):
@@ -47,15 +44,6 @@ def _core(group_size: int) -> RedoxPolicy:
     layout = ChunkLayout(np.array([0, NUM_SAMPLES]), CHUNK_SIZE)
     mapping = AbstractMapping(layout.share(0, 1), abstract_chunks_for_groups(layout.num_chunks, group_size))
     return RedoxPolicy(_began(mapping))
-
-
-def _drain_core(chunk_size: int) -> DrainPolicy:
-    """Memory for a tenth of the samples."""
-    layout = ChunkLayout(np.array([0, NUM_SAMPLES]), chunk_size)
-    mapping = AbstractMapping(layout.share(0, 1), abstract_chunks_for_groups(layout.num_chunks, 10))
-    core = DrainPolicy(_began(mapping))
-    _all_arrive(core, core.memory_changed(NUM_SAMPLES * 10_000))
-    return core
 
 
 def _began(mapping: AbstractMapping) -> EpochBegan:

@@ -109,7 +109,7 @@ def test_what_an_index_says_is_not_believed_blindly() -> None:
 
 
 def test_datasets_stored_by_class_are_read_in_smaller_chunks() -> None:
-    for policy, mixed, by_class in (("drain", 64, 8), ("redox", 64, 64), ("exact", 64, 64)):
+    for policy, mixed, by_class in (("planned", 64, 8), ("redox", 64, 64), ("exact", 64, 64)):
         choose = kind_of(policy).default_chunk_size
         assert (choose(10**6, 3_000, 10**5, False), choose(10**6, 3_000, 10**5, True)) == (mixed, by_class), policy
-    assert kind_of("drain").default_chunk_size(10**6, 5_000_000, 100, True) == 2, "still no larger than a request"
+    assert kind_of("planned").default_chunk_size(10**6, 5_000_000, 100, True) == 2, "still no larger than a request"

@@ -266,20 +266,6 @@ def policy_scores(shell: Shell) -> bool:
     return len(shell.blobs) % 2 == 0
 
 
-def test_batches_of_one_decide_as_single_requests(policy: str) -> None:
-    """The faster way for one request is the same way."""
-    by_one, by_array = (Shell(3, policy, [64, 64, 40], 8) for _ in range(2))
-    for position in range(by_one.traces.length(0)):
-        asked = by_one.traces.asked(0, np.array([position]))[0]
-        answers = by_one.core.requested(0, asked)
-        samples, orders = by_array.core._answer(0, asked)
-        assert answers.samples.tolist() == samples.tolist()
-        assert [read.first for read in answers.orders.reads] == [read.first for read in orders.reads]
-        for read, same in zip(answers.orders.reads, orders.reads, strict=True):
-            by_one.core.arrived(read)
-            by_array.core.arrived(same)
-
-
 def test_drops_and_what_stays_are_carried_over(policy: str) -> None:
     """Of a policy whose memory outlives epochs, the next epoch begins with what the one before left."""
     if policy != ONE_BY_ONE.name:

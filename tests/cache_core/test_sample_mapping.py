@@ -74,14 +74,14 @@ def test_abstract_chunks_follow_from_the_budget(budget: int, num: int) -> None:
     ("policy", "num_samples", "sample_bytes", "largest_blob", "expected"),
     [
         ("redox", 10**6, 100_000, 1000, 64),
-        ("drain", 10**6, 100_000, 1000, 8),  # images
-        ("drain", 10**6, 3_000, 20_000, 64),  # thumbnails
-        ("drain", 10**6, 20_000, 20_000, 32),
-        ("drain", 60_000, 800, 60_000, 16),  # few samples: more chunks of fewer
-        ("drain", 1_500, 250, 500, 8),
-        ("drain", 10**6, 5_000_000, 100, 2),  # volumes: a chunk of 16 MiB at most
-        ("drain", 10**6, 50_000_000, 10, 1),
-        ("drain", 10**6, 3_000, 5, 5),
+        ("planned", 10**6, 100_000, 1000, 8),  # images
+        ("planned", 10**6, 3_000, 20_000, 64),  # thumbnails
+        ("planned", 10**6, 20_000, 20_000, 32),
+        ("planned", 60_000, 800, 60_000, 16),  # few samples: more chunks of fewer
+        ("planned", 1_500, 250, 500, 8),
+        ("planned", 10**6, 5_000_000, 100, 2),  # volumes: a chunk of 16 MiB at most
+        ("planned", 10**6, 50_000_000, 10, 1),
+        ("planned", 10**6, 3_000, 5, 5),
         ("redox", 10**6, 3_000, 5, 5),
     ],
 )

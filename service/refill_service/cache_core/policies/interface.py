@@ -193,8 +193,6 @@ class Policy(ABC):
 
     def requested(self, rank: int, asked: Int64Array) -> Answers:
         """Fact: a rank asks for ``asked``, ``(n,)``, all different."""
-        if len(asked) == 1:
-            return self._requested_one(rank, asked)
         samples = self._assigned[asked].astype(np.int64)
         repeated = samples >= 0
         any_repeated = bool(repeated.any())
@@ -208,19 +206,6 @@ class Policy(ABC):
         self._assigned[asked] = samples
         self.counts.takes += num_new
         return Answers(samples, orders, repeated if any_repeated else None)
-
-    def _requested_one(self, rank: int, asked: Int64Array) -> Answers:
-        """The same for a single request, which simulations make by the million: numpy is slow with one value."""
-        asks = asked.item()
-        samples = asked.copy()
-        assigned = self._assigned_view[asks]
-        if assigned >= 0:
-            samples[0] = assigned
-            return Answers(samples, NO_ORDERS, np.ones(1, dtype=bool))
-        samples[0], orders = self._answer_one(rank, asks)
-        self._assigned_view[asks] = samples.item()
-        self.counts.takes += 1
-        return Answers(samples, orders)
 
     def repeated(self, samples: Int64Array) -> Orders:
         """Fact: positions that repeat these, ``(n,)``, ask for them, and get exactly them. Whose bytes are neither in
@@ -285,11 +270,6 @@ class Policy(ABC):
     @abstractmethod
     def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
         """Samples for requests that were never answered before, each once an epoch, and the orders that this needs."""
-
-    def _answer_one(self, rank: int, asked: int) -> tuple[int, Orders]:
-        """``_answer`` for one request; a policy may know a faster way, that decides the same."""
-        samples, orders = self._answer(rank, np.array([asked], dtype=np.int64))
-        return samples.item(), orders
 
     def _choose_ahead(
         self, rank: int, upcoming: UpcomingRequests, asked: Int64Array, ahead_from: int, room: int, started_below: int

@@ -69,15 +69,6 @@ class RedoxPolicy(Policy):
             self._gone(samples)
         return samples, Orders(reads)
 
-    def _answer_one(self, rank: int, asked: int) -> tuple[int, Orders]:
-        sample, read = self.memory.take_one(self.mapping.location(asked))
-        if self._here:
-            self._here_bytes -= self._here.pop(sample, 0)
-        if read is None:
-            return sample, NO_ORDERS
-        self._ordered(read)
-        return sample, Orders([read])
-
     def _ordered(self, read: Read) -> None:
         self.counts.misses += not self._at_hand(read.first, read.end)
         self.counts.refills += 1
