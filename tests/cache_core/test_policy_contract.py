@@ -293,7 +293,7 @@ def test_a_policy_that_one_side_alone_knows_is_named_when_the_service_is_importe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(POLICIES, "magic", ONE_BY_ONE_TERMS)
-    with pytest.raises(ImportError, match="^policy magic: the service has no kind for it$"):
+    with pytest.raises(ImportError, match=r"^policy magic: the service has no kind for it$"):
         importlib.reload(registry)
     monkeypatch.delitem(POLICIES, "magic")
     monkeypatch.delitem(POLICIES, "redox")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from refill.errors import InvalidInput, MemoryTooSmall, RefillError
 from refill.protocol.job_spec import JobSpec
-from refill_service.commands import analyze_classes, analyze_scale
+from refill_service.commands import analyze_scale
 from refill_service.num_cores import num_cores
 
 if TYPE_CHECKING:
@@ -26,13 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands", "memory_bytes_of", "size_of"]
 
-_LIVE = "drain"
+_LIVE = "redox"
 """Memory of jobs of the live policies is divided as for this one."""
 _BATCH = 256
 _PLOT_KINDS = (".png", ".svg")
-
-_LIVE = "drain"
-"""The policy that decides as it is asked, whose chunk size is recommended from the rows."""
 
 
 def add_commands(commands: Any) -> None:
@@ -167,7 +164,6 @@ def add_commands(commands: Any) -> None:
     run.add_argument(
         "--vm-price", type=_number(0), metavar="USD", help="dollars for an hour of one pod's machine (default: 0)"
     )
-    analyze_classes.add_options(parser)
     analyze_scale.add_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     parser.add_argument(
@@ -210,12 +206,8 @@ def _run(args: argparse.Namespace) -> int:
                     "recommended_chunk_size": chunk_size,
                     "planned_memory": analysis.plan_memory.to_dict(),
                     "planned_memory_lacks": analysis.plan_memory.lacks(analysis.at_once_bytes),
-                    "default_chunk_size": shape.default_chunk_size,
                     "stored_by_class": shape.by_class,
-                    "posted_ids_bytes": _posted_bytes(shape.num_samples)[0],
-                    "posted_classes_bytes": _posted_bytes(shape.num_samples)[1],
-                    "classes": shape.num_classes,
-                    "class_order": analysis.class_order if shape.num_classes else None,
+                    "posted_ids_bytes": _posted_bytes(shape.num_samples),
                     "reason": reason,
                 }
             )
@@ -250,7 +242,6 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
 
     if args.vm_price is not None and args.epochs is None:
         raise InvalidInput("--vm-price goes with --epochs: the cost is of a run")
-    class_order = analyze_classes.class_order_of(args)
     shape = _shape(args)
     pod = None
     if args.pod_memory is not None:
@@ -278,7 +269,6 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
             concurrency=args.concurrency,
         ),
         compute_samples_per_second=args.compute_samples_per_second,
-        class_order=class_order,
         epochs=args.epochs or 0,
         vm_hour=args.vm_price or 0.0,
         seed=args.seed,
@@ -302,18 +292,12 @@ def _shape(args: argparse.Namespace) -> DatasetShape:
     if (args.dataset is None) == (args.samples is None):
         raise InvalidInput("name a DATASET or give --samples N, one of them; see refill analyze --help")
     if args.dataset is None:
-        shape = DatasetShape.uniform(args.samples, size_of("--sample-bytes", args.sample_bytes), args.simulate_samples)
-        classes = analyze_classes.classes_made_up(args.samples, shape.simulated, args.classes, args.seed)
-        return replace(shape, classes=classes)
-    return asyncio.run(
-        _shape_of(dataset_url(args.dataset), store_settings_of(args), args.simulate_samples, args.classes, args.seed)
-    )
+        return DatasetShape.uniform(args.samples, size_of("--sample-bytes", args.sample_bytes), args.simulate_samples)
+    return asyncio.run(_shape_of(dataset_url(args.dataset), store_settings_of(args), args.simulate_samples))
 
 
-async def _shape_of(
-    url: str, settings: StoreSettings, most_simulated: int, classes: str | None, seed: int
-) -> DatasetShape:
-    """From the index alone: its blobs, and the lengths of its first samples; and from the labels."""
+async def _shape_of(url: str, settings: StoreSettings, most_simulated: int) -> DatasetShape:
+    """From the index alone: its blobs, and the lengths of its first samples."""
     import numpy as np
 
     from refill_service.datasets.dataset_reader import Dataset
@@ -332,8 +316,6 @@ async def _shape_of(
             records.length,
             by_class=labels is not None and labels.by_class,
             classes_in_pieces=dataset.classes_in_pieces,
-            default_chunk_size=dataset.chunk_size_of(_LIVE),
-            classes=await analyze_classes.classes_in(dataset, records.length, classes, seed),
         )
     finally:
         await dataset.close()
@@ -403,9 +385,6 @@ def _print(
         f" {store.latency_seconds * 1000:g} ms to the first byte, {store.bytes_per_second / 1e6:g} MB/s,"
         f" {store.concurrency} GETs at once; times are floors"
     )
-    if shape.num_classes:
-        batches = analyze_classes.batches_text(analysis.class_order)
-        print(f"drain redirects within classes: {shape.num_classes:,}, {batches}")
     if shape.simulated < shape.num_samples:
         print(f"simulated on the first {shape.simulated:,} samples with the same part of memory, and scaled")
     print()
@@ -452,26 +431,22 @@ def _print(
     )
     if (lacks := memory.lacks(analysis.at_once_bytes)) is not None:
         print(f"it does not fit: {lacks}")
-    if shape.default_chunk_size is not None:
-        why = ", since the dataset is stored by class: larger ones cost accuracy" if shape.by_class else ""
-        print(f"a {_LIVE} job that names no chunk_size reads chunks of {shape.default_chunk_size}{why}")
-    ids, classes = (bytes_text(size) for size in _posted_bytes(shape.num_samples))
     print(
-        f"a job whose ranks post their order (TraceSampler, ImportanceSampler) sets {ids} of its memory on each pod "
-        f"aside for that, and one whose order names classes (BucketSampler) {classes}; a quarter of it at most"
+        "a job of policy exact whose ranks post their order (TraceSampler, ImportanceSampler) sets "
+        f"{bytes_text(_posted_bytes(shape.num_samples))} of its memory on each pod aside for that; a quarter of it at "
+        "most"
     )
 
 
-def _posted_bytes(num_samples: int) -> tuple[int, int]:
-    """What pods set aside for orders that ranks post: of ids, and of classes."""
+def _posted_bytes(num_samples: int) -> int:
+    """What pods set aside for orders that ranks post."""
     from refill_service.cache_core.posted_traces import trace_memory
 
-    without_limit = 1 << 62
-    return trace_memory(without_limit, num_samples), trace_memory(without_limit, num_samples, names_classes=True)
+    return trace_memory(1 << 62, num_samples)
 
 
 def _print_pods(analysis: Analysis, what: str, batches: str, needs: PodNeeds | None) -> None:
-    from refill_service.cache_core.policies.drain import default_chunk_size
+    from refill_service.cache_core.policies.default_chunk_size import default_chunk_size
     from refill_service.datasets.progress import bytes_text
 
     pod, shape = analysis.pod, analysis.shape

@@ -124,7 +124,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    args.policy = args.policy or ("drain" if args.paper else JobSpec.policy)  # papers plan no order
+    args.policy = args.policy or ("redox" if args.paper else JobSpec.policy)
     if args.batch < 0:
         raise InvalidInput(f"--batch must be at least 1, got {args.batch}")
     if args.part != 1 and not (args.paper and 1 <= args.part <= _MOST_PARTS):
@@ -158,7 +158,6 @@ def _one(args: argparse.Namespace) -> int:
         num_pods=args.pods,
         remote_memory_samples=args.remote_memory_samples,
         window=args.window if args.prefetch == "on" else 0,
-        policy=args.policy,
         refill=args.refill,
         group_order=args.group_order,
         seed=args.seed or 0,

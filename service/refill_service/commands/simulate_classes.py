@@ -33,7 +33,7 @@ _OF_OTHERS = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("policies drain and planned within classes")
+    group = parser.add_argument_group("policy planned within classes")
     group.add_argument(
         "--classes",
         metavar="C",
@@ -51,8 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_classes(args: argparse.Namespace) -> int:
     if args.classes is None:
         raise InvalidInput("--class-order goes with --classes")
-    if args.policy not in ("drain", "planned"):
-        raise InvalidInput(f"--classes goes with --policy drain or planned, not with {args.policy}")
+    if args.policy != "planned":
+        raise InvalidInput(f"--classes goes with --policy planned, not with {args.policy}")
     if other := next((name for name in _OF_OTHERS if getattr(args, name) not in (None, False)), None):
         raise InvalidInput(f"--{other.replace('_', '-')} does not go with --classes")
     seed = args.seed or 0
@@ -61,13 +61,10 @@ def run_classes(args: argparse.Namespace) -> int:
         memory_samples=len(classes) // (10 * max(1, args.pods)) + 1
         if args.memory_samples is None
         else args.memory_samples,
-        policy=args.policy,
         order=args.class_order or CLASS_ORDERS[0],
         chunk_size=args.chunk_size,
         num_pods=args.pods,
         batch_size=args.batch or LOOP_BATCH,
-        remote_memory_samples=args.remote_memory_samples,
-        window=args.window if args.prefetch == "on" else 0,
         seed=seed,
     )
     found = dataclasses.asdict(simulate_classes(classes, run))

@@ -27,7 +27,6 @@ from refill_service.cache_core.sample_mapping import (
     Int64Array,
     abstract_chunks_for_budget,
 )
-from refill_service.planning.class_reads import class_traces
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
 from refill_service.planning.planned_pods import PlannedPods, made_up_plan
 from refill_service.planning.pod_sizing import JobAlone, job_alone
@@ -64,22 +63,12 @@ class DatasetShape:
     """Whether neighbours share labels."""
     classes_in_pieces: int | None = None
     """Classes that are stored one after another; 0: it is stored mixed. None: it is not known."""
-    default_chunk_size: int | None = None
-    """K of a job of policy ``drain`` that names none; None: there is no dataset to go by."""
-    classes: Int64Array | None = None
-    """``(samples,)`` 0 and up, each of them there: those that policy ``drain`` redirects within. None: it does not."""
 
     def __post_init__(self) -> None:
         if self.largest_blob < 2:
             raise InvalidInput("no blob holds more than one sample: there are no chunks to choose a size of")
         if not int(self.lengths.sum()):
             raise InvalidInput("all samples are empty: there is nothing to cache")
-        if self.classes is not None and self.simulated < self.num_samples:
-            # Of a dataset that is stored by class, those at its start are few.
-            raise InvalidInput(
-                f"the first {self.simulated:,} samples may not have the classes of all: simulate all of them, with "
-                f"--simulate-samples {self.num_samples}"
-            )
 
     @classmethod
     def uniform(cls, num_samples: int, sample_bytes: int, most_simulated: int) -> DatasetShape:
@@ -91,10 +80,6 @@ class DatasetShape:
     @property
     def simulated(self) -> int:
         return len(self.lengths)
-
-    @property
-    def num_classes(self) -> int:
-        return 0 if self.classes is None else int(self.classes.max()) + 1
 
     @property
     def largest_blob(self) -> int:
@@ -138,8 +123,6 @@ class Analysis:
     store: StoreTerms = StoreTerms()
     compute_samples_per_second: float | None = None
     """How fast the job would train if data were always there; None: nothing is said of it."""
-    class_order: str = "buckets"
-    """In which order positions ask for classes, as of :class:`ClassRun`."""
     epochs: int = 0
     """Of a run whose cost is shown; 0: nothing is said of it."""
     vm_hour: float = 0.0
@@ -189,10 +172,6 @@ class Analysis:
             return chunks_in_memory(pod_bytes, share.num_chunks, share_bytes)
         num_chunks = layout.num_chunks * shape.num_samples // shape.simulated // self.num_pods
         return chunks_in_memory(pod_bytes, num_chunks, shape.total_bytes // self.num_pods)
-
-    def classes_within(self, policy: str) -> Int64Array | None:
-        """Those that a policy redirects within."""
-        return self.shape.classes if policy == "drain" else None
 
     def memory_fraction(self, policy: str = JobSpec.policy, chunk_size: int = 1) -> float:
         """The part of the dataset that fits."""
@@ -266,13 +245,9 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     shown = 1 if keeps_order else 0
     # A place counts the requests of all ranks, so that a step is a run of places.
     rank_batch = max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_pods)
-    classes = analysis.classes_within(policy)
     pod_bytes = int(analysis.memory_of(policy, chunk_size) / scale) // num_pods
     orders: list[Traces] = [
-        KeyedTraces(shape.simulated, num_pods, seed=analysis.seed, epoch=epoch)
-        if classes is None
-        else class_traces(classes, analysis.class_order, num_pods, rank_batch, analysis.seed)
-        for epoch in range(2 * shown + 1)
+        KeyedTraces(shape.simulated, num_pods, seed=analysis.seed, epoch=epoch) for epoch in range(2 * shown + 1)
     ]
     owners = [_owner(policy, layout, orders, pod, analysis, pod_bytes) for pod in range(num_pods)]
     bounds = layout.owner_bounds(num_pods)
@@ -454,7 +429,6 @@ def _owner(
         abstract_bytes,
         window=analysis.simulated_window,
         key=f"analysis {analysis.seed} {pod}",
-        own={} if analysis.classes_within(policy) is None else {"within": "class"},
     )
 
 

@@ -12,11 +12,10 @@ from refill_service.planning.analysis import MOST_CO_BATCH, Analysis, Row
 
 __all__ = ["draw_frontier", "require_matplotlib"]
 
-_COLOURS = {"drain": "#1f77b4", "planned": "#ff7f0e", "redox": "#d62728", "none": "#555555"}
+_COLOURS = {"planned": "#ff7f0e", "redox": "#d62728", "none": "#555555"}
 _OTHER_COLOUR = "#9467bd"
 # Each policy's labels on a side of their own, so that points that lie close together stay readable.
 _LABELS_AT = {
-    "drain": ((-7, -7), "right", "top"),
     "planned": ((0, 7), "center", "bottom"),
     "redox": ((7, 7), "left", "bottom"),
     "none": ((-7, 7), "right", "bottom"),

@@ -1,4 +1,4 @@
-"""What does an epoch read whose positions ask for classes? The machines of pods with ranks in step and no I/O.
+"""What does an epoch read whose positions ask for classes? Planned within them, with ranks in step and no I/O.
 
 A sample counts as one byte. Orders of classes are those of ``refill.BucketSampler`` and its like.
 """
@@ -13,22 +13,13 @@ import numpy as np
 from refill.errors import InvalidInput
 from refill.protocol.class_order import balanced_order, bucket_order, positions_in_turn, rank_part, samples_for
 from refill.protocol.class_plan import StoredSamples, plan_epoch_within_classes
-from refill.protocol.classes import entries_of
 from refill.protocol.plan_settings import WITHIN_CLASSES
-from refill_service.cache_core.epoch_order import ExplicitTraces
-from refill_service.cache_core.home_machine import HomeMachine
 from refill_service.cache_core.planned.job_orders import JobOrders
-from refill_service.cache_core.sample_mapping import (
-    AbstractMapping,
-    ChunkLayout,
-    Int64Array,
-    abstract_chunks_for_budget,
-)
-from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
+from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 from refill_service.planning.planned_pods import PlannedPods, made_up_plan
 from refill_service.planning.shuffle_measures import spread
 
-__all__ = ["CLASS_ORDERS", "ClassReads", "ClassRun", "class_traces", "equal_classes", "simulate_classes"]
+__all__ = ["CLASS_ORDERS", "ClassReads", "ClassRun", "equal_classes", "simulate_classes"]
 
 CLASS_ORDERS = ("buckets", "balanced", "random", "sorted")
 
@@ -38,26 +29,21 @@ class ClassRun:
     """One epoch; one rank for each pod.
 
     :param memory_samples: of each pod.
-    :param policy: ``drain`` or ``planned``.
     :param order: ``buckets``: each batch of one class; ``balanced``: each with all; ``random``: as a shuffled order has
         them; ``sorted``: one class after another.
     """
 
     memory_samples: int
-    policy: str = "drain"
     order: str = "buckets"
     chunk_size: int = 64
     num_pods: int = 1
     batch_size: int = 256
-    remote_memory_samples: int = 10_000
-    window: int = 10_000
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least_of = {"remote_memory_samples": 0, "window": 0, "seed": 0}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int) and value < (least := least_of.get(field.name, 1)):
+            if isinstance(value, int) and value < (least := int(field.name != "seed")):
                 raise InvalidInput(f"{field.name} must be at least {least}, got {value}")
 
 
@@ -88,31 +74,6 @@ def equal_classes(num_samples: int, num_classes: int, seed: int) -> Int64Array:
 def simulate_classes(classes: Int64Array, run: ClassRun) -> ClassReads:
     """:param classes: ``(samples,)`` 0 and up."""
     classes = np.unique(classes, return_inverse=True)[1]
-    return _planned(classes, run) if run.policy == "planned" else _redirected(classes, run)
-
-
-def _redirected(classes: Int64Array, run: ClassRun) -> ClassReads:
-    """As policy ``drain`` does: owners choose samples of the classes."""
-    num_samples, num_pods = len(classes), run.num_pods
-    traces = class_traces(classes, run.order, num_pods, run.batch_size, run.seed)
-    layout = ChunkLayout(np.array([0, num_samples], dtype=np.int64), run.chunk_size)
-    owners = [_owner(layout, traces, pod, run) for pod in range(num_pods)]
-    bounds = layout.owner_bounds(num_pods)
-    homes: list[HomeMachine[int]] = [HomeMachine(pod, bounds, run.remote_memory_samples) for pod in range(num_pods)]
-    delivered = _Delivered(classes)
-    for rank, positions, samples in epoch_in_lockstep(owners, homes, traces, run.batch_size):
-        delivered.batch(classes[traces.asked(rank, positions)[0]], samples, positions * num_pods + rank)
-    counts = [owner.counts for owner in owners]
-    return delivered.counted(
-        run,
-        gets=sum(count.refills for count in counts),
-        samples_read=sum(count.samples_read for count in counts),
-        misses=sum(count.misses for count in counts),
-    )
-
-
-def _planned(classes: Int64Array, run: ClassRun) -> ClassReads:
-    """As policy ``planned`` does: planned within classes."""
     num_samples, num_pods, batch_size = len(classes), run.num_pods, run.batch_size
     layout = ChunkLayout(np.array([0, num_samples], dtype=np.int64), run.chunk_size)
     lengths = np.ones(num_samples, dtype=np.int64)
@@ -179,19 +140,6 @@ class _Delivered:
         )
 
 
-def class_traces(classes: Int64Array, order: str, num_ranks: int, batch_size: int, seed: int) -> ExplicitTraces:
-    """As samplers make them.
-
-    :param classes: ``(samples,)`` 0 and up, each of them there.
-    :param order: as of :class:`ClassRun`.
-    :param batch_size: of a rank.
-    """
-    turns = np.random.default_rng([seed, 3]).permutation(len(classes))
-    _, everything = _in_order(classes, order, num_ranks * batch_size, seed, turns)
-    of_ranks = {rank: rank_part(everything, rank, num_ranks, batch_size, drop_last=False) for rank in range(num_ranks)}
-    return ExplicitTraces(len(classes), {rank: entries_of(ids, 1 + classes[ids]) for rank, ids in of_ranks.items()})
-
-
 def _in_order(
     classes: Int64Array, order: str, step_size: int, seed: int, turns: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
@@ -209,19 +157,3 @@ def _in_order(
     else:
         in_order = bucket_order(classes, step_size, random)
     return in_order, samples_for(in_order, classes, turns, random)
-
-
-def _owner(layout: ChunkLayout, traces: ExplicitTraces, pod: int, run: ClassRun) -> LocalOwner:
-    share = layout.share(pod, run.num_pods)
-    num_abstract_chunks = max(1, abstract_chunks_for_budget(share.num_chunks, run.chunk_size, run.memory_samples))
-    return LocalOwner(
-        "drain",
-        AbstractMapping(share, num_abstract_chunks),
-        [traces],
-        run.num_pods,
-        np.ones(share.num_samples, dtype=np.int64),
-        run.memory_samples,
-        window=run.window,
-        key=f"classes {run.seed} {pod}",
-        own={"within": "class"},
-    )

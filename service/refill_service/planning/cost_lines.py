@@ -268,7 +268,6 @@ WAYS = {
             Way(f"{name} K={chunk_size}", keeps_order, simulate(chunk_size), in_memory=True, chunk_size=chunk_size)
             for name, keeps_order, simulate, chunk_sizes in (
                 ("exact", True, partial(_exact, "rolling"), (8, 64)),
-                ("drain", False, partial(_redirected, "drain"), (8, 16)),
                 ("planned", False, partial(_redirected, "planned"), (16,)),
                 ("redox", False, partial(_redirected, "redox"), (64,)),
             )

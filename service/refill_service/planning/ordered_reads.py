@@ -68,13 +68,13 @@ class OrderedRun:
     clock: LoopClock | None = None
     """Of each rank's loop; None: only reads are counted."""
     policy: str = "exact"
-    """Others have no order to keep, no caches but one, and nothing of what is above from ``eviction`` to ``fetching``
-    but the seed."""
+    """Or ``redox``, which has no order to keep, no caches but one, and nothing of what is above from ``eviction`` to
+    ``fetching`` but the seed."""
     group_order: str = "consecutive"
+    """Here and below: of ``redox``."""
     refill: str = "best"
-    """Of ``redox``."""
     window: int = 0
-    """Of ``redox`` and ``drain``: how many of a rank's next requests are looked at, to send ahead; and into what."""
+    """How many of a rank's next requests are looked at, to send ahead; and into what."""
     remote_memory_samples: int = 0
 
     def __post_init__(self) -> None:
@@ -389,13 +389,13 @@ class _Cluster:
         self, make: Callable[..., LocalOwner], layout: ChunkLayout, pod: int, num_pods: int, num_ranks: int
     ) -> LocalOwner:
         share = layout.share(pod, num_pods)
-        run, kept = self._run, self._run.policy == "exact"
-        own: dict[str, Any] = {"refill": run.refill} if run.policy == "redox" else {}
-        if kept:
+        run, keeps_order = self._run, self._run.policy == "exact"
+        own: dict[str, Any] = {"refill": run.refill}
+        if keeps_order:
             own = {"eviction": run.eviction, "read_ahead": run.read_ahead}
             if run.fetching is not None:
                 own |= {"fetch_size": run.fetching.size, "fetch_threshold": run.fetching.threshold}
-        in_memory = 1 if kept else max(1, run.memory_samples // run.chunk_size)
+        in_memory = 1 if keeps_order else max(1, run.memory_samples // run.chunk_size)
         return make(
             run.policy,
             AbstractMapping(share, min(in_memory, share.num_chunks), run.group_order),

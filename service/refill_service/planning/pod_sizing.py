@@ -47,8 +47,7 @@ def job_alone(
     planned = policy == "planned"
     parts = pod.parts(total_bytes / max(1, num_samples), planned=planned)
     for_plan = plan_memory(num_samples, -(-num_samples // chunk_size), pod.num_pods) if planned else 0
-    gives_back = policy in ("drain", "planned")
-    _, most = pod.least_and_most(parts, total_bytes, chunk_size, gives_back=gives_back, beside_bytes=for_plan)
+    _, most = pod.least_and_most(parts, total_bytes, chunk_size, gives_back=planned, beside_bytes=for_plan)
     memory = replace(parts, memory_bytes=max(0, most - for_plan))
     plan = None
     if planned:

@@ -1,4 +1,4 @@
-"""What would an epoch cost? The machines of pods with ranks in lockstep and no I/O (``lockstep.py``).
+"""What would an epoch of policy ``redox`` cost? Machines of pods with ranks in lockstep and no I/O (``lockstep.py``).
 
 A sample counts as one byte, so room and memory are in samples. ``PAPER_VARIANTS`` are the rows of Redox Table 6.
 """
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from refill.errors import InvalidInput
-from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import KeyedTraces
 from refill_service.cache_core.home_machine import HomeMachine
 from refill_service.cache_core.sample_mapping import (
@@ -50,7 +49,6 @@ class SimulationSettings:
     window: int = 10_000
     batch_size: int = LOOP_BATCH
     """Positions that a rank asks for at once; the papers' requests are of one."""
-    policy: str = "drain"
     refill: str = "best"
     group_order: str = "consecutive"
     seed: int = 0
@@ -67,7 +65,6 @@ class SimulationSettings:
         ):
             if getattr(self, name) < least:
                 raise InvalidInput(f"{name} must be at least {least}, got {getattr(self, name)}")
-        terms_of(self.policy)
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,6 @@ class PaperVariant:
             remote_memory_samples=10_000 // part,
             window=self.window // part,
             batch_size=batch_size,
-            policy="redox",
             refill=self.refill,
             seed=seed,
         )
@@ -181,7 +177,7 @@ def _owner(layout: ChunkLayout, traces: KeyedTraces, pod: int, settings: Simulat
     share = layout.share(pod, settings.num_pods)
     num_abstract_chunks = abstract_chunks_for_groups(share.num_chunks, settings.group_size)
     return LocalOwner(
-        settings.policy,
+        "redox",
         AbstractMapping(share, num_abstract_chunks, settings.group_order),
         [traces],
         settings.num_pods,
@@ -189,5 +185,5 @@ def _owner(layout: ChunkLayout, traces: KeyedTraces, pod: int, settings: Simulat
         num_abstract_chunks * settings.chunk_size,
         window=settings.window,
         key=f"simulation {settings.seed} {pod}",
-        own={"refill": settings.refill} if settings.policy == "redox" else {},
+        own={"refill": settings.refill},
     )
