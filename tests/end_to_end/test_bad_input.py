@@ -108,10 +108,10 @@ class TestCommands:
             (["analyze", "--samples", "9", "--memory", "2GiB"], ["--memory (is --pod-memory meant?)"]),
             (
                 ["analyze", "--samples", "900", "--chunk-memory", "1kB"],
-                ["largest chunk of 4, 400,000 bytes", "raise the memory"],
+                ["largest chunk of 64, 6,400,000 bytes", "raise the memory"],
             ),
             (
-                ["analyze", "--samples", "9", "--drain-chunk-sizes", "16", "--chunk-sizes", "16"],
+                ["analyze", "--samples", "9", "--redox-chunk-sizes", "16", "--chunk-sizes", "16"],
                 ["chunk size 16 is larger than every blob"],
             ),
             (["analyze", "--samples", "9", "--store-latency", "nan"], ["--store-latency: must be at least 0, got nan"]),

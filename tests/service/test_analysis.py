@@ -38,11 +38,8 @@ def uniform(num_samples: int, part: float = 0.1, **settings: Any) -> Analysis:
     ("policy", "chunk_size", "part", "gets", "distance", "co_batch"),
     [
         ("redox", 64, 0.1, 8.9, 0.284, 1.66),
-        ("drain", 16, 0.1, 4, 0.273, 2.1),
-        ("drain", 8, 0.1, 8, 0.305, 1.5),
-        # The table's row bounds memory on average. A pod keeps below its bound at all times, holds less on average,
-        # and needs 10.7 % for the same; see docs/ANALYZE.md.
-        ("drain", 64, 0.107, 1, 0.084, 5.3),
+        ("planned", 16, 0.1, 4, 0.329, 0.204),
+        ("planned", 8, 0.1, 8, 0.337, 0.415),
     ],
 )
 def test_the_designs_table(
@@ -57,18 +54,19 @@ def test_the_designs_table(
 
 def test_memory_held_stays_below_the_bound() -> None:
     analysis = uniform(20_000)
-    for policy in ("drain", "redox"):
+    for policy in ("planned", "redox"):
         row = analyze(analysis, policy, 32)
-        assert 0.5 * analysis.memory_bytes < row.held_mean_bytes < row.held_peak_bytes <= analysis.memory_bytes
+        assert 0.5 * analysis.memory_bytes < row.held_mean_bytes <= row.held_peak_bytes <= analysis.memory_bytes
 
 
 def test_a_part_stands_for_the_whole() -> None:
     whole = Analysis(DatasetShape.uniform(60_000, 1000, 60_000), 6_000_000)
     part = Analysis(DatasetShape.uniform(60_000, 1000, 20_000), 6_000_000)
-    for policy, chunk_size in (("drain", 8), ("redox", 32)):
+    for policy, chunk_size in (("planned", 8), ("redox", 32)):
         exact, scaled = analyze(whole, policy, chunk_size).to_dict(), analyze(part, policy, chunk_size).to_dict()
         for name, value in exact.items():
-            if isinstance(value, float):
+            # Of a plan so few neighbours meet that their number is of chance.
+            if isinstance(value, float) and (policy, name) != ("planned", "co_batch"):
                 assert scaled[name] == pytest.approx(value, rel=0.05), name
 
 
@@ -76,26 +74,26 @@ def test_pods_share_the_memory_and_send_ahead() -> None:
     shape = DatasetShape.uniform(20_000, 1000, 20_000)
     alone = Analysis(shape, 2_000_000)
     three = replace(alone, num_pods=3, remote_bytes=100_000)
-    assert analyze(three, "drain", 8).gets == pytest.approx(analyze(alone, "drain", 8).gets, abs=3)
+    assert analyze(three, "planned", 8).gets == pytest.approx(analyze(alone, "planned", 8).gets, abs=3)
     # What is sent ahead is out of the way of later refills.
     assert analyze(three, "redox", 32).gets < 0.95 * analyze(alone, "redox", 32).gets
     more_pods_than_chunks = replace(alone, shape=DatasetShape.uniform(20, 1000, 20), num_pods=12, memory_bytes=240_000)
-    assert analyze(more_pods_than_chunks, "drain", 4).gets == 5
+    assert analyze(more_pods_than_chunks, "planned", 4).gets == 5
 
 
 def test_blobs_and_lengths_are_the_datasets() -> None:
     lengths = np.arange(1, 31, dtype=np.int64)
     shape = DatasetShape(30, int(lengths.sum()), np.array([0, 7, 30]), lengths)
-    row = analyze(Analysis(shape, shape.total_bytes), "drain", 4)
+    row = analyze(Analysis(shape, shape.total_bytes), "planned", 4)
     assert row.gets == 2 + 6
     assert row.bytes_read == lengths.sum()
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidInput, match="chunk size 64 is larger than every blob"):
-        analyze(uniform(20), "drain", 64)
+        analyze(uniform(20), "planned", 64)
     with pytest.raises(MemoryTooSmall, match=r"1,000 bytes for the 100 .* largest chunk of 4, 4,000 bytes: raise"):
-        analyze(uniform(100, 0.01), "drain", 4)
+        analyze(uniform(100, 0.01), "planned", 4)
     with pytest.raises(InvalidInput, match="no blob holds more than one sample"):
         DatasetShape(3, 3, np.array([0, 1, 2, 3]), np.ones(3, dtype=np.int64))
 
@@ -174,20 +172,18 @@ class TestStoreTerms:
         assert read_seconds(8, 1e3, terms) == pytest.approx(2 * 0.101)
 
     def test_first_batch(self) -> None:
-        drain, redox = kind_of("drain"), kind_of("redox")
-        assert drain.first_batch_gets(256, 8, 100) == 32
-        assert drain.first_batch_gets(250, 64, 100) == 4
+        redox = kind_of("redox")
         assert redox.first_batch_gets(256, 64, 1) == 1
         assert redox.first_batch_gets(256, 64, 1e9) == 256
         assert redox.first_batch_gets(2, 64, 2) == 2  # 1.5 expected
 
     def test_epoch(self) -> None:
         terms = StoreTerms(latency_seconds=0.01, bytes_per_second=1e6, concurrency=1000)
-        row = analyze(uniform(10_000, store=terms, compute_samples_per_second=500), "drain", 8)
-        assert row.first_batch_seconds == pytest.approx(0.01 + 256 * 1000 / 1e6)
+        row = analyze(uniform(10_000, store=terms, compute_samples_per_second=500), "planned", 8)
+        assert row.first_batch_seconds == pytest.approx(0.01 + 25 * 8 * 1000 / 1e6), "all of memory that it begins with"
         assert row.read_seconds == pytest.approx(0.01 + 10)
-        assert (row.epoch_seconds, row.io_bound) == (pytest.approx(0.266 + 20), False)
-        row = analyze(uniform(10_000, store=terms, compute_samples_per_second=5000), "drain", 8)
+        assert (row.epoch_seconds, row.io_bound) == (pytest.approx(0.21 + 20), False)
+        row = analyze(uniform(10_000, store=terms, compute_samples_per_second=5000), "planned", 8)
         assert (row.epoch_seconds, row.io_bound) == (row.read_seconds, True)
         assert sample_by_sample(uniform(10_000)).io_bound is None
 
@@ -245,11 +241,11 @@ def made_up_plan_of(analysis: Analysis) -> int:
 
 
 def test_what_a_run_costs_at_each_provider() -> None:
-    row = analyze(uniform(4096, epochs=10, vm_hour=3.6), "drain", 8)
+    row = analyze(uniform(4096, epochs=10, vm_hour=3.6), "planned", 8)
     machines = 10 * row.epoch_seconds * 0.001
     assert row.run_dollars["s3"] == pytest.approx(10 * 512 * 4e-7 + machines)
     assert row.run_dollars["r2"] == pytest.approx(10 * 512 * 3.6e-7 + machines)
-    assert analyze(uniform(4096), "drain", 8).run_dollars == {}
+    assert analyze(uniform(4096), "planned", 8).run_dollars == {}
 
 
 class TestCommand:
@@ -262,22 +258,20 @@ class TestCommand:
 
     def test_a_dataset(self, packed: tuple[str, dict[str, bytes]], tmp_path: Path) -> None:
         plot = tmp_path / "frontier.svg"
-        sizes = ("--drain-chunk-sizes", "4,8,500", "--redox-chunk-sizes", "16", "--chunk-sizes", "8")
+        sizes = ("--chunk-sizes", "4,8,500", "--redox-chunk-sizes", "16")
         arguments = ("--chunk-memory", "1MB", "--pods", "2", *sizes)
         answer = json.loads(self.refill(packed[0], *arguments, "--json", "--plot", str(plot)))
         assert answer["num_samples"] == answer["simulated_samples"] == 1000
         assert [(row["policy"], row["chunk_size"]) for row in answer["rows"]] == [
             ("redox", 16),
-            ("drain", 4),
-            ("drain", 8),
+            ("planned", 4),
             ("planned", 8),
             ("none", 1),
         ]
         assert len(answer["left_out"]) == 1
-        assert "drain K=500: chunk size 500 is larger than every blob" in answer["left_out"][0]
-        assert answer["rows"][1]["bytes_read"] == answer["dataset_bytes"]
+        assert "planned K=500: chunk size 500 is larger than every blob" in answer["left_out"][0]
         # Memory of a pod holds so few chunks that one or two find no room when they are asked for.
-        assert answer["dataset_bytes"] <= answer["rows"][3]["bytes_read"] < 1.01 * answer["dataset_bytes"]
+        assert answer["dataset_bytes"] <= answer["rows"][2]["bytes_read"] < 1.01 * answer["dataset_bytes"]
         assert answer["recommended_chunk_size"] == 8
         # Of the settings' defaults: a quarter of a pod's memory is for what is sent ahead, in flight or just sent; of
         # the rest each sample takes 250 bytes beside its own.
@@ -287,7 +281,7 @@ class TestCommand:
 
     def test_what_pods_need_at_the_speed_of_training(self) -> None:
         """By hand: 1,000 samples/s of 100 kB over four pods of 1 GB, a fifth of it pinned."""
-        speed = ("--compute-samples-per-second", "1000", "--drain-chunk-sizes", "8", "--simulate-samples", "4000")
+        speed = ("--compute-samples-per-second", "1000", "--redox-chunk-sizes", "8", "--simulate-samples", "4000")
         of_pods = ("--pods", "4", "--pod-memory", "1GB", "--samples", "100000")
         needs = json.loads(self.refill(*of_pods, *speed, "--json"))["needs"]
         assert needs["bytes_per_second"] == 1e8
@@ -303,14 +297,13 @@ class TestCommand:
     def test_the_table(self, tmp_path: Path) -> None:
         plot = tmp_path / "frontier.png"
         text = self.refill(
-            "--samples", "1000000", "--simulate-samples", "4000", "--drain-chunk-sizes", "8", "--plot", str(plot)
+            "--samples", "1000000", "--simulate-samples", "4000", "--redox-chunk-sizes", "8", "--plot", str(plot)
         )
         assert "1,000,000 samples, 100 GB; memory for chunks 10 GB (10.0% of the dataset) over 1 pod" in text
         assert "simulated on the first 4,000 samples" in text
         assert "\nrecommended: planned with K=32, as a job has it that names none" in text
-        # 13 bytes a position, 49 with classes, of four epochs that ask for each sample twice on average.
-        assert "sets 104 MB of its memory on each pod aside for that" in text
-        assert text.endswith("names classes (BucketSampler) 392 MB; a quarter of it at most\n")
+        # 13 bytes a position, of four epochs that ask for each sample twice on average.
+        assert text.endswith("sets 104 MB of its memory on each pod aside for that; a quarter of it at most\n")
         assert plot.read_bytes().startswith(b"\x89PNG")
 
     def test_no_matplotlib(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

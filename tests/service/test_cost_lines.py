@@ -61,7 +61,7 @@ def test_a_copy_is_read_once_and_kept_on_each_disk() -> None:
     [
         ("exact, never", 0.9, 0.9),
         ("exact K=8", 0.29, 2.35),
-        ("drain K=16", 1 / 16, 1.0),
+        ("planned K=16", 1 / 16, 1.0),
         ("DELI 50/50", 1.05, 1.05),
     ],
 )
@@ -73,14 +73,14 @@ def test_what_later_epochs_read(name: str, gets: float, samples: float) -> None:
 
 
 def test_computing_hides_reads() -> None:
-    line = line_of("drain K=16", RUN)
+    line = line_of("planned K=16", RUN)
     slow = replace(RUN, compute_samples_per_second=100.0)
     assert line.hours(slow) == pytest.approx(10 * 1000 / 3600)
     assert line.hours(RUN) < line.hours(slow)
 
 
 def test_memory_that_is_rented_costs() -> None:
-    line = line_of("drain K=16", RUN)
+    line = line_of("planned K=16", RUN)
     rented = replace(RUN, memory_gb_hour=2.0)
     assert dollars(line, rented) - dollars(line) == pytest.approx(2.0 * 1.0 * line.hours(RUN))
 
@@ -110,23 +110,23 @@ def test_lines_cross_by_memory() -> None:
     run = replace(RUN, vm_hour=0.0)
     few_gets = {
         each: [
-            Line("drain K=16", Reads(1 / 16, 1), Reads(1 / 16, 1)),
+            Line("planned K=16", Reads(1 / 16, 1), Reads(1 / 16, 1)),
             Line("exact K=64", *[Reads(0.006 / each.memory_fraction, 4)] * 2),
         ]
         for each in with_memory_parts(run)
     }
     # As many GETs where a part of 0.006 * 16 = 0.096 is in memory.
-    assert cheapest_by_memory(few_gets, "s3") == [(0.02, "drain K=16"), (0.1, "exact K=64")]
+    assert cheapest_by_memory(few_gets, "s3") == [(0.02, "planned K=16"), (0.1, "exact K=64")]
 
 
 def test_memory_that_is_rented_may_cost_more_than_it_saves() -> None:
     run = replace(RUN, vm_hour=0.0, memory_gb_hour=3.0, compute_samples_per_second=1000.0)
     lines = {
-        each: [Line("bucket alone", Reads(1, 1), Reads(1, 1)), Line("drain K=16", Reads(1 / 16, 1), Reads(1 / 16, 1))]
+        each: [Line("bucket alone", Reads(1, 1), Reads(1, 1)), Line("planned K=16", Reads(1 / 16, 1), Reads(1 / 16, 1))]
         for each in with_memory_parts(run)
     }
     # 0.38 dollars of requests saved, 0.005 of them listings; all 10 GB in memory for 1,000 s would be 8.33.
-    assert cheapest_by_memory(lines, "s3") == [(0.02, "drain K=16"), (0.05, "bucket alone")]
+    assert cheapest_by_memory(lines, "s3") == [(0.02, "planned K=16"), (0.05, "bucket alone")]
 
 
 def test_a_way_that_a_part_of_memory_has_no_room_for_is_not_the_cheapest_there() -> None:
@@ -170,7 +170,7 @@ class TestCommand:
         assert last.startswith("left out: memory that holds no chunk (redox K=64 at 1, 2%)"), last
         assert last.endswith("; give more memory, or --simulate-samples more"), last
         for text in (
-            "drain K=8",
+            "planned K=16",
             "cheapest, of 1 to 1,000 epochs",
             "cheapest of 3 epochs, by the size of a sample",
             "cheapest of 3 epochs, by the part of the dataset in memory",
@@ -197,8 +197,7 @@ class TestCommand:
         assert found == [name for name, way in WAYS.items() if way.chunk_size <= 8]
         assert answer["left_out"] == [
             "chunks of more than 20 samples (exact K=64, redox K=64)",
-            "memory that holds no chunk (drain K=8 at 5, 10, 15, 20, 35%; drain K=16 at 5, 10, 15, 20, 35, 50%; "
-            "planned K=16 at 5, 10, 15, 20, 35, 50%)",
+            "memory that holds no chunk (planned K=16 at 5, 10, 15, 20, 35, 50%)",
         ]
 
     def test_of_two_samples(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,7 +205,7 @@ class TestCommand:
         assert main(["cost", "--samples", "2"]) == 0
         shown = capsys.readouterr().out.splitlines()
         assert shown[0].startswith("2 samples, 200 kB; 50.0% of them in memory")
-        larger = "exact K=8, exact K=64, drain K=8, drain K=16, planned K=16, redox K=64"
+        larger = "exact K=8, exact K=64, planned K=16, redox K=64"
         left_out = f"chunks of more than 2 samples ({larger})"
         assert [line for line in shown if "left out" in line] == [f"left out: {left_out}"]
 

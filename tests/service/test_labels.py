@@ -98,8 +98,8 @@ def test_shards_stored_by_class_are_recognised_and_read_in_small_chunks(
     shown = " ".join(capsys.readouterr().out.split())
     assert "99% of neighbours share one (2% by chance)" in shown
     assert "8 for a job that names none, since it is stored by class" in shown
-    assert main(["analyze", str(tmp_path), "--drain-chunk-sizes", "8,64", "--redox-chunk-sizes", "64"]) == 0
-    assert "reads chunks of 8, since the dataset is stored by class" in capsys.readouterr().out
+    assert main(["analyze", str(tmp_path), "--chunk-sizes", "8", "--redox-chunk-sizes", "64"]) == 0
+    assert "of 45 classes one after another" in capsys.readouterr().out
 
 
 def test_without_labels_nothing_is_said_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

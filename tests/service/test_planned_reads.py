@@ -182,9 +182,9 @@ def test_a_tenth_is_in_memory_unless_it_is_said(capsys: pytest.CaptureFixture[st
         (("--prefetch", "on"), "--prefetch does not go with --policy planned"),
         (("--window", "0"), "--window does not go with --policy planned"),
         (("--remote-memory-samples", "10000"), "--remote-memory-samples does not go with --policy planned"),
-        (("--policy", "drain", "--workers", "2"), "--workers is an option of --policy planned"),
+        (("--policy", "redox", "--workers", "2"), "--workers is an option of --policy planned"),
         (("--policy", "exact", "--plan-samples", "2"), "--plan-samples is an option of --policy planned"),
-        (("--policy", "drain", "--classes", "3", "--ranks", "2"), "--ranks is an option of --policy planned"),
+        (("--policy", "redox", "--classes", "3", "--ranks", "2"), "--ranks is an option of --policy planned"),
     ],
 )
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str) -> None:

@@ -89,7 +89,7 @@ def test_json_has_the_documented_keys_and_is_reproducible() -> None:
         "--seed",
         "7",
         "--policy",
-        "drain",
+        "redox",
         "--json",
     )
     first, second = refill(*arguments), refill(*arguments)
@@ -105,29 +105,21 @@ def test_json_has_the_documented_keys_and_is_reproducible() -> None:
 
 @pytest.mark.parametrize("arguments", [("--prefetch", "off"), ("--window", "0")])
 def test_no_prefetch_asks_for_every_remote_sample(arguments: tuple[str, str]) -> None:
-    done = refill("simulate", "--samples", "20000", "--pods", "2", "--policy", "drain", "--json", *arguments)
+    done = refill("simulate", "--samples", "20000", "--pods", "2", "--policy", "redox", "--json", *arguments)
     result = json.loads(done.stdout)
     assert result["prefetched_samples"] == 0
     assert result["remote_requests"] == pytest.approx(10_000, rel=0.05)
 
 
-def test_drain_reads_everything_once() -> None:
-    done = refill("simulate", "--samples", "20000", "--chunk-size", "8", "--pods", "3", "--policy", "drain", "--json")
-    result = json.loads(done.stdout)
-    assert (result["waste"], result["read_amplification"]) == (0, 1)
-    assert (result["delivered"], result["duplicates"], result["missing"]) == (20_000, 0, 0)
-    assert result["remote_requests"] < result["prefetched_samples"]
-
-
 def test_memory_for_everything_reads_everything_once() -> None:
-    result = simulate(SimulationSettings(num_samples=6_400, group_size=1, num_pods=2, policy="redox"))
+    result = simulate(SimulationSettings(num_samples=6_400, group_size=1, num_pods=2))
     assert result.misses == 100
     assert result.waste == 0
     assert result.read_amplification == 1
 
 
 def test_bad_input_is_one_line() -> None:
-    done = refill("simulate", "--samples", "0")
+    done = refill("simulate", "--samples", "0", "--policy", "redox")
     assert done.returncode == 2
     assert done.stderr == "refill: num_samples must be at least 1, got 0\n"
     done = refill("simulate", "--part", "8")

@@ -133,9 +133,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.policy == "planned" and not asks_for_classes:
         return simulate_planned.run_planned(args)
     simulate_planned.refuse_options(args)
-    _fill_in(args)
     if asks_for_classes:
         return simulate_classes.run_classes(args)
+    _fill_in(args)
     if not args.paper and (args.policy == "exact" or simulate_orders.are_epochs_asked_for(args)):
         return simulate_orders.run_orders(args)
     simulate_orders.refuse_options(args)
@@ -143,7 +143,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _fill_in(args: argparse.Namespace) -> None:
-    """Sending ahead, where nothing was said of it: policy planned tells what was said from defaults."""
+    """Sending ahead, where nothing was said of it: an order that is planned refuses what was said."""
     args.prefetch = args.prefetch or "on"
     args.window = _WINDOW if args.window is None else args.window
     args.remote_memory_samples = _REMOTE_SAMPLES if args.remote_memory_samples is None else args.remote_memory_samples

@@ -29,6 +29,9 @@ _OF_OTHERS = (
     "fetch_size",
     "fetch_threshold",
     "losses",
+    "prefetch",
+    "window",
+    "remote_memory_samples",
 )
 
 
@@ -53,8 +56,9 @@ def run_classes(args: argparse.Namespace) -> int:
         raise InvalidInput("--class-order goes with --classes")
     if args.policy != "planned":
         raise InvalidInput(f"--classes goes with --policy planned, not with {args.policy}")
-    if other := next((name for name in _OF_OTHERS if getattr(args, name) not in (None, False)), None):
-        raise InvalidInput(f"--{other.replace('_', '-')} does not go with --classes")
+    for name in _OF_OTHERS:
+        if (given := getattr(args, name)) is not None and given is not False:
+            raise InvalidInput(f"--{name.replace('_', '-')} does not go with --classes")
     seed = args.seed or 0
     classes = classes_of(args.classes, args.samples, seed)
     run = ClassRun(

@@ -59,7 +59,7 @@ class ClassReads:
     """Positions that had to wait for the store."""
     delivered: int
     duplicates: int
-    """Deliveries beyond those that are asked for."""
+    """Deliveries of samples that came before: those that pad the ranks' last batches."""
     missing: int
     distance: float
     co_batch: float

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.home_machine import HomeMachine, SentAhead
-from refill_service.cache_core.owner_machine import Answered, CarryOut, OpenEpoch, Order, OwnerMachine
+from refill_service.cache_core.owner_machine import CarryOut, OpenEpoch, Order, OwnerMachine
 from refill_service.cache_core.policies.interface import Ahead, Carried, EpochBegan, EpochCounts, Policy, Read
 from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.rank_places import RankPlaces
@@ -70,7 +70,7 @@ class LocalOwner:
         self._traces = traces
         self._num_ranks = world_size
 
-        def policy_of(epoch: int, of_epoch: Traces, answered: Answered | None, carried: Carried) -> Policy:
+        def policy_of(epoch: int, of_epoch: Traces, carried: Carried) -> Policy:
             began = EpochBegan(
                 mapping,
                 of_epoch,
@@ -84,7 +84,7 @@ class LocalOwner:
             return new_policy(policy, began)
 
         self._machine = OwnerMachine(
-            _Epochs(traces), RankPlaces(world_size), self._first_sample, memory_bytes, policy_of, journaled=False
+            _Epochs(traces), RankPlaces(world_size), self._first_sample, memory_bytes, policy_of
         )
         self.begin(0)
 
