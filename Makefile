@@ -39,7 +39,7 @@ SOAK_FLAGS ?=
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-exactly-once bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers chaos soak clean bench-holder
+.PHONY: demo test test-all test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers chaos soak clean bench-holder
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -127,7 +127,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 # What has to be reached, each figure beside its bound.
-bench: bench-core bench-pods bench-exactly-once bench-refill bench-shaped
+bench: bench-core bench-pods bench-refill bench-shaped
 
 bench-store: $(READY)
 	$(BIN)/python benchmarks/store_libraries.py
@@ -142,9 +142,6 @@ bench-pods: $(READY)
 bench-pods-scale: $(READY)
 	mkdir -p build
 	$(BIN)/python benchmarks/pods_scale.py --plot build/pods_scale.svg
-
-bench-exactly-once: $(READY)
-	$(BIN)/python benchmarks/exactly_once_cost.py
 
 bench-refill: $(READY)
 	$(BIN)/python benchmarks/refill_throughput.py

@@ -1,6 +1,6 @@
 """What do batches of classes read, and how often do chunk-mates meet? The tables of docs/ORDERS.md.
 
-    python benchmarks/class_plans.py [--samples 131072] [--pods 1] [--batch 256] [--memory .05 .1 .25] [--policies ...]
+    python benchmarks/class_plans.py [--samples 131072] [--pods 1] [--batch 256] [--memory .05 .1 .25]
 
 Stored mixed: each class at random places. Sorted: one class after another. Rare: 28 classes of about one size, one with
 1 % of the samples, and one with 20 samples, at random places. Chunk-mates meet in a step against a uniform shuffle: 1.
@@ -72,7 +72,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--memory", type=float, nargs="+", default=[0.05, 0.1, 0.25], help="parts of the dataset")
     parser.add_argument("--chunk-sizes", type=int, nargs="+", default=[8, 16, 64])
-    parser.add_argument("--policies", nargs="+", default=["drain", "planned"])
     parser.add_argument("--stored", nargs="+", default=["mixed", "sorted", "rare"])
     parser.add_argument("--orders", nargs="+", default=["buckets"])
     parser.add_argument("--planning", action="store_true", help="only how long a client plans an epoch of 10 classes")
@@ -82,32 +81,24 @@ def main() -> None:
             seconds = planning_seconds(args.samples, chunk_size)
             print(f"{args.samples:,} samples, K={chunk_size}: {seconds:.1f} s of a core")
         return
-    print("| stored, order | memory | K | policy | GETs for 64 | bytes | mates | 64 neighbours | composed | seconds |")
-    print("| --- " * 10 + "|")
+    print("| stored, order | memory | K | GETs for 64 | bytes | mates | 64 neighbours | composed | seconds |")
+    print("| --- " * 9 + "|")
     for stored in args.stored:
         classes = classes_stored(stored, args.samples)
         for order in args.orders:
             for memory in args.memory:
                 for chunk_size in args.chunk_sizes:
-                    for policy in args.policies:
-                        run = ClassRun(
-                            int(memory * args.samples) // args.pods,
-                            policy,
-                            order,
-                            chunk_size,
-                            args.pods,
-                            args.batch,
-                        )
-                        started = time.process_time()
-                        found, mates = measured(classes, run)
-                        seconds = time.process_time() - started
-                        assert not found.duplicates + found.missing
-                        print(
-                            f"| {stored}, {order} | {memory:.0%} | {chunk_size} | {policy} "
-                            f"| {found.gets * 64 / args.samples:.2f} | {found.read_amplification:.3f}x | {mates:.2f} "
-                            f"| {found.co_batch:.2f} | {found.composed} of {found.batches} | {seconds:.1f} |",
-                            flush=True,
-                        )
+                    run = ClassRun(int(memory * args.samples) // args.pods, order, chunk_size, args.pods, args.batch)
+                    started = time.process_time()
+                    found, mates = measured(classes, run)
+                    seconds = time.process_time() - started
+                    assert not found.missing
+                    print(
+                        f"| {stored}, {order} | {memory:.0%} | {chunk_size} "
+                        f"| {found.gets * 64 / args.samples:.2f} | {found.read_amplification:.3f}x | {mates:.2f} "
+                        f"| {found.co_batch:.2f} | {found.composed} of {found.batches} | {seconds:.1f} |",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

@@ -36,8 +36,7 @@ POLICIES = (
     Shown("exact, K=8", "--policy exact --chunk-size 8", "#9467bd"),
     Shown("exact, K=64", "--policy exact --chunk-size 64", "#8c564b"),
     Shown("redox, K=64", "--policy redox --chunk-size 64", "#d62728", "s-"),
-    Shown("drain, K=8", "--policy drain --chunk-size 8", "#1f77b4", "s-"),
-    Shown("drain, K=16", "--policy drain --chunk-size 16", "#17becf", "s-"),
+    Shown("planned, K=8", "--policy planned --chunk-size 8", "#1f77b4", "^--"),
     Shown("planned, K=16", "--policy planned --chunk-size 16", "#ff7f0e", "^:"),
     Shown("planned, K=32", "--policy planned --chunk-size 32", "#e377c2", "^-"),
 )

@@ -3,9 +3,9 @@
     make bench-quality
 
 Three datasets. One is made up (``made_up_training.py``), large enough that memory holds as many chunks as in practice:
-on it ``planned`` and ``drain`` are compared, for each chunk size and part in memory, stored sorted by class and stored
-mixed. Sorted is the hard case, since all samples of a chunk then share a label. The other two are real images, with a
-small convolutional network; they are so small that memory holds only a few chunks, which is harder still.
+on it ``planned`` is compared with exact shuffling, for each chunk size and part in memory, stored sorted by class and
+stored mixed. Sorted is the hard case, since all samples of a chunk then share a label. The other two are real images,
+with a small convolutional network; they are so small that memory holds only a few chunks, which is harder still.
 
 All networks have batch normalisation and are trained for a few epochs at a constant learning rate, so that accuracy
 after an epoch's last step shows the order of the last batches, too. Of one seed, all orders start from the same weights
@@ -39,9 +39,7 @@ from torch import nn
 EXACT, STORED = Order("exact"), Order("stored")
 MEMORY_PARTS = (0.05, 0.10, 0.25)
 CHUNK_SIZES = (8, 16, 32, 64)
-USUAL = Order("drain", 8)
-"""What planned orders replace."""
-COMPARED = [Order(policy, chunk_size) for policy in ("drain", "planned") for chunk_size in CHUNK_SIZES]
+PLANNED = [Order("planned", chunk_size) for chunk_size in CHUNK_SIZES]
 SHARES = 8
 """Of the planned orders that are of several shares."""
 LEARNING_RATE = 2e-3
@@ -76,7 +74,7 @@ MADE_UP = Setting(
         Order("blocks", 64),
         *(
             replace(order, memory=part, by_class=sort)
-            for order in COMPARED
+            for order in PLANNED
             for part in MEMORY_PARTS
             for sort in (True, False)
         ),
@@ -92,7 +90,6 @@ EXACT_ORDERS = 4
 FEW = (
     EXACT,
     Order("redox", 64),
-    *(Order("drain", chunk_size) for chunk_size in (8, 16, 64)),
     *(Order("planned", chunk_size) for chunk_size in (8, 16, 64)),
     Order("planned", 64, by_class=False),
     STORED,
@@ -129,7 +126,7 @@ def main() -> None:
             _print_list(
                 MADE_UP,
                 made_up[..., -1],
-                [order for order in MADE_UP.orders if order.policy not in ("drain", "planned")],
+                [order for order in MADE_UP.orders if order.policy != "planned"],
             )
             _print_grids(made_up)
             if args.plot:
@@ -229,39 +226,30 @@ def _print_list(setting: Setting, accuracies: np.ndarray, orders: list[Order]) -
 
 def _print_grids(found: np.ndarray) -> None:
     """:param found: ``(seeds, orders, epochs)``, percent, of ``MADE_UP``."""
-    planned, last = [order for order in COMPARED if order.policy == "planned"], found[..., -1]
+    last = found[..., -1]
     print("\nDifferences in points; where neither WORSE nor better is said, the interval has 0 in it.")
     for by_class, stored in ((True, "stored sorted by class"), (False, "stored mixed")):
-        _print_grid(f"{stored}: minus exact shuffling", last, COMPARED, lambda _: EXACT, by_class)
+        _print_grid(f"{stored}: minus exact shuffling", last, lambda _: EXACT, by_class)
         _print_grid(
-            f"{stored}: planned minus drain of the same K and memory",
-            last, planned, lambda order: replace(order, policy="drain"), by_class,
-        )  # fmt: skip
-        _print_grid(
-            f"{stored}: planned minus drain K=8 of the same memory",
-            last, planned, lambda order: replace(order, policy="drain", chunk_size=USUAL.chunk_size), by_class,
-        )  # fmt: skip
-    _print_grid(
-        "after the first epoch, stored sorted: minus exact shuffling", found[..., 0], COMPARED, lambda _: EXACT, True
-    )
+            f"{stored}: minus K=8 of the same memory", last, lambda order: replace(order, chunk_size=8), by_class
+        )
+    _print_grid("after the first epoch, stored sorted: minus exact shuffling", found[..., 0], lambda _: EXACT, True)
     print(f"\nstored sorted, memory 10%, {SHARES} shares")
     print(f"{'':16}{'minus exact':26}{'minus one share':26}")
-    for order in planned:
+    for order in PLANNED:
         of_order = last[:, MADE_UP.column(replace(order, num_shares=SHARES))]
         cells = [_cell(of_order - last[:, MADE_UP.column(other)]) for other in (EXACT, order)]
         print(f"{order!s:16}" + "".join(f"{cell:26}" for cell in cells).rstrip(), flush=True)
 
 
-def _print_grid(
-    title: str, accuracies: np.ndarray, orders: list[Order], minus: Callable[[Order], Order], by_class: bool
-) -> None:
+def _print_grid(title: str, accuracies: np.ndarray, minus: Callable[[Order], Order], by_class: bool) -> None:
     """A row for each order, a column for each part in memory.
 
     :param minus: the order that each is compared with.
     """
     print(f"\n{title}")
     print(f"{'':16}" + "".join(f"{f'memory {part:.0%}':26}" for part in MEMORY_PARTS).rstrip())
-    for order in orders:
+    for order in PLANNED:
         line = f"{order!s:16}"
         for part in MEMORY_PARTS:
             this = replace(order, memory=part, by_class=by_class)
@@ -301,16 +289,14 @@ def _plot(accuracies: np.ndarray, path: Path) -> None:
     figure, panels = pyplot.subplots(2, 3, figsize=(10, 5.6), sharex=True, sharey="row", layout="constrained")
     for row, (by_class, stored) in zip(panels, ((True, "sorted by class"), (False, "mixed")), strict=True):
         for axis, part in zip(row, MEMORY_PARTS, strict=True):
-            for policy, colour, aside in (("drain", "tab:orange", -0.1), ("planned", "tab:blue", 0.1)):
-                orders = [Order(policy, chunk_size, part, by_class) for chunk_size in CHUNK_SIZES]
-                found = [interval(accuracies[:, MADE_UP.column(order)] - exact) for order in orders]
-                means, halves = zip(*found, strict=True)
-                axis.errorbar(places + aside, means, yerr=halves, fmt="o", capsize=4, color=colour, label=policy)
+            orders = [replace(order, memory=part, by_class=by_class) for order in PLANNED]
+            found = [interval(accuracies[:, MADE_UP.column(order)] - exact) for order in orders]
+            means, halves = zip(*found, strict=True)
+            axis.errorbar(places, means, yerr=halves, fmt="o", capsize=4)
             axis.axhline(0, color="grey", linewidth=1, linestyle="--")
             axis.set_title(f"stored {stored}, memory {part:.0%}", fontsize="medium")
             axis.set_xticks(places, [f"K={chunk_size}" for chunk_size in CHUNK_SIZES])
             axis.grid(axis="y", alpha=0.3)
-    panels[0, 0].legend()
     figure.supylabel("test accuracy minus exact shuffling, points", fontsize="medium")
     figure.suptitle(f"{MADE_UP.num_samples:,} samples, {len(accuracies)} seeds, 95 % intervals", fontsize="medium")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
