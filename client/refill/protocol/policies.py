@@ -78,6 +78,39 @@ def _check_exact(settings: Mapping[str, Any]) -> None:
 
 
 POLICIES: dict[str, PolicyTerms] = {
+    "planned": PolicyTerms(
+        "an order computed ahead: reads the dataset once",
+        (
+            PolicySetting(
+                "plan_bytes",
+                0,
+                "memory that the order is planned for, of samples on all pods together; 0: half to 0.8 of what the "
+                "pods have for the job when it is registered",
+                least=0,
+                most=2**60,
+            ),
+            PolicySetting(
+                "shares",
+                0,
+                "parts of the dataset that have plans of their own, best a power of two; 0: two for each pod at least",
+                least=0,
+                most=2**16,
+            ),
+            PolicySetting(
+                "run",
+                0,
+                "about how many positions in a row are of one share; 0: 64, or 32 with eight shares or fewer",
+                least=0,
+                most=2**20,
+            ),
+            PolicySetting(
+                "selection",
+                "",
+                "digest of the classes by which samplers compose batches, which they fill in: ranks whose classes "
+                "differ are refused",
+            ),
+        ),
+    ),
     "redox": PolicyTerms(
         "the papers' protocol: re-reads chunks",
         (
@@ -127,39 +160,6 @@ POLICIES: dict[str, PolicyTerms] = {
             ),
         ),
         _check_exact,
-    ),
-    "planned": PolicyTerms(
-        "an order computed ahead: reads the dataset once",
-        (
-            PolicySetting(
-                "plan_bytes",
-                0,
-                "memory that the order is planned for, of samples on all pods together; 0: half to 0.8 of what the "
-                "pods have for the job when it is registered",
-                least=0,
-                most=2**60,
-            ),
-            PolicySetting(
-                "shares",
-                0,
-                "parts of the dataset that have plans of their own, best a power of two; 0: two for each pod at least",
-                least=0,
-                most=2**16,
-            ),
-            PolicySetting(
-                "run",
-                0,
-                "about how many positions in a row are of one share; 0: 64, or 32 with eight shares or fewer",
-                least=0,
-                most=2**20,
-            ),
-            PolicySetting(
-                "selection",
-                "",
-                "digest of the classes by which samplers compose batches, which they fill in: ranks whose classes "
-                "differ are refused",
-            ),
-        ),
     ),
 }
 
