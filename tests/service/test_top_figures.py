@@ -167,7 +167,7 @@ def test_receipts_are_summed_over_pods() -> None:
             f'refill_receipt_requests_total{{{JOB},outcome="{outcome}"}} {count}\n' for outcome, count in counts.items()
         )
 
-    now = scrape(1, a=receipts(delivered=90, missing=3), b=receipts(delivered=80, missing=4, unknown=0))
+    now = scrape(1, a=receipts(delivered=90, missing=3), b=receipts(delivered=80, missing=4))
     assert job_between(scrape(0, a=""), now).receipts == {"delivered": 170, "missing": 7}
 
 
@@ -195,7 +195,7 @@ def test_memory_and_store_of_a_pod() -> None:
     assert pod.memory_bytes == {"abstract": 700, "pinned": 20}
     assert (pod.budget_bytes, pod.process_bytes, pod.promised_bytes, pod.cpu_cores) == (1000, 900, 1150, 0.5)
     assert (pod.store_bytes_per_second, pod.store_requests_per_second, pod.store_seconds) == (100, 2, 0.25)
-    assert (pod.store_errors, pod.waiting_requests, pod.recovering_jobs) == (3, 3, 0)
+    assert (pod.store_errors, pod.waiting_requests) == (3, 3)
 
 
 def test_what_is_no_metrics_is_refused_in_one_line() -> None:
@@ -221,7 +221,6 @@ POD = PodFigures(
     12.3456,
     1234,
     12,
-    3,
 )
 
 
@@ -239,7 +238,7 @@ def test_a_frame_fits_70_columns() -> None:
         0.55,
         0.66,
         77.77,
-        {"delivered": 1, "missing": 1_234_567, "unknown": 1_234_567},
+        {"delivered": 1, "missing": 1_234_567, "duplicates": 1_234_567},
         [RankFigures("resnet50-imagenet-2024-06-01-attempt-12", 1023, 1.0, 1_234_567.0)],
     )
     shown = io.StringIO()
@@ -280,7 +279,7 @@ def lines_of(shown: Any, rows: int = 1000) -> list[str]:
 
 
 def screen_of(jobs: list[JobFigures], num_pods: int) -> Screen:
-    figures = Figures(jobs, [replace(POD, waiting_requests=0, recovering_jobs=0)] * num_pods)
+    figures = Figures(jobs, [replace(POD, waiting_requests=0)] * num_pods)
     return Screen(lambda is_close: frame("http://refill:8000", figures, 20, is_close=is_close))
 
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
-from refill_service.commands.receipt import SHOWN_OF_RUN, shown_policy
+from refill_service.commands.receipt import SHOWN_OF_RUN
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
 
 __all__ = ["add_commands"]
@@ -58,8 +58,6 @@ def _jobs_at(client: httpx.Client, url: str) -> list[dict[str, Any]]:
     """All of a pod, which lists so many at once."""
     found: list[dict[str, Any]] = []
     while listed := ask(client, "GET", url, f"/v1/jobs?after={_last_of(found)}"):
-        if found and listed[0]["spec"]["name"] == found[0]["spec"]["name"]:
-            break  # a pod of an earlier version lists all of them each time
         found += listed
     return found
 
@@ -86,8 +84,7 @@ def _of_all_pods(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
                 {
                     "name": name,
                     "dataset": info["spec"]["dataset"],
-                    "policy": info["policy"],
-                    "policy_asked": info["spec"]["policy"],
+                    "policy": info["spec"]["policy"],
                     "world_size": info["spec"]["world_size"],
                     "epoch": None,
                     "ranks_alive": 0,
@@ -120,7 +117,7 @@ def _shown_ended(runs: list[dict[str, Any]]) -> str:
     for run in runs:
         first, last = run["first_epoch"], run["last_epoch"]
         epochs, ago = str(first) if first == last else f"{first} to {last}", _ago(time.time() - run["ended_at"])
-        rows.append((run["job"], run["run"][:SHOWN_OF_RUN], epochs, ago, shown_policy(run), run["dataset"]))
+        rows.append((run["job"], run["run"][:SHOWN_OF_RUN], epochs, ago, run["policy"], run["dataset"]))
     return _table(rows)
 
 
@@ -133,7 +130,7 @@ def _shown(jobs: list[dict[str, Any]]) -> str:
         ranks = f"{job['ranks_alive']}/{job['world_size']}"
         memory = f"{job['memory_bytes'] / (1 << 20):,.1f} MiB"
         asked = _ago(job["idle_seconds"])
-        rows.append((job["name"], epoch, ranks, memory, asked, shown_policy(job), job["dataset"]))
+        rows.append((job["name"], epoch, ranks, memory, asked, job["policy"], job["dataset"]))
     return _table(rows)
 
 

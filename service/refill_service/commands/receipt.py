@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
 
-__all__ = ["SHOWN_OF_RUN", "add_commands", "shown_policy"]
+__all__ = ["SHOWN_OF_RUN", "add_commands"]
 
 SHOWN_OF_RUN = 8
 """Letters of its name."""
@@ -47,13 +47,13 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _shown(receipt: dict[str, Any]) -> str:
-    damaged = receipt.get("damaged", 0)  # pods of an earlier version do not say it
+    damaged = receipt["damaged"]
     exact = f"exact but for {damaged:,} damaged" if damaged else "exact"
     wrong = "NOT ALL CONFIRMED" if "planned" in receipt else "NOT EXACT"
     verdict = exact if receipt["exact"] else "still running" if receipt["running"] else wrong
     if receipt["exact"] and "positions" in receipt:
         verdict = "each position was answered once"
-    settings = f"policy {shown_policy(receipt)}, seed {receipt['seed']}"
+    settings = f"policy {receipt['policy']}, seed {receipt['seed']}"
     run = f"run {receipt['run'][:SHOWN_OF_RUN]}{', ended' if receipt['ended'] else ''}"
     head = f"job {receipt['job']}, epoch {receipt['epoch']} ({settings}, {run}): {verdict}"
     if "planned" in receipt:
@@ -63,7 +63,6 @@ def _shown(receipt: dict[str, Any]) -> str:
         f"  delivered   {receipt['delivered']:>14,} of {receipt['requests']:,} requests",
         f"  duplicates  {receipt['duplicates']:>14,}",
         f"  missing     {receipt['missing']:>14,}",
-        f"  unknown     {receipt['unknown']:>14,}",
         f"  redirected  {receipt['redirected']:>14,}",
         f"  repeats     {receipt['repeats']:>14,}  positions that repeat a sample (padding, replacement)",
     ]
@@ -76,12 +75,6 @@ def _shown(receipt: dict[str, Any]) -> str:
         f"  digest {receipt['digest']} of (rank, position, sample), {receipt['samples_digest']} of the samples alone"
     )
     return "\n".join(lines)
-
-
-def shown_policy(found: dict[str, Any]) -> str:
-    """Of a job or a receipt: what it runs, and what it asked for where that is another."""
-    asked = found.get("policy_asked", found["policy"])  # pods of an earlier version do not say it
-    return str(found["policy"]) + (f" (in order; asked: {asked})" if asked != found["policy"] else "")
 
 
 def _shown_planned(receipt: dict[str, Any]) -> list[str]:
@@ -98,9 +91,9 @@ def _shown_planned(receipt: dict[str, Any]) -> list[str]:
     if dropped := receipt["dropped"]:
         lines.append(f"  dropped     {dropped:>14,}  for drop_last")
     lines.append(f"  repeats     {receipt['repeats']:>14,}  that fill the last step up")
-    if receipt.get("digested"):  # pods of an earlier version do not say it, nor loops that nobody counts
+    if receipt.get("digested"):  # nobody counts what some loops had
         lines.append(f"  loops had   {receipt['digested']:>14,}  digest {receipt['digest']}{_beside_plan(receipt)}")
-    if given_up := receipt.get("given_up_bytes", 0):  # pods of an earlier version do not say it
+    if given_up := receipt["given_up_bytes"]:
         lines.append(f"  read again  {given_up:>14,}  bytes that memory had no room for until they were asked for")
     return lines
 
@@ -128,7 +121,7 @@ def _shown_draws(positions: dict[str, int], draws: dict[str, int]) -> list[str]:
     """Of an epoch that was drawn by importance: samples come often, or never, as they were drawn."""
     return [
         f"  positions   {positions['delivered']:>14,} of {positions['posted']:,} answered, {positions['duplicates']:,} "
-        f"twice, {positions['missing']:,} missing, {positions['unknown']:,} unknown",
+        f"twice, {positions['missing']:,} missing",
         f"  distinct    {draws['distinct']:>14,}  samples: {draws['drawn_once']:,} drawn once, "
         f"{draws['drawn_twice']:,} twice, {draws['drawn_more']:,} more often, {draws['most_often']:,} times at most",
         f"  never drawn {draws['never_drawn']:>14,}  samples; below, each distinct one is one request, and the rest "

@@ -16,7 +16,7 @@ __all__ = ["Figures", "JobFigures", "PodFigures", "RankBehind", "RankFigures", "
 
 _REPORTED_SECONDS = 4.0
 """Ranks report what they have received every three seconds."""
-_OUTCOMES = ("delivered", "missing", "unknown", "duplicates")
+_OUTCOMES = ("delivered", "missing", "duplicates")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,6 @@ class PodFigures:
     """Since the earlier scrape, without requests that were given up."""
     waiting_requests: int
     """Of this pod, for others to come back."""
-    recovering_jobs: int
     is_away: bool = False
     """Gives no sign of life, as another pod says, so that others answer in its place."""
     take_seconds: float = 0.0
@@ -185,7 +184,6 @@ def _pod(url: str, before: Scrape, now: Scrape, *, is_away: bool) -> PodFigures:
         is_away=is_away,
         take_seconds=now.most("refill_oldest_take_seconds", 0.0, url),
         waiting_requests=int(total("refill_waiting_requests")),
-        recovering_jobs=int(total("refill_recovering_jobs")),
     )
 
 

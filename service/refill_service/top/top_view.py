@@ -227,9 +227,7 @@ def _name(pod: PodFigures) -> str:
 
 
 def _waits(pod: PodFigures) -> str:
-    waits = [f"{_counted(pod.waiting_requests, 'request')} to other pods"] if pod.waiting_requests else []
-    waits += [f"{_counted(pod.recovering_jobs, 'job')} to be told what was delivered"] if pod.recovering_jobs else []
-    return "waits: " + ", ".join(waits) if waits else ""
+    return f"waits: {_counted(pod.waiting_requests, 'request')} to other pods" if pod.waiting_requests else ""
 
 
 def _table(columns: str, left: tuple[str, ...]) -> Table:
