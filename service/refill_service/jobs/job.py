@@ -18,7 +18,6 @@ from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, Trace
 from refill_service.cache_core.job_lifecycle import Begin
 from refill_service.cache_core.job_memory import GOOD_CHUNKS, chunks_in_memory
 from refill_service.cache_core.job_state import JobState
-from refill_service.cache_core.policies.registry import policy_that_runs
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.changes import Changes
@@ -73,8 +72,7 @@ class Job(JobState):
         self.records = records
         self.memory_bytes = memory_bytes
         self.abstract_bytes = abstract_bytes
-        self.policy = policy_that_runs(spec.policy, shuffle=spec.shuffle)
-        """The name of what runs, which in the order of the dataset is not what was asked for."""
+        self.policy = spec.policy
         self.policy_settings = (
             spec.settings_of_policy()
             if self.policy == spec.policy

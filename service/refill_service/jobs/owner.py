@@ -212,7 +212,7 @@ class Owner:
         missing = [i for i, payload in enumerate(payloads) if payload is None]
         try:
             with span("wait for chunks", missing=len(missing)):
-                await state.wait_for([samples[i] for i in missing], taken.wait_until_bytes, self.wait_seconds)
+                await state.wait_for([samples[i] for i in missing], self.wait_seconds)
             for i, payload in zip(missing, state.leave(taken.samples[missing]), strict=True):
                 payloads[i] = payload
             await self._replay(state, samples, payloads, says_damage)
@@ -307,7 +307,7 @@ class Owner:
         running = self._running[newest]
         with running.taking(missing) as taken, span("wait for chunks", missing=len(missing)):
             self._carry_out(orders)
-            await running.wait_for([sample for sample in missing if sample not in taken], 0, self.wait_seconds)
+            await running.wait_for([sample for sample in missing if sample not in taken], self.wait_seconds)
         return [taken.get(sample, found[sample]) for sample in samples.tolist()]
 
     def scored(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> str:

@@ -74,10 +74,8 @@ class RunningEpoch:
         self._reads = reads
         self._arriving: dict[int, asyncio.Future[None]] = {}
         """Done when the read under way that brings a local sample has arrived, or failed."""
-        self._coming: set[asyncio.Future[None]] = set()
-        """All of these."""
         self._changed = asyncio.Event()
-        """Set, and replaced by a new one, when one of them is done."""
+        """Set, and replaced by a new one, when one of these is done."""
         self._taking: dict[int, list[dict[int, Payload]]] = {}
         """Who takes the bytes of a local sample when they arrive, whether or not they stay."""
 
@@ -113,7 +111,6 @@ class RunningEpoch:
             for read in group.reads:
                 here[read] = asyncio.get_running_loop().create_future()
                 self._arriving.update(dict.fromkeys(read.samples.tolist(), here[read]))
-                self._coming.add(here[read])
             task = asyncio.create_task(self._read(group, here))
             self._reads.add(task)
             task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, group, here))  # type: ignore[misc]
@@ -133,19 +130,18 @@ class RunningEpoch:
                 if not self._taking[sample]:
                     del self._taking[sample]
 
-    async def wait_for(self, samples: list[int], came_bytes: int, patience_seconds: float) -> None:
+    async def wait_for(self, samples: list[int], patience_seconds: float) -> None:
         """Wait for the refills that bring these samples, and raise what went wrong with the first that failed.
 
-        :param came_bytes: wait until so much has come, too, as long as anything is on its way.
         :param patience_seconds: raises :class:`StoreUnavailable` when nothing has come at all for so long; reads go on.
         """
         waiting = [self._arriving[sample] for sample in samples if sample in self._arriving]
         arriving = set(waiting)
-        if not arriving and (self.core.came_bytes >= came_bytes or not self._coming):
+        if not arriving:
             return
         started = time.perf_counter()
         try:
-            while not all(each.done() for each in arriving) or (self.core.came_bytes < came_bytes and self._coming):
+            while not all(each.done() for each in arriving):
                 async with asyncio.timeout(patience_seconds):
                     await self._changed.wait()
         except TimeoutError as silence:
@@ -155,7 +151,7 @@ class RunningEpoch:
                 pod=self.job.ordinal,
             ) from silence
         finally:
-            self.counts.waited_takes += max(1, len(waiting))
+            self.counts.waited_takes += len(waiting)
             self.counts.wait_seconds += time.perf_counter() - started
         for each in arriving:
             if not each.cancelled() and (error := each.exception()) is not None:
@@ -167,7 +163,7 @@ class RunningEpoch:
         def arrived(chunk: ReadChunk) -> None:
             self._arrived(chunk)
             here[chunk.read].set_result(None)
-            self._done(here[chunk.read])
+            self._done()
 
         error: BaseException | None = None
         try:
@@ -211,7 +207,7 @@ class RunningEpoch:
         elif not here.cancelled():
             here.set_exception(error)
             here.exception()  # known: a read ahead of need has nobody who waits for it
-        self._done(here)
+        self._done()
         self._carry_out(orders)
 
     def _read_ended(self, task: asyncio.Task[None], group: ReadGroup, here: dict[Read, asyncio.Future[None]]) -> None:
@@ -220,11 +216,10 @@ class RunningEpoch:
         group.ended()
         for each in here.values():
             if each.cancel():
-                self._done(each)
+                self._done()
 
-    def _done(self, read: asyncio.Future[None]) -> None:
+    def _done(self) -> None:
         """Fact: a chunk has arrived, or will not."""
-        self._coming.discard(read)
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -10,7 +10,7 @@ from refill.protocol.policies import POLICIES
 from refill_service.cache_core.policies import fetching_exact, planned, redox
 from refill_service.cache_core.policies.interface import EpochBegan, Policy, PolicyKind
 
-__all__ = ["KINDS", "kind_of", "new_policy", "policy_that_runs"]
+__all__ = ["KINDS", "kind_of", "new_policy"]
 
 
 def _kinds(*kinds: PolicyKind) -> dict[str, PolicyKind]:
@@ -33,9 +33,3 @@ def kind_of(name: str) -> PolicyKind:
 def new_policy(name: str, began: EpochBegan) -> Policy:
     """One owner's share of one epoch under this policy."""
     return kind_of(name).new(began)
-
-
-def policy_that_runs(name: str, *, shuffle: bool) -> str:
-    """The policy that a job of ``name`` runs. In the order of the dataset each chunk is used up before the next, so
-    that there is nothing to redirect and nothing wasted: then requests are bound to slots, or to samples."""
-    return name if shuffle or kind_of(name).keeps_order else redox.KIND.name
