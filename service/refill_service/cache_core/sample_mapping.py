@@ -123,9 +123,7 @@ class AbstractMapping:
     def __init__(self, share: OwnerShare, num_abstract_chunks: int, group_order: str = "consecutive") -> None:
         self.share = share
         self.chunk_size = share.layout.chunk_size
-        self._first_sample = share.first_sample
-        self._has_one_blob = len(share.layout.first_sample) == 2
-        self._first_chunk, self._num_chunks = share.first_chunk, max(1, share.num_chunks)
+        self._num_chunks = max(1, share.num_chunks)
         self.num_abstract_chunks = num_abstract_chunks
         self.interleaved = group_order == "interleaved"
 
@@ -139,13 +137,6 @@ class AbstractMapping:
         chunks, slots = self.share.layout.locate(local_samples + self.share.first_sample)
         return self.abstract_chunks_of(chunks - self.share.first_chunk) * self.chunk_size + slots
 
-    def location(self, local_sample: int) -> int:
-        """Of a single local sample: the same as ``locations``, which takes ten times as long for one."""
-        if not self._has_one_blob:
-            return int(self.locations(np.array([local_sample]))[0])
-        chunk, slot = divmod(local_sample + self._first_sample, self.chunk_size)
-        return self.abstract_chunk_of(chunk - self._first_chunk) * self.chunk_size + slot
-
     def abstract_chunk_of(self, chunk: int) -> int:
         if self.interleaved:
             return chunk % self.num_abstract_chunks
@@ -155,7 +146,7 @@ class AbstractMapping:
         """The abstract chunk of each chunk, counted from the start of the share."""
         if self.interleaved:
             return chunks % self.num_abstract_chunks
-        return chunks * self.num_abstract_chunks // max(1, self.share.num_chunks)
+        return chunks * self.num_abstract_chunks // self._num_chunks
 
     def group(self, abstract_chunk: int) -> slice:
         """The chunks of a group, as a slice over the share's chunks: a view, never a copy."""

@@ -108,7 +108,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--paper",
         action="store_true",
-        help="the four variants of the papers' table (ImageNet-1k, three pods) beside the papers' values: a minute",
+        help="the four variants of the papers' table (ImageNet-1k, three pods) beside the papers' values: some minutes",
     )
     parser.add_argument(
         "--part",

@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="C",
         help="how many samples each pod has memory for (default: of policies exact and planned a tenth of the dataset "
-        "over all pods, of others as --group-size says)",
+        "over all pods, of redox as --group-size says)",
     )
     group.add_argument(
         "--epochs",
