@@ -43,7 +43,7 @@ class DatasetSummary:
     by_class: bool
     """Whether neighbours share labels far more often than by chance."""
     default_chunk_size: int
-    """K of a job of policy ``drain`` that names none."""
+    """K of a job that names none and whose order is not planned for memory: of lists, or of policy ``exact``."""
 
 
 async def describe(dataset: Dataset, *, despite_damage: bool = False) -> DatasetSummary:
