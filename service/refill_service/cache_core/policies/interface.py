@@ -179,7 +179,6 @@ class Policy(ABC):
         """Which samples the epoch asks for; None: all."""
         self.num_requests = share.num_samples if self._members is None else int(np.count_nonzero(self._members))
         self._starts = np.ascontiguousarray(share.starts - share.first_sample)
-        self._starts_view = self._starts.data
         narrow = np.int32 if share.num_samples < 2**31 else np.int64
         self._assigned: NDArray[np.signedinteger[Any]] = np.full(share.num_samples, -1, dtype=narrow)
         self._assigned_view = self._assigned.data
@@ -195,17 +194,12 @@ class Policy(ABC):
         """Fact: a rank asks for ``asked``, ``(n,)``, all different."""
         samples = self._assigned[asked].astype(np.int64)
         repeated = samples >= 0
-        any_repeated = bool(repeated.any())
-        if any_repeated:
-            new = np.flatnonzero(~repeated)
-            samples[new], orders = self._answer(rank, asked[new]) if len(new) else (NO_SAMPLES, NO_ORDERS)
-            num_new = len(new)
-        else:
-            samples, orders = self._answer(rank, asked)
-            num_new = len(asked)
+        new, orders = np.flatnonzero(~repeated), NO_ORDERS
+        if len(new):
+            samples[new], orders = self._answer(rank, asked[new])
         self._assigned[asked] = samples
-        self.counts.takes += num_new
-        return Answers(samples, orders, repeated if any_repeated else None)
+        self.counts.takes += len(new)
+        return Answers(samples, orders, repeated if len(new) < len(asked) else None)
 
     def repeated(self, samples: Int64Array) -> Orders:
         """Fact: positions that repeat these, ``(n,)``, ask for them, and get exactly them. Whose bytes are neither in
