@@ -27,7 +27,7 @@ from refill_service.settings import Settings, load_settings
 __all__ = ["run_local_pods"]
 
 _BETWEEN_PORTS = 10
-_OF_ONE_POD = ("journal_dir", "pinned_dir", "unix_socket")
+_OF_ONE_POD = ("pinned_dir", "unix_socket")
 _PORTS = ("port", "peer_port", "metrics_port")
 _GIVEN_HERE = ("ordinal", "replicas", "pod_urls", "peer_urls")
 _MAX_PODS = 16
