@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 LEADER = 0
 """The pod that names runs, and makes plans of planned jobs."""
 _LOOK_SECONDS = 0.1
+_ASK_SECONDS = 1.0
 
 
 def job_lost(spec: JobSpec, why: str, epoch: int = -1) -> JobLost:
@@ -84,7 +85,7 @@ class LiveJobs:
         :class:`NotAllowed` for a job of another team.
         """
         if incarnation:
-            at_pod = self._found(spec, incarnation)
+            at_pod = await self._found(spec, incarnation)
         else:
             if spec.name not in self._table.jobs:
                 self._table.check_taking_jobs()
@@ -99,20 +100,30 @@ class LiveJobs:
                 raise PodBusy(f"job {spec.name} was ended while it was registered: register it again") from error
         return at_pod.job.info() | {"pods": list(self._settings.pod_urls)}
 
-    def _found(self, spec: JobSpec, incarnation: str) -> JobAtPod:
+    async def _found(self, spec: JobSpec, incarnation: str) -> JobAtPod:
         try:
             at_pod = self._table.find(spec.name, incarnation)
         except UnknownJob as error:
             other = self._table.jobs.get(spec.name)
             if other is not None:
                 check_holder(spec.name, other.spec.holder, spec.holder)
-                lost = job_lost(spec, "another run of it has begun since")
-            else:
-                lost = job_lost(spec, f"pod {self._settings.ordinal} was restarted")
+            why = f"pod {self._settings.ordinal} was restarted" if other is None else "another run of it has begun"
+            lost = job_lost(spec, why, await self._epoch_elsewhere(spec.name, incarnation))
             self._end_soon(spec, incarnation, lost)
             raise lost from error
         _check_same(at_pod.job, spec)
         return at_pod
+
+    async def _epoch_elsewhere(self, name: str, incarnation: str) -> int:
+        """That a run was in which this pod does not know; -1: no pod that answers at once knows it."""
+        calls = [asyncio.create_task(self._peers.call(pod, "GET", _path(name))) for pod in self._settings.other_pods]
+        if calls:
+            await asyncio.wait(calls, timeout=_ASK_SECONDS)
+        for call in calls:
+            call.cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        known = [each for each in answers if isinstance(each, dict) and each["incarnation"] == incarnation]
+        return max((int(each["epoch"]) for each in known), default=-1)
 
     async def lead(self, spec: JobSpec) -> dict[str, Any]:
         """At pod 0: the run that all pods have when this returns. Ranks come at about the same time, and those of the
@@ -253,7 +264,7 @@ class LiveJobs:
         return {
             "incarnation": at_pod.job.incarnation,
             "holder": at_pod.spec.holder,
-            "begun": at_pod.job.ranks.begun,
+            "epoch": at_pod.job.ranks.newest,
             "finished": at_pod.is_finished,
             "ranks_alive": at_pod.users()["ranks_alive"],
             "may_be_left": at_pod.use.may_be_left,
