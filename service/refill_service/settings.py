@@ -163,32 +163,6 @@ class Settings(BaseSettings):
         description="Folder on a local disk for more of the pinned tier. Each pod needs one of its own. Empty: none.",
     )
     pinned_dir_bytes: Bytes = Field(0, ge=0, description="How much of that disk the pinned tier may use.")
-    journal_dir: str = Field(
-        "",
-        description=(
-            "Folder for the journal, which says what was delivered; on a volume if there is one. Each pod needs "
-            "one of its own. Empty: no journal, so that after a restart the pod asks other pods and training "
-            "processes."
-        ),
-    )
-    journal_sync_seconds: float = Field(
-        1,
-        gt=0,
-        allow_inf_nan=False,
-        description=(
-            "How often the journal is forced to the disk. It matters when the whole machine goes down, not the "
-            "pod alone."
-        ),
-    )
-    recovery_seconds: float = Field(
-        60,
-        ge=0,
-        allow_inf_nan=False,
-        description=(
-            "How long a pod that was restarted without its journal waits for ranks that do not report what they "
-            "have received. Then it goes on without them."
-        ),
-    )
     job_memory_fraction: float = Field(
         0.5,
         gt=0,

@@ -46,14 +46,9 @@ class Shape:
 
 
 class ClusterModel:
-    """
-    :param had: samples that ranks have had, and whose positions ask for them now: the job has moved.
-    """
+    """One epoch."""
 
-    def __init__(
-        self, shape: Shape, traces: KeyedTraces | ExplicitTraces | None = None, had: np.ndarray | None = None
-    ) -> None:
-        self._had = np.empty(0, dtype=np.int64) if had is None else had
+    def __init__(self, shape: Shape, traces: KeyedTraces | ExplicitTraces | None = None) -> None:
         self.shape = shape
         self.random = random.Random(shape.seed)
         layout = ChunkLayout(np.concatenate([[0], np.cumsum(shape.blob_samples)]), shape.chunk_size)
@@ -78,7 +73,6 @@ class ClusterModel:
     def _owner(self, layout: ChunkLayout, pod: int) -> Policy:
         share = layout.share(pod, self.shape.num_pods)
         num_abstract_chunks = abstract_chunks_for_groups(share.num_chunks, self.shape.group_size)
-        had = self._had[share.holds(self._had)] - share.first_sample
         own = {"refill": self.shape.refill} if self.shape.policy == "redox" else {}
         began = EpochBegan(
             AbstractMapping(share, num_abstract_chunks, self.shape.group_order),
@@ -87,7 +81,6 @@ class ClusterModel:
             prefetch_window=self.shape.window,
             key=f"{self.shape.seed} {pod}",
             settings=terms_of(self.shape.policy).settings_with(self.shape.policy, own),
-            answered=(had, had) if len(had) else None,
         )
         return new_policy(self.shape.policy, began)
 
@@ -207,7 +200,6 @@ def shapes(draw: st.DrawFn) -> Shape:
         batch=draw(st.integers(1, 17)),
         window=draw(st.sampled_from([0, 1, 3, 50, 1000])),
         remote_bytes=draw(st.integers(0, 20_000)),
-        policy=draw(st.sampled_from(["redox", "drain"])),
         capacity_bytes=draw(st.integers(0, 50_000)),
         refill=draw(st.sampled_from(["best", "random"])),
         group_order=draw(st.sampled_from(["consecutive", "interleaved"])),

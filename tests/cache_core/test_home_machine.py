@@ -20,8 +20,8 @@ BOUNDS = np.arange(0, OF_EACH * NUM_PODS + 1, OF_EACH)
 NO_REPEATS = np.zeros(OF_EACH * NUM_PODS, dtype=bool)
 
 
-def home(remote_bytes: int = 1000, *, seen_from_start: bool = True) -> HomeMachine[bytes]:
-    return HomeMachine(0, BOUNDS, remote_bytes, seen_from_start=seen_from_start)
+def home(remote_bytes: int = 1000) -> HomeMachine[bytes]:
+    return HomeMachine(0, BOUNDS, remote_bytes)
 
 
 def ask(machine: HomeMachine[bytes], *asked: int, rank: int = 0, epoch: int = 0, first: int = 0) -> Batch[bytes]:
@@ -232,14 +232,6 @@ class TestRanksThatComeAndGo:
         assert machine.skipped(0, before_epoch=0) is None
         machine.entered(1, 0)
         assert machine.skipped(0, before_epoch=1) is None, "it has been told, or may"
-
-    def test_what_a_pod_may_not_know_is_not_judged(self) -> None:
-        machine = home(seen_from_start=False)
-        machine.entered(0, 0)
-        for batch in range(0, 1200, 2):
-            machine.over(ask(machine, 45, first=batch))
-        assert machine.skipped(0, before_epoch=1) is None
-        assert machine.asked_of(0, 0) is None
 
     def test_batches_that_are_being_answered_are_known(self) -> None:
         machine = home()

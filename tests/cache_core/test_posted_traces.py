@@ -74,10 +74,3 @@ def test_where_more_memory_is_of_no_use_the_most_positions_are_named() -> None:
     """What is set aside is bounded by the dataset, too."""
     with pytest.raises(MemoryTooSmall, match=r"post shorter traces, of 2,000,000 positions an epoch at most"):
         post(posted_of(1 << 40), 0, 0, 3 * SAMPLES)
-
-
-def test_what_is_posted_again_after_a_restart_is_not_measured_as_a_first_epoch() -> None:
-    posted = posted_of(2 * SAMPLES * POSITION * 4)
-    with posted.arriving(SAMPLES):
-        posted.put(7, 0, np.zeros(SAMPLES, dtype=np.int32))
-    assert posted.epochs == [7]

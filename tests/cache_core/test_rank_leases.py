@@ -102,7 +102,7 @@ def test_a_pod_that_only_hears_that_a_process_was_replaced_counts_no_rank_and_re
     for leases in (RankLeases(), held_by(RankLeases(), FIRST)):
         assert leases.ended(0, FIRST, SECOND, 1, takes=False) is None
         assert leases.holder(0) is None
-        assert (leases.num_heard(1), leases.num_in_run(1)) == (0, 0), "the rank counts at its home"
+        assert leases.num_heard(1) == 0, "the rank counts at its home"
         left_over = leases.asks(0, FIRST, 2)
         assert left_over is not None
         assert (left_over.final, left_over.holder) == (True, SECOND)
@@ -180,26 +180,6 @@ def test_nothing_grows_with_those_that_were_refused(count: int) -> None:
         leases.ended(0, RankLife("other", process, 7, "aa"), SECOND, 1)
     assert len(leases._leases[0].newcomers) <= 16
     assert len(leases._ended[0]) <= 16
-
-
-def test_a_rank_that_asks_anew_is_not_in_the_run_until_it_asks_as_ever() -> None:
-    leases = held_by(RankLeases(), FIRST)
-    assert leases.num_in_run(1) == leases.num_heard(1) == 1
-    assert leases.comes_again(0, 2) == 0
-    leases.heard(0, FIRST, 3)
-    assert (leases.num_in_run(3), leases.num_heard(3)) == (0, 1)
-    assert leases.comes_again(0, 5) == 3
-    assert leases.asks(0, SECOND, 6) is not None, "a stranger is refused, and says nothing of the rank"
-    assert leases.num_in_run(6) == 0
-    assert leases.asks(0, FIRST, 7) is None
-    assert leases.num_in_run(7) == 1
-    assert leases.comes_again(0, 9) == 0
-
-
-def test_one_that_asked_anew_long_ago_and_is_gone_does_not_count_for_the_next() -> None:
-    leases = RankLeases()
-    assert [leases.comes_again(0, now) for now in (1, 6, 11)] == [0, 5, 10]
-    assert leases.comes_again(0, 100) == 0
 
 
 class TestWhoWasRefusedElsewhere:

@@ -11,13 +11,13 @@ from refill_service.cache_core.rank_places import LONGEST_STEP, NOT_BEGUN, RankP
 
 def test_what_another_rank_may_be_in_is_needed_whatever_one_asks_for() -> None:
     ranks = RankPlaces(2)
-    ranks.comes_by(0, 0, home=0)
-    ranks.comes_by(1, 0, home=1)
-    ranks.comes_by(0, 1, home=0)
-    ranks.comes_by(0, 2, home=0)
+    ranks.enters(0, 0)
+    ranks.enters(1, 0)
+    ranks.enters(0, 1)
+    ranks.enters(0, 2)
     assert ranks.oldest_needed <= 0, "rank 1 is in epoch 0"
     assert ranks.behind(1) == [1]
-    ranks.comes_by(1, 2, home=1)
+    ranks.enters(1, 2)
     assert ranks.oldest_needed == 1
 
 
@@ -45,31 +45,16 @@ def test_who_asks_nothing_in_any_epoch_holds_none_back(begins: int) -> None:
 
 def test_an_epoch_that_a_rank_can_still_be_served_in_is_needed_whatever_it_asks_later() -> None:
     ranks = RankPlaces(2, asks_nothing=lambda epoch, rank: rank == 1 and epoch > 3)
-    ranks.comes_by(0, 3, home=0)
-    ranks.comes_by(1, 3, home=1)
+    ranks.enters(0, 3)
+    ranks.enters(1, 3)
     for epoch in (4, 5):  # it is served 3 while the owner has 3, 4 and 5 open
-        ranks.comes_by(0, epoch, home=0)
+        ranks.enters(0, epoch)
         assert ranks.oldest_needed <= 2
     for epoch in range(6, 12):
-        ranks.comes_by(0, epoch, home=0)
-    assert ranks.oldest_needed == 7
-    assert ranks.homes(1) == [1]
-    ranks.comes_by(1, 12, home=0)
-    assert ranks.oldest_needed == 10
-
-
-def test_nobody_waits_for_a_rank_that_was_given_up_until_it_asks() -> None:
-    ranks = RankPlaces(2)
-    ranks.enters(0, 1)
-    assert ranks.awaited(1) == [1]
-    ranks.given_up(1)
-    assert ranks.awaited(1) == []
-    assert not ranks.all_entered(1), "it may come back: what it was in is not thrown away at once"
-    for epoch in range(2, 9):
         ranks.enters(0, epoch)
-    assert ranks.oldest_needed == 4, "what was received long ago is kept for it"
-    ranks.comes_by(1, 7, home=0)
-    assert ranks.awaited(8) == [1]
+    assert ranks.oldest_needed == 7
+    ranks.enters(1, 12)
+    assert ranks.oldest_needed == 10
 
 
 def test_a_job_begins_anywhere_and_goes_on_in_steps() -> None:
@@ -80,31 +65,19 @@ def test_a_job_begins_anywhere_and_goes_on_in_steps() -> None:
     assert not ranks.may_ask(8 + LONGEST_STEP)
 
 
-def test_one_that_nobody_has_seen_in_an_epoch_has_begun_all_the_same() -> None:
-    ranks = RankPlaces(2)
-    ranks.restored(1, NOT_BEGUN, [2])
-    assert list(ranks.with_homes()) == [(1, [2])]
-    assert not ranks.begun
-
-
 @given(
     st.integers(1, 5).flatmap(
-        lambda size: st.lists(
-            st.tuples(st.integers(0, size - 1), st.integers(0, 6), st.integers(0, 2)), max_size=40
-        ).map(lambda asks: (size, asks))
+        lambda size: st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, 6)), max_size=40).map(
+            lambda asks: (size, asks)
+        )
     )
 )
-def test_as_a_list_of_epochs_would_say(asked: tuple[int, list[tuple[int, int, int]]]) -> None:
+def test_as_a_list_of_epochs_would_say(asked: tuple[int, list[tuple[int, int]]]) -> None:
     size, asks = asked
     ranks, epochs = RankPlaces(size), [NOT_BEGUN] * size
-    came: set[tuple[int, int, int]] = set()
-    for rank, epoch, home in asks:
-        ranks.comes_by(rank, epoch, home)
+    for rank, epoch in asks:
+        assert ranks.enters(rank, epoch) == (epoch > epochs[rank])
         epochs[rank] = max(epochs[rank], epoch)
-        came.add((rank, epoch, home))
         assert (ranks.newest, ranks.oldest) == (max(epochs), min(epochs))
         assert list(ranks) == [(each, at) for each, at in enumerate(epochs) if at > NOT_BEGUN]
         assert all(ranks.all_entered(each) == (min(epochs) >= each) for each in range(8))
-        for each in range(size):
-            needed = {by for of, at, by in came if of == each and at >= min(epochs) - 1}
-            assert needed <= set(ranks.homes(each)), "a home that may have to report is forgotten"

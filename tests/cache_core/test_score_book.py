@@ -36,7 +36,7 @@ def test_all_ranks_draw_from_what_is_known_when_the_last_one_comes() -> None:
     assert book.known()[0].tolist() == [0, 1, 2, 3]
 
 
-def test_who_has_drawn_before_a_restart_is_not_waited_for() -> None:
+def test_who_has_drawn_before_is_not_waited_for() -> None:
     book = ScoreBook(4, 3)
     book.draws(5, 1)
     assert book.waits_for(5, lambda rank: rank == 0) == [2]
@@ -51,11 +51,11 @@ def test_of_old_epochs_nothing_is_kept() -> None:
     assert [book.waits_for(epoch, nobody) for epoch in (3, 4)] == [[], []]
 
 
-def part_of(traces: ExplicitTraces, first: int, end: int, asked: list[int], repeats: int, **of: Any) -> dict[str, Any]:
+def part_of(traces: ExplicitTraces, first: int, end: int, asked: list[int], repeats: int) -> dict[str, Any]:
     answered = np.array([sample for sample in asked if first <= sample < end], dtype=np.int64)
     receipt = receipt_of(answered, answered, first, end, traces)
-    part = {"receipt": receipt.to_dict(), "unused_ahead": {}, "repeats": repeats, "ran_before": False}
-    return part | {"draws": draws_of(traces, first, end)} | of
+    part = {"receipt": receipt.to_dict(), "unused_ahead": {}, "repeats": repeats}
+    return part | {"draws": draws_of(traces, first, end)}
 
 
 def test_a_receipt_counts_positions() -> None:
@@ -63,21 +63,14 @@ def test_a_receipt_counts_positions() -> None:
     parts = [part_of(traces, 0, 4, [1, 2], 3), part_of(traces, 4, 8, [5, 7], 1)]
     total = sum_of_parts(parts)
     assert positions_of(parts, total) == {
-        "positions": {"posted": 8, "delivered": 8, "duplicates": 0, "missing": 0, "unknown": 0},
+        "positions": {"posted": 8, "delivered": 8, "duplicates": 0, "missing": 0},
         "draws": {"distinct": 4, "never_drawn": 4, "drawn_once": 2, "drawn_twice": 1, "drawn_more": 1, "most_often": 4},
         "exact": True,
     }
     parts = [part_of(traces, 0, 4, [1], 2), part_of(traces, 4, 8, [5, 7], 1)]
     found = positions_of(parts, sum_of_parts(parts))
-    assert found["positions"] == {"posted": 8, "delivered": 6, "duplicates": 0, "missing": 2, "unknown": 0}
+    assert found["positions"] == {"posted": 8, "delivered": 6, "duplicates": 0, "missing": 2}
     assert not found["exact"]
-
-
-def test_a_home_that_was_started_again_does_not_know_of_repeats() -> None:
-    traces = ExplicitTraces(8, {0: np.array([1, 1, 5, 5])})
-    parts = [part_of(traces, 0, 4, [1], 0, ran_before=True), part_of(traces, 4, 8, [5], 1)]
-    found = positions_of(parts, sum_of_parts(parts))
-    assert found["positions"] == {"posted": 4, "delivered": 3, "duplicates": 0, "missing": 0, "unknown": 1}
 
 
 def test_other_jobs_count_samples_alone() -> None:

@@ -65,21 +65,15 @@ def test_what_is_missing_of_a_range(runs: list[tuple[int, int]], start: int, end
 
 class TestWhatIsJudged:
     def test_all_epochs_of_a_rank_that_was_always_here(self) -> None:
-        judged = JudgedEpochs(seen_from_start=True)
+        judged = JudgedEpochs()
         judged.comes(0, 3)
         judged.comes(0, 4)
         assert [judged(0, epoch) for epoch in (2, 3, 4)] == [False, True, True]
         assert not judged(1, 3), "a rank that never came"
 
-    def test_not_the_epoch_in_which_a_pod_came_to_a_job_that_ran_before(self) -> None:
-        judged = JudgedEpochs(seen_from_start=False)
-        judged.comes(0, 3)
-        judged.comes(0, 4)
-        assert [judged(0, epoch) for epoch in (3, 4)] == [False, True]
-
     def test_no_epoch_in_which_a_rank_was_elsewhere(self) -> None:
         """Nor when it comes back: so a rank that asks several homes is not judged at all."""
-        judged = JudgedEpochs(seen_from_start=True)
+        judged = JudgedEpochs()
         for epoch in range(3):
             judged.comes(0, epoch)
             judged.left(0, epoch)

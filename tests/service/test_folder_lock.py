@@ -16,33 +16,28 @@ from refill_service.memory.folder_lock import locked, wait_until_left
 
 
 def test_a_folder_is_locked_by_one_at_a_time(tmp_path: Path) -> None:
-    lock = locked(tmp_path / "a", "journal_dir")
-    with pytest.raises(InvalidInput, match=r"journal_dir .*/a is used by another pod: give each pod"):
-        locked(tmp_path / "a", "journal_dir")
+    lock = locked(tmp_path / "a", "pinned_dir")
+    with pytest.raises(InvalidInput, match=r"pinned_dir .*/a is used by another pod: give each pod"):
+        locked(tmp_path / "a", "pinned_dir")
     os.close(lock)
-    os.close(locked(tmp_path / "a", "journal_dir"))
+    os.close(locked(tmp_path / "a", "pinned_dir"))
 
 
-def test_all_folders_are_waited_for_and_then_free(tmp_path: Path) -> None:
-    folders = {name: tmp_path / name for name in ("journal_dir", "pinned_dir")}
-    locks = [locked(folder, name) for name, folder in folders.items()]
-    wait_until_left({}, 60)
-    enough = threading.Timer(0.3, lambda: [os.close(lock) for lock in locks])
+def test_a_folder_is_waited_for_and_then_free(tmp_path: Path) -> None:
+    lock = locked(tmp_path, "pinned_dir")
+    enough = threading.Timer(0.3, lambda: os.close(lock))
     enough.start()
-    wait_until_left(folders, 60)
+    wait_until_left(tmp_path, "pinned_dir", 60)
     assert enough.finished.is_set()
-    for name, folder in folders.items():
-        os.close(locked(folder, name))
+    os.close(locked(tmp_path, "pinned_dir"))
 
 
-def test_the_time_is_for_all_of_them_together(tmp_path: Path) -> None:
-    folders = {name: tmp_path / name for name in "abcdefgh"}
-    locks = [locked(folder, name) for name, folder in folders.items()]
+def test_it_is_waited_for_no_longer_than_was_said(tmp_path: Path) -> None:
+    lock = locked(tmp_path, "pinned_dir")
     began = time.monotonic()
-    wait_until_left(folders, 0.5)
+    wait_until_left(tmp_path, "pinned_dir", 0.5)
     assert 0.5 <= time.monotonic() - began < 2
-    for lock in locks:
-        os.close(lock)
+    os.close(lock)
 
 
 def test_a_file_system_without_locks_is_not_taken_for_another_pod(
@@ -53,6 +48,6 @@ def test_a_file_system_without_locks_is_not_taken_for_another_pod(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(InvalidInput, match=f"pinned_dir .* can't be used: {os.strerror(errno.ENOLCK)}"):
-        wait_until_left({"pinned_dir": tmp_path}, 60)
+        wait_until_left(tmp_path, "pinned_dir", 60)
     with pytest.raises(InvalidInput, match=f"pinned_dir .* can't be used: {os.strerror(errno.ENOLCK)}"):
         locked(tmp_path, "pinned_dir")

@@ -7,7 +7,7 @@ import asyncio
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.peers.peers import Peers
 
-_LIVES = "/peer/v1/lives"
+_ALIVE = "/peer/v1/alive"
 
 
 class _HeldConnections:
@@ -47,10 +47,10 @@ def test_a_sign_of_life_does_not_wait_for_samples_that_are_on_their_way(three_po
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         peers = Peers((url,) * 3, 60)
         try:
-            await peers.call(1, "GET", _LIVES)
+            await peers.call(1, "GET", _ALIVE)
             held.hold()
-            samples = asyncio.create_task(peers.call(1, "GET", _LIVES))
-            await peers.call(1, "GET", _LIVES, apart=True)
+            samples = asyncio.create_task(peers.call(1, "GET", _ALIVE))
+            await peers.call(1, "GET", _ALIVE, apart=True)
             assert not samples.done()
             held.release()
             await samples

@@ -18,7 +18,7 @@ from refill_service.object_store.store_settings import StoreSettings
         ("REFILL_CLIENT_TOKEN", "REFILL_CLIENT_TOKENS"),
         ("REFILL_STORE_ENDPOINTURL", "REFILL_STORE_ENDPOINT_URL"),
         ("REFILL_POD_URL", "REFILL_POD_URLS"),
-        ("refill_journaldir", "REFILL_JOURNAL_DIR"),
+        ("refill_pinneddir", "REFILL_PINNED_DIR"),
         ("REFILL_DATASETS_URLS", "REFILL_DATASET_URLS"),
     ],
 )

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
-from refill.protocol.classes import MOST_CLASSES, classes_of, ids_of
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.sample_mapping import Int64Array
 
@@ -51,11 +50,6 @@ class Traces(Protocol):
 
     def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
         """Which samples ``first <= sample < end`` are asked for at all; None: every one of them."""
-        ...
-
-    def classes(self, first: int, end: int) -> Int64Array | None:
-        """The class of each sample ``first <= sample < end``, within which it may be redirected; 0 of those that are
-        not asked for. None: the positions name no classes."""
         ...
 
     def position_of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -215,9 +209,6 @@ class KeyedTraces:
     def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
         return None
 
-    def classes(self, first: int, end: int) -> Int64Array | None:
-        return None
-
     @property
     def num_requests(self) -> int:
         return min(self.num_samples, self._length * self.world_size)
@@ -230,28 +221,19 @@ class ExplicitTraces:
     validation split. Of positions that ask for the same sample, the first in (rank, position) order is the request
     and the others are repeats.
 
-    A position may name a class, too (:mod:`refill.protocol.classes`): then redirection stays within those of the class.
-
     It costs 4 bytes a position beside the trace itself, up to 8 for each sample, and a byte for what repeats
-    (:mod:`refill_service.cache_core.posted_traces`); with classes 4 more.
+    (:mod:`refill_service.cache_core.posted_traces`).
 
-    :param traces: for every rank its entries, ``(length,)``; kept as they are. Raises :class:`InvalidInput` for an
-        id that the dataset does not have, and for a sample that is asked for as one of two classes.
+    :param traces: for every rank its samples, ``(length,)``; kept as they are. Raises :class:`InvalidInput` for an id
+        that the dataset does not have.
     """
 
     def __init__(self, num_samples: int, traces: Mapping[int, IdArray]) -> None:
         self._traces = {rank: np.ascontiguousarray(traces[rank]) for rank in sorted(traces)}
         for rank, trace in self._traces.items():
-            check_ids(num_samples, rank, trace, may_name_classes=True)
+            check_ids(num_samples, rank, trace)
         everything = np.concatenate(list(self._traces.values())) if self._traces else np.empty(0, dtype=np.int64)
-        self._names_classes = len(everything) > 0 and int(everything.max()) >= num_samples
-        everything, classes = (
-            (ids_of(everything), classes_of(everything)) if self._names_classes else (everything, None)
-        )
         self._members, first_places = np.unique(everything, return_index=True)
-        self._class_of_member = None if classes is None else classes[first_places].astype(np.int32)
-        if classes is not None and self._class_of_member is not None:
-            _check_classes(everything, classes, self._members, self._class_of_member)
         self._first_places = first_places.astype(np.int32 if len(everything) < 2**31 else np.int64)
         repeats = np.ones(len(everything), dtype=bool)
         repeats[self._first_places] = False
@@ -266,22 +248,13 @@ class ExplicitTraces:
         return len(self._traces[rank])
 
     def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
-        asked = self._traces[rank][positions].astype(np.int64)
-        return ids_of(asked) if self._names_classes else asked, self._repeats[rank][positions]
+        return self._traces[rank][positions].astype(np.int64), self._repeats[rank][positions]
 
     def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
         inside = self._members[np.searchsorted(self._members, first) : np.searchsorted(self._members, end)]
         wanted = np.zeros(end - first, dtype=bool)
         wanted[inside - first] = True
         return wanted
-
-    def classes(self, first: int, end: int) -> Int64Array | None:
-        if self._class_of_member is None:
-            return None
-        inside = slice(*np.searchsorted(self._members, (first, end)))
-        found = np.zeros(end - first, dtype=np.int64)
-        found[self._members[inside] - first] = self._class_of_member[inside]
-        return found
 
     def position_of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
         return self._at(self._first_places[np.searchsorted(self._members, samples)])
@@ -296,7 +269,6 @@ class ExplicitTraces:
         """Samples and places of the repeats, by sample. Policies that keep the order ask for them, and receipts."""
         places = np.concatenate(list(self._repeats.values()) or [np.empty(0, dtype=bool)]).nonzero()[0]
         samples = np.concatenate(list(self._traces.values()) or [np.empty(0, dtype=np.int64)])[places]
-        samples = ids_of(samples) if self._names_classes else samples
         order = np.argsort(samples, kind="stable")
         return samples[order], places[order].astype(self._first_places.dtype)
 
@@ -312,28 +284,8 @@ class ExplicitTraces:
         return len(self._members)
 
 
-def check_ids(num_samples: int, rank: int, trace: IdArray, *, may_name_classes: bool = False) -> None:
-    """Raises :class:`InvalidInput` for an id that the dataset does not have.
-
-    :param may_name_classes: whether the job redirects within classes; else a class is an id that is too large.
-    """
-    if not len(trace) or (int(trace.min()) >= 0 and int(trace.max()) < num_samples):
-        return
-    if may_name_classes and int(trace.min()) >= 0:
-        most = int(classes_of(trace).max())
-        if most >= MOST_CLASSES:
-            raise InvalidInput(f"trace of rank {rank} names class {most}; classes are 0 to {MOST_CLASSES - 1}")
-        trace = ids_of(trace)
-    wrong = trace[(trace < 0) | (trace >= num_samples)]
-    if len(wrong):
+def check_ids(num_samples: int, rank: int, trace: IdArray) -> None:
+    """Raises :class:`InvalidInput` for an id that the dataset does not have."""
+    if len(trace) and not 0 <= int(trace.min()) <= int(trace.max()) < num_samples:
+        wrong = trace[(trace < 0) | (trace >= num_samples)]
         raise InvalidInput(f"trace of rank {rank} asks for sample {wrong[0]}; there are 0 to {num_samples - 1}")
-
-
-def _check_classes(asked: Int64Array, classes: Int64Array, members: Int64Array, of_members: NDArray[np.int32]) -> None:
-    """Raises :class:`InvalidInput` for a sample that is asked for as one of two classes."""
-    first = of_members[np.searchsorted(members, asked)]
-    if len(other := np.flatnonzero(first != classes)):
-        place = other[0]
-        raise InvalidInput(
-            f"traces ask for sample {asked[place]} as one of class {first[place]}, and as one of {classes[place]}"
-        )

@@ -193,12 +193,9 @@ class HomeMachine(Generic[Payload]):
 
     :param owner_bounds: ``(pods + 1,)`` pod ``i`` owns the samples from ``owner_bounds[i]`` to ``owner_bounds[i + 1]``.
     :param remote_memory_bytes: what it can hold of what owners send ahead.
-    :param seen_from_start: False: the job was there before this pod, so that a rank may come in the middle of an epoch.
     """
 
-    def __init__(
-        self, pod: int, owner_bounds: Int64Array, remote_memory_bytes: int, *, seen_from_start: bool = True
-    ) -> None:
+    def __init__(self, pod: int, owner_bounds: Int64Array, remote_memory_bytes: int) -> None:
         self.remote_memory: RemoteMemory[tuple[int, Payload]] = RemoteMemory(remote_memory_bytes)
         self.history: dict[int, HomeCounts] = {}
         self._pod = pod
@@ -207,7 +204,7 @@ class HomeMachine(Generic[Payload]):
         self._end_list: list[int] = self._ends.tolist()
         self._entered: dict[int, int] = {}
         """By rank, the latest epoch that it entered here and that all owners know of."""
-        self._judged = JudgedEpochs(seen_from_start=seen_from_start)
+        self._judged = JudgedEpochs()
         self._asking: dict[tuple[int, int], _Asking] = {}
         self._arriving: dict[tuple[int, int, int], OwnerRequest] = {}
         """Requests (epoch, rank, position) whose samples an owner has announced and is sending."""

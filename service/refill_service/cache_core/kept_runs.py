@@ -1,7 +1,7 @@
 """Of which runs that have ended are receipts kept, and for how long? The newest of each team, within bounds.
 
-A *run* is one registration of a job's name, with all moves to other pods: a line of incarnations. What a pod keeps of
-it is a *part*: what that pod delivered in each epoch. A pod keeps its own parts, and those that another one gave it.
+A *run* is one registration of a job's name. What a pod keeps of it is a *part*: what that pod delivered in each epoch.
+A pod keeps its own parts, and those that another one gave it, in memory.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class RunPart:
         return next((part for part in parts if part["epoch"] == number), None)
 
     def encode(self) -> bytes:
-        """For other pods and for the journal: a line of JSON, then the compressed lines."""
+        """For other pods: a line of JSON, then the compressed lines."""
         return json.dumps(self.about).encode() + b"\n" + self.lines
 
     @classmethod
@@ -112,9 +112,9 @@ class _Team:
     def has_too_many(self) -> bool:
         return len(self.parts) > _MOST_PARTS or self.num_bytes > _MOST_TEAM_BYTES
 
-    def pop(self, part: RunPart) -> RunPart:
+    def drop(self, part: RunPart) -> None:
         self.num_bytes -= part.num_bytes
-        return self.parts.pop(part.key)
+        del self.parts[part.key]
 
     def oldest(self) -> RunPart:
         return min(self.parts.values(), key=lambda each: float(each.about["ended_at"]))
@@ -126,18 +126,18 @@ class KeptRuns:
     def __init__(self) -> None:
         self._teams: dict[str, _Team] = {}
 
-    def put(self, part: RunPart) -> list[RunPart]:
-        """Fact: a run has ended at a pod. Returns what is not kept any more for it, perhaps the part itself."""
+    def put(self, part: RunPart) -> None:
+        """Fact: a run has ended at a pod."""
         team = self._teams.setdefault(part.about["team"], _Team())
-        dropped = [team.pop(team.parts[part.key])] if part.key in team.parts else []
+        if part.key in team.parts:
+            team.drop(team.parts[part.key])
         team.parts[part.key] = part
         team.num_bytes += part.num_bytes
         while team.has_too_many:
-            dropped.append(team.pop(team.oldest()))
+            team.drop(team.oldest())
         while sum(each.num_bytes for each in self._teams.values()) > _MOST_BYTES:
             largest = max(self._teams.values(), key=lambda each: each.num_bytes)
-            dropped.append(largest.pop(largest.oldest()))
-        return dropped
+            largest.drop(largest.oldest())
 
     def of(self, team: str, job: str | None = None) -> list[RunPart]:
         """Those that a team may hear of: its own, and what nobody registered with a token. The newest run first.

@@ -1,7 +1,7 @@
 """Which epochs does an owner have open, how is memory divided between them, and what follows from each fact?
 
-Facts come in as calls, in any order: a rank comes, requests come, bytes arrive or will not, the pod was restarted. Each
-returns its :data:`Order`\\ s, which the shell (``jobs/owner.py``) carries out one after another before it reports the
+Facts come in as calls, in any order: a rank comes, requests come, bytes arrive or will not. Each returns its
+:data:`Order`\\ s, which the shell (``jobs/owner.py``) carries out one after another before it reports the
 next fact; the simulator and the tests do the same with no I/O.
 
 The newest epoch has the memory that those before it have given up. When an epoch has nothing left to read, the next
@@ -11,7 +11,7 @@ that nobody can ask for again leaves its receipt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -20,7 +20,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.protocol.records import Kind, Record
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.policies.interface import (
     NO_SAMPLES,
@@ -47,9 +46,7 @@ __all__ = [
     "OpenEpoch",
     "Order",
     "OwnerMachine",
-    "Restored",
     "Wake",
-    "Write",
 ]
 
 Answered = tuple[Int64Array, Int64Array]
@@ -75,12 +72,11 @@ class OpenEpoch:
 
 
 class Open(NamedTuple):
-    """Make room for the bytes of an epoch, and note which epochs are live. What is ``carried`` becomes its own."""
+    """Make room for the bytes of an epoch. What is ``carried`` becomes its own."""
 
     epoch: OpenEpoch
     carried: Carried
     carried_from: OpenEpoch | None
-    live_epochs: list[int]
 
 
 class CarryOut(NamedTuple):
@@ -102,17 +98,11 @@ class CloseBooks(NamedTuple):
     epoch: OpenEpoch
 
 
-class Write(NamedTuple):
-    """Write down, before anything leaves that follows from it."""
-
-    record: Record
-
-
 class Wake(NamedTuple):
     """Whoever waits for an epoch is to look again whether it may open."""
 
 
-Order = Open | CarryOut | Abandon | CloseBooks | Write | Wake
+Order = Open | CarryOut | Abandon | CloseBooks | Wake
 
 
 class EpochState(Enum):
@@ -134,22 +124,13 @@ class JobFacts(Protocol):
         ...
 
 
-class Restored(NamedTuple):
-    """Of an epoch, what was answered before a restart; ids of the dataset."""
-
-    number: int
-    traces: Traces
-    answered: Answered
-
-
 class OwnerMachine:
     """One pod's share of one job.
 
     :param ranks: where the ranks are, as the pod knows it; others may change it, too.
     :param first_sample: of the share. Policies count from there.
     :param memory_bytes: for samples, of all epochs together.
-    :param new_policy: ``(epoch, traces, what was answered before, what is carried over)`` -> the policy of an epoch.
-    :param journaled: whether what is answered is to be written down.
+    :param new_policy: ``(epoch, traces, what is carried over)`` -> the policy of an epoch.
     :param book: of a job whose training says how important samples are.
     """
 
@@ -159,9 +140,8 @@ class OwnerMachine:
         ranks: RankPlaces,
         first_sample: int,
         memory_bytes: int,
-        new_policy: Callable[[int, Traces, Answered | None, Carried], Policy],
+        new_policy: Callable[[int, Traces, Carried], Policy],
         *,
-        journaled: bool = True,
         book: ScoreBook | None = None,
     ) -> None:
         self.epochs: list[OpenEpoch] = []
@@ -171,10 +151,8 @@ class OwnerMachine:
         self._first_sample = first_sample
         self._memory_bytes = memory_bytes
         self._new_policy = new_policy
-        self._journaled = journaled
         self._book = book
         self._closed = False
-        self._forgotten = False
         self._orders: list[Order] = []
 
     # What is open.
@@ -197,36 +175,16 @@ class OwnerMachine:
         """No rank may be two epochs ahead of another, which homes and ranks then forget. And those before need no more
         memory: they are used up, or every rank has left them. That nobody has asked for the epoch before here does not
         say that nobody will."""
-        if not self.ranks.awaited(number):
+        if not self.ranks.behind(number):
             return True
         if not self.epochs or self.epochs[-1].number < number - 1:
             return not self.epochs and number <= self.ranks.first
-        return not self.ranks.awaited(number - 1) and all(epoch.is_over for epoch in self.epochs)
-
-    @property
-    def live_epochs(self) -> list[int]:
-        """Those that can still be asked for."""
-        return sorted({at for _, at in self.ranks} | {epoch.number for epoch in self.epochs})
+        return not self.ranks.behind(number - 1) and all(epoch.is_over for epoch in self.epochs)
 
     def progress(self) -> tuple[int, int] | None:
         """``(answered, all)`` requests of the epoch that the job is in, or was in last as far as is known here."""
         entered = [epoch for epoch in self.epochs if epoch.number <= self.ranks.newest]
         return (entered[-1].policy.num_answered, entered[-1].policy.num_requests) if entered else None
-
-    def table_size(self) -> tuple[int, int] | None:
-        """``(epoch, answered)`` of the epoch that the job is in; None when none is open."""
-        entered = [epoch for epoch in self.epochs if epoch.number <= self.ranks.newest]
-        return (entered[-1].number, entered[-1].policy.num_answered) if entered else None
-
-    def answered(self, number: int) -> Answered | None:
-        """All requests of an epoch that were answered; None when it is not known any more."""
-        if (epoch := self.known(number)) is not None:
-            return self.answered_of(epoch)
-        return (NO_SAMPLES, NO_SAMPLES) if self.is_after_all(number) else None
-
-    def is_after_all(self, number: int) -> bool:
-        """Whether an epoch is later than all that are known here: nothing of it was asked for."""
-        return not self.epochs or number > self.epochs[-1].number
 
     def answered_of(self, epoch: OpenEpoch) -> Answered:
         asked, samples = epoch.policy.answered()
@@ -234,17 +192,8 @@ class OwnerMachine:
 
     # Facts.
 
-    def rank_came(self, number: int, rank: int, home: int) -> list[Order]:
-        """Fact: a rank asks for this epoch now, by way of a home pod."""
-        before = self.ranks.epoch(rank)
-        if self.ranks.comes_by(rank, number, home):
-            self._orders.append(Write(Record(Kind.OPENED, number, rank, (np.array([home]),))))
-        if before < number:
-            self._rank_moved_on()
-        return self._ordered()
-
     def rank_entered(self, number: int, rank: int) -> list[Order]:
-        """Fact: a rank has left all epochs before this one."""
+        """Fact: a rank asks for this epoch now, and has left all before it."""
         if self.ranks.enters(rank, number):
             self._rank_moved_on()
         return self._ordered()
@@ -252,25 +201,7 @@ class OwnerMachine:
     def traces_known(self, number: int, traces: Traces) -> list[Order]:
         """Fact: an epoch that may open is asked for, and what its positions ask for is known."""
         if not self.epochs or self.epochs[-1].number < number:
-            self._open_before(number)
             self._open(number, traces)
-        return self._ordered()
-
-    def restored(self, epochs: Iterable[Restored], *, forgotten: bool = False) -> list[Order]:
-        """Fact: this is what was answered before a restart.
-
-        :param forgotten: nobody knows where a rank is: it may be an epoch behind the first that is asked for.
-
-        Raises ValueError when it can't be of this job as it is now.
-        """
-        first, self._forgotten = self._first_sample, forgotten
-        try:
-            for number, traces, (asked, samples) in epochs:
-                self._open(number, traces, (asked - first, samples - first))
-        except ValueError:
-            self._orders = []
-            raise
-        self._orders.append(Wake())
         return self._ordered()
 
     def requested(self, epoch: OpenEpoch, rank: int, asked: Int64Array) -> tuple[Answers | None, list[Order]]:
@@ -283,10 +214,6 @@ class OwnerMachine:
         orders = answers.orders
         if orders.reads or len(orders.drops):
             self._orders.append(CarryOut(epoch, orders))
-        if self._journaled:
-            samples = answers.samples + self._first_sample
-            new = slice(None) if answers.repeated is None else ~answers.repeated
-            self._orders.append(Write(Record(Kind.ANSWERED, epoch.number, 0, (asked[new], samples[new]))))
         self._given(epoch)
         return answers, self._ordered()
 
@@ -311,10 +238,6 @@ class OwnerMachine:
         if not len(ahead.samples):
             return epoch, ahead, self._ordered()
         self._carry_out(epoch, ahead.orders)
-        if self._journaled:
-            ahead_asked, _ = epoch.traces.asked(rank, ahead.positions)
-            columns = ahead_asked, ahead.samples + self._first_sample
-            self._orders.append(Write(Record(Kind.ANSWERED, number, 0, columns)))
         self._given(epoch)
         return epoch, ahead, self._ordered()
 
@@ -344,21 +267,6 @@ class OwnerMachine:
     def kept(self) -> Int64Array:
         """What is in memory for the epochs to come; local."""
         return self.epochs[-1].policy.kept() if self.epochs else NO_SAMPLES
-
-    def memory_is(self, memory_bytes: int) -> list[Order]:
-        """Fact: all epochs together have so much memory now. If that is less than they hold, those that come later give
-        back first, if they can."""
-        had_bytes, self._memory_bytes = self._memory_bytes, memory_bytes
-        if memory_bytes < had_bytes:
-            to_free = sum(epoch.policy.held_bytes for epoch in self.epochs if not epoch.is_over) - memory_bytes
-            for epoch in reversed(self.epochs):
-                if to_free > 0 and not epoch.is_over:
-                    held_bytes = epoch.policy.held_bytes
-                    self._carry_out(epoch, epoch.policy.gives_back(to_free))
-                    to_free -= held_bytes - epoch.policy.held_bytes
-        if self.epochs:
-            self._use_freed_memory()
-        return self._ordered()
 
     def room_is_wanted(self) -> list[Order]:
         """Fact: there is no room for new traces. What all ranks have left behind gives theirs: a rank can ask for its
@@ -422,20 +330,13 @@ class OwnerMachine:
         ):
             self._open(newest.number + 1, traces)
 
-    def _open_before(self, number: int) -> None:
-        """After a restart, if a rank may be one behind the first that asks."""
-        if not self.epochs and self._forgotten and number > 0 and self.ranks.behind(number):
-            before = self._job.known_traces(number - 1)
-            if before is not None:
-                self._open(number - 1, before)
-
-    def _open(self, number: int, traces: Traces, answered: Answered | None = None) -> None:
+    def _open(self, number: int, traces: Traces) -> None:
         before = self.epochs[-1] if self.epochs else None
         carried = NOTHING_CARRIED if before is None else before.policy.close()
-        epoch = OpenEpoch(number, self._new_policy(number, traces, answered, carried), traces)
+        epoch = OpenEpoch(number, self._new_policy(number, traces, carried), traces)
         self._orders += map(CloseBooks, self.epochs[:-_ASKED_AGAIN_EPOCHS])
         self.epochs = [*self.epochs[-_ASKED_AGAIN_EPOCHS:], epoch]
-        self._orders.append(Open(epoch, carried, before, self.live_epochs))
+        self._orders.append(Open(epoch, carried, before))
         for earlier, after in pairwise(self.epochs):
             if not earlier.is_over and self.ranks.all_entered(after.number):
                 self._abandon(earlier)
@@ -450,7 +351,7 @@ class OwnerMachine:
         free_bytes = self._memory_bytes
         for epoch in self.epochs:
             if epoch is not newest and not epoch.is_over:
-                free_bytes -= epoch.policy.held_bytes + epoch.policy.given_back_bytes
+                free_bytes -= epoch.policy.held_bytes
         orders = newest.policy.memory_changed(free_bytes)
         if orders.reads or len(orders.drops):
             self._orders.append(CarryOut(newest, orders))

@@ -16,7 +16,6 @@ import numpy as np
 
 from refill.errors import MemoryTooSmall, PodBusy
 from refill_service.cache_core.epoch_order import IdArray
-from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["PostedTraces", "memory_with_traces", "trace_memory"]
 
@@ -26,46 +25,39 @@ _EPOCHS = 4
 """The one before, the one that is asked for, the next one; and the one whose traces come."""
 _TIMES_DATASET = 2
 """An epoch may ask for each sample so often, on average."""
-_CLASS_BYTES = 28
 _ENTRY_BYTES = 256
 """What Python needs for each trace, however short."""
 
 
-def trace_memory(memory_bytes: int, num_samples: int, *, names_classes: bool = False) -> int:
-    """What a job of so many bytes sets aside for traces.
-
-    :param names_classes: whether their positions may name classes.
-    """
-    return min(memory_bytes // _PART_OF_MEMORY, _most_memory(num_samples, names_classes))
+def trace_memory(memory_bytes: int, num_samples: int) -> int:
+    """What a job of so many bytes sets aside for traces."""
+    return min(memory_bytes // _PART_OF_MEMORY, _most_memory(num_samples))
 
 
-def memory_with_traces(memory_bytes: int, num_samples: int, *, names_classes: bool = False) -> int:
+def memory_with_traces(memory_bytes: int, num_samples: int) -> int:
     """With what memory a job has so many bytes left, and all that it can use for traces."""
-    for_traces = _most_memory(num_samples, names_classes)
+    for_traces = _most_memory(num_samples)
     return max(memory_bytes + for_traces, _PART_OF_MEMORY * for_traces)
 
 
-def _most_memory(num_samples: int, names_classes: bool) -> int:
+def _most_memory(num_samples: int) -> int:
     """More is not set aside, however much the job has."""
-    return max(_LEAST_BYTES, _TIMES_DATASET * _EPOCHS * num_samples * _position_bytes(num_samples, names_classes))
+    return max(_LEAST_BYTES, _TIMES_DATASET * _EPOCHS * num_samples * _position_bytes(num_samples))
 
 
-def _position_bytes(num_samples: int, names_classes: bool) -> int:
-    """The id; the id among the epoch's members, and its place there; whether it repeats one. With classes, the class,
-    and what an owner keeps to know when it will need which."""
-    id_bytes = _dtype(num_samples, names_classes).itemsize
-    return 2 * id_bytes + 4 + 1 + (_CLASS_BYTES if names_classes else 0)
+def _position_bytes(num_samples: int) -> int:
+    """The id; the id among the epoch's members, and its place there; whether it repeats one."""
+    return 2 * _dtype(num_samples).itemsize + 4 + 1
 
 
-def _dtype(num_samples: int, names_classes: bool) -> np.dtype[np.signedinteger[Any]]:
-    return np.dtype(np.int32 if num_samples < 2**31 and not names_classes else np.int64)
+def _dtype(num_samples: int) -> np.dtype[np.signedinteger[Any]]:
+    return np.dtype(np.int32 if num_samples < 2**31 else np.int64)
 
 
 class PostedTraces:
     """Of one job at one pod.
 
     :param num_epochs: of the whole job; 0: nobody knows.
-    :param names_classes: whether positions may name classes.
     """
 
     def __init__(
@@ -75,18 +67,17 @@ class PostedTraces:
         *,
         world_size: int = 1,
         num_epochs: int = 0,
-        names_classes: bool = False,
     ) -> None:
         self.used_bytes = 0
         self.make_room: Callable[[], None] = lambda: None
         """Forgets epochs that nobody can ask for any more."""
-        self.dtype = _dtype(num_samples, names_classes)
+        self.dtype = _dtype(num_samples)
         self._limit_bytes = limit_bytes
-        self._most_bytes = _most_memory(num_samples, names_classes)
+        self._most_bytes = _most_memory(num_samples)
         self._world_size = world_size
         self._kept_epochs = min(_EPOCHS, num_epochs or _EPOCHS)
         self._first_epoch = -1
-        self._position_bytes = _position_bytes(num_samples, names_classes)
+        self._position_bytes = _position_bytes(num_samples)
         self._arriving_bytes = 0
         self._posted: dict[int, dict[int, IdArray]] = {}
 
@@ -103,14 +94,14 @@ class PostedTraces:
         return self._posted.get(epoch, {})
 
     @contextmanager
-    def arriving(self, num_positions: int, new_epoch: int = -1) -> Iterator[Arriving]:
+    def arriving(self, num_positions: int, new_epoch: int) -> Iterator[Arriving]:
         """For the time in which a trace of so many positions comes. Raises what :meth:`Arriving.grow` raises.
 
-        :param new_epoch: for which it is posted; -1: it was posted before, and comes again.
+        :param new_epoch: for which it is posted.
         """
         if not self._posted:
             self._first_epoch = new_epoch
-        arriving = Arriving(self, is_first=new_epoch >= 0 and new_epoch == self._first_epoch)
+        arriving = Arriving(self, is_first=new_epoch == self._first_epoch)
         try:
             arriving.grow(num_positions)
             yield arriving
@@ -124,12 +115,6 @@ class PostedTraces:
             self.used_bytes -= self._size_bytes(len(posted[rank]))
         posted[rank] = sample_ids.astype(self.dtype, copy=sample_ids.base is not None)
         self.used_bytes += self._size_bytes(len(sample_ids))
-
-    def replace(self, epoch: int, traces: Mapping[int, Int64Array]) -> None:
-        """Fact: these are all of an epoch."""
-        self.forget(epoch)
-        for rank, sample_ids in traces.items():
-            self.put(epoch, rank, sample_ids)
 
     def forget(self, epoch: int) -> None:
         for sample_ids in self._posted.pop(epoch, {}).values():

@@ -17,8 +17,6 @@ __all__ = ["LEASE_SECONDS", "RankLeases", "Refusal"]
 
 LEASE_SECONDS = 10.0
 """Three times as long as training processes let pass without a word (client/refill/home_watch.py)."""
-_ANEW_SECONDS = 30.0
-"""A process that asks anew does so every few seconds. After as long without a word the next one is another one."""
 _REMEMBERED = 16
 """So many newcomers of a lease, and lives of a rank that have ended."""
 
@@ -58,8 +56,6 @@ class RankLeases:
 
     def __init__(self) -> None:
         self._leases: dict[int, _Lease] = {}
-        self._again: dict[int, tuple[float, float]] = {}
-        """Ranks that are asked for from the beginning, without a state: since when, and when last."""
         self._ended: dict[int, dict[RankLife, _Lease]] = {}
         """Lives that others have taken a rank over from, and the lease of who did. They may still have workers."""
 
@@ -77,20 +73,6 @@ class RankLeases:
         holder."""
         leases = self._leases.values()
         return min((now - lease.heard if lease.holder in cut_off else 0.0 for lease in leases), default=math.inf)
-
-    def num_in_run(self, now: float) -> int:
-        """Of those, ranks that go on with what they were in."""
-        heard = (rank for rank, lease in self._leases.items() if now - lease.heard < LEASE_SECONDS)
-        return sum(rank not in self._again for rank in heard)
-
-    def comes_again(self, rank: int, now: float) -> float:
-        """Fact: the rank is asked for from the beginning, by a process that has received nothing. Returns for how long
-        it has been, with no other request of the rank in between."""
-        since, last = self._again.get(rank, (now, now))
-        if now - last > _ANEW_SECONDS:
-            since = now
-        self._again[rank] = since, now
-        return now - since
 
     def holder(self, rank: int) -> RankLife | None:
         lease = self._leases.get(rank)
@@ -111,12 +93,9 @@ class RankLeases:
         if lease is None or (lease.holder != life and now - lease.heard > LEASE_SECONDS):
             if takes:
                 self._leases[rank] = _Lease(life, now, now)
-                self._again.pop(rank, None)
             return None
         if lease.holder == life:
             lease.heard = now
-            if takes:
-                self._again.pop(rank, None)
             return None
         first = lease.newcomers.setdefault(life, now)
         _drop_oldest(lease.newcomers)

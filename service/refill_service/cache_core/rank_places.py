@@ -8,7 +8,7 @@ any epoch, and epochs may be left out, by all ranks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 __all__ = ["LONGEST_STEP", "NOT_BEGUN", "RankPlaces"]
 
@@ -32,15 +32,13 @@ class RankPlaces:
         self._epochs = [NOT_BEGUN] * world_size
         self._newest = NOT_BEGUN
         self._first = 0
-        """The epoch that the job began with, as far as is known here."""
+        """The epoch that the job began with."""
         self._passed = [NOT_BEGUN] * world_size
         """By rank, up to which epoch it has nothing to ask after the one that it is in. Kept, as traces are not."""
         self._counts_in = [NOT_BEGUN] * world_size
         """By rank, the epoch that it is in, or a later one that it has passed by safely."""
         self._in_epoch = Counter({NOT_BEGUN: world_size})
         """How many ranks count as being in each."""
-        self._given_up: set[int] = set()
-        self._homes: dict[int, dict[int, int]] = {}
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """``(rank, epoch)`` of those that have begun."""
@@ -56,7 +54,7 @@ class RankPlaces:
 
     @property
     def first(self) -> int:
-        """The epoch that the job began with, as far as is known here; 0 before that."""
+        """The epoch that the job began with; 0 before that."""
         return self._first
 
     @property
@@ -79,23 +77,11 @@ class RankPlaces:
         is far beyond is a mistake, such as a count of steps, and would end the running epoch."""
         return not self.begun or epoch <= self.newest + LONGEST_STEP
 
-    def homes(self, rank: int) -> list[int]:
-        """The pods that a rank has come by in epochs that can still be asked for."""
-        return sorted(home for home, at in self._homes.get(rank, {}).items() if at >= self._homes_from(rank))
-
-    def _homes_from(self, rank: int) -> int:
-        return min(self.oldest_needed, self._epochs[rank] - 1)
-
-    def with_homes(self) -> Iterator[tuple[int, list[int]]]:
-        """``(rank, its homes)`` of those that have begun, also where it is not known in which epoch they are."""
-        return ((rank, self.homes(rank)) for rank in self._homes)
-
     def enters(self, rank: int, epoch: int) -> bool:
         """Fact: a rank asks for this epoch. Returns whether it has left those before only now."""
         if epoch <= self._epochs[rank]:
             return False
         self._epochs[rank] = epoch
-        self._given_up.discard(rank)
         self._count_in(rank, epoch)
         if epoch > self._newest:
             if not self.begun:
@@ -107,7 +93,7 @@ class RankPlaces:
     def _pass_by(self) -> None:
         for rank, at in enumerate(self._epochs):
             following = max(self._passed[rank] + 1, at + 1, self._first)
-            while following <= self._newest and (rank in self._given_up or self._asks_nothing(following, rank)):
+            while following <= self._newest and self._asks_nothing(following, rank):
                 self._passed[rank] = following
                 following += 1
             self._count_in(rank, min(self._passed[rank], self._newest - _SAFELY_OVER))
@@ -122,42 +108,12 @@ class RankPlaces:
         if not self._in_epoch[before]:
             del self._in_epoch[before]
 
-    def comes_by(self, rank: int, epoch: int, home: int) -> bool:
-        """Fact: a rank asks for this epoch by way of a home pod. Returns whether that was not known."""
-        homes = self._homes.setdefault(rank, {})
-        # Reported after a restart by who did not know in which epoch: in this one, or the next, which another worker
-        # is in.
-        homes.update({each: epoch + 1 for each, at in homes.items() if at < 0 and each != home})
-        is_new = homes.get(home, NOT_BEGUN) < epoch
-        if is_new:
-            homes[home] = epoch
-        self.enters(rank, epoch)
-        for left in [each for each, at in homes.items() if at < self._homes_from(rank)]:
-            del homes[left]
-        return is_new
-
-    def restored(self, rank: int, epoch: int, homes: Iterable[int]) -> None:
-        """Fact, after a restart: the rank was in this epoch, ``NOT_BEGUN`` if nobody knows in which, and had come by
-        these pods."""
-        self.enters(rank, epoch)
-        self._homes.setdefault(rank, {}).update(dict.fromkeys(homes, self._epochs[rank]))
-
-    def given_up(self, rank: int) -> None:
-        """Fact, after a restart: the rank has not been heard for as long as it is waited for. It may have had all that
-        it wanted. Others go on without it, until it asks for something."""
-        self._given_up.add(rank)
-        self._pass_by()
-
     def all_entered(self, epoch: int) -> bool:
         """Whether every rank that asks for anything in this epoch has entered it."""
         return not self.behind(epoch)
 
     def behind(self, epoch: int) -> list[int]:
-        """The ranks that have yet to enter an epoch, and that have something to ask there."""
+        """The ranks that have yet to enter an epoch, and that have something to ask there: the others wait for them."""
         if self.oldest >= epoch:
             return []
         return [rank for rank, at in enumerate(self._epochs) if at < epoch and not self._asks_nothing(epoch, rank)]
-
-    def awaited(self, epoch: int) -> list[int]:
-        """Of those that are behind, the ranks for which the others wait."""
-        return [rank for rank in self.behind(epoch) if rank not in self._given_up]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ __all__ = [
     "without_damaged",
 ]
 
-_COUNTS = ("requests", "delivered", "duplicates", "missing", "unknown", "redirected")
+_COUNTS = ("requests", "delivered", "duplicates", "missing", "redirected")
 _OFTEN = ("never_drawn", "drawn_once", "drawn_twice", "drawn_more")
 _MOST_SHOWN = 100
 _PRIME_1, _PRIME_2 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)
@@ -31,7 +31,7 @@ _PRIME_1, _PRIME_2 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F
 
 @dataclass(frozen=True)
 class EpochReceipt:
-    """Counts of requests that are no repeats. ``requests == delivered + missing + unknown + damaged``."""
+    """Counts of requests that are no repeats. ``requests == delivered + missing + damaged``."""
 
     requests: int = 0
     """What the traces ask of this owner."""
@@ -40,9 +40,6 @@ class EpochReceipt:
     """Deliveries of a sample that another request got, too."""
     missing: int = 0
     """Requests that nobody made, in an epoch that has not ended, or was broken off."""
-    unknown: int = 0
-    """Requests of which nobody can tell whether they were answered, and with what: memory was lost with all who knew.
-    So many samples, at most, may have been delivered twice or never, if ranks ask for no position twice."""
     redirected: int = 0
     """Requests that another sample answered than the one they asked for."""
     ranks: dict[int, int] = field(default_factory=dict)
@@ -60,22 +57,13 @@ class EpochReceipt:
     @property
     def exact(self) -> bool:
         """Whether every sample came exactly once, but for those that are damaged."""
-        return not (self.duplicates or self.missing or self.unknown)
+        return not (self.duplicates or self.missing)
 
-    def without(self, ranks: dict[int, int], unknown_ranks: Collection[int] = ()) -> EpochReceipt:
-        """Less what was assigned to these ranks and never reached them.
-
-        :param unknown_ranks: as of :func:`receipt_of`: they may have had other samples for these positions before.
-        """
-        fewer, unknown = sum(ranks.values()), sum(ranks.get(rank, 0) for rank in unknown_ranks)
+    def without(self, ranks: dict[int, int]) -> EpochReceipt:
+        """Less what was assigned to these ranks and never reached them."""
+        fewer = sum(ranks.values())
         left = {rank: count - ranks.get(rank, 0) for rank, count in self.ranks.items()}
-        return replace(
-            self,
-            delivered=self.delivered - fewer,
-            missing=self.missing + fewer - unknown,
-            unknown=self.unknown + unknown,
-            ranks=left,
-        )
+        return replace(self, delivered=self.delivered - fewer, missing=self.missing + fewer, ranks=left)
 
     def with_damaged(self, ranks: Sequence[dict[int, int]], named: Sequence[Sequence[int]]) -> EpochReceipt:
         """Less what ranks went on without, of each of several homes: how many, by rank, and which, as far as they are
@@ -107,17 +95,11 @@ def receipt_of(
     first_sample: int,
     end_sample: int,
     traces: Traces,
-    unknown_ranks: Collection[int] = (),
-    had_come: Collection[int] = (),
 ) -> EpochReceipt:
     """The receipt of an owner of the samples ``[first_sample, end_sample)``.
 
     :param asked: ``(n,)`` the samples that requests asked for, each once.
     :param samples: ``(n,)`` what they got.
-    :param unknown_ranks: of which nobody knows what they had received when memory was lost: their requests that have no
-        answer are unknown, not missing.
-    :param had_come: those of them that had come to the epoch by then. If all of its requests have an answer now, such a
-        rank has gone back to the beginning, and may skip what it has trained with: one of them is unknown all the same.
     """
     members = traces.members(first_sample, end_sample)
     everything = np.arange(first_sample, end_sample) if members is None else first_sample + np.flatnonzero(members)
@@ -126,19 +108,12 @@ def receipt_of(
     in_epoch = positions < lengths[ranks]  # else in the tail that was dropped
     everything, ranks, positions = everything[in_epoch], ranks[in_epoch], positions[in_epoch]
     answered = np.isin(everything, asked)
-    is_known = answered.copy()
-    for rank in had_come:
-        of_rank = np.flatnonzero(ranks == rank)
-        if answered[of_rank].all():
-            is_known[of_rank[:1]] = False
-    unknown = int(np.count_nonzero(~is_known & np.isin(ranks, list(unknown_ranks))))
-    of_ranks = np.bincount(ranks[is_known]) if is_known.any() else np.empty(0, dtype=np.int64)
+    of_ranks = np.bincount(ranks[answered]) if answered.any() else np.empty(0, dtype=np.int64)
     return EpochReceipt(
         requests=len(everything),
-        delivered=int(np.count_nonzero(is_known)),
+        delivered=int(np.count_nonzero(answered)),
         duplicates=len(samples) - len(np.unique(samples)),
-        missing=len(everything) - int(np.count_nonzero(is_known)) - unknown,
-        unknown=unknown,
+        missing=int(np.count_nonzero(~answered)),
         redirected=int(np.count_nonzero(asked != samples)),
         ranks={rank: int(count) for rank, count in enumerate(of_ranks) if count},
         samples_digest=_sum(_mixed(samples)),
@@ -175,7 +150,7 @@ def draws_of(traces: Traces, first_sample: int, end_sample: int) -> dict[str, in
 
 def positions_of(parts: Sequence[dict[str, Any]], total: EpochReceipt) -> dict[str, Any]:
     """Of an epoch that was drawn, what its receipt says beside ``total``: what became of its positions, and how often
-    samples were drawn. Nothing of others, or where a pod does not know it any more.
+    samples were drawn. Nothing of others.
 
     :param total: the receipt of the same parts.
     """
@@ -186,14 +161,11 @@ def positions_of(parts: Sequence[dict[str, Any]], total: EpochReceipt) -> dict[s
     posted = found.pop("positions")
     repeats = min(sum(part["repeats"] for part in parts), posted - total.requests)
     left = posted - total.delivered - total.damaged - repeats
-    # A home that was started again does not know which repeats were asked of it before.
-    unknown = left if any(part["ran_before"] for part in parts) else min(left, total.unknown)
     of_positions = {
         "posted": posted,
         "delivered": total.delivered + repeats,
         "duplicates": total.duplicates,
-        "missing": left - unknown,
-        "unknown": unknown,
+        "missing": left,
     }
     distinct = sum(count for name, count in found.items() if name != "never_drawn")
     draws = {"distinct": distinct} | found | {"most_often": max(each["most_often"] for each in drawn)}
@@ -201,25 +173,23 @@ def positions_of(parts: Sequence[dict[str, Any]], total: EpochReceipt) -> dict[s
 
 
 def has_begun(part: dict[str, Any]) -> bool:
-    """Whether a pod that reports its part of an epoch was asked for anything in it. Those of an earlier version report
-    no other parts."""
-    return bool(part.get("begun", True))
+    """Whether a pod that reports its part of an epoch was asked for anything in it."""
+    return bool(part["begun"])
 
 
 def sum_of_parts(parts: Sequence[dict[str, Any]]) -> EpochReceipt:
     """What pods report of an epoch, each of its share and of what was sent ahead to it, as JSON has it: before damage
     is told from delivery."""
     total = sum_of_receipts([EpochReceipt.from_dict(part["receipt"]) for part in parts])
-    unknown_ranks = {rank for part in parts for rank in part.get("unknown_ranks", ())}
     for part in parts:
-        total = total.without(_by_rank(part["unused_ahead"]), unknown_ranks)
+        total = total.without(_by_rank(part["unused_ahead"]))
     return total
 
 
 def without_damaged(total: EpochReceipt, parts: Sequence[dict[str, Any]]) -> EpochReceipt:
-    """Less what ranks went on without, as pods report it. Those of an earlier version don't."""
-    damaged = [_by_rank(part.get("damaged", {})) for part in parts]
-    return total.with_damaged(damaged, [part.get("damaged_samples", ()) for part in parts])
+    """Less what ranks went on without, as pods report it."""
+    damaged = [_by_rank(part["damaged"]) for part in parts]
+    return total.with_damaged(damaged, [part["damaged_samples"] for part in parts])
 
 
 def _by_rank(counts: dict[str, int]) -> dict[int, int]:

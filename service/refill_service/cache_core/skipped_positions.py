@@ -2,8 +2,8 @@
 
 What a rank asks of an epoch is a prefix of its trace, or all of it. Loader workers ask out of order, and a loop that is
 broken off leaves the batches that were in flight: so a gap counts when enough was asked for above it. Only what a rank
-has asked of this pod from the start of an epoch on is judged: a pod that was restarted, or came to be the home in the
-middle of one, does not know what was asked before.
+has asked of this pod from the start of an epoch on is judged: a pod that came to be the home in the middle of one does
+not know what was asked before.
 """
 
 from __future__ import annotations
@@ -33,19 +33,15 @@ def skipped_for_good(asked: Asked, largest_batch: int) -> tuple[int, int] | None
 
 
 class JudgedEpochs:
-    """Epochs of which a home pod has seen all requests of a rank.
+    """Epochs of which a home pod has seen all requests of a rank."""
 
-    :param seen_from_start: False: the job ran before this pod had it, so a rank may come in the middle of an epoch.
-    """
-
-    def __init__(self, *, seen_from_start: bool) -> None:
-        self._seen_from_start = seen_from_start
+    def __init__(self) -> None:
         self._first: dict[int, int] = {}
         """By rank, the first epoch that is judged."""
 
     def comes(self, rank: int, epoch: int) -> None:
         """Fact: a rank asks for an epoch here."""
-        self._first.setdefault(rank, epoch if self._seen_from_start else epoch + 1)
+        self._first.setdefault(rank, epoch)
 
     def left(self, rank: int, epoch: int) -> None:
         """Fact: a rank asks for an epoch by way of another home."""

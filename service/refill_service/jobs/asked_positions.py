@@ -32,7 +32,6 @@ async def asked_positions(request: BatchRequest, job: Job, owner: Owner) -> Aske
     for a position past the end of its trace."""
     epoch, rank, positions = request.epoch, request.rank, request.positions
     job.check_rank(rank)
-    await owner.wait_for_traces()
     traces = await job.traces(epoch, owner.waits)
     if int(positions.max()) >= traces.length(rank):
         raise InvalidInput(

@@ -7,11 +7,10 @@ receipt is final, and leaves with ``epoch_ended``.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from refill.errors import EpochNotReady, InvalidInput, JournalUnwritable
+from refill.errors import EpochNotReady, InvalidInput
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.owner_machine import Answered, OpenEpoch, OwnerMachine
 from refill_service.cache_core.policies.interface import NO_SAMPLES
@@ -20,8 +19,6 @@ from refill_service.jobs.job import Job
 from refill_service.jobs.running_epoch import RunningEpoch
 
 __all__ = ["EpochBooks"]
-
-log = logging.getLogger(__name__)
 
 
 class EpochBooks:
@@ -45,9 +42,9 @@ class EpochBooks:
     def epochs_begun(self) -> list[int]:
         """Those that have no final receipt yet and that a rank has entered, whether or not it asked for anything
         here."""
-        ranks = self._job.life.ranks
+        ranks = self._job.ranks
         found = {running.number for running in self._running.values()} | {at for _, at in ranks}
-        found |= {epoch for epoch in self._job.traced_epochs if self._was_asked_nothing_in(epoch)}
+        found |= set(self._job.traced_epochs)
         return sorted(epoch for epoch in found if epoch <= ranks.newest)
 
     def has_opened(self, epoch: int) -> bool:
@@ -57,19 +54,17 @@ class EpochBooks:
     async def receipt(self, epoch: int) -> EpochReceipt:
         """What this owner delivered in an epoch, or assigned to be sent ahead.
 
-        Raises :class:`InvalidInput` for one that has not begun or is long over, :class:`EpochNotReady` while nobody
-        knows what is asked of this owner in it, and :class:`PodRecovering`.
+        Raises :class:`InvalidInput` for one that has not begun, and :class:`EpochNotReady` while nobody knows what is
+        asked of this owner in it.
         """
         if (state := self._open(epoch)) is not None:
-            return await self._receipt_of(epoch, self._machine.answered_of(state.epoch), state.epoch.traces)
+            return await self._receipt_of(self._machine.answered_of(state.epoch), state.epoch.traces)
         job = self._job
-        if job.life.recovering:
-            raise job.recovering()
-        if epoch > job.life.ranks.newest or not self._was_asked_nothing_in(epoch):
+        if epoch > job.ranks.newest:
             raise InvalidInput(f"epoch {epoch} of job {job.spec.name} has not begun, or is long over")
         if (traces := self._traces(epoch)) is None:
             raise EpochNotReady(f"epoch {epoch} of job {job.spec.name} waits for the traces of its ranks")
-        return await self._receipt_of(epoch, (NO_SAMPLES, NO_SAMPLES), traces)
+        return await self._receipt_of((NO_SAMPLES, NO_SAMPLES), traces)
 
     async def draws(self, epoch: int) -> dict[str, int] | None:
         """How often the samples of the share are drawn in an epoch. None for a job that draws none, or where that is
@@ -90,7 +85,7 @@ class EpochBooks:
         """Fact: epochs before this one will not be asked for again. One that asked nothing of this pod leaves a
         receipt, too, as long as its traces are there."""
         for epoch in self._job.traced_epochs:
-            if epoch < before_epoch and not self.has_opened(epoch) and self._was_asked_nothing_in(epoch):
+            if epoch < before_epoch and not self.has_opened(epoch):
                 traces = self._job.known_traces(epoch)
                 if traces is not None and epoch not in self._passed_by:
                     self._passed_by[epoch] = traces
@@ -102,8 +97,6 @@ class EpochBooks:
             try:
                 if self.epoch_ended is not None:
                     await self.epoch_ended(epoch)
-            except JournalUnwritable as error:
-                log.error("job %s: the receipt of epoch %d is not kept: %s", self._job.spec.name, epoch, error)
             finally:
                 done()
 
@@ -117,12 +110,6 @@ class EpochBooks:
     def _traces(self, epoch: int) -> Traces | None:
         return self._passed_by.get(epoch) or self._job.known_traces(epoch)
 
-    def _was_asked_nothing_in(self, epoch: int) -> bool:
-        """Whether this is known of an epoch that is neither open here nor has left its receipt: other pods may have
-        been asked for all that ranks have had of it."""
-        return self._machine.is_after_all(epoch) or not self._job.life.ran_before
-
-    async def _receipt_of(self, epoch: int, answered: Answered, traces: Traces) -> EpochReceipt:
-        share, unknown = self._job.share, self._job.life.unknown
-        of_whom = unknown.ranks(epoch), unknown.ranks_that_had_come(epoch)
-        return await asyncio.to_thread(receipt_of, *answered, share.first_sample, share.end_sample, traces, *of_whom)
+    async def _receipt_of(self, answered: Answered, traces: Traces) -> EpochReceipt:
+        share = self._job.share
+        return await asyncio.to_thread(receipt_of, *answered, share.first_sample, share.end_sample, traces)

@@ -13,13 +13,13 @@ from refill_service.jobs.running_epoch import OwnerCounts
 if TYPE_CHECKING:
     from refill_service.jobs.job_at_pod import JobAtPod
 
-__all__ = ["counts_here", "counts_of", "counts_of_all_pods", "no_counts", "sum_of_counts"]
+__all__ = ["counts_here", "counts_of", "counts_of_all_pods", "sum_of_counts"]
 
 
 async def counts_of_all_pods(at_pod: JobAtPod, epoch: int) -> dict[str, Any]:
     """``{"pods": [counts of each pod], "total": their sum}``, and of what."""
     counts = [counts_here(at_pod, epoch), *await at_pod.peers.call_all("GET", f"epochs/{epoch}")]
-    of_what = {"job": at_pod.job.spec.name, "run": at_pod.job.run, "epoch": epoch, "ended": False}
+    of_what = {"job": at_pod.job.spec.name, "run": at_pod.job.incarnation, "epoch": epoch, "ended": False}
     return of_what | sum_of_counts(counts)
 
 
@@ -37,14 +37,7 @@ def counts_here(at_pod: JobAtPod, epoch: int) -> dict[str, Any]:
     """At this pod; zeros when nothing happened."""
     owner = at_pod.owner.history.get(epoch)
     home = at_pod.home.machine.history.get(epoch)
-    if owner is None and home is None and (written := at_pod.ended.get(epoch, {}).get("counts")) is not None:
-        return dict(written)  # of before a restart
     return counts_of(at_pod.job.ordinal, epoch, owner, home)
-
-
-def no_counts(pod: int, epoch: int) -> dict[str, Any]:
-    """Of a pod that was restarted within the epoch, and has only written down what it delivered."""
-    return counts_of(pod, epoch, None, None)
 
 
 def counts_of(pod: int, epoch: int, owner: OwnerCounts | None, home: HomeCounts | None) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from refill.errors import RefillError, SamplesSkipped
+from refill.errors import InvalidInput, RefillError, SamplesSkipped
 from refill.protocol.wire_format import BatchRequest, Int64Array
+from refill_service.cache_core.damaged_samples import DamagedSamples
 from refill_service.cache_core.home_machine import Batch, HomeMachine
-from refill_service.cache_core.home_record import HomeRecord
 from refill_service.jobs.all_done import all_done
 from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.asked_positions import AskedPositions, asked_positions
@@ -47,18 +47,16 @@ class Home:
     """One pod as the home of some ranks of one job. What it decides, it asks its ``machine``."""
 
     def __init__(self, job: Job, owner: Owner, peers: JobPeers, remote_memory_bytes: int) -> None:
-        seen_from_start = not job.life.ran_before and not job.life.moves
-        self.machine: HomeMachine[Payload] = HomeMachine(
-            job.ordinal, job.owner_bounds, remote_memory_bytes, seen_from_start=seen_from_start
-        )
-        self.record = HomeRecord(job)
+        self.machine: HomeMachine[Payload] = HomeMachine(job.ordinal, job.owner_bounds, remote_memory_bytes)
+        self.damaged = DamagedSamples()
+        """What ranks went on without."""
         self.leases = LeasedRanks(job.spec.name)
-        self.entry = RankEntry(self.machine, job, owner, self.record, self.leases, peers)
+        self.entry = RankEntry(self.machine, job, owner, self.leases, peers)
         self.exact = ExactSamples(job, owner, peers)
         self._job = job
         self._owner = owner
         self._peers = peers
-        self._answers = OwnerAnswers(self.machine, self.record, peers, job.ordinal)
+        self._answers = OwnerAnswers(self.machine, peers, job.ordinal)
 
     async def close(self, why: RefillError) -> None:
         """Requests under way end with ``why``."""
@@ -74,8 +72,7 @@ class Home:
         """
         epoch, rank = request.epoch, request.rank
         self._job.check_rank(rank)
-        self.record.check_reported(rank)
-        await self.entry.check_comes_next(epoch, rank)  # before its traces replace those of others
+        self.entry.check_comes_next(epoch, rank)  # before its traces replace those of others
         asked = await asked_positions(request, self._job, self._owner)
         AnswerSize(self._owner.answer_bytes).check(self._job.mean_bytes(len(asked.positions)))
         if not allow_skipped:
@@ -101,6 +98,21 @@ class Home:
         finally:
             self.machine.over(batch)
         return batch
+
+    def rank_goes_without(self, epoch: int, rank: int, positions: Int64Array, sample_ids: Int64Array) -> None:
+        """Fact: a rank goes on without what came for these positions, since it is damaged.
+
+        Raises :class:`InvalidInput` for what is not in the dataset.
+        """
+        self._job.check_rank(rank)
+        last = self._job.layout.num_samples - 1
+        if len(sample_ids) and not 0 <= int(sample_ids.min()) <= int(sample_ids.max()) <= last:
+            raise InvalidInput(f"rank {rank} tells of damaged samples that are not in the dataset, 0 to {last}")
+        if (traces := self._job.known_traces(epoch)) is not None:  # repeats are counted where they are no repeats
+            inside = (positions >= 0) & (positions < traces.length(rank))
+            positions, sample_ids = positions[inside], sample_ids[inside]
+            sample_ids = sample_ids[~traces.asked(rank, positions)[1]]
+        self.damaged.rank_goes_without(epoch, rank, sample_ids.tolist())
 
     async def _take_own(self, batch: Batch[Payload], opened: OpenBatch) -> None:
         epoch, says_damage = opened.own_epoch, opened.says_damage

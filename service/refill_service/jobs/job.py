@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from refill.errors import EpochNotReady, InvalidInput, MemoryTooSmall, PodRecovering
-from refill.protocol.incarnation import line_of
+from refill.errors import EpochNotReady, InvalidInput, MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import terms_of
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, Traces
-from refill_service.cache_core.job_lifecycle import Begin
 from refill_service.cache_core.job_memory import GOOD_CHUNKS, chunks_in_memory
 from refill_service.cache_core.job_state import JobState
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
@@ -34,11 +32,8 @@ class Job(JobState):
 
     :param memory_bytes: what the job may use here, for abstract memory, remote memory and reads in flight.
     :param abstract_bytes: the part of it for abstract memory.
-    :param most_abstract_bytes: what that may become while the job runs; None: it stays.
     :param trace_bytes: what is set aside for posted traces.
-    :param incarnation: tells this registration from an earlier one of the same name; equal on all pods.
-    :param begin: how the job came to this pod; None: as a new one.
-    :param journal_is_whole: whether the pod's journal says all that it had answered before.
+    :param incarnation: names this run of the job; equal on all pods.
     """
 
     def __init__(
@@ -53,20 +48,10 @@ class Job(JobState):
         memory_bytes: int,
         abstract_bytes: int,
         incarnation: str,
-        most_abstract_bytes: int | None = None,
         trace_bytes: int = 0,
-        begin: Begin | None = None,
-        journal_is_whole: bool = False,
     ) -> None:
         super().__init__(
-            spec,
-            layout,
-            ordinal=ordinal,
-            num_pods=num_pods,
-            incarnation=incarnation,
-            trace_bytes=trace_bytes,
-            begin=begin,
-            journal_is_whole=journal_is_whole,
+            spec, layout, ordinal=ordinal, num_pods=num_pods, incarnation=incarnation, trace_bytes=trace_bytes
         )
         self.dataset = dataset
         self.records = records
@@ -78,8 +63,7 @@ class Job(JobState):
             if self.policy == spec.policy
             else terms_of(self.policy).settings_with(self.policy, {})
         )
-        num_abstract = self._abstract_chunks(abstract_bytes, most_abstract_bytes or abstract_bytes)
-        self.mapping = AbstractMapping(self.share, num_abstract, spec.group_order)
+        self.mapping = AbstractMapping(self.share, self._abstract_chunks(), spec.group_order)
         self._traces_came = Changes()
         self.trace_came = self._traces_came.happened
 
@@ -88,11 +72,6 @@ class Job(JobState):
         """Whether training says how important samples are, and draws its epochs by that: positions repeat samples, and
         some samples never come."""
         return self.spec.is_by_importance
-
-    @property
-    def run(self) -> str:
-        """Tells this registration of the name from others, before and after, wherever the job moves."""
-        return line_of(self.incarnation)
 
     def mean_bytes(self, num_samples: int) -> int:
         """What so many samples take, about."""
@@ -121,7 +100,6 @@ class Job(JobState):
             "total_bytes": self.dataset.index.sample_bytes,
             "fingerprint": f"{self.dataset.index.fingerprint:016x}",
             "samples_per_rank": self.samples_per_rank(),
-            "resumed": None,
             "metadata": self.dataset.index.metadata,
             "ordinal": self.ordinal,
             "memory_bytes": self.memory_bytes,
@@ -132,14 +110,6 @@ class Job(JobState):
             "chunks_in_memory": chunks_in_memory(self.abstract_bytes, self.share.num_chunks, self.share_bytes),
             "good_chunks_in_memory": min(self.share.num_chunks, GOOD_CHUNKS),
         }
-
-    def recovering(self) -> PodRecovering:
-        """For who must come again when nothing is lost any more."""
-        return PodRecovering(
-            f"pod {self.ordinal} was restarted while job {self.spec.name} ran, and waits to be told what it had "
-            f"delivered: {self.life.waits_for or 'other pods are asked'}",
-            pod=self.ordinal,
-        )
 
     async def traces(self, epoch: int, waits: RankWaits) -> Traces:
         """The traces of an epoch; waits until every rank has posted its own when the order is explicit."""
@@ -161,7 +131,7 @@ class Job(JobState):
         if self.is_posted(epoch, rank, sample_ids):
             return
         if len(posted) < self.spec.world_size:
-            self.restore_trace(epoch, rank, sample_ids)
+            self.put_trace(epoch, rank, sample_ids)
             return
         # The last one. Sorting all of them takes a while, in which others are to be answered.
         built = await asyncio.to_thread(ExplicitTraces, self.layout.num_samples, posted)
@@ -169,10 +139,7 @@ class Job(JobState):
             return
         others = self.posted.of_epoch(epoch)
         unchanged = all(others.get(other) is posted[other] for other in posted if other != rank)
-        if unchanged and len(others) == len(posted) - 1:
-            self.remember(epoch, rank, sample_ids, built)
-        else:
-            self.restore_trace(epoch, rank, sample_ids)
+        self.put_trace(epoch, rank, sample_ids, built if unchanged and len(others) == len(posted) - 1 else None)
 
     async def _all_posted(self, epoch: int, waits: RankWaits) -> None:
         try:
@@ -200,15 +167,15 @@ class Job(JobState):
                 largest_chunk_bytes=reach,
             )
 
-    def _abstract_chunks(self, abstract_bytes: int, most_bytes: int) -> int:
-        share = self.share
+    def _abstract_chunks(self) -> int:
+        share, abstract_bytes = self.share, self.abstract_bytes
         if share.num_chunks == 0:
             return 0
         self._check_reach(abstract_bytes if self.spec.shuffle else self.memory_bytes)
         if not self.spec.shuffle:
             return share.num_chunks  # in order, each chunk is used up before the next: no redirection, no waste
         chunk_bytes = np.add.reduceat(self.records.length, share.starts[:-1] - share.first_sample)
-        found = abstract_chunks_for_budget(share.num_chunks, float(chunk_bytes.mean()), most_bytes)
+        found = abstract_chunks_for_budget(share.num_chunks, float(chunk_bytes.mean()), abstract_bytes)
         if found == 0 or int(chunk_bytes.max()) > abstract_bytes:
             raise MemoryTooSmall(
                 f"memory too small: job {self.spec.name} has {abstract_bytes:,} bytes for chunks on pod "

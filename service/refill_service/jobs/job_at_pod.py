@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from refill.errors import InvalidInput
@@ -14,10 +13,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.home_machine import HomeCounts
-from refill_service.cache_core.job_lifecycle import RunAtPod
-from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
 from refill_service.cache_core.memory_shares import Claim
-from refill_service.cache_core.pod_records import PodRecords
 from refill_service.cache_core.receipt import EpochReceipt, has_begun, positions_of, sum_of_parts, without_damaged
 from refill_service.jobs.asked_positions import AskedPositions, asked_positions
 from refill_service.jobs.epoch_counts import counts_here
@@ -40,7 +36,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-RECEIPT_OUTCOMES = ("delivered", "duplicates", "missing", "unknown")
+RECEIPT_OUTCOMES = ("delivered", "duplicates", "missing")
 _KEPT_RECEIPTS = 300
 MOST_CLIENTS = 1024
 """Ranks of a job that are counted one by one at a pod: those of the largest training runs on a few pods."""
@@ -101,7 +97,6 @@ class JobFigures:
     receipts: Mapping[str, int] | None = None
     """By ``RECEIPT_OUTCOMES``; None: receipts of the job say something else."""
     damaged: int = 0
-    unknown_ranks: int = 0
     waiting: Mapping[int, int] = field(default_factory=dict)
     """Requests that wait for another pod, by pod."""
     received: Mapping[int, int] = field(default_factory=dict)
@@ -119,12 +114,10 @@ class JobAtPod:
     home: Home
     peers: JobPeers
     pinned: PinnedShare
-    parts: JobMemory
-    """How its memory is divided."""
     claim: Claim | None = None
-    """Of a job whose memory may change while it runs."""
-    recovery: asyncio.Task[None] | None = None
-    """After a restart of the pod: the task that learns from other pods and from ranks what it had delivered."""
+    """None: its memory stays as it is while it runs."""
+    processes: dict[int, str] = field(default_factory=dict)
+    """At pod 0: by which process each other pod takes part."""
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
     """This pod's part of the receipts of epochs that will not be asked for again."""
     receipts: Counter[str] = field(default_factory=Counter)
@@ -134,7 +127,6 @@ class JobAtPod:
     """Others have its memory, which may not change, until somebody asks for it again."""
 
     def __post_init__(self) -> None:
-        self.records = PodRecords(self.job, self.home.record)
         self.use = JobUse(self.home.leases)
 
     @property
@@ -164,75 +156,52 @@ class JobAtPod:
             self.home.leases.num_alive(),
             self.owner.progress(),
             self.receipts,
-            self.home.record.damaged.total,
-            self.job.life.unknown.num_ranks,
+            self.home.damaged.total,
             self.peers.waiting,
         )
 
     def users(self) -> dict[str, Any]:
         """Who uses the job, as far as this pod sees: the newest epoch that a rank has entered (None: none has), how
         many of the ranks whose home is here are alive, and how long nobody has asked for anything."""
-        newest = self.job.life.ranks.newest
+        newest = self.job.ranks.newest
         return {
             "epoch": newest if newest >= 0 else None,
             "ranks_alive": 0 if self.use.is_left else self.home.leases.num_alive(),
             "idle_seconds": round(self.use.idle_seconds, 1),
         }
 
-    def run_here(self) -> RunAtPod:
-        """Whether the run has ended, as far as this pod knows."""
-        life, leases = self.job.life, self.home.leases
-        finished = not life.recovering and self.owner.has_given_all
+    @property
+    def is_finished(self) -> bool:
+        """Whether all ranks are in the newest epoch, and have had all that this pod has of it and was sent for it."""
         never_came = any(self.home.machine.unused_ahead(self.owner.epoch).values())
-        others_may_be = life.ran_before and not leases.all_were_heard
-        return RunAtPod(finished and not never_came, leases.num_in_run(), others_may_be)
+        return self.owner.has_given_all and not never_came
 
     @property
     def taken_bytes(self) -> int:
-        """What others can't have: what it was given, or holds still of what it had; while it sleeps, what it holds."""
-        if self.claim is None:
-            return 0 if self.gave_all else self.job.memory_bytes
-        remote = self.home.machine.remote_memory
-        if self.use.sleeps:
-            held_bytes = memory_for_chunks(self.owner.resident_bytes + self.owner.recent_bytes, self.parts)
-            return min(held_bytes, self.job.memory_bytes) + remote.used
-        held_bytes = memory_for_chunks(self.owner.held_bytes, self.parts)
-        return max(held_bytes, self.job.memory_bytes) + max(0, remote.used - remote.capacity)
+        """What others can't have."""
+        return 0 if self.gave_all else self.job.memory_bytes
 
     def memory_is(self, memory_bytes: int) -> None:
-        """Fact: the job has so much memory now."""
-        self.job.memory_bytes = memory_bytes
-        parts = replace(self.parts, memory_bytes=memory_bytes)
-        self.job.abstract_bytes = parts.abstract_bytes
-        self.home.machine.remote_memory.capacity = parts.remote_bytes
-        self.owner.memory_is(parts.abstract_bytes, parts.recent_bytes)
+        """It stays as it is."""
 
     def let_go(self) -> None:
         """Forget the bytes of what nobody has asked for: should somebody do so all the same, it is read again."""
         log.info("job %s sleeps, and lets go of its memory", self.job.spec.name)
         self.home.machine.remote_memory.let_go()
-        if self.claim is None:
-            self.gave_all = True
-        else:
-            self.memory_is(0)
+        self.gave_all = True
         self.owner.let_go()
 
     def client(self, rank: int) -> ClientCounts:
         self.job.check_rank(rank)
         return self.clients.client(rank)
 
-    def rank_opens(self, epoch: int, rank: int, home: int, life: RankLife | None) -> None:
-        """Fact: a rank asks for this epoch by way of another pod.
-
-        Raises :class:`PodRecovering` while this pod has yet to learn what the rank received in epochs before, since its
-        home drops its records of them now; and :class:`RankTaken` while this pod is the home of another process that is
-        this rank."""
+    def rank_opens(self, epoch: int, rank: int, life: RankLife | None) -> None:
+        """Fact: a rank asks for this epoch by way of another pod. Raises :class:`RankTaken` while this pod is the home
+        of another process that is this rank."""
         self.job.check_rank(rank)
         self.home.leases.asks(rank, life, takes=False)  # its home keeps the lease
-        if not self.job.life.traces_are_final:
-            raise self.job.recovering()
-        self.owner.rank_opens(epoch, rank, home)
-        self.home.entry.left(epoch, rank)
+        self.owner.rank_opens(epoch, rank)
+        self.home.machine.left(epoch, rank)
 
     async def asked_of_this_pod(self, request: BatchRequest) -> tuple[AskedPositions, RunningEpoch]:
         """What a home pod asks of this pod's share, and its epoch, as soon as that is open."""
@@ -251,7 +220,7 @@ class JobAtPod:
         total, answers = await self._sum_of_pods(epoch)
         total = without_damaged(total, answers)
         spec = self.job.spec
-        of_what = {"job": spec.name, "run": self.job.run, "seed": spec.seed, "policy": self.job.policy}
+        of_what = {"job": spec.name, "run": self.job.incarnation, "seed": spec.seed, "policy": self.job.policy}
         of_what["policy_asked"] = spec.policy
         found = {"repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
         found |= positions_of(answers, total)
@@ -281,7 +250,7 @@ class JobAtPod:
         had = receipt.ranks.get(rank, 0) + sum(answer["repeats"] for answer in answers)
         had += self.home.machine.positions_under_way(epoch, rank)
         # Else it was served by another home; owners know how much.
-        return None if receipt.unknown or had >= asked.first + asked.count else found
+        return None if had >= asked.first + asked.count else found
 
     async def receipt_here(self, epoch: int) -> dict[str, Any]:
         """This pod's part of it: of its share, and of what it was sent ahead. Raises as ``EpochBooks.receipt``."""
@@ -292,42 +261,29 @@ class JobAtPod:
         home = self.home.machine
         receipt = (await self.owner.books.receipt(epoch)).to_dict()
         draws = await self.owner.books.draws(epoch)
-        drawn = {} if draws is None else {"draws": draws, "ran_before": self.job.life.ran_before}
+        drawn = {} if draws is None else {"draws": draws}
         return drawn | {
             "epoch": epoch,
             "begun": self.owner.books.has_opened(epoch),
             "receipt": receipt,
             "unused_ahead": {str(rank): count for rank, count in home.unused_ahead(epoch).items()},
-            "unknown_ranks": sorted(self.job.life.unknown.ranks(epoch)),
             "repeats": home.history[epoch].repeats if epoch in home.history else 0,
-            "damaged": {str(rank): count for rank, count in self.home.record.damaged.by_rank(epoch).items()},
-            "damaged_samples": self.home.record.damaged.named(epoch),
+            "damaged": {str(rank): count for rank, count in self.home.damaged.by_rank(epoch).items()},
+            "damaged_samples": self.home.damaged.named(epoch),
             "counts": counts_here(self, epoch),
         }
 
     async def epoch_ended(self, epoch: int) -> None:
         """Its part of the receipt is final."""
-        known = epoch in self.ended
         part = await self.receipt_here(epoch)
         self.home.machine.books_closed(epoch)
-        self.home.record.damaged.forget(epoch)
-        if not known:
-            self.keep_receipt(part)
-        if self.owner.journal is not None:
-            self.owner.journal.forget(epoch)
-
-    def keep_receipt(self, part: dict[str, Any]) -> None:
-        """Fact: this is the pod's part of the receipt of an epoch that has ended for good."""
-        self.ended[part["epoch"]] = part
-        self._add_up(part)
+        self.home.damaged.forget(epoch)
+        if epoch in self.ended:
+            return
+        self.ended[epoch] = part
+        for outcome in RECEIPT_OUTCOMES:
+            self.receipts[outcome] += part["receipt"][outcome]
+        # Sent ahead in vain: its owner, another pod, has counted it as delivered, and does not know better.
+        self.receipts["missing"] += sum(part["unused_ahead"].values())
         while len(self.ended) > _KEPT_RECEIPTS:
             self.ended.pop(next(iter(self.ended)))
-        if self.owner.journal is not None:
-            self.owner.journal.keep_receipt(part)
-
-    def _add_up(self, ended: dict[str, Any]) -> None:
-        for outcome in RECEIPT_OUTCOMES:
-            self.receipts[outcome] += ended["receipt"][outcome]
-        # Sent ahead in vain: its owner, another pod, has counted it as delivered, and does not know better.
-        for rank, count in ended["unused_ahead"].items():
-            self.receipts["unknown" if int(rank) in ended.get("unknown_ranks", ()) else "missing"] += count

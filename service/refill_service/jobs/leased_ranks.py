@@ -12,7 +12,6 @@ from typing import Protocol
 
 from refill.errors import RankHeld, RankTaken
 from refill.protocol.rank_life import RankLife
-from refill_service.cache_core import rank_leases
 from refill_service.cache_core.rank_leases import LEASE_SECONDS, RankLeases, Refusal
 
 __all__ = ["LeasedRanks"]
@@ -31,11 +30,10 @@ class Connection(Protocol):
 
 
 class LeasedRanks:
-    """Of one job at one pod. A client that does not name its life is an old one, and is not asked for it."""
+    """Of one job at one pod. A client that does not name its life is not asked for it."""
 
     def __init__(self, job: str) -> None:
         self._job = job
-        self._since = time.monotonic()
         self._leases = RankLeases()
         self._refused: set[tuple[int, RankLife]] = set()
         self._connections: dict[RankLife, set[Connection]] = {}
@@ -56,19 +54,6 @@ class LeasedRanks:
         """As :meth:`RankLeases.silent_seconds`: of processes that had connections here, and have none any more."""
         cut_off = [life for life, open_ones in self._connections.items() if not open_ones]
         return self._leases.silent_seconds(time.monotonic(), cut_off)
-
-    def num_in_run(self) -> int:
-        """Of those, ranks that go on with what they were in."""
-        return self._leases.num_in_run(time.monotonic())
-
-    @property
-    def all_were_heard(self) -> bool:
-        """Whether every process that is alive has had the time to be heard here."""
-        return time.monotonic() - self._since > rank_leases.LEASE_SECONDS
-
-    def comes_again(self, rank: int) -> float:
-        """As :meth:`RankLeases.comes_again`."""
-        return self._leases.comes_again(rank, time.monotonic())
 
     def asks(self, rank: int, life: RankLife | None, *, takes: bool = True, over: Connection | None = None) -> None:
         """Fact: a process asks for samples of a rank. Raises :class:`RankHeld` while another one may still be there,

@@ -1,13 +1,13 @@
 """How does a pod serve its share of a job? Carries out what ``OwnerMachine`` decides, epoch after epoch.
 
-The path of a request: ``take`` -> the machine assigns samples and orders reads -> the journal has it -> the running
-epoch fetches chunks and keeps what is wanted -> the bytes leave with the answer. ``ahead`` follows the answer.
+The path of a request: ``take`` -> the machine assigns samples and orders reads -> the running epoch fetches chunks
+and keeps what is wanted -> the bytes leave with the answer. ``ahead`` follows the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,10 @@ from refill.errors import (
     EpochNotReady,
     RefillError,
 )
-from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import Int64Array
-from refill_service.cache_core.epoch_order import IdArray, Traces
+from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.owner_machine import (
     Abandon,
-    Answered,
     CarryOut,
     CloseBooks,
     EpochState,
@@ -31,13 +29,9 @@ from refill_service.cache_core.owner_machine import (
     Order,
     OwnerMachine,
     Wake,
-    Write,
 )
-from refill_service.cache_core.pod_records import snapshot, snapshots_say_all
 from refill_service.cache_core.policies.interface import Carried, EpochBegan, EpochCounts, Policy
 from refill_service.cache_core.policies.registry import new_policy
-from refill_service.cache_core.recollection import Recollection
-from refill_service.cache_core.recovering import restore
 from refill_service.cache_core.score_book import DrawnFrom
 from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.changes import Changes
@@ -49,12 +43,10 @@ from refill_service.jobs.rank_waits import RankWaits
 from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.jobs.single_reads import SingleReads
-from refill_service.journal.journal import JobJournal
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Damage, Payload
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span
-from refill_service.peers.job_peers import PATIENCE_SECONDS
 
 __all__ = ["Owner"]
 
@@ -84,9 +76,6 @@ class Owner:
         self.job = job
         self.answer_bytes = answer_bytes
         self.history: dict[int, OwnerCounts] = {}
-        self.journal: JobJournal | None = None
-        self.begin_journal: Callable[[], None] = lambda: None
-        """Called when an epoch opens, as long as there is none."""
         self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned, job.spec.name)
         self._single_reads = SingleReads(job, gate, wait_seconds)
         self._recent = RecentlySent(recent_bytes)
@@ -94,18 +83,14 @@ class Owner:
         self.waits = waits
         self._scores = OwnerScores(job, waits)
         self._machine = OwnerMachine(
-            job, job.life.ranks, job.share.first_sample, job.abstract_bytes, self._new_policy, book=self._scores.book
+            job, job.ranks, job.share.first_sample, job.abstract_bytes, self._new_policy, book=self._scores.book
         )
         self._running: dict[OpenEpoch, RunningEpoch] = {}
         """By the machine's epochs that are open, or have ended for good while their receipts are written."""
         self.books = EpochBooks(job, self._machine, self._running)
-        self._life = job.life
-        self._ranks = job.life.ranks
+        self._ranks = job.ranks
         self._moved_on = Changes()
         """A rank has moved on, an epoch was opened, or the owner was closed."""
-        self._restored = asyncio.Event()
-        if not job.life.recovering:
-            self._restored.set()
         self._reads: set[asyncio.Task[None]] = set()
         self._why_closed: RefillError | None = None
         job.posted.make_room = self._forget_ended
@@ -117,18 +102,6 @@ class Owner:
     @property
     def resident_bytes(self) -> int:
         return sum(epoch.payloads.num_bytes for epoch in self._epochs)
-
-    @property
-    def held_bytes(self) -> int:
-        """Of samples, in memory or on their way."""
-        coming = sum(epoch.epoch.policy.held_bytes for epoch in self._epochs if not epoch.epoch.is_over)
-        return max(coming, self.resident_bytes)
-
-    def memory_is(self, abstract_bytes: int, recent_bytes: int) -> None:
-        """Fact: the job has more memory now, or less. What is too much is forgotten, and read again when it is needed,
-        as far as the policy has chunks for that; else it stays until it is asked for."""
-        self._recent.limit(recent_bytes)
-        self._carry_out(self._machine.memory_is(abstract_bytes))
 
     def let_go(self) -> None:
         """Forget the bytes of all samples: who asks for one of them after all waits for a read of its own."""
@@ -156,10 +129,6 @@ class Owner:
         """``(answered, all)`` requests of the epoch that the job is in, or was in last as far as is known here."""
         return self._machine.progress()
 
-    def table_size(self) -> tuple[int, int] | None:
-        """``(epoch, answered)``: what others hear of, all of which is in the journal."""
-        return self._machine.table_size()
-
     @property
     def recent_bytes(self) -> int:
         return self._recent.used_bytes
@@ -167,9 +136,7 @@ class Owner:
     async def close(self, why: RefillError) -> None:
         """Stop all reads. Requests under way, and later ones, end with ``why``."""
         self._why_closed = why
-        self._life.closed()
         self._machine.closed()
-        self._restored.set()
         self._moved_on.happened()
         self._scores.close(why)
         for task in self._reads:
@@ -179,10 +146,10 @@ class Owner:
             epoch.payloads.clear()
         self._recent.clear()
 
-    def rank_opens(self, epoch: int, rank: int, home: int) -> None:
-        """Fact: a rank asks for this epoch now, by way of a home pod."""
+    def rank_opens(self, epoch: int, rank: int) -> None:
+        """Fact: a rank asks for this epoch now."""
         self.job.check_rank(rank)
-        self._carry_out(self._machine.rank_came(epoch, rank, home))
+        self._carry_out(self._machine.rank_entered(epoch, rank))
 
     async def take(
         self, state: RunningEpoch, rank: int, asked: Int64Array, *, says_damage: bool = False
@@ -312,7 +279,7 @@ class Owner:
 
     def scored(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> str:
         """Fact: training gave these samples of the share these scores. Returns the name of what keeps them, which is
-        another one after a restart. Raises :class:`InvalidInput` for a job whose cache takes none."""
+        another one in another run. Raises :class:`InvalidInput` for a job whose cache takes none."""
         self._scores.checked_book()
         self._carry_out(self._machine.scored(sample_ids, scores))
         return self._scores.name
@@ -328,46 +295,11 @@ class Owner:
         cached[self._machine.kept()] = True
         return cached
 
-    def answered(self, epoch: int) -> Answered | None:
-        """``(asked, samples)`` of all requests of an epoch that were answered; None when it is not known any more."""
-        return self._machine.answered(epoch)
-
-    def snapshot(self, epoch: int) -> Iterator[Record]:
-        """All that is to be known of an epoch to go on with it, without its bytes."""
-        return snapshot(self.job, self._machine, epoch)
-
-    @property
-    def snapshots_say_all(self) -> bool:
-        return snapshots_say_all(self.job, self._machine)
-
-    @property
-    def live_epochs(self) -> list[int]:
-        """Those that can still be asked for."""
-        return self._machine.live_epochs
-
-    @property
-    def epochs_to_keep(self) -> list[int]:
-        """Those of which the next run of this pod has to know: also a later one, for which ranks have posted traces and
-        that none of them has asked for."""
-        live = self.live_epochs
-        oldest = min(live, default=0)
-        return sorted({*live, *(epoch for epoch in self.job.traced_epochs if epoch >= oldest)})
-
-    def restore(self, recollection: Recollection, without: Sequence[int] = ()) -> None:
-        """Fact: this is what was answered before a restart. Raises as :func:`recovering.restore`.
-
-        :param without: ranks that had not reported what they received.
-        """
-        self._carry_out(restore(self.job, self._machine, recollection, without))
-        self._restored.set()
-
     async def open(self, epoch: int, rank: int) -> RunningEpoch:
         """The epoch, as soon as requests of the rank are answered in it. Raises :class:`EpochNotReady` when others are
-        not as far in time, :class:`EpochEnded` for one that is over, :class:`PodRecovering`."""
+        not as far in time, and :class:`EpochEnded` for one that is over."""
         self._refuse_when_closed()
-        self.job.check_rank(rank)
-        self._carry_out(self._machine.rank_entered(epoch, rank))
-        await self.until_restored()
+        self.rank_opens(epoch, rank)
         if (known := self._machine.known(epoch)) is not None:
             return self._running[known]
         if self._machine.state_of(epoch) is EpochState.ENDED:
@@ -379,7 +311,7 @@ class Owner:
                 lambda: self._why_closed is not None or self._machine.state_of(epoch) is not EpochState.WAITS,
             )
         except TimeoutError as error:
-            behind = self._ranks.awaited(epoch)
+            behind = self._ranks.behind(epoch)
             raise EpochNotReady(
                 f"epoch {epoch} of job {self.job.spec.name} waits for rank {behind[0] if behind else '?'} "
                 f"to finish epoch {max(0, self._ranks.oldest)}",
@@ -391,36 +323,17 @@ class Owner:
 
     def _ended(self, epoch: int) -> EpochEnded:
         return EpochEnded(
-            f"job {self.job.spec.name} is at epoch {self.epoch}, epoch {epoch} has ended: "
-            "use another job name to start over, or end this job first"
+            f"job {self.job.spec.name} is at epoch {self.epoch}, epoch {epoch} has ended: to start over, end the job "
+            f"(refill end {self.job.spec.name}), or use another name"
         )
-
-    async def wait_for_traces(self) -> None:
-        """After a move, what positions ask for is known when nothing is lost any more."""
-        if self._life.moves:
-            await self.until_restored()
-
-    async def until_restored(self) -> None:
-        """After a restart. Raises :class:`PodRecovering` when that takes long."""
-        try:
-            async with asyncio.timeout(min(self.wait_seconds, PATIENCE_SECONDS)):
-                await self._restored.wait()
-        except TimeoutError as error:
-            raise self.job.recovering() from error
-        self._refuse_when_closed()
 
     def _refuse_when_closed(self) -> None:
         if self._why_closed is not None:
             raise self._why_closed
 
-    def trace_posted(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
+    def trace_posted(self) -> None:
         """Fact: a rank has posted its trace."""
-        self._write(Record(Kind.TRACE, epoch, rank, (sample_ids,)))
         self._scores.rank_has_drawn()
-
-    def _write(self, record: Record) -> None:
-        if self.journal is not None:
-            self.journal.write(record)
 
     def _carry_out(self, orders: list[Order]) -> None:
         for order in orders:
@@ -428,8 +341,6 @@ class Owner:
                 case CarryOut(epoch, wanted):
                     if (running := self._running.get(epoch)) is not None:  # else it ended while reads were under way
                         running.read_and_drop(wanted)
-                case Write(record):
-                    self._write(record)
                 case Open():
                     self._open(order)
                 case Abandon(epoch):
@@ -439,7 +350,7 @@ class Owner:
                 case Wake():
                     self._moved_on.happened()
 
-    def _new_policy(self, epoch: int, traces: Traces, answered: Answered | None, carried: Carried) -> Policy:
+    def _new_policy(self, epoch: int, traces: Traces, carried: Carried) -> Policy:
         spec = self.job.spec
         began = EpochBegan(
             self.job.mapping,
@@ -449,7 +360,6 @@ class Owner:
             key=f"{spec.seed} {epoch} {self.job.ordinal}",
             settings=self.job.policy_settings,
             at_hand=self._chunks.is_at_hand,
-            answered=answered,
             carried=carried,
             next_traces=self.job.known_traces(epoch + 1) if self.job.has_epoch(epoch + 1) else None,
         )
@@ -459,19 +369,11 @@ class Owner:
         state = RunningEpoch(self.job, order.epoch, self._machine, self._carry_out, self._chunks, self._reads)
         self._running[order.epoch] = state
         self.history[state.number] = state.counts
-        for record in self._life.unknown.epoch_opens(max(state.number, self._life.ranks.newest)):
-            self._write(record)
-        # Not what the receipts of those say that are about to be closed: they are written after this.
-        self._life.unknown.forget(before_epoch=min([*order.live_epochs, *(epoch.number for epoch in self._running)]))
         if order.carried_from is not None:
             before = self._running[order.carried_from].payloads
             for sample in order.carried.samples.tolist():
                 if (payload := before.pop(sample)) is not None:
                     state.payloads.put(sample, payload)
-        if self.journal is not None:
-            self.journal.epoch_begins(self.epochs_to_keep)
-        else:
-            self.begin_journal()
 
     def _forget_ended(self) -> None:
         """Epochs that nobody can ask for any more give room to new traces."""

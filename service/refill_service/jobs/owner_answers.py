@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from refill.errors import PodUnreachable, RefillError
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.home_machine import Batch, HomeMachine, OwnerRequest, SentAhead
-from refill_service.cache_core.home_record import HomeRecord
 from refill_service.memory.payload import Payload
 from refill_service.observing.tracing import span
 from refill_service.peers.job_peers import JobPeers
@@ -29,9 +28,8 @@ Answer = tuple[Int64Array, Sequence[Payload]]
 class OwnerAnswers:
     """Of other pods, to one pod as the home of a job's ranks."""
 
-    def __init__(self, machine: HomeMachine[Payload], record: HomeRecord, peers: JobPeers, ordinal: int) -> None:
+    def __init__(self, machine: HomeMachine[Payload], peers: JobPeers, ordinal: int) -> None:
         self._machine = machine
-        self._record = record
         self._peers = peers
         self._why_closed: RefillError = PodUnreachable(f"pod {ordinal} stops", pod=ordinal)
         self._receiving: set[asyncio.Task[list[SentAhead[Payload]]]] = set()
@@ -69,15 +67,12 @@ class OwnerAnswers:
     ) -> list[SentAhead[Payload]]:
         """Read an owner's answer: which positions it sends ahead, what was asked for, what is sent ahead."""
         pod, wire = request.pod, request.wire
-        restarts = self._record.restarts_of(pod)
         async with self._peers.frames(pod, "take", wire.encode(), says_damage=says_damage) as frames:
             self._machine.announced(request, (await frames.frame()).positions)
             asked = await frames.frame()
-            self._record.came(pod, restarts, wire, wire.positions, asked.sample_ids)
             if not answered.done():
                 answered.set_result((asked.sample_ids, asked.payloads))
             ahead = await frames.frame()
-            self._record.came(pod, restarts, wire, ahead.positions, ahead.sample_ids)
         # Copies: a sample sent ahead must not keep the buffer of all that came with it.
         return [
             SentAhead(position, sample, len(payload), bytes(payload))

@@ -26,7 +26,7 @@ class OwnerScores:
     def __init__(self, job: Job, waits: RankWaits) -> None:
         self.book = ScoreBook(job.share.num_samples, job.spec.world_size) if job.is_by_importance else None
         self.name = os.urandom(8).hex()
-        """Another one after a restart, when the scores are gone."""
+        """Another one in another run, when the scores are gone."""
         self._job = job
         self._waits = waits
         self._draws = Changes()
@@ -61,7 +61,7 @@ class OwnerScores:
         self._draws.happened()
 
         def has_drawn(other: int) -> bool:
-            return other in self._job.posted.of_epoch(epoch) or self._job.life.ranks.epoch(other) >= epoch
+            return other in self._job.posted.of_epoch(epoch) or self._job.ranks.epoch(other) >= epoch
 
         try:
             await self._waits.until(

@@ -7,7 +7,6 @@ import logging
 from refill.errors import InvalidInput, RankTaken, RefillError
 from refill.protocol.rank_life import RankLife
 from refill_service.cache_core.home_machine import Entry, HomeMachine
-from refill_service.cache_core.home_record import HomeRecord
 from refill_service.cache_core.rank_places import LONGEST_STEP
 from refill_service.jobs.job import Job
 from refill_service.jobs.leased_ranks import LeasedRanks
@@ -28,23 +27,18 @@ class RankEntry:
         machine: HomeMachine[Payload],
         job: Job,
         owner: Owner,
-        record: HomeRecord,
         leases: LeasedRanks,
         peers: JobPeers,
     ) -> None:
         self._machine = machine
         self._job = job
         self._owner = owner
-        self._record = record
         self._leases = leases
         self._peers = peers
 
-    async def check_comes_next(self, epoch: int, rank: int) -> None:
-        """Raises :class:`InvalidInput` for an epoch in which the rank can't be yet, and :class:`PodRecovering` when
-        this pod was restarted and has yet to learn where ranks are."""
-        ranks, name = self._job.life.ranks, self._job.spec.name
-        if self._job.life.recovering and not (ranks.begun and ranks.may_ask(epoch)):
-            await self._owner.until_restored()
+    def check_comes_next(self, epoch: int, rank: int) -> None:
+        """Raises :class:`InvalidInput` for an epoch in which the rank can't be yet."""
+        ranks, name = self._job.ranks, self._job.spec.name
         if not ranks.may_ask(epoch):
             raise InvalidInput(
                 f"rank {rank} asks for epoch {epoch} while job {name} is in epoch {ranks.newest}: at most "
@@ -64,15 +58,9 @@ class RankEntry:
             # Before any pod learns of it: a process that one of them refuses must not move the rank on at the others.
             # Once it has entered here, another process can't have become the rank elsewhere: that makes it come anew.
             await self._post_to_others(rank, f"ranks/{rank}/asks")
-        self._owner.rank_opens(epoch, rank, self._job.ordinal)
+        self._owner.rank_opens(epoch, rank)
         await self._post_to_others(rank, f"epochs/{epoch}/ranks/{rank}")
         self._machine.entered(epoch, rank)
-        self._record.rank_opened(rank)
-
-    def left(self, epoch: int, rank: int) -> None:
-        """Fact: the rank asks for this epoch by way of another home."""
-        self._machine.left(epoch, rank)
-        self._record.forget_ended()
 
     async def take_over(self, rank: int, ended: RankLife, by: RankLife) -> None:
         """Fact: a process that is a rank has ended, as the one that goes on in its place has seen."""

@@ -1,4 +1,4 @@
-"""Who keeps a trace that a rank posts? Its home and every owner, each in its journal."""
+"""Who keeps a trace that a rank posts? Its home and every owner."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ __all__ = ["keep_trace", "post_trace"]
 
 async def post_trace(at_pod: JobAtPod, epoch: int, rank: int, sample_ids: IdArray) -> None:
     """Of a rank of this home. Errors as :meth:`Job.post_trace` and :meth:`RankEntry.check_comes_next`."""
-    at_pod.home.record.check_reported(rank)
-    if not at_pod.job.life.recovering:  # else what it learns may need this trace
-        await at_pod.home.entry.check_comes_next(epoch, rank)
+    at_pod.home.entry.check_comes_next(epoch, rank)
     await keep_trace(at_pod, epoch, rank, sample_ids)
     await at_pod.peers.call_all("PUT", f"epochs/{epoch}/ranks/{rank}/trace", BodyPieces(sample_ids))
 
 
 async def keep_trace(at_pod: JobAtPod, epoch: int, rank: int, sample_ids: IdArray) -> None:
     """At this pod. Errors as :meth:`Job.post_trace`."""
-    await at_pod.owner.wait_for_traces()
     await at_pod.job.post_trace(epoch, rank, sample_ids)
-    at_pod.owner.trace_posted(epoch, rank, sample_ids)
+    at_pod.owner.trace_posted()

@@ -1,1 +1,1 @@
-"""How a job comes to all pods, and goes on after a restart, a checkpoint or another number of pods."""
+"""How a live job comes to all pods and ends on all, how its processes leave it, and what its runs have delivered."""

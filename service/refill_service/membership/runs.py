@@ -1,8 +1,7 @@
-"""Which runs does a job's name stand for, and what did each deliver, after it has ended or its pods were restarted?
+"""Which runs does a live job's name stand for, and what did each deliver, after it has ended, too?
 
-Each pod has its own part of a run: in the job itself while that runs, kept when it has ended, or in the pod's journal
-when nobody has asked for the job since a restart. The pod after it keeps a copy of what has ended. A receipt is the sum
-of the parts of all pods.
+Each pod has its own part of a run: in the job itself while that runs, kept when it has ended. The pod after it keeps a
+copy of what has ended. A receipt is the sum of the parts of all pods.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ from typing import Any
 from urllib.parse import quote
 
 from refill.errors import InvalidInput, RefillError, UnknownJob
-from refill.protocol.incarnation import line_of
 from refill_service.cache_core.job_holder import check_holder
-from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.receipt import has_begun
 from refill_service.jobs.epoch_counts import counts_of_all_pods
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_table import JobTable
-from refill_service.jobs.run_parts import about_job, counts_of_parts, part_of_journal, receipt_of_parts
+from refill_service.jobs.run_parts import about_job, counts_of_parts, receipt_of_parts
 from refill_service.peers.peers import Peers
 
 __all__ = ["Runs"]
@@ -43,9 +40,6 @@ class Runs:
     def __init__(self, table: JobTable, peers: Peers) -> None:
         self._table = table
         self._peers = peers
-        self._reading = asyncio.Lock()
-        self._journals: dict[str, tuple[object, RunPart]] = {}
-        """By job, what was made of its journal, and of which state of that."""
 
     async def receipt(self, job: str, epoch: int, run: str, team: str) -> dict[str, Any]:
         """Of the team's run that runs, or ended last; or of the one that ``run`` begins the name of."""
@@ -64,17 +58,17 @@ class Runs:
     def _running(self, job: str, run: str, team: str) -> JobAtPod | None:
         """The run that runs here, if it is meant, and is the team's."""
         at_pod = self._table.of_team(team).get(job)
-        return at_pod if at_pod is not None and _is_meant(at_pod.job.run, run) else None
+        return at_pod if at_pod is not None and _is_meant(at_pod.job.incarnation, run) else None
 
     def ended(self, team: str) -> list[dict[str, Any]]:
         """Runs that have ended, of which this pod keeps something; the newest first."""
         runs: dict[tuple[str, str], dict[str, Any]] = {}
-        for part in self._table.kept_parts.of(team):
+        for part in self._table.kept_runs.of(team):
             about = part.about
             run = runs.setdefault(
                 (about["job"], about["run"]),
                 {name: about[name] for name in ("job", "run", "dataset", "policy", "world_size", "ended_at")}
-                | {"policy_asked": about.get("policy_asked", about["policy"])}
+                | {"policy_asked": about["policy_asked"]}
                 | {"first_epoch": about["epochs"][0], "last_epoch": about["epochs"][-1]},
             )
             run["first_epoch"] = min(run["first_epoch"], about["epochs"][0])
@@ -85,33 +79,13 @@ class Runs:
         """All that this pod has of runs of this name: ``{"about", "part"}`` of each, whose part is None where it has
         none of the epoch."""
         parts = []
-        for part in self._table.kept_parts.of(team, job):
+        for part in self._table.kept_runs.of(team, job):
             if _is_meant(part.about["run"], run):
                 parts.append({"about": part.about, "part": part.epoch(epoch)})
         at_pod = self._table.jobs.get(job)
-        if at_pod is not None:
-            if at_pod.job.spec.holder in ("", team) and _is_meant(at_pod.job.run, run):
-                parts.append({"about": about_job(at_pod.job), "part": await _part_of(at_pod, epoch)})
-        elif (of_journal := await self._of_journal(job, team)) is not None and _is_meant(of_journal.about["run"], run):
-            parts.append({"about": of_journal.about, "part": of_journal.epoch(epoch)})
+        if at_pod is not None and at_pod.spec.holder in ("", team) and _is_meant(at_pod.job.incarnation, run):
+            parts.append({"about": about_job(at_pod.job), "part": await _part_of(at_pod, epoch)})
         return parts
-
-    async def _of_journal(self, job: str, team: str) -> RunPart | None:
-        """Of a job that nobody has asked for since this pod was restarted."""
-        journal = self._table.journal
-        async with self._reading:
-            state = journal.state_of(job)
-            if state is None or journal.holder_of(job) not in ("", team):
-                self._journals.pop(job, None)
-                return None
-            known = self._journals.get(job)
-            if known is None or known[0] != state:
-                kept = await asyncio.to_thread(journal.find, job)
-                if kept is None:
-                    return None
-                known = state, await asyncio.to_thread(part_of_journal, kept, self._table.settings.ordinal)
-                self._journals[job] = known
-            return known[1]
 
     async def _find(self, job: str, epoch: int, run: str, team: str) -> _Found:
         """Raises :class:`NotAllowed` where another team has the name and this one had no run of it,
@@ -142,7 +116,7 @@ class Runs:
                 raise silent[0]
             raise UnknownJob(
                 f"what pod {lacks[0]} delivered in epoch {epoch} of job {job} is not known any more: it was restarted "
-                "since, and receipts last as long as pods' memory, or their journals",
+                "since, and receipts are in pods' memory alone",
                 job=job,
             )
         if not any(map(has_begun, parts.values())):
@@ -171,4 +145,4 @@ async def _part_of(at_pod: JobAtPod, epoch: int) -> dict[str, Any] | None:
 
 
 def _is_meant(run: str, asked: str) -> bool:
-    return not asked or run == line_of(asked) or (len(asked) >= _LEAST_PREFIX and run.startswith(asked))
+    return not asked or run == asked or (len(asked) >= _LEAST_PREFIX and run.startswith(asked))

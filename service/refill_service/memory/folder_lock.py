@@ -9,7 +9,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,22 +34,15 @@ def locked(folder: Path, setting: str) -> int:
         return os.dup(lock)  # the lock is held until both are closed
 
 
-def wait_until_left(folders: Mapping[str, Path], wait_seconds: float) -> None:
-    """Until no other process has one of these folders, or time is up: then :func:`locked` says so. Nothing else is done
-    meanwhile. Raises :class:`InvalidInput` for a folder that can't be used.
-
-    :param folders: by the settings that named them.
-    :param wait_seconds: for all of them together.
-    """
+def wait_until_left(folder: Path, setting: str, wait_seconds: float) -> None:
+    """Until no other process has the folder, or time is up: then :func:`locked` says so. Nothing else is done
+    meanwhile. Raises as that for a folder that can't be used."""
     ends = time.monotonic() + wait_seconds
-    for setting, folder in folders.items():
-        with _lock_of(folder, setting) as lock:
-            if not _takes(lock):
-                log.warning(
-                    "%s %s is used by another pod: waiting up to %g s for its end", setting, folder, wait_seconds
-                )
-            while not _takes(lock) and time.monotonic() < ends:
-                time.sleep(_LOOK_AGAIN_SECONDS)
+    with _lock_of(folder, setting) as lock:
+        if not _takes(lock):
+            log.warning("%s %s is used by another pod: waiting up to %g s for its end", setting, folder, wait_seconds)
+        while not _takes(lock) and time.monotonic() < ends:
+            time.sleep(_LOOK_AGAIN_SECONDS)
 
 
 @contextmanager

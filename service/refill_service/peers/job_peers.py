@@ -1,7 +1,7 @@
 """How does a job at one pod talk to its other pods, while one of them is down or has forgotten it?
 
-A pod that does not answer is asked again, at growing intervals, for a few seconds; one that was
-restarted and does not know the job is introduced to it first. Requests to other pods go on meanwhile.
+A pod that does not answer is asked again, at growing intervals, for a few seconds. Requests to other pods go on
+meanwhile. One that does not know the job was restarted: then the job is lost.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from refill.errors import JobLost, PodRecovering, PodUnreachable, UnknownJob
-from refill_service.cache_core.heard_answers import HeardAnswers, encode_count
+from refill.errors import PodUnreachable, RefillError, UnknownJob
 from refill_service.peers.peers import Body, FrameReader, Peers
 
-__all__ = ["PATIENCE_SECONDS", "Introduce", "JobPeers"]
+__all__ = ["JobPeers", "WasRestarted"]
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
-Introduce = Callable[[int], Awaitable[None]]
-"""Registers the job at a pod that was restarted."""
+WasRestarted = Callable[[int], RefillError]
+"""Is told of a pod that has lost the job, ends it everywhere, and returns the error for who asks."""
 
 SAYS_DAMAGE = "&damaged=say"
 REPEATS = "&repeats=true"
@@ -47,7 +46,7 @@ class JobPeers:
         num_pods: int,
         peers: Peers,
         wait_seconds: float,
-        introduce: Introduce,
+        was_restarted: WasRestarted,
     ) -> None:
         self.others = [pod for pod in range(num_pods) if pod != ordinal]
         self.waiting: Counter[int] = Counter()
@@ -55,15 +54,11 @@ class JobPeers:
         self.sent_bytes: Counter[int] = Counter()
         self.received_bytes: Counter[int] = Counter()
         """To and from each pod: requests for frames, and these."""
-        self.heard = HeardAnswers()
-        """What the others have answered to anybody, as they have said."""
-        self.table_size: Callable[[], tuple[int, int] | None] = lambda: None
-        """``(epoch, answered)`` of this pod's own table."""
         self._name = name
         self._asker = f"incarnation={incarnation}&pod={ordinal}"
         self._peers = peers
         self._wait_seconds = min(wait_seconds, PATIENCE_SECONDS)
-        self._introduce = introduce
+        self._was_restarted = was_restarted
         self._said: dict[int, float] = {}
 
     async def patiently(self, pod: int, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -75,14 +70,10 @@ class JobPeers:
             while True:
                 tried = time.monotonic()
                 try:
-                    try:
-                        return await attempt()
-                    except UnknownJob:
-                        await self._introduce(pod)
-                        return await attempt()
+                    return await attempt()
                 except UnknownJob as error:
-                    raise JobLost(f"pod {pod} was told of job {self._name} and forgot it again") from error
-                except (PodUnreachable, PodRecovering) as error:
+                    raise self._was_restarted(pod) from error
+                except PodUnreachable as error:
                     if time.monotonic() + pause > started + self._wait_seconds:
                         raise
                     self._say(pod, error)
@@ -98,7 +89,7 @@ class JobPeers:
 
     async def call(self, pod: int, method: str, what: str, body: Body = None) -> Any:
         """One small request, made with patience."""
-        return await self.patiently(pod, lambda: self._peers.call(pod, method, self.path(what), body))
+        return await self.patiently(pod, lambda: self._peers.call(pod, method, self._path(what), body))
 
     async def call_all(self, method: str, what: str, body: Body = None) -> list[Any]:
         """The same small request to all of them; the first error is raised when all have answered."""
@@ -119,27 +110,19 @@ class JobPeers:
         :param repeats: whether positions of an epoch that repeat samples ask for them.
         """
         self.sent_bytes[pod] += len(body)
-        path = self.path(what) + (SAYS_DAMAGE if says_damage else "") + (REPEATS if repeats else "")
-        if (size := self.table_size()) is not None:
-            path += f"&table={encode_count(*size)}"
+        path = self._path(what) + (SAYS_DAMAGE if says_damage else "") + (REPEATS if repeats else "")
         async with self._peers.frames(pod, path, body) as frames:
-            self.heard.count_came(pod, frames.table)
             try:
                 yield frames
             finally:
                 self.received_bytes[pod] += frames.bytes_received
 
-    async def records_from(self, pod: int, *, everything: bool) -> bytes:
-        """The records that another pod has of this one's answers, or of all pods' answers; asked once."""
-        life = "" if self._peers.lives is None else self._peers.lives.own.name
-        return await self._peers.get_bytes(pod, f"{self.path('told')}&life={life}&everything={int(everything)}")
-
     async def bytes_of(self, pod: int, what: str, **params: int) -> bytes:
         """One request that is answered with bytes; made once."""
         said = "".join(f"&{name}={value}" for name, value in params.items())
-        return await self._peers.get_bytes(pod, self.path(what) + said)
+        return await self._peers.get_bytes(pod, self._path(what) + said)
 
-    def path(self, what: str) -> str:
+    def _path(self, what: str) -> str:
         return f"/peer/v1/jobs/{self._name}/{what}?{self._asker}"
 
     def _say(self, pod: int, error: Exception) -> None:

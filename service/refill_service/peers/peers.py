@@ -25,34 +25,25 @@ from pyreqwest.response import ResponseBodyReader
 
 from refill.credentials import ShownToken
 from refill.errors import (
-    InvalidInput,
     NotAuthenticated,
-    PodClockAhead,
-    PodReplaced,
     PodUnreachable,
     RefillError,
     error_from_wire,
 )
 from refill.pod_link import GONE_SECONDS, PROBE_AFTER_SECONDS
-from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
-from refill_service.cache_core.pod_lives import PodLives
 from refill_service.memory.payload import Damage
 from refill_service.observing.request_id import REQUEST_ID_HEADER, current_request_id
 from refill_service.observing.tracing import trace_headers
 from refill_service.peers.certificates import Certificates
-from refill_service.peers.lease_clock import lease_time
 
 __all__ = [
-    "ASKED_LIFE_HEADER",
     "PODS_HEADER",
-    "TABLE_HEADER",
     "Body",
     "BodyPieces",
     "Frame",
     "FrameReader",
     "Peers",
-    "life_header",
 ]
 
 log = logging.getLogger(__name__)
@@ -60,16 +51,11 @@ log = logging.getLogger(__name__)
 PODS_HEADER = "refill-pods"
 """How many pods there are, by the settings of the one that asks. While they are replaced by more or by fewer, an old
 and a new one do not agree on who owns what, and must not talk."""
-ASKED_LIFE_HEADER = "refill-asked-life"
-"""The newest life of the pod that is asked, as the one that asks knows it."""
-TABLE_HEADER = "refill-table"
-"""Of an answer with frames: how many requests the pod has answered (:mod:`refill_service.cache_core.heard_answers`)."""
 STREAM_WINDOW_BYTES = 16 << 20
 CONNECTION_WINDOW_BYTES = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
 _PIECE_NUMBERS = 1 << 17
 _LOOK_SECONDS = 5.0
-_SAY_EVERY_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -105,9 +91,7 @@ class Frame:
 class FrameReader:
     """Reads the frames of one streamed answer without copying a sample that arrives whole."""
 
-    def __init__(self, reader: ResponseBodyReader, source: str, table: str = "") -> None:
-        self.table = table
-        """What the pod has said of its table; see :mod:`refill_service.cache_core.heard_answers`."""
+    def __init__(self, reader: ResponseBodyReader, source: str) -> None:
         self._reader = reader
         self._source = source
         self._piece = memoryview(b"")
@@ -167,7 +151,6 @@ class Peers:
     :param token: shown to them; None: they want none.
     :param certificates: shown to them, and which theirs must be signed by; None: no TLS.
     :param connect_timeout_seconds: how long reaching one may take, TLS included.
-    :param lives: of all pods; None: whoever asks is none.
     """
 
     def __init__(
@@ -178,12 +161,8 @@ class Peers:
         certificates: Certificates | None = None,
         *,
         connect_timeout_seconds: float = 2,
-        lives: PodLives | None = None,
     ) -> None:
         self.urls = peer_urls
-        self.lives = lives
-        self.on_replaced: Callable[[], None] = lambda: None
-        """Called when another pod has said that this one has a successor."""
         self._timeout_seconds = timeout_seconds
         self._connect_timeout_seconds = connect_timeout_seconds
         self._token = token
@@ -191,11 +170,8 @@ class Peers:
         self._client: Client | None = None
         self._apart: Client | None = None
         """For signs of life: over the other's connection they would wait for the samples that are on their way."""
-        self._under_way: dict[int, set[asyncio.Timeout]] = {pod: set() for pod in range(len(peer_urls))}
-        """Requests to each pod, which can be broken off."""
         self._made_of: object = None
         self._looked = 0.0
-        self._say_again = 0.0
 
     def name(self, pod: int) -> str:
         return f"pod {pod} ({self.urls[pod]})"
@@ -218,9 +194,7 @@ class Peers:
                 request = request.header("content-length", str(body.num_bytes)).body_stream(body.pieces())
             elif body is not None:
                 request = request.body_bytes(body)
-            asked_at = lease_time()
             response = await request.build().send()
-            self.has_answered(pod, response.headers.get(LIFE_HEADER), response.status, asked_at)
             text = await response.text()
             self._raise_for(response.status, text, self.name(pod))
             return json.loads(text) if text else None
@@ -228,26 +202,10 @@ class Peers:
     async def get_bytes(self, pod: int, path: str) -> bytes:
         """One request that is answered with bytes."""
         async with self._translated(pod):
-            asked_at = lease_time()
             response = await self._request("GET", pod, path).build().send()
-            self.has_answered(pod, response.headers.get(LIFE_HEADER), response.status, asked_at)
             if response.status != 200:
                 self._raise_for(response.status, await response.text(), self.name(pod))
             return bytes(await response.bytes())
-
-    async def who_is(self, pod: int) -> PodLife | None:
-        """Which process of a pod its name leads to now, asked over a new connection; None where none says so."""
-        async with self._translated(pod):
-            client = self._made()
-            try:
-                request = client.get(self.urls[pod] + "/peer/v1/lives")
-                for name, value in self._headers(pod).items():
-                    request = request.header(name, value)
-                response = await request.build().send()
-                found = self._life_in(pod, response.headers.get(LIFE_HEADER), response.status)
-            finally:
-                await client.close()
-            return found
 
     async def call_all(self, pods: list[int], method: str, path: str, body: Body) -> list[Any]:
         """The same small request to several pods at once; the first error is raised when all have answered."""
@@ -263,100 +221,27 @@ class Peers:
         """A request that is answered with frames, read one after another while they arrive."""
         async with self._translated(pod):
             request = self._request("POST", pod, path).body_bytes(body)
-            asked_at = lease_time()
             async with request.build_streamed() as response:
-                self.has_answered(pod, response.headers.get(LIFE_HEADER), response.status, asked_at)
                 if response.status != 200:
                     self._raise_for(response.status, await response.text(), self.name(pod))
-                yield FrameReader(response.body_reader, self.name(pod), response.headers.get(TABLE_HEADER) or "")
+                yield FrameReader(response.body_reader, self.name(pod))
 
     def _request(self, method: str, pod: int, path: str, *, apart: bool = False) -> RequestBuilder:
         client = self._connection()
         if apart:
             client = self._apart = self._apart or self._made()
         request = client.request(method, self.urls[pod] + path)
-        for name, value in self._headers(pod).items():
+        for name, value in self._headers().items():
             request = request.header(name, value)
         return request
 
-    def _headers(self, pod: int) -> dict[str, str]:
-        headers = trace_headers() | self.pods_headers(pod)
+    def _headers(self) -> dict[str, str]:
+        headers = trace_headers() | {PODS_HEADER: str(len(self.urls))}
         if request_id := current_request_id():
             headers[REQUEST_ID_HEADER] = request_id
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token.text()}"
         return headers
-
-    def pods_headers(self, pod: int) -> dict[str, str]:
-        """What each request to a pod says of the pods."""
-        headers = {PODS_HEADER: str(len(self.urls))}
-        if self.lives is not None:
-            headers[LIFE_HEADER] = life_header(self.lives)
-            if (newest := self.lives.newest(pod)) is not None:
-                headers[ASKED_LIFE_HEADER] = newest.encode()
-        return headers
-
-    def has_answered(self, pod: int, life: str | None, status: int, asked_at: float) -> None:
-        """Fact: an answer begins to come. Raises :class:`PodReplaced` when it is of an earlier process of the pod.
-
-        :param life: as its header has it; None: it came from no route of a pod.
-        """
-        if self.lives is None:
-            return
-        found = self._life_in(pod, life, status)
-        if found is None:
-            return
-        is_newest = self.lives.came_from(pod, found, lease_time())
-        self.leave_earlier_runs()
-        if not is_newest:
-            self._client = self._apart = None  # the connection leads there still; its name may not
-            raise PodReplaced(
-                f"{self.name(pod)} was answered for by an earlier process of it: it is asked again", pod=pod
-            )
-        if status != PodReplaced.status:  # perhaps it has refused this one
-            self.lives.confirmed(asked_at)
-
-    def _life_in(self, pod: int, header: str | None, status: int) -> PodLife | None:
-        """Which process of a pod has answered. None: nobody says so that is to be believed. Whoever does not take this
-        pod's token is none of these pods: another service may have got the address of one."""
-        if status == NotAuthenticated.status:
-            return None
-        try:
-            found = pod_life_of(header)
-        except InvalidInput as error:
-            raise PodUnreachable(f"{self.name(pod)} answers with what no pod would: {error}", pod=pod) from error
-        if found is None or found[0] != pod:
-            return None
-        try:
-            self.check_begun(pod, found[1])
-        except PodClockAhead as error:
-            raise PodUnreachable(error.message, pod=pod) from error
-        return found[1]
-
-    def check_begun(self, pod: int, life: PodLife) -> None:
-        """See :meth:`PodLives.check_begun`."""
-        if self.lives is None:
-            return
-        try:
-            self.lives.check_begun(pod, life, time.time_ns())
-        except PodClockAhead as error:
-            self.say_now_and_then(error.message)
-            raise
-
-    def say_now_and_then(self, what: str) -> None:
-        """Whoever can have this said may have it said with each request."""
-        now = time.monotonic()
-        if now >= self._say_again:
-            self._say_again = now + _SAY_EVERY_SECONDS
-            log.warning("%s", what)
-
-    def leave_earlier_runs(self) -> None:
-        """Wait for nothing more of pods that have a successor, as may be known since a moment: they may stand still."""
-        for pod in () if self.lives is None else self.lives.take_succeeded():
-            self._client = self._apart = None
-            for request in self._under_way.get(pod, ()):
-                if not request.expired():
-                    request.reschedule(0)
 
     def _connection(self) -> Client:
         """A new one when certificates were replaced; what is under way ends with the old one."""
@@ -422,48 +307,18 @@ class Peers:
             if self._token is not None:
                 self._token.was_refused()
             raise PodUnreachable(f"{source} does not take this pod's token: {error.message}")
-        self.was_refused(error, status)
-        if isinstance(error, PodClockAhead):
-            said = f"{source} does not believe this pod: {error.message}"
-            self.say_now_and_then(said)
-            raise PodUnreachable(said)
         raise error
-
-    def was_refused(self, error: RefillError, status: int) -> None:
-        """Fact: a pod has answered with this."""
-        newest = error.details.get("newest")
-        if self.lives is None or not isinstance(error, PodReplaced) or not isinstance(newest, str):
-            return
-        if status == PodReplaced.status and error.details.get("pod") == self.lives.ordinal:
-            try:
-                life = PodLife.decode(newest)
-                self.check_begun(self.lives.ordinal, life)
-            except InvalidInput:
-                return  # who answers so is not believed
-            self.lives.named(life)
-            if self.lives.replaced_by is not None:
-                self.on_replaced()
 
     @asynccontextmanager
     async def _translated(self, pod: int) -> AsyncIterator[None]:
-        request = asyncio.timeout(None)
         try:
-            async with request:
-                self._under_way[pod].add(request)
-                try:
-                    yield
-                finally:
-                    self._under_way[pod].discard(request)
-        except PyreqwestError as error:  # some are TimeoutErrors, too
+            yield
+        except PyreqwestError as error:
             raise PodUnreachable(
                 f"{self.name(pod)} does not answer: {self._cause(error)}. Is it running, and is the URL right?",
                 pod=pod,
                 url=self.urls[pod],
             ) from error
-        except TimeoutError as error:
-            if not request.expired():
-                raise
-            raise PodReplaced(f"{self.name(pod)} was started again while it was asked", pod=pod) from error
 
     def _cause(self, error: PyreqwestError) -> str:
         if isinstance(error, ConnectTimeoutError):
@@ -471,10 +326,6 @@ class Peers:
         if isinstance(error, RequestTimeoutError):
             return f"no answer within {self._timeout_seconds:g} s"
         return _root_cause(error)
-
-
-def life_header(lives: PodLives) -> str:
-    return f"{lives.ordinal} {lives.own.encode()}"
 
 
 def _root_cause(error: PyreqwestError) -> str:

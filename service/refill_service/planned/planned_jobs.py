@@ -57,7 +57,7 @@ from refill_service.cache_core.skipped_positions import skipped_for_good
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.epoch_counts import counts_of, sum_of_counts
 from refill_service.jobs.job_table import JobTable
-from refill_service.membership.jobs_here import LEADER
+from refill_service.membership.live_jobs import LEADER
 from refill_service.object_store.store_patience import within
 from refill_service.object_store.store_url import parse_url
 from refill_service.peers.peers import Peers
@@ -335,7 +335,7 @@ class PlannedJobs:
         for_plan = plan_memory(dataset.num_samples, num_chunks, num_pods, is_listed=spec.is_listed)
         claim = table.claim_of(spec, dataset, chunk_size, parts, for_plan)
         await table.until_others_are_known(claim)
-        memory_bytes, share_bytes = table.memory_for(spec, 0, claim, ran_before=confirmed)
+        memory_bytes, share_bytes = table.memory_for(spec, claim, may_be_less=confirmed)
         lists = None
         if spec.is_listed:
             for_lists = list_memory(memory_bytes, dataset.num_samples)

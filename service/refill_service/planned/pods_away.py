@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from refill.errors import PodBusy, PodRecovering, PodUnreachable, RefillError
+from refill.errors import PodBusy, PodUnreachable, RefillError
 from refill_service.peers.peers import Peers
 
 __all__ = ["PodsAway", "is_away"]
@@ -32,12 +32,12 @@ not all of the time, before it could hear anything."""
 _IS_FRESH_SECONDS = 0.25
 """A sign of life that came so short a while ago is one for everybody who waits for that pod."""
 _LOOK_SECONDS = 0.5
-_ALIVE = "/peer/v1/lives"
+_ALIVE = "/peer/v1/alive"
 
 
 def is_away(error: BaseException) -> bool:
     """Whether a pod that answers so, or not at all, can't be asked now: another one answers in its place."""
-    return isinstance(error, (PodUnreachable, PodRecovering)) and not isinstance(error, PodBusy)
+    return isinstance(error, PodUnreachable) and not isinstance(error, PodBusy)
 
 
 class PodsAway:

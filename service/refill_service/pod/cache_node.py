@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from prometheus_client import Histogram
 
 from refill.credentials import ShownToken
-from refill.protocol.pod_life import PodLife
-from refill_service.cache_core.job_lifecycle import expected
-from refill_service.cache_core.pod_lives import PodLives
+from refill.errors import RefillError
 from refill_service.cache_core.shared_room import SharedRoom
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.early_opening import EarlyOpening
 from refill_service.datasets.index_room import IndexRoom
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_table import JobTable
-from refill_service.journal.folder_owner import FolderOwner
-from refill_service.journal.journal import Journal
-from refill_service.journal.kept_parts import KeptParts
 from refill_service.membership.goodbyes import Goodbyes
-from refill_service.membership.jobs_here import JobsHere
-from refill_service.membership.moving import Moving
-from refill_service.membership.new_runs import NewRuns
-from refill_service.membership.registration import Registration
+from refill_service.membership.live_jobs import LiveJobs
 from refill_service.membership.runs import Runs
-from refill_service.membership.successors import Successors
-from refill_service.membership.who_holds import WhoHolds
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.client_memory import ClientMemory
 from refill_service.memory.pinned_tier import PinnedTier
@@ -39,8 +27,6 @@ from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.warm_stores import WarmStores
 from refill_service.observing.request_counts import RequestCounts
-from refill_service.peers.fence import Fence
-from refill_service.peers.lease_clock import lease_time
 from refill_service.peers.peers import Peers
 from refill_service.planned.planned_jobs import PlannedJobs
 from refill_service.planned.pods_away import PodsAway
@@ -90,28 +76,18 @@ class CacheNode:
         )
         self.client_memory = ClientMemory(int(settings.memory_bytes * _CLIENT_MEMORY_FRACTION), self.quotas)
         peer_token = ShownToken(Path(settings.peer_token)) if settings.peer_token else None
-        life = PodLife(time.time_ns(), uuid.uuid4().hex)
-        lives = PodLives(settings.ordinal, settings.num_pods, life, lease_time())
-        if peers is not None:
-            peers.lives = lives
         self.peers = peers or Peers(
             settings.peer_urls,
             settings.peer_timeout_seconds,
             peer_token,
             settings.peer_certificates,
             connect_timeout_seconds=settings.peer_connect_timeout_seconds,
-            lives=lives,
         )
-        self.fence = Fence(lives, self.peers)
         self.pinned = PinnedTier(
             settings.pod_memory.pinned_bytes,
             Path(settings.pinned_dir) if settings.pinned_dir else None,
             settings.pinned_dir_bytes,
         )
-        journal_dir = Path(settings.journal_dir) if settings.journal_dir else None
-        folder_owner = FolderOwner(lives.own, self.fence.owns_no_more)
-        self.journal = Journal(journal_dir, settings.journal_sync_seconds, folder_owner)
-        lives.counts_as(folder_owner.life)
         for_jobs_bytes = settings.memory_bytes - self.pinned.memory_bytes
         store_settings = store_settings or StoreSettings.from_environment()
         self.gate = ByteGate(
@@ -127,33 +103,18 @@ class CacheNode:
         self.bodies = SharedRoom(bodies_bytes)
         """Of clients' requests."""
         self.bodies_of_pods = SharedRoom(bodies_bytes, one_may_be_larger=True)
-        """Of other pods' requests: what one of them knew when it ended comes as one, of any size."""
+        """Of other pods' requests, which may be as large as a trace of one of their ranks."""
         self.requests = RequestCounts()
         self.peer_bytes_sent: dict[int, int] = {}
         self._stores = WarmStores(store_settings, self.store_counters)
         self.index_room = IndexRoom(settings.memory_bytes)
         self.opening = EarlyOpening(self._open_dataset)
-        self.table = JobTable(
-            settings,
-            self.quotas,
-            self.peers,
-            self.journal,
-            self.gate,
-            self.pinned,
-            self.opening,
-            KeptParts(journal_dir),
-        )
+        self.table = JobTable(settings, self.quotas, self.peers, self.gate, self.pinned, self.opening)
         self.pods_away = PodsAway(self.peers)
         self.planned = PlannedJobs(self.table, self.peers, self.pods_away)
         self.goodbyes = Goodbyes(self.table, self.peers)
         self.runs = Runs(self.table, self.peers)
-        who_holds = WhoHolds(self.table, self.peers)
-        self.jobs_here = JobsHere(self.table, self.peers, who_holds, self.fence)
-        self.moving = Moving(self.table, self.peers, who_holds, self.jobs_here)
-        self.registration = Registration(self.table, self.peers, who_holds, self.jobs_here, self.moving)
-        self.successors = Successors(self.table, self.peers, self.jobs_here, lives)
-        self.fence.on_started = self.successors.came
-        self.new_runs = NewRuns(self.table, self.peers, self.jobs_here, self.registration)
+        self.live = LiveJobs(self.table, self.peers)
         self._phase = PodPhase.STARTING
         self._cleaner: asyncio.Task[None] | None = None
         self._sharer: asyncio.Task[None] | None = None
@@ -161,8 +122,6 @@ class CacheNode:
     def start(self) -> None:
         if self.settings.unix_socket:
             self.client_memory.listen(f"{self.settings.unix_socket}.memory")
-        self.journal.start()
-        self.fence.start()
         self._cleaner = asyncio.create_task(self._remove_idle_jobs())
         self._sharer = asyncio.create_task(self._share_memory())
 
@@ -172,30 +131,19 @@ class CacheNode:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         await self.goodbyes.close()
-        await self.successors.close()
+        await self.live.close()
         await self.pods_away.close()
         await self.planned.close()
         for name, at_pod in list(self.jobs.items()):
             try:
-                await self._close_job(at_pod)
-            except Exception as error:  # the others have journals to close, and tables to hand over
-                log.error("job %s was not closed in order: %s", name, error, exc_info=not expected(error))
+                await self.table.close_job(at_pod, self.table.stopping())
+            except Exception as error:  # the others are to be closed, too
+                _say(f"job {name} was not closed in order", error)
         self.jobs.clear()
-        await self.fence.close(in_order=True)
-        await self.journal.close()
         self.client_memory.close()
         await self.opening.close()
         await self.peers.close()
         self.pinned.close()
-
-    def abandon(self) -> None:
-        """Let go of everything as it is. The process ends with that."""
-        self.journal.abandon()
-
-    async def _close_job(self, at_pod: JobAtPod) -> None:
-        phase = at_pod.job.life.phase
-        await self.table.close_job(at_pod, self.table.stopping())
-        await self.successors.hand_over(at_pod, phase)
 
     @property
     def jobs(self) -> dict[str, JobAtPod]:
@@ -211,7 +159,7 @@ class CacheNode:
         self.table.takes_jobs = phase is not PodPhase.STOPPING
 
     async def _open_dataset(self, url: str) -> Dataset:
-        # Whoever it came from: a client, another pod, or a journal of before the settings were changed.
+        # Whoever it came from: a client, or another pod, which has other settings perhaps.
         store, kept = self._stores.get(url, self.settings.check_dataset(url))
         try:
             return await Dataset.open(url, store=store, owns_store=not kept, room=self.index_room)
@@ -226,17 +174,19 @@ class CacheNode:
             try:
                 self.table.share_memory()
             except Exception as error:  # the next round may do better
-                log.error("memory was not shared anew: %s", error, exc_info=not expected(error))
+                _say("memory was not shared anew", error)
 
     async def _remove_idle_jobs(self) -> None:
         idle_seconds = self.settings.job_idle_seconds
         while True:
             await asyncio.sleep(min(10.0, idle_seconds / 4))
             await self.planned.remove_idle(idle_seconds)
-            for name in [n for n, at_pod in self.jobs.items() if at_pod.use.idle_seconds > idle_seconds]:
-                try:
-                    if await self.registration.idle_everywhere(name):
-                        log.info("job %s: nobody asked for %.0f s, removed", name, idle_seconds)
-                        await self.table.remove(name)
-                except Exception as error:  # it is tried again, and the others are looked at
-                    log.error("job %s, which is idle, was not removed: %s", name, error, exc_info=not expected(error))
+            try:
+                await self.live.remove_idle()
+            except Exception as error:  # it is tried again
+                _say("idle jobs were not removed", error)
+
+
+def _say(what: str, error: Exception) -> None:
+    """An answer to a client is no failure of the pod: a log needs no traceback of it."""
+    log.error("%s: %s", what, error, exc_info=not (isinstance(error, RefillError) and error.status < 500))

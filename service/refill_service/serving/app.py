@@ -11,9 +11,8 @@ from refill_service.serving.client_routes import CLIENT_ROUTES
 from refill_service.serving.error_answers import add_error_answers
 from refill_service.serving.health_routes import HEALTH_ROUTES
 from refill_service.serving.last_answer import LastAnswer
-from refill_service.serving.life_check import LifeCheck
 from refill_service.serving.metrics import node_registry
-from refill_service.serving.peer_routes import LIVES_ROUTES, PEER_ROUTES
+from refill_service.serving.peer_routes import ALIVE_ROUTES, PEER_ROUTES
 from refill_service.serving.planned_peer_routes import PLANNED_PEER_ROUTES
 from refill_service.serving.planned_routes import PLANNED_ROUTES
 from refill_service.serving.rank_routes import RANK_ROUTES
@@ -37,7 +36,6 @@ def client_app(node: CacheNode) -> FastAPI:
     )
     add_error_answers(app)
     app.add_middleware(LastAnswer, ordinal=node.settings.ordinal)
-    app.add_middleware(LifeCheck, fence=node.fence, of_pods=False)
     _serve(node, app, *ROUTES_FOR_CLIENTS)
     app.state.registry = node_registry(node)
 
@@ -61,8 +59,7 @@ def peer_app(node: CacheNode) -> FastAPI:
     """What other pods talk to."""
     app = FastAPI(title="refill peers", openapi_url=None)
     add_error_answers(app)
-    app.add_middleware(LifeCheck, fence=node.fence, of_pods=True)
-    _serve(node, app, PLANNED_PEER_ROUTES, LIVES_ROUTES, PEER_ROUTES)
+    _serve(node, app, PLANNED_PEER_ROUTES, ALIVE_ROUTES, PEER_ROUTES)
     return app
 
 

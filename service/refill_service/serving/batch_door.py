@@ -1,9 +1,8 @@
 """Where do batches of planned jobs come in? By a door of their own, ahead of all routes.
 
 A route is behind ten layers of its framework, which take as long as the pod takes for a whole batch. Nothing is left
-out here that those see to: who asks has been checked before (:mod:`.access`), as what a request may hold; an earlier
-run of the pod answers nothing; every answer says which run it is of; errors leave in the one form; and a pod that ends
-says so.
+out here that those see to: who asks has been checked before (:mod:`.access`), as what a request may hold; errors leave
+in the one form; and a pod that ends says so.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from refill.errors import PodUnreachable, RefillError
-from refill.protocol.pod_life import LIFE_HEADER
-from refill_service.peers.peers import life_header
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.error_answers import SaidErrors, invalid_query
 from refill_service.serving.planned_routes import batch
@@ -46,14 +43,12 @@ class BatchDoor:
             await self._routes(scope, receive, send)
             return
         scope["app"], scope["endpoint"], scope["path_params"] = self._routes, batch, {"job": job}
-        life = (LIFE_HEADER.encode(), life_header(self._node.fence.lives).encode())
         begun = False
 
         async def answer(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                message["headers"] = [*message["headers"], life]
             await send(message)
 
         try:
@@ -69,7 +64,6 @@ class BatchDoor:
     async def _answer_of(self, scope: Scope, receive: Receive) -> Response | None:
         """None: it has been answered, or nobody is there to read it."""
         try:
-            self._node.fence.check_not_replaced()
             return await batch(Request(scope, receive))
         except RefillError as error:
             self._errors.refused(error)

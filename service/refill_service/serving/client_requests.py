@@ -18,7 +18,6 @@ from refill.protocol.wire_format import FRAME_BYTES_HEADER, MAX_BATCH, MAX_SAMPL
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.object_store.store_url import parse_url
-from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.access import CONNECTION, holder_of
 from refill_service.serving.access_log import was_done
 from refill_service.serving.answer_room import AnswerRoom
@@ -31,14 +30,11 @@ __all__ = [
     "FRAME_ANSWER",
     "LISTED_BODY_BYTES",
     "SAMPLES_BODY_BYTES",
-    "Anew",
-    "First",
     "Incarnation",
     "JobName",
     "Life",
     "Number",
     "answered",
-    "asked_of",
     "checked_ids",
     "is_the_rank",
     "life_of",
@@ -76,14 +72,6 @@ Incarnation = Annotated[
 Life = Annotated[
     str | None,
     Query(max_length=LONGEST_LIFE, description="The training process that asks (refill.protocol.rank_life)."),
-]
-Anew = Annotated[
-    bool,
-    Query(description="Whether the process goes on from no state and has received nothing: it may be a new run."),
-]
-First = Annotated[
-    bool,
-    Query(description="With anew: whether no other loader worker of the process asks for earlier positions."),
 ]
 
 
@@ -141,30 +129,14 @@ def answered(request: Request, room: AnswerRoom, frame: OutgoingFrame, of: str =
     return FrameResponse([frame])
 
 
-def asked_of(node: CacheNode, job: str, incarnation: str | None, anew: bool) -> JobAtPod:
-    if anew:
-        node.new_runs.check_is_newest(job, incarnation)
-    return node.table.find(job, incarnation)
-
-
-async def is_the_rank(
-    request: Request,
-    at_pod: JobAtPod,
-    epoch: int,
-    rank: int,
-    life: str | None,
-    anew: bool,
-    begins_at: int | None = 0,
-) -> None:
+def is_the_rank(request: Request, at_pod: JobAtPod, rank: int, life: str | None) -> None:
+    """Raises :class:`RankTaken` when another process is this rank."""
     at_pod.job.check_rank(rank)
-    if anew and life is not None:  # whoever does not say who it is says nothing of the rank
-        at_pod.home.leases.asks(rank, life_of(life), takes=False)
-        await node_of(request.scope).new_runs.check(at_pod, epoch, rank, begins_at)
     at_pod.home.leases.asks(rank, life_of(life), over=request.scope.get(CONNECTION))
 
 
 def life_of(text: str | None) -> RankLife | None:
-    """None for a client that does not say it: one of an earlier version."""
+    """None for a client that does not say it."""
     return None if text is None else RankLife.decode(text)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from fastapi import APIRouter, Body, Query, Request, Response
 
 from refill.errors import UnknownJob
-from refill.protocol.incarnation import moves_of
 from refill.protocol.wire_format import BatchRequest
 from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.object_store.store_patience import within
@@ -22,13 +21,10 @@ from refill_service.serving.client_requests import (
     BINARY_BODY,
     FRAME_ANSWER,
     SAMPLES_BODY_BYTES,
-    Anew,
-    First,
     Incarnation,
     JobName,
     Life,
     answered,
-    asked_of,
     checked_ids,
     is_the_rank,
     spec_of,
@@ -91,7 +87,6 @@ async def register(
     settings: Annotated[dict[str, Any], Body()],
     request: Request,
     incarnation: Incarnation = None,
-    pods: Annotated[int | None, Query(ge=1, lt=2**16, description="On how many pods the job ran then.")] = None,
 ) -> dict[str, Any]:
     node = node_of(request.scope)
     spec = spec_of(job, settings, request)
@@ -99,11 +94,8 @@ async def register(
         planned = await node.planned.register(spec, None, begun=False, again=False)
         was_done(request, "registered", spec.dataset)
         return planned
-    info = await node.registration.register(spec, incarnation, pods)
-    if incarnation is not None and moves_of(info["incarnation"]) > moves_of(incarnation):
-        was_done(request, "moved to", info["incarnation"])
-    else:
-        was_done(request, "registered", info["spec"]["dataset"])
+    info = await node.live.register(spec, incarnation or "")
+    was_done(request, "registered", info["spec"]["dataset"])
     return info
 
 
@@ -118,7 +110,7 @@ async def describe(job: JobName, request: Request) -> dict[str, Any]:
 @CLIENT_ROUTES.delete("/v1/jobs/{job}", tags=["jobs"], summary="End a job on all pods and free its memory.")
 async def end(job: JobName, request: Request) -> dict[str, bool]:
     node = node_of(request.scope)
-    if not await node.registration.end_everywhere(job, holder_of(request)):
+    if not await node.live.end(job, holder_of(request)):
         raise UnknownJob(f"no pod knows a job {job}", job=job)
     was_done(request, "ended")
     return {"removed": True}
@@ -146,8 +138,6 @@ async def batch(
     request: Request,
     incarnation: Incarnation = None,
     life: Life = None,
-    anew: Anew = False,
-    first: First = False,
     allow_skipped: Annotated[
         bool, Query(description="Whether the rank may have left out positions of earlier epochs.")
     ] = False,
@@ -157,14 +147,11 @@ async def batch(
     ] = "raise",
 ) -> Response:
     node = node_of(request.scope)
-    at_pod = asked_of(node, job, incarnation, anew)
+    at_pod = node.table.find(job, incarnation)
     resources_of(request).enter_context(at_pod.use.under_way())
     wanted = BatchRequest.decode(await request.body())
     at_pod.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
-    at_pod.home.record.check_reported(wanted.rank)  # else who comes first after a restart would be the rank
-    position = int(wanted.positions.min(initial=2**62))
-    begins_at = position if first or position == 0 else None
-    await is_the_rank(request, at_pod, wanted.epoch, wanted.rank, life, anew, begins_at)
+    is_the_rank(request, at_pod, wanted.rank, life)
     opened = await at_pod.home.open(wanted, allow_skipped=allow_skipped, says_damage=damaged == "say")
     room = AnswerRoom(request, node.sending_to_clients, at_pod.job, node.settings.wait_seconds)
     await room.enter(len(wanted.positions))  # nothing was taken yet

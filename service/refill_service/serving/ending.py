@@ -7,8 +7,8 @@
    turn.
 3. Other pods' requests under way are answered, new ones refused.
 
-All of it takes ``grace_seconds`` at most. A second signal ends the process at once: nothing that was answered is lost
-by that, since the journal is written before answers leave. (The first process of a container does not get it.)
+All of it takes ``grace_seconds`` at most. A second signal ends the process at once. (The first process of a container
+does not get it.)
 """
 
 from __future__ import annotations

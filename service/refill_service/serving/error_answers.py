@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from refill.errors import EpochNotReady, InvalidInput, PodRecovering, RefillError
+from refill.errors import EpochNotReady, InvalidInput, RefillError
 from refill_service.serving.request_guard import PeerGone
 
 __all__ = ["ERROR_ANSWERS", "SaidErrors", "add_error_answers", "invalid_query"]
@@ -46,7 +46,7 @@ class SaidErrors:
 
     def refused(self, error: RefillError) -> None:
         """Fact: a request is answered so."""
-        if not isinstance(error, (EpochNotReady, PodRecovering)):
+        if not isinstance(error, EpochNotReady):
             return
         now = time.monotonic()
         if now < self._said.get(error.message, -_SAY_EVERY_SECONDS) + _SAY_EVERY_SECONDS:

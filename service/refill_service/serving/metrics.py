@@ -43,7 +43,7 @@ class _NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._memory()
         yield from self._requests()
-        yield from self._correctness()
+        yield from self._pods_away()
         yield from _jobs(self._figures(self._team))
         yield from self._peers()
         yield from self._store()
@@ -100,19 +100,8 @@ class _NodeCollector(Collector):
         cut.add_metric([], self._node.requests.connections_cut)
         yield cut
 
-    def _correctness(self) -> Iterator[Metric]:
+    def _pods_away(self) -> Iterator[Metric]:
         node = self._node
-        size = GaugeMetricFamily("refill_journal_bytes", "Size of the journals of running epochs.")
-        size.add_metric([], node.journal.used_bytes)
-        yield size
-        errors = CounterMetricFamily("refill_journal_errors", "Writes to the journal that failed.")
-        errors.add_metric([], node.journal.errors)
-        yield errors
-        recovering = GaugeMetricFamily(
-            "refill_recovering_jobs", "Jobs that wait after a restart for reports of what was delivered."
-        )
-        recovering.add_metric([], sum(at_pod.job.life.recovering for at_pod in node.jobs.values()))
-        yield recovering
         waiting = GaugeMetricFamily(
             "refill_waiting_requests",
             "Requests that wait for another pod to answer again.",
@@ -226,12 +215,6 @@ def _progress(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
     damaged = CounterMetricFamily(
         "refill_damaged_samples", "Damaged samples that ranks of this home went on without.", labels=[JOB]
     )
-    unknown = GaugeMetricFamily(
-        "refill_unknown_ranks",
-        "Ranks of which nobody knows what they received of this pod's share before it lost its memory, in epochs that "
-        "are not over for good.",
-        labels=[JOB],
-    )
     received = GaugeMetricFamily(
         "refill_rank_received",
         "Samples of the newest epoch that a rank of this home has received, of planned jobs.",
@@ -247,7 +230,6 @@ def _progress(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
             received.add_metric([name, str(rank)], figures.received[rank])
         if figures.oldest_take_seconds is not None:
             oldest.add_metric([name], figures.oldest_take_seconds)
-        unknown.add_metric([name], figures.unknown_ranks)
         damaged.add_metric([name], figures.damaged)
         delivered.add_metric([name], sum(counts.delivered_bytes for counts in figures.homes))
         share.add_metric([name], figures.share_bytes)
@@ -258,7 +240,7 @@ def _progress(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
         if figures.receipts is not None:
             for outcome in RECEIPT_OUTCOMES:
                 receipts.add_metric([name, outcome], figures.receipts.get(outcome, 0))
-    yield from (delivered, share, memory, positions, answered, receipts, damaged, unknown, received, oldest)
+    yield from (delivered, share, memory, positions, answered, receipts, damaged, received, oldest)
 
 
 _CORE_COUNTERS = {

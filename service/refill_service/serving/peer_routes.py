@@ -9,19 +9,16 @@ import numpy as np
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 
-from refill.errors import InvalidInput, PodRecovering
+from refill.errors import InvalidInput, PodUnreachable
 from refill.protocol.job_spec import JobSpec
-from refill.protocol.pod_life import PodLife
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
-from refill_service.cache_core.heard_answers import encode_count
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.jobs.epoch_counts import counts_here
-from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.scores import encode_drawn, keep_scores, read_scores
 from refill_service.jobs.trace_posting import keep_trace
 from refill_service.memory.outgoing_frame import OutgoingFrame
-from refill_service.peers.peers import PODS_HEADER, TABLE_HEADER
+from refill_service.peers.peers import PODS_HEADER
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.client_requests import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, checked_ids
@@ -32,7 +29,7 @@ from refill_service.serving.request_guard import resources_of
 from refill_service.serving.sampler_routes import SCORES_BODY_BYTES
 from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
-__all__ = ["LIVES_ROUTES", "PEER_ROUTES", "Holder", "Number", "check_number_of_pods", "count_sent", "known_spec"]
+__all__ = ["ALIVE_ROUTES", "PEER_ROUTES", "Holder", "Number", "check_number_of_pods", "count_sent", "known_spec"]
 
 _MOST_PART_BYTES = 4 << 20
 
@@ -42,17 +39,15 @@ Pod = Annotated[int, Query(ge=0)]
 Damaged = Literal["raise", "say"]
 Count = Annotated[int, Query(ge=0, lt=2**62)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
-Ordinal = Annotated[int, Path(ge=0, lt=2**20)]
-PodLifeText = Annotated[str, Query(alias="life", max_length=64)]
 
 
 class Registration(BaseModel):
-    """A job as another pod knows it; see :meth:`JobsHere.register`."""
+    """Of a live job: to pod 0, or from it with the run that it has named; see :meth:`LiveJobs.take_part`."""
 
     spec: dict[str, Any]
     incarnation: str = ""
     fingerprint: str = ""
-    begun: bool = False
+    process: str = ""
 
 
 class Opening(BaseModel):
@@ -75,46 +70,24 @@ class Ended(BaseModel):
     by: str
 
 
-class Again(BaseModel):
-    """A process asks anew; see :meth:`NewRuns.begin`."""
-
-    incarnation: str
-    may_wait: bool
-
-
 async def check_number_of_pods(request: Request, pods: Annotated[int | None, Header(alias=PODS_HEADER)] = None) -> None:
     settings = node_of(request.scope).settings
     if pods is not None and pods != settings.num_pods:
-        raise PodRecovering(
+        raise PodUnreachable(
             f"pod {settings.ordinal} is one of {settings.num_pods} and was asked by one of {pods}: pods "
             "are being replaced",
             pod=settings.ordinal,
         )
 
 
-LIVES_ROUTES = APIRouter(prefix="/peer/v1/lives", dependencies=[Depends(check_number_of_pods)])
-"""Which run of each pod is the newest; see :mod:`refill_service.cache_core.pod_lives`."""
-
+ALIVE_ROUTES = APIRouter(prefix="/peer/v1/alive", dependencies=[Depends(check_number_of_pods)])
 PEER_ROUTES = APIRouter(prefix="/peer/v1/jobs/{job}", dependencies=[Depends(check_number_of_pods)])
 
 
-@LIVES_ROUTES.get("")
-async def confirm() -> dict[str, bool]:
-    """To a pod that asks whether it has a successor: it was refused before, if so."""
-    return {"confirmed": True}
-
-
-@LIVES_ROUTES.put("/{pod}")
-async def announced(pod: Ordinal, life: PodLifeText, request: Request) -> dict[str, Any]:
-    node = node_of(request.scope)
-    return node.fence.announced(pod, PodLife.decode(life)).to_dict()
-
-
-@LIVES_ROUTES.delete("/{pod}")
-async def life_ended(pod: Ordinal, life: PodLifeText, request: Request) -> dict[str, bool]:
-    node = node_of(request.scope)
-    node.fence.lives.ended(pod, PodLife.decode(life))
-    return {"ended": True}
+@ALIVE_ROUTES.get("")
+async def alive(request: Request) -> dict[str, int]:
+    """A sign of life."""
+    return {"pod": node_of(request.scope).settings.ordinal}
 
 
 def known_spec(node: CacheNode, fields: dict[str, Any]) -> JobSpec:
@@ -131,9 +104,17 @@ def count_sent(node: CacheNode, pod: int, sent: int) -> None:
 @PEER_ROUTES.put("")
 async def register(job: str, body: Registration, request: Request) -> dict[str, Any]:
     node = node_of(request.scope)
-    return await node.jobs_here.register(
-        known_spec(node, body.spec), body.incarnation, body.fingerprint, begun=body.begun
-    )
+    spec = known_spec(node, body.spec)
+    if not body.incarnation:
+        return await node.live.lead(spec)
+    return await node.live.take_part(spec, body.incarnation, body.fingerprint, body.process)
+
+
+@PEER_ROUTES.post("/begins")
+async def begins(job: str, body: Registration, request: Request) -> dict[str, str]:
+    """From pod 0: a new run of a live job is about to begin."""
+    node = node_of(request.scope)
+    return {"process": await node.live.make_way(known_spec(node, body.spec))}
 
 
 @PEER_ROUTES.post("/opening")
@@ -148,13 +129,22 @@ async def opening(job: str, body: Opening, request: Request) -> dict[str, bool]:
 @PEER_ROUTES.get("")
 async def known(job: str, request: Request) -> dict[str, Any]:
     node = node_of(request.scope)
-    return node.jobs_here.known(job).to_dict()
+    return node.live.known(job)
 
 
 @PEER_ROUTES.delete("")
-async def remove(job: str, request: Request, holder: Holder = "") -> dict[str, bool]:
+async def remove(
+    job: str,
+    request: Request,
+    holder: Holder = "",
+    incarnation: Annotated[str | None, Query(max_length=64)] = None,
+    why: Annotated[str, Query(max_length=4000)] = "",
+) -> dict[str, bool]:
+    """As a client asks for it; or of one run alone, that another pod has found to be over or lost."""
     node = node_of(request.scope)
-    return {"removed": await node.table.remove(job, holder)}
+    if incarnation is None:
+        return {"removed": await node.table.remove(job, holder)}
+    return {"removed": await node.live.end_here(job, holder, incarnation, why)}
 
 
 @PEER_ROUTES.post("/goodbye")
@@ -166,14 +156,11 @@ async def goodbye(job: str, pod: Pod, request: Request) -> dict[str, str]:
 
 @PEER_ROUTES.post("/take")
 @takes_body(BATCH_BODY_BYTES)
-async def take(
-    job: str, incarnation: Incarnation, pod: Pod, request: Request, damaged: Damaged = "raise", table: str = ""
-) -> Response:
+async def take(job: str, incarnation: Incarnation, pod: Pod, request: Request, damaged: Damaged = "raise") -> Response:
     """Three frames: what will be sent ahead (no payload), what was asked for, what is sent ahead."""
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation, pod=pod)
     resources_of(request).enter_context(at_pod.use.under_way())
-    at_pod.peers.heard.count_came(pod, table)
     wanted = BatchRequest.decode(await request.body())
     asked, epoch = await at_pod.asked_of_this_pod(wanted)
     room = AnswerRoom(request, node.sending_to_pods, at_pod.job, node.settings.wait_seconds)
@@ -193,17 +180,7 @@ async def take(
         OutgoingFrame(ahead_positions, ahead_ids, ahead_payloads),
     ]
     room.holds(sum(frame.total_bytes for frame in frames))
-    response = FrameResponse(frames, lambda sent: count_sent(node, pod, sent))
-    if (size := at_pod.owner.table_size()) is not None:
-        response.headers[TABLE_HEADER] = encode_count(*size)
-    return response
-
-
-@PEER_ROUTES.get("/heard")
-async def heard(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> dict[int, int]:
-    """For a pod that goes on from its journal: by epoch, how much it has answered, as far as is known here."""
-    node = node_of(request.scope)
-    return node.table.find(job, incarnation, looked_at=True).peers.heard.of(pod)
+    return FrameResponse(frames, lambda sent: count_sent(node, pod, sent))
 
 
 @PEER_ROUTES.post("/samples")
@@ -235,7 +212,7 @@ async def rank_opens(
 ) -> dict[str, bool]:
     node = node_of(request.scope)
     life = None if body is None else RankLife.decode(body.life)
-    node.table.find(job, incarnation, pod=pod).rank_opens(epoch, rank, pod, life)
+    node.table.find(job, incarnation, pod=pod).rank_opens(epoch, rank, life)
     return {"opened": True}
 
 
@@ -292,69 +269,6 @@ async def drawn_from(
     return Response(encoded, media_type="application/octet-stream")
 
 
-@PEER_ROUTES.get("/told")  # the name that pods of earlier versions ask for
-async def records_for_pod(
-    job: str,
-    incarnation: Incarnation,
-    pod: Pod,
-    life: Annotated[str, Query(max_length=64)],
-    request: Request,
-    everything: bool = False,
-) -> Response:
-    """For a pod that was restarted: records of what it had answered (refill.protocol.records)."""
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
-    if not 0 <= pod < at_pod.job.num_pods:
-        raise InvalidInput(f"there is no pod {pod}; job {job} runs on {at_pod.job.num_pods}")
-    records = at_pod.records.records_for(pod, life, everything=everything)
-    return Response(records, media_type="application/octet-stream")
-
-
-@PEER_ROUTES.put("/kept")
-@takes_body(lambda node, job: _most_kept_bytes(node.table.find(job)))
-async def keep(
-    job: str, incarnation: Incarnation, pod: Pod, request: Request, of: Pod | None = None, run: str = ""
-) -> dict[str, bool]:
-    """From a pod that ends: records of what it has answered, handed over for its next run; or of what another pod
-    has, whose run ``run`` has ended before, and that has not started again."""
-    node = node_of(request.scope)
-    records, of_pod = await request.body(), pod if of is None else of
-    newest = node.fence.lives.newest(of_pod)
-    kept = node.table.find(job, incarnation).records
-    kept.hands_over(of_pod, records, run, newest.name if run and newest is not None else None)
-    node.journal.keep(job, of_pod, records)
-    return {"kept": True}
-
-
-@PEER_ROUTES.put("/unknown")
-@takes_body(lambda node, job: _most_unknown_bytes(node.table.find(job)))
-async def unknown(job: str, incarnation: Incarnation, pod: Pod, request: Request) -> dict[str, bool]:
-    """From a pod that recovered: records of which of its answers are unknown."""
-    node = node_of(request.scope)
-    records = await request.body()
-    node.table.find(job, incarnation).records.unknown[pod] = records
-    return {"kept": True}
-
-
-@PEER_ROUTES.post("/move")
-async def move(job: str, body: Registration, request: Request) -> dict[str, Any]:
-    node = node_of(request.scope)
-    return await node.moving.move(known_spec(node, body.spec), body.incarnation)
-
-
-@PEER_ROUTES.post("/again")
-async def again(job: str, body: Again, request: Request) -> dict[str, bool]:
-    """For pod 0: see :meth:`NewRuns.begin`."""
-    node = node_of(request.scope)
-    return {"begun": await node.new_runs.begin(job, body.incarnation, body.may_wait)}
-
-
-@PEER_ROUTES.get("/run")
-async def run(job: str, incarnation: Incarnation, request: Request) -> dict[str, Any]:
-    node = node_of(request.scope)
-    return node.new_runs.run_here(node.table.find(job, incarnation, looked_at=True))
-
-
 @PEER_ROUTES.put("/ended")
 @takes_body(_MOST_PART_BYTES)
 async def ended(job: str, request: Request) -> dict[str, bool]:
@@ -364,7 +278,7 @@ async def ended(job: str, request: Request) -> dict[str, bool]:
         part = RunPart.decode(await request.body())
     except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise InvalidInput(f"that is no part of a run: {error}") from error
-    node.table.kept_parts.put(part)
+    node.table.kept_runs.put(part)
     return {"kept": True}
 
 
@@ -386,13 +300,3 @@ async def receipt(job: str, epoch: Number, incarnation: Incarnation, request: Re
 async def epoch_counts(job: str, epoch: Number, incarnation: Incarnation, request: Request) -> dict[str, Any]:
     node = node_of(request.scope)
     return counts_here(node.table.find(job, incarnation, looked_at=True), epoch)
-
-
-def _most_unknown_bytes(at_pod: JobAtPod) -> int:
-    return (1 << 10) + 32 * at_pod.job.spec.world_size
-
-
-def _most_kept_bytes(at_pod: JobAtPod) -> int:
-    """Of three epochs, 16 bytes for each sample and 8 for each position of a trace; and what ranks entered."""
-    job = at_pod.job
-    return (1 << 20) + 64 * (job.layout.num_samples + job.spec.world_size) + 8 * job.posted.most_positions

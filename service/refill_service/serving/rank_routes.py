@@ -1,4 +1,4 @@
-"""What do ranks report to a pod, and what does it answer of a rank? What they received, went without, waited for."""
+"""What do ranks report to a pod, and what does it answer of a rank? What they went without, and waited for."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from refill_service.serving.access import CONNECTION
 from refill_service.serving.client_requests import (
     BATCH_BODY_BYTES,
     BINARY_BODY,
-    Anew,
     Incarnation,
     JobName,
     Life,
     Number,
-    asked_of,
     life_of,
     read_int64s,
 )
 from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.node_of import node_of
-from refill_service.serving.record_stream import coming_records, most_records_bytes
 from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import resources_of
 
@@ -61,13 +58,12 @@ async def goes_without(
     at_pod = node.table.find(job, incarnation)
     resources_of(request).enter_context(at_pod.use.under_way())
     at_pod.job.check_rank(rank)
-    at_pod.home.record.check_reported(rank)
     at_pod.home.leases.asks(rank, life_of(life), takes=False)
     numbers = read_int64s(await request.body())
     if len(numbers) % 2:
         raise InvalidInput(f"{len(numbers)} integers are not as many samples as positions")
     positions, samples = numbers.reshape(2, -1)
-    at_pod.home.record.rank_goes_without(epoch, rank, positions, samples)
+    at_pod.home.rank_goes_without(epoch, rank, positions, samples)
     return {"damaged": len(samples)}
 
 
@@ -90,7 +86,7 @@ async def skipped(
     return {"rank": rank, "epoch": epoch, "skipped": found}
 
 
-@RANK_ROUTES.get("/v1/jobs/{job}/ranks/{rank}", tags=["data"], summary="Whether this pod knows what a rank received.")
+@RANK_ROUTES.get("/v1/jobs/{job}/ranks/{rank}", tags=["data"], summary="Whether this pod has the job of a rank.")
 async def rank_known(
     job: JobName, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
 ) -> dict[str, Any]:
@@ -98,9 +94,7 @@ async def rank_known(
     at_pod = node.table.find(job, incarnation)
     at_pod.job.check_rank(rank)
     at_pod.home.leases.heard(rank, life_of(life), request.scope.get(CONNECTION))
-    at_pod.home.record.check_reported(rank)
-    unknown = {str(each): epoch for each, epoch in at_pod.records.unknown_before().items()}
-    return {"rank": rank, "epoch": at_pod.owner.epoch, "unknown_before": unknown}
+    return {"rank": rank, "epoch": at_pod.owner.epoch}
 
 
 @RANK_ROUTES.get(
@@ -110,35 +104,6 @@ async def rank_known(
 )
 async def parts(job: JobName, rank: Number, request: Request) -> dict[str, Any]:
     return node_of(request.scope).table.parts_of_rank(job, rank)
-
-
-@RANK_ROUTES.put(
-    "/v1/jobs/{job}/ranks/{rank}/records",
-    tags=["data"],
-    summary="Report what a rank has received, to a pod that was restarted (refill.protocol.records).",
-    openapi_extra=BINARY_BODY,
-)
-@takes_body(lambda node, job: most_records_bytes(asked_of(node, job, None, True).job), in_pieces=True)
-async def records(
-    job: JobName,
-    rank: Number,
-    request: Request,
-    incarnation: Incarnation = None,
-    life: Life = None,
-    anew: Anew = False,
-) -> dict[str, int]:
-    node = node_of(request.scope)
-    at_pod = asked_of(node, job, incarnation, anew)
-    at_pod.job.check_rank(rank)
-    at_pod.home.leases.asks(rank, life_of(life), takes=False)
-    resources_of(request).enter_context(at_pod.use.under_way())
-    report = at_pod.home.record.report_of(rank)
-    async for record in coming_records(request, at_pod.job):
-        report.add(record)
-    report.ended()
-    if at_pod.home.record.is_reported(rank):  # by this process, or another one that has received something
-        at_pod.home.leases.asks(rank, life_of(life))
-    return {"records": report.num_records}
 
 
 @RANK_ROUTES.delete(
@@ -159,10 +124,9 @@ async def take_over(
     ended: RequiredLife,
     request: Request,
     incarnation: Incarnation = None,
-    anew: Anew = False,
 ) -> dict[str, int]:
     node = node_of(request.scope)
-    at_pod = asked_of(node, job, incarnation, anew)
+    at_pod = node.table.find(job, incarnation)
     at_pod.job.check_rank(rank)
     await at_pod.home.entry.take_over(rank, RankLife.decode(ended), RankLife.decode(life))
     return {"rank": rank}

@@ -21,13 +21,11 @@ from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.client_requests import (
     BINARY_BODY,
     FRAME_ANSWER,
-    Anew,
     Incarnation,
     JobName,
     Life,
     Number,
     answered,
-    asked_of,
     is_the_rank,
     life_of,
     read_int64s,
@@ -92,7 +90,7 @@ async def labels_or_lengths(job: JobName, request: Request, incarnation: Incarna
     summary="Post the sample ids (int64) that a rank wants in an epoch, for a job with order 'explicit'.",
     openapi_extra=BINARY_BODY,
 )
-@takes_body(lambda node, job: most_trace_bytes(asked_of(node, job, None, True).job), in_pieces=True)
+@takes_body(lambda node, job: most_trace_bytes(node.table.find(job).job), in_pieces=True)
 async def trace(
     job: JobName,
     epoch: Number,
@@ -100,13 +98,11 @@ async def trace(
     request: Request,
     incarnation: Incarnation = None,
     life: Life = None,
-    anew: Anew = False,
 ) -> dict[str, int]:
     node = node_of(request.scope)
-    at_pod = asked_of(node, job, incarnation, anew)
+    at_pod = node.table.find(job, incarnation)
     resources_of(request).enter_context(at_pod.use.under_way())
-    at_pod.job.check_rank(rank)
-    await is_the_rank(request, at_pod, epoch, rank, life, anew)
+    is_the_rank(request, at_pod, rank, life)
     async with coming_trace(request, at_pod.job, epoch, rank) as ids:
         await post_trace(at_pod, epoch, rank, ids)
     return {"positions": len(ids)}
@@ -148,12 +144,11 @@ async def drawn_from(
     request: Request,
     incarnation: Incarnation = None,
     life: Life = None,
-    anew: Anew = False,
 ) -> Response:
     node = node_of(request.scope)
-    at_pod = asked_of(node, job, incarnation, anew)
+    at_pod = node.table.find(job, incarnation)
     resources_of(request).enter_context(at_pod.use.under_way())
-    await is_the_rank(request, at_pod, epoch, rank, life, anew)
+    is_the_rank(request, at_pod, rank, life)
     return await of_range(request, at_pod.job, "scores", partial(draw_from, at_pod, epoch, rank))
 
 

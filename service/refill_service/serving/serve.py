@@ -65,10 +65,8 @@ def serve(settings: Settings) -> None:
     unix_sockets = [settings.unix_socket, f"{settings.unix_socket}.memory"] if settings.unix_socket else []
     for path in unix_sockets:
         _make_way(path)
-    # Before this run of the pod begins: the one before it confirms other pods until it has ended, and PodLives counts
-    # from the beginning how long that may hold.
-    folders = {"journal_dir": settings.journal_dir, "pinned_dir": settings.pinned_dir}
-    wait_until_left({name: Path(path) for name, path in folders.items() if path}, settings.grace_seconds)
+    if settings.pinned_dir:
+        wait_until_left(Path(settings.pinned_dir), "pinned_dir", settings.grace_seconds)
     _use_one_malloc_arena()
     _take_all_file_descriptors()
     try:
@@ -132,17 +130,12 @@ async def _serve(settings: Settings) -> None:
     gc.set_threshold(*_GARBAGE_THRESHOLDS)
     serving = [asyncio.create_task(each) for each in (*(server.serve() for server in clients), *others)]
     running = asyncio.create_task(_run_until(ends, node, clients))
-    replaced = asyncio.create_task(node.fence.replaced.wait())
-    await asyncio.wait([running, replaced, *serving], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([running, *serving], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         running.result()
     running.cancel()
-    replaced.cancel()
     if cutting is not None:
         cutting.cancel()
-    if node.fence.replaced.is_set():
-        node.abandon()  # what a successor goes on with must not be touched
-        node.fence.check_not_replaced()
     if ends.is_set():
         await Ending(node, clients, serving, for_clients, for_peers).carry_out()
     for server in (*clients, *([metrics] if metrics else [])):

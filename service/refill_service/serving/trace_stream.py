@@ -32,7 +32,7 @@ async def coming_trace(request: Request, job: Job, epoch: int, rank: int) -> Asy
     """The trace in the request's body, little-endian int64, checked. Room for it is set aside until the end of the
     block. Raises :class:`InvalidInput` and what :meth:`PostedTraces.arriving` raises."""
     job.check_posting(rank)
-    before = job.trace_to_compare(epoch, rank)
+    before = job.posted.of_epoch(epoch).get(rank)
     if before is not None:
         await _compare(request, job, epoch, rank, before)
         yield before

@@ -1,1 +1,0 @@
-"""What was delivered, on disk."""
