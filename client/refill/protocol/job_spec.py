@@ -63,16 +63,16 @@ class JobSpec:
     the value of the first registration holds, and another value later is no conflict."""
     chunk_size: int = 0
     """K, samples that are read from the store together. 0: with ``planned`` the largest from 8 to 64 that trains no
-    worse with the memory that there is; 64 with ``redox``; with ``drain`` the smallest power of two from 8 to 64 that
-    makes chunks of 512 KiB, fewer where that is over 16 MiB or leaves fewer than 2,048 chunks, and 8 at most where the
-    index shows that the dataset is stored by class. Small chunks shuffle better and cost more requests."""
+    worse with the memory that there is; 64 with ``redox`` and ``exact``. Small chunks shuffle better and cost more
+    requests."""
     group_order: str = "consecutive"
     """Which chunks are read, one after another, into the same part of memory (an abstract chunk, Brand 3.2):
     neighbours (``consecutive``), or chunks far apart (``interleaved``)."""
     policy: str = "planned"
     """How pods choose samples. ``planned``: in an order that is computed ahead from the seed, and that reads every byte
-    once an epoch. ``drain``: decides as it is asked, and reads every byte once. ``exact``: gives exactly the samples
-    that are asked for, in that order, and reads more for it. ``redox``: the papers' protocol."""
+    once an epoch. ``exact``: gives exactly the samples that are asked for, in that order, and reads more for it.
+    ``redox``: the papers' protocol. These two decide as they are asked, in the pods' memory: the epoch begins anew when
+    a pod is restarted."""
     refill: str = "best"
     """Of ``redox`` only, which chunk is read next: the one that fills most slots, ties at random (``best``), or any
     (``random``; Brand 3.3)."""
@@ -134,11 +134,6 @@ class JobSpec:
                 f"job setting batch_group={self.batch_group} does not divide world_size={self.world_size}: every group "
                 "has as many ranks"
             )
-        if self.names_classes and (self.order != "explicit" or not self.shuffle):
-            raise InvalidInput(
-                "setting within='class' of policy drain goes with order='explicit' and shuffle=True: classes are named "
-                "by the traces that ranks post, as refill.BucketSampler does"
-            )
 
     @property
     def is_planned(self) -> bool:
@@ -154,11 +149,6 @@ class JobSpec:
     def num_groups(self) -> int:
         """Ranks that get batches of their own; of ranks that share a batch, groups of them."""
         return self.world_size // self.batch_group
-
-    @property
-    def names_classes(self) -> bool:
-        """Whether positions of a trace may name classes, within which requests are redirected."""
-        return self.settings_of_policy().get("within") == "class"
 
     @property
     def is_by_importance(self) -> bool:
