@@ -210,9 +210,7 @@ def _configure(name: str, dataset: CacheDataset, batch_size: int, *classes_by: A
         raise InvalidInput(f"batch_size must be at least 1, got {batch_size}")
     dataset_alone(name, dataset)
     if dataset.policy != "planned":
-        raise InvalidInput(
-            f"{name} needs policy planned, which the dataset has unless it is given policy={dataset.policy!r}"
-        )
+        raise InvalidInput(f"{name} needs policy planned, the default: leave out policy={dataset.policy!r}")
     dataset.configure(order="explicit")
     dataset.selects_by((WITHIN_CLASSES if once else "") + _digest(classes_by))
     dataset.register()

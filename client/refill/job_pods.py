@@ -148,9 +148,8 @@ class JobPods:
         """Fact: the loop goes on within an epoch, from a state of this run. Raises :class:`JobLost` when pods have
         another one."""
         if self._info is None:
-            self._registered(
-                self.retried(self.service_url, partial(self._register, incarnation=incarnation), register=False)
-            )
+            register = partial(self._register, incarnation=incarnation)
+            self._registered(self.retried(self.service_url, register, register=False))
         if self.incarnation != incarnation:
             raise job_lost(self.spec.name, self.spec.policy, "it was registered anew since the state was saved", epoch)
         self.has_come(incarnation)
@@ -241,9 +240,8 @@ class JobPods:
         with read_as_of_a_pod(self.service_url):
             if before is None:
                 self._warn_of_memory(info)
-            if self._home is None or (
-                not self._home_is_given and before is not None and before["pods"] != info["pods"]
-            ):
+            has_moved = before is not None and before["pods"] != info["pods"] and not self._home_is_given
+            if self._home is None or has_moved:
                 self._home = self._find_home(info["pods"])
         self._watch()
 

@@ -207,19 +207,14 @@ class JobSamples:
         """The connection of this process to the pods. Called by what reads this; it registers the job."""
         if self._connection is None:
             connection = self._new_connection()
-            if self._resume is not None:
-                self._goes_on_from(self._resume, connection)
-            else:
-                self._register(connection)
+            try:
+                if self._resume is not None:
+                    self._goes_on_from(self._resume, connection)
+                connection.info()
+            except JobConflict as error:
+                raise said_of_ranks(error) from None
             self._connection = connection
         return self._connection
-
-    @staticmethod
-    def _register(connection: PodConnection | PlannedConnection) -> None:
-        try:
-            connection.info()
-        except JobConflict as error:
-            raise said_of_ranks(error) from None
 
     @property
     def policy(self) -> str:
@@ -283,10 +278,11 @@ class JobSamples:
         Raises :class:`InvalidInput` for something that is no state, or is one of another job, dataset or world size.
         Raises :class:`JobLost` when the pods no longer know which samples of the epoch the loop has had.
         """
-        found, connection = ResumeState.from_dict(state), self._connection or self._new_connection()
-        if isinstance(connection, PlannedConnection):
-            self._connection = connection
-        return self._goes_on_from(found, connection)
+        connection = self._connection or self._new_connection()
+        found = self._goes_on_from(ResumeState.from_dict(state), connection)
+        connection.info()
+        self._connection = connection
+        return found
 
     def _goes_on_from(self, state: ResumeState, connection: PodConnection | PlannedConnection) -> ResumeState:
         """The place of this rank in what a state leaves of its epoch; where the order is planned, dealt anew if the

@@ -99,7 +99,9 @@ def test_pods_that_lost_the_job_can_not_go_on_midway(pod: FakePod, dataset_of: D
         states.append(loader.state_dict())
     pod.incarnation = "2"
     loader, sampler = mapped(dataset_of)
-    with pytest.raises(JobLost, match=r"registered anew since the state was saved.*set_epoch\(0\) starts it over"):
+    with pytest.raises(
+        JobLost, match=r"pod 0 was restarted, and policy redox .* from the epoch's beginning.*; policy planned survives"
+    ):
         loader.load_state_dict(states[2])
     loader.load_state_dict(states[-1])
     assert sampler.epoch == 1, "at the end of an epoch there is nothing to know"
