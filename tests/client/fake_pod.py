@@ -63,6 +63,8 @@ class FakePod:
     jobs: dict[str, JobSpec] = field(default_factory=dict)
     incarnation: str = "1"
     traces: dict[tuple[str, int, int], Int64Array] = field(default_factory=dict)
+    lists: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By rank and epoch, the digests of those that came."""
     registered_by: list[str | None] = field(default_factory=list)
     """Of each registration, the incarnation that it named."""
     asked_by: list[str | None] = field(default_factory=list)
@@ -213,7 +215,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path == ["v1", "dataset"]:
             return json.dumps({"num_samples": len(pod.samples)}).encode()
         name, what = path[2], path[-1] if len(path) > 3 else "job"
-        by = dict(parse_qsl(self.path.partition("?")[2])).get("incarnation")
+        query = dict(parse_qsl(self.path.partition("?")[2]))
+        by = query.get("incarnation")
         with pod.lock:
             pod.requests.append(f"{self.command} {what}")
             fault = pod.faults.popleft() if what in ("batch", "samples", "trace") and pod.faults else None
@@ -241,7 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
         is_of_another = is_live and by not in (None, pod.incarnation)
         if name not in pod.jobs or is_of_another or (what == "parts" and pod.parts is None):
             raise UnknownJob(f"no job {name}")
-        answer = self._of_job(pod.jobs[name], what, path, body)
+        answer = self._of_job(pod.jobs[name], what, path, body, query)
         if fault == "drop":
             raise _Lost
         if fault == "cut":
@@ -259,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
             return pod.frame(request.positions[::-1].copy(), request.positions)
         return answer
 
-    def _of_job(self, spec: JobSpec, what: str, path: list[str], body: bytes) -> bytes:
+    def _of_job(self, spec: JobSpec, what: str, path: list[str], body: bytes, query: dict[str, str]) -> bytes:
         pod = self.fake
         if what == "batch":
             return pod.batch(spec, BatchRequest.decode(body))
@@ -276,7 +279,10 @@ class _Handler(BaseHTTPRequestHandler):
         if what == "list":
             with pod.lock:
                 pod.traces[spec.name, int(path[5]), int(path[7])] = np.frombuffer(body, dtype="<i8")
+                pod.lists[path[7]] = pod.lists.get(path[7], {}) | {path[5]: query["digest"]}
             return b"{}"
+        if what == "planned":
+            return json.dumps({"lists": pod.lists.get(query["list_of"], {})}).encode()
         if what == "received":
             return b"{}"
         if what == "trace":

@@ -128,8 +128,11 @@ def test_a_loop_goes_on_where_it_stood(pod: FakePod, dataset_of: DatasetOf) -> N
     after.load_state_dict(before.state_dict())
     rest = [sample["__id__"] for batch in after for sample in batch]
     assert sorted(had + rest) == list(range(NUM_SAMPLES))
-    state = before.state_dict()
-    other = ClassBalancedSampler(dataset_of(seed=3), 4, CLASSES, per_class=3)
+
+
+def test_a_state_of_an_epoch_of_another_length_is_refused(pod: FakePod, dataset_of: DatasetOf) -> None:
+    state = ClassBalancedSampler(dataset_of(), 4, CLASSES, per_class=10).state_after(0)
+    other = ClassBalancedSampler(dataset_of(), 4, CLASSES, per_class=3)
     with pytest.raises(InvalidInput, match="of an epoch of 40 positions a rank, and this sampler's has 12"):
         other.load_state_dict(state)
 
@@ -165,7 +168,9 @@ def test_what_does_not_fit_the_dataset_is_refused(
 @pytest.mark.parametrize("policy", ["exact", "redox"])
 @pytest.mark.parametrize("make", [ClassSampler, BucketSampler, ClassBalancedSampler])
 def test_other_policies_are_refused(pod: FakePod, dataset_of: DatasetOf, policy: str, make: Any) -> None:
-    with pytest.raises(InvalidInput, match=f"^{make.__name__} needs policy planned, the default: leave out policy='{policy}'$"):
+    with pytest.raises(
+        InvalidInput, match=f"^{make.__name__} needs policy planned, the default: leave out policy='{policy}'$"
+    ):
         make(dataset_of(policy=policy), 5, CLASSES)
     assert pod.count("PUT job") == 0
 
