@@ -1,8 +1,8 @@
 """What must a checkpoint hold so that a rank goes on where its loop stood? Its place in an epoch, and of which job.
 
-Where the order is planned, it holds the plan, whole: then pods need to know nothing. Else pods keep which sample
-answers which request, so a place is enough: asked for the positions that follow, they give the samples that the loop
-has not had, the same ones where a loader had fetched some ahead.
+Where the order is planned, it holds the plan, whole: then pods need to know nothing. Else pods keep in memory which
+sample answers which request, so a place is enough as long as they run: asked for the positions that follow, they give
+the samples that the loop has not had, the same ones where a loader had fetched some ahead.
 """
 
 from __future__ import annotations

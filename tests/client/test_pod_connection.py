@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import pickle
@@ -27,11 +28,13 @@ from refill.errors import (
     JobLost,
     NotAuthenticated,
     PodUnreachable,
+    RankHeld,
     RefillError,
     StoreUnavailable,
     job_lost,
 )
-from refill.job_pods import RunOfRank
+from refill.job_pods import JobPods, RunOfRank
+from refill.own_life import own_life
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 
@@ -290,6 +293,37 @@ def test_a_state_names_its_run(pod: FakePod) -> None:
     with pytest.raises(JobLost, match=r"registered anew since the state was saved.*\(set_epoch\(4\)\)"):
         other.goes_on("1", 4)
     other.batch(0, POSITIONS)
+
+
+def test_a_rank_goes_on_in_place_of_a_process_that_has_ended(pod: FakePod) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    holder = dataclasses.replace(own_life(os.getpid()), process=child)
+    held = RankHeld("another process is rank 0", rank=0, holder=holder.encode(), held_seconds=1.0)
+    connection = connection_to(pod, timeout_seconds=0)
+    pod.faults.append(held)
+    assert len(connection.batch(0, POSITIONS).payloads) == 8
+    assert pod.requests == ["PUT job", "POST batch", "PUT lease", "POST batch"]
+    pod.faults.append(RankHeld("still there", rank=0, holder=own_life(os.getpid()).encode(), held_seconds=1.0))
+    with pytest.raises(RankHeld):
+        connection.batch(0, POSITIONS)
+
+
+def test_the_home_hears_of_a_rank_whose_loop_stands_still(pod: FakePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobPods, "look_every_seconds", 0.01)
+    connection = connection_to(pod, policy="redox")
+    connection.info()
+    ends = time.monotonic() + 10
+    while pod.count("GET 0") < 3 and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert pod.count("GET 0") >= 3
+    pod.restart()
+    seen = pod.count("GET 0")
+    while pod.count("GET 0") < seen + 3 and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert pod.registered_by == [None], "it registers nothing: the next request does"
 
 
 def test_batches_share_one_connection(pod: FakePod) -> None:
