@@ -41,7 +41,10 @@ what to do. What a program needs is in attributes.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from refill.protocol.job_spec import JobSpec
 
 __all__ = [
     "AccessError",
@@ -245,17 +248,17 @@ class PodStopping(PodUnreachable):
     pass
 
 
-def job_lost(job: str, policy: str, why: str, epoch: int | None = None) -> JobLost:
+def job_lost(spec: JobSpec, why: str, epoch: int = -1) -> JobLost:
     """The line that a training run ends with.
 
     :param why: ``pod 2 was restarted``, or what else shows that pods have forgotten the job.
-    :param epoch: that begins anew; None: it is not known here.
+    :param epoch: that begins anew; -1: it is not known here.
     """
-    place = "" if epoch is None else f" (set_epoch({epoch}))"
+    place = f" (set_epoch({epoch}))" if epoch >= 0 else ""
     return JobLost(
-        f"job {job} is lost: {why}, and policy {policy} keeps who got what in memory alone. The epoch begins anew: "
-        f"start training again without a state, from the epoch's beginning{place}; policy planned survives this",
-        job=job,
+        f"job {spec.name} is lost: {why}, and policy {spec.policy} keeps who got what in memory alone. The epoch begins "
+        f"anew: start training again without a state, from the epoch's beginning{place}; policy planned survives this",
+        job=spec.name,
     )
 
 

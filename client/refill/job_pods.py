@@ -142,7 +142,7 @@ class JobPods:
         """Fact: pods have given this rank something of a run, or keep something that it has said. Raises
         :class:`JobLost` when it has gone by another one before."""
         if not self._run.goes_by(incarnation):
-            raise job_lost(self.spec.name, self.spec.policy, "it was registered anew while it ran here")
+            raise job_lost(self.spec, "it was registered anew while it ran here")
 
     def goes_on(self, incarnation: str, epoch: int) -> None:
         """Fact: the loop goes on within an epoch, from a state of this run. Raises :class:`JobLost` when pods have
@@ -151,7 +151,7 @@ class JobPods:
             register = partial(self._register, incarnation=incarnation)
             self._registered(self.retried(self.service_url, register, register=False))
         if self.incarnation != incarnation:
-            raise job_lost(self.spec.name, self.spec.policy, "it was registered anew since the state was saved", epoch)
+            raise job_lost(self.spec, "it was registered anew since the state was saved", epoch)
         self.has_come(incarnation)
 
     def is_there(self) -> None:
@@ -235,7 +235,7 @@ class JobPods:
 
     def _registered(self, info: dict[str, Any]) -> None:
         if self._run.has_begun and not self._run.is_of(info["incarnation"]):
-            raise job_lost(self.spec.name, self.spec.policy, "it was registered anew while it ran here")
+            raise job_lost(self.spec, "it was registered anew while it ran here")
         before, self._info = self._info, info
         with read_as_of_a_pod(self.service_url):
             if before is None:

@@ -101,7 +101,7 @@ class FakePod:
     def register(self, spec: JobSpec, incarnation: str | None = None) -> dict[str, Any]:
         self.registered_by.append(incarnation)
         if incarnation is not None and incarnation != self.incarnation:
-            raise job_lost(spec.name, spec.policy, "pod 0 was restarted")
+            raise job_lost(spec, "pod 0 was restarted")
         known = self.jobs.setdefault(spec.name, spec)
         if differences := known.differences(spec):
             raise JobConflict(f"job {spec.name}: {differences[0]}")
