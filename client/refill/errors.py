@@ -257,7 +257,8 @@ def job_lost(spec: JobSpec, why: str, epoch: int = -1) -> JobLost:
     place = f" (set_epoch({epoch}))" if epoch >= 0 else ""
     return JobLost(
         f"job {spec.name} is lost: {why}, and policy {spec.policy} keeps who got what in memory alone. The epoch "
-        f"begins anew: start training again without a state, from the epoch's beginning{place}; policy planned survives this",
+        f"begins anew: start training again without a state, from the epoch's beginning{place}; policy planned "
+        "survives this",
         job=spec.name,
     )
 
