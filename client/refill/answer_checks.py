@@ -57,12 +57,8 @@ def checked_num_samples(answer: dict[str, Any], source: str) -> int:
 def checked_job(answer: dict[str, Any], source: str) -> dict[str, Any]:
     """What a pod says of a job that is registered, by the types of what the client uses."""
     checked_pods(answer, source)
-    incarnation, metadata, resumed = answer.get("incarnation"), answer.get("metadata", {}), answer.get("resumed")
+    incarnation, metadata = answer.get("incarnation"), answer.get("metadata", {})
     numbers = [answer.get(name, 0) for name in _WHOLE_NUMBERS]
-    if resumed is not None:
-        numbers += (
-            [resumed.get(name) for name in ("epoch", "samples_per_rank")] if isinstance(resumed, dict) else [None]
-        )
     right = (
         isinstance(incarnation, str)
         and isinstance(metadata, dict)

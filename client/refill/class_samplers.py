@@ -1,12 +1,11 @@
-"""How does a rank ask for classes? Each position names a class, and gets whatever sample of it a pod has in memory.
+"""How does a rank ask for classes? Each position names a class, and the plan says which sample of it comes there.
 
 Batches are composed as asked, each sample comes once an epoch, and bytes are read once: docs/ORDERS.md. The order of
 classes follows from the job's seed and the epoch, so each rank knows all of it and posts its part.
 
-With policy ``planned`` the sample of every position is planned within its class (``protocol/class_plan.py``), and
-nothing is left to choose. Where samples come again, and in jobs that an earlier version began, each position gets the
-sample of its class whose turn it is in the plan's order: then what lies beside each other is asked for at about the
-same time.
+The sample of every position is planned within its class (``protocol/class_plan.py``). Where samples come again, each
+position gets the sample of its class whose turn it is in the plan's order: then what lies beside each other is asked
+for at about the same time. That takes policy ``planned``.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from refill.protocol.class_order import (
     samples_for,
 )
 from refill.protocol.class_plan import StoredSamples, plan_epoch_within_classes
-from refill.protocol.classes import MOST_CLASSES, entries_of
 from refill.protocol.plan_settings import WITHIN_CLASSES, WITHIN_CLASSES_VERSION, PlanSettings
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
@@ -43,11 +41,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BucketSampler", "ClassBalancedSampler", "ClassSampler"]
 
+_MOST_CLASSES = (1 << 16) - 1
+
 
 class ClassSampler(PlacedSampler):
     """Asks for classes in an order of your own: a curriculum in stages, sources in proportions. Which sample of the
-    class a position gets is for the pods to choose, or with policy ``planned`` for the plan. Each sample comes once an
-    epoch.
+    class a position gets is for the plan to choose. Each sample comes once an epoch.
 
     :param batch_size: of the DataLoader; all ranks have the same.
     :param order: the class of each position of all ranks, batch after batch: the first batch is rank 0's, the next one
@@ -56,7 +55,7 @@ class ClassSampler(PlacedSampler):
     :param classes: the class of each sample, by id: whole numbers. None: ``dataset.labels``.
 
     Raises :class:`InvalidInput` for classes or an order that do not fit the dataset, and for a policy other than
-    ``drain`` and ``planned``.
+    ``planned``.
     """
 
     _each_comes_once = True
@@ -86,8 +85,7 @@ class ClassSampler(PlacedSampler):
 
     def begin(self) -> Iteration:
         epoch, resumed = self.place.begin()
-        entries = self._entries(epoch)
-        return self.asks_for(epoch, entries, 0 if resumed is None else resumed.start)
+        return self.asks_for(epoch, self._samples(epoch), 0 if resumed is None else resumed.start)
 
     def _known_length(self, epoch: int) -> int:
         return self._num_positions()
@@ -99,19 +97,14 @@ class ClassSampler(PlacedSampler):
                 f"{self._num_positions()}"
             )
 
-    def _entries(self, epoch: int) -> Int64Array:
+    def _samples(self, epoch: int) -> Int64Array:
         """What this rank asks for."""
         random = np.random.default_rng([self.seed % 2**64, epoch])
         order = self._classes_in(epoch, random)
-        connection, num_samples = self.dataset.connection, len(self._classes)
-        if isinstance(connection, PlannedConnection):
-            samples, rank = self._planned(epoch, order, connection, random), connection.group
-        else:
-            samples, rank = samples_for(order, self._classes, random.permutation(num_samples), random), self.rank
-        part = rank_part(samples, rank, self._num_parts, self.batch_size, drop_last=self.drop_last)
-        if isinstance(connection, PlannedConnection):
-            return part
-        return entries_of(part, 1 + self._classes[part])  # 0 would be none
+        connection = self.dataset.connection
+        assert isinstance(connection, PlannedConnection)
+        samples = self._planned(epoch, order, connection, random)
+        return rank_part(samples, connection.group, self._num_parts, self.batch_size, drop_last=self.drop_last)
 
     def _planned(
         self, epoch: int, order: Int64Array, connection: PlannedConnection, random: np.random.Generator
@@ -216,14 +209,10 @@ def _configure(name: str, dataset: CacheDataset, batch_size: int, *classes_by: A
     if batch_size < 1:
         raise InvalidInput(f"batch_size must be at least 1, got {batch_size}")
     dataset_alone(name, dataset)
-    if dataset.policy == "planned":
-        dataset.configure(order="explicit")
-        dataset.selects_by((WITHIN_CLASSES if once else "") + _digest(classes_by))
-    else:
-        try:
-            dataset.configure(order="explicit", policy_settings={"within": "class"})
-        except InvalidInput as error:
-            raise InvalidInput(f"{name} needs policy planned, or drain, redirecting within classes: {error}") from error
+    if dataset.policy != "planned":
+        raise InvalidInput(f"{name} needs policy planned, the default: leave out policy={dataset.policy!r}")
+    dataset.configure(order="explicit")
+    dataset.selects_by((WITHIN_CLASSES if once else "") + _digest(classes_by))
     dataset.register()
 
 
@@ -240,8 +229,8 @@ def _numbered(dataset: CacheDataset, classes: ArrayLike | None) -> tuple[Int64Ar
     if classes is None and (classes := dataset.labels) is None:
         raise InvalidInput("the dataset has no labels: give classes, the class of each sample by id")
     names, numbers = np.unique(_of_each_sample("classes", classes, len(dataset)), return_inverse=True)
-    if len(names) >= MOST_CLASSES:
-        raise InvalidInput(f"there are {len(names)} classes; there may be {MOST_CLASSES - 1}")
+    if len(names) > _MOST_CLASSES:
+        raise InvalidInput(f"there are {len(names)} classes; there may be {_MOST_CLASSES}")
     return names, numbers.astype(np.int64)
 
 

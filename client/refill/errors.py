@@ -9,8 +9,7 @@ what to do. What a program needs is in attributes.
     |   |-- MemoryTooSmall         400  the budget does not hold one chunk
     |   |-- RequestTooSlow         408  the request's body did not come in time
     |   |-- RequestTooLarge        413  the request's body is longer than anything sensible
-    |   |-- HeadersTooLarge        431  the request's address and headers are
-    |   `-- PodClockAhead          409  a pod says that it was started minutes from now: the clocks of machines differ
+    |   `-- HeadersTooLarge        431  the request's address and headers are
     |-- AccessError
     |   |-- NotAuthenticated       401  no token, or none that the pod knows
     |   `-- NotAllowed             403  a job of another team or token, or a dataset that jobs may not name
@@ -29,26 +28,23 @@ what to do. What a program needs is in attributes.
     |-- JobError
     |   |-- UnknownJob             404  never registered here, or ended since
     |   |-- JobConflict            409  registered before with other settings
-    |   |-- JobLost                409  the pods lost what they had delivered: the epoch can't go on exactly once
+    |   |-- JobLost                409  a pod was restarted, and a live policy's job with it: the epoch begins anew
     |   |-- SamplesSkipped         409  a rank left out some of its positions: their samples would be lost
-    |   |-- JobMoved               409  the number of pods has changed; clients follow by themselves
-    |   |-- RunEnded               409  the process begins a new run of the job; clients follow by themselves
     |   |-- EpochEnded             410  the job has moved on to a later epoch
-    |   |-- PodRecovering          503  a pod was restarted, and does not know yet what it had delivered
     |   |-- RankTaken              409  another process is this rank of the job already
     |   |   `-- RankHeld           503  another process was this rank a moment ago: ask again
-    |   |-- RecordsWanted          428  the home pod was restarted: clients report what they received, and ask again
     |   `-- EpochNotReady          503  other ranks have not finished the epoch before, or not posted their orders
-    |-- JournalUnwritable          503  a pod can neither write its journal nor remove it, and delivers nothing
     `-- PodUnreachable             503  a pod did not answer in time
         |-- PodBusy                503  the pod has as much to do as it may: ask again
-        |-- PodStopping            503  the pod ends, and takes nothing new: ask again, or ask another
-        `-- PodReplaced            503  an earlier process of the pod was asked, or answered: ask its successor
+        `-- PodStopping            503  the pod ends, and takes nothing new: ask again, or ask another
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from refill.protocol.job_spec import JobSpec
 
 __all__ = [
     "AccessError",
@@ -66,24 +62,17 @@ __all__ = [
     "JobConflict",
     "JobError",
     "JobLost",
-    "JobMoved",
-    "JournalUnwritable",
     "MemoryTooSmall",
     "NotAllowed",
     "NotAuthenticated",
     "PodBusy",
-    "PodClockAhead",
-    "PodRecovering",
-    "PodReplaced",
     "PodStopping",
     "PodUnreachable",
     "RankHeld",
     "RankTaken",
-    "RecordsWanted",
     "RefillError",
     "RequestTooLarge",
     "RequestTooSlow",
-    "RunEnded",
     "SampleDamaged",
     "SamplesSkipped",
     "StoreDenied",
@@ -92,6 +81,7 @@ __all__ = [
     "StoreUnavailable",
     "UnknownJob",
     "error_from_wire",
+    "job_lost",
 ]
 
 
@@ -140,12 +130,6 @@ class RequestTooLarge(InvalidInput):
 
 class HeadersTooLarge(InvalidInput):
     status = 431
-
-
-class PodClockAhead(InvalidInput):
-    """Between pods. Clients are told to come again (:class:`PodUnreachable`): clocks can be set."""
-
-    status = 409
 
 
 class AccessError(RefillError):
@@ -223,18 +207,7 @@ class JobConflict(JobError):
 
 
 class JobLost(JobError):
-    status = 409
-
-
-class JobMoved(JobError):
-    """Asked for by the name that it had on other pods. Clients follow by themselves."""
-
-    status = 409
-
-
-class RunEnded(JobError):
-    """All ranks of the run had finished and were gone, and who asks goes on from no state: a new run has begun. Clients
-    follow by themselves."""
+    """Details: ``job``. Made by :func:`job_lost`."""
 
     status = 409
 
@@ -249,12 +222,6 @@ class EpochEnded(JobError):
     status = 410
 
 
-class PodRecovering(JobError):
-    """Details: ``pod`` (ordinal)."""
-
-    status = 503
-
-
 class RankTaken(JobError):
     """Details: ``rank``, ``holder`` (:mod:`refill.protocol.rank_life`), ``held_seconds``."""
 
@@ -265,19 +232,7 @@ class RankHeld(RankTaken):
     status = 503
 
 
-class RecordsWanted(JobError):
-    """Details: ``rank``. Clients answer it by themselves (:meth:`refill.pod_connection.PodConnection.batch`)."""
-
-    status = 428
-
-
 class EpochNotReady(JobError):
-    status = 503
-
-
-class JournalUnwritable(RefillError):
-    """Details: ``path`` of the journal, on the pod, and ``errno`` of what the system said."""
-
     status = 503
 
 
@@ -293,8 +248,19 @@ class PodStopping(PodUnreachable):
     pass
 
 
-class PodReplaced(PodUnreachable):
-    """Details: ``pod`` (ordinal), ``newest`` (:mod:`refill.protocol.pod_life`)."""
+def job_lost(spec: JobSpec, why: str, epoch: int = -1) -> JobLost:
+    """The line that a training run ends with.
+
+    :param why: ``pod 2 was restarted``, or what else shows that pods have forgotten the job.
+    :param epoch: that begins anew; -1: it is not known here.
+    """
+    place = f" (set_epoch({epoch}))" if epoch >= 0 else ""
+    return JobLost(
+        f"job {spec.name} is lost: {why}, and policy {spec.policy} keeps who got what in memory alone. The epoch "
+        f"begins anew: start training again without a state, from the epoch's beginning{place}; policy planned "
+        "survives this",
+        job=spec.name,
+    )
 
 
 def error_from_wire(answer: Any, *, status: int, source: str) -> RefillError:

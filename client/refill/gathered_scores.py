@@ -41,10 +41,9 @@ class GatheredScores:
                 )
             self._group = torch.distributed.new_group(backend="gloo")
 
-    def report_scores(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> dict[int, tuple[str, int, int]]:
+    def report_scores(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> None:
         """Fact: this rank has found these, ``(n,)``. No pod keeps them, so none can lose them."""
         self._found[sample_ids] = scores
-        return {}
 
     def drawn_from(self, epoch: int, num_samples: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """As :meth:`PodConnection.drawn_from`, when all ranks have come; nothing is in memory then."""

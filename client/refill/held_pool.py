@@ -18,7 +18,7 @@ from typing import Any
 from refill.credentials import Credentials
 from refill.errors import PodUnreachable, RefillError
 from refill.held_request import Asker, AskerGone, HeldRequest, PoolKey
-from refill.holder_door import ALIVE_LANE, DATA_LANE, OPENED_HEADER, QUICK_LANE
+from refill.holder_door import ALIVE_LANE, DATA_LANE, QUICK_LANE
 from refill.pod_failures import no_sign_of_life, unreachable
 from refill.pod_link import PodLink
 
@@ -217,13 +217,10 @@ class HeldPool:
     def _pass_answer(self, link: PodLink, received: bytes, request: HeldRequest) -> None:
         head, _, begun = received.partition(_HEAD_ENDS)
         left = _body_bytes(head, self._key.pod) - len(begun)
-        status, _, headers = head.partition(b"\r\n")
-        opened = f"{OPENED_HEADER}: {link.opened_at!r}".encode()
-        first = b"\r\n".join([status, opened, headers]) + _HEAD_ENDS + begun
         if self._key.lane == ALIVE_LANE:
-            self._answer_all(first + self._rest(link, left, request), request)
+            self._answer_all(received + self._rest(link, left, request), request)
         else:
-            request.asker.gets(first)
+            request.asker.gets(received)
             piece = memoryview(bytearray(min(_PIECE_BYTES, max(left, 1))))
             while left > 0:
                 count = self._read(link, piece[: min(left, len(piece))], request)

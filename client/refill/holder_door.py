@@ -34,7 +34,6 @@ __all__ = [
     "DATA_LANE",
     "HELD_HEADER",
     "HOLDER_LANE",
-    "OPENED_HEADER",
     "QUICK_LANE",
     "SAID_HEADER",
     "HolderDoor",
@@ -52,8 +51,6 @@ ranks are faster with their own: the holder passes on every byte (docs/CLIENT.md
 HELD_HEADER = "Refill-Held"
 """Of a request to the holder, JSON: which ``pod`` it is for, of which ``job``, by which ``ca_file``, in which ``lane``,
 with ``connect_seconds``, ``seconds`` that the pod may be silent for, and ``silent_seconds`` while TLS is begun."""
-OPENED_HEADER = "Refill-Held-Opened-At"
-"""Of an answer: when the connection was begun that it came over, by the machine's ``time.monotonic``."""
 SAID_HEADER = "Refill-Held-Said"
 """Of an answer: the holder says so, and no pod."""
 DATA_LANE, QUICK_LANE, ALIVE_LANE = "data", "quick", "alive"
@@ -194,7 +191,6 @@ class HolderLink(PodLink):
         """Of the next request."""
         self.silent_seconds: float | None = None
         """Of the next request, as that of :class:`PodChannel`."""
-        self.opened_at = time.monotonic()
         self.sock = sock
         self.most_seconds = 0.0
         """That the holder may take to say what became of the last request."""

@@ -1,7 +1,7 @@
-"""Is the home pod still the one that it was? Asked now and then by the process that registered the job.
+"""Does a rank's home pod hear of it now and then? A thread of the process that registered the job sees to that.
 
-A pod that was restarted waits for its ranks to report what they have received. A rank whose loop stands still, because
-it waits for another rank, asks for nothing. If it did not report by itself, the other rank could wait for it in turn.
+A rank whose loop stands still asks for nothing: it validates, or waits for another rank. It is there all the same, and
+another process that calls itself the same must not take its place.
 """
 
 from __future__ import annotations

@@ -266,12 +266,6 @@ class _DealtSamples(Iterator[Any]):
         end = min(first + self._batch_size, self._dataset.positions_in(self._epoch))
         return np.arange(first + offset, end, dtype=np.int64)
 
-    def _consumed(self) -> Int64Array:
-        """The positions that this worker has yielded."""
-        places = np.arange(self._yielded)
-        runs, offsets = places // self._batch_size, places % self._batch_size
-        return self._start + (self._number + runs * self._workers) * self._batch_size + offsets
-
     def state_dict(self) -> dict[str, Any]:
         began = self._dataset.state_at(self._epoch, self._start, self._dataset.samples_per_rank)
         return began | {"workers": self._workers, "batch_size": self._batch_size, "yielded": self._yielded}
@@ -291,5 +285,5 @@ class _DealtSamples(Iterator[Any]):
             )
         self._epoch, self._start, self._batch_size, self._yielded = found.epoch, found.position, batch_size, yielded
         if yielded:
-            self._dataset.must_remember(found, self._consumed())
+            self._dataset.must_remember(found)
         self._fetched = iter(())

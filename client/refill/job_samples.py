@@ -9,11 +9,9 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
-import logging
 import operator
 import os
 import sys
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -22,32 +20,23 @@ import numpy as np
 from refill.batch_groups import BatchGroups, batch_groups
 from refill.credentials import Credentials
 from refill.decoders import Decode
-from refill.delivery_record import DeliveryRecord
 from refill.errors import InvalidInput, JobConflict, RefillError, SampleDamaged
 from refill.fetched_counts import FetchedCounts
+from refill.job_pods import RunOfRank
 from refill.lightning_place import said_of_ranks
 from refill.loop_digest import ReceivedHashes
 from refill.planned_connection import PlannedConnection
 from refill.planned_place import RankPlace, goes_on_from, state_at
 from refill.pod_connection import PodConnection, ReceivedBatch
-from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
-from refill.resume_checks import check_is_of, check_is_remembered, check_num_ranks
 from refill.resume_state import ResumeState
-from refill.run_start import RunStart
 from refill.sample_decoder import SampleDecoder, Transform
 
 __all__ = ["JobSamples"]
 
-log = logging.getLogger(__name__)
-
 _STAND_INS = 16
 """So many samples, from all over the dataset, are tried in place of a first batch that is all damaged."""
-
-
-_records: weakref.WeakValueDictionary[tuple[str, int], DeliveryRecord] = weakref.WeakValueDictionary()
-"""By run of a job and rank, what this process has received."""
 
 
 class JobSamples:
@@ -110,16 +99,14 @@ class JobSamples:
 
     def _begin(self) -> None:
         """As an object that has asked for nothing yet."""
-        self._record = DeliveryRecord()
         self._spare: Any = None
         """A sample that came, for a batch of which nothing else is left."""
-        self._is_rank = False
         self._connection: PodConnection | PlannedConnection | None = None
         self._num_samples: int | None = None
         self._labels: Int64Array | None = None
         self._lengths: Int64Array | None = None
         self._fetched = FetchedCounts(self._shared(FetchedCounts.SHAPE))
-        self._start = RunStart(self._shared(RunStart.NUM_SHARED))
+        self._run = RunOfRank(self._shared(RunOfRank.NUM_SHARED))
         self._place = RankPlace(self._shared(RankPlace.NUM_SHARED))
         is_planned = self._settings.get("policy", JobSpec.policy) == "planned"
         self._hashes = ReceivedHashes(self._shared(ReceivedHashes.SHAPE)) if is_planned else None
@@ -161,10 +148,11 @@ class JobSamples:
         return int(self.connection.info()["samples_per_rank"])
 
     def positions_in(self, epoch: int) -> int:
-        """How many samples this rank asks for in an epoch, or in the rest of one that other ranks or pods resumed; for
-        the order that follows from the seed (``keyed``)."""
-        resumed = self.connection.info().get("resumed")
-        return int(resumed["samples_per_rank"]) if resumed and resumed["epoch"] == epoch else self.samples_per_rank
+        """How many samples this rank asks for in an epoch, or in the rest of one that a state leaves; for the order
+        that follows from the seed (``keyed``)."""
+        if isinstance(connection := self.connection, PlannedConnection):
+            return connection.samples_in(epoch)
+        return self.samples_per_rank
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -219,27 +207,14 @@ class JobSamples:
         """The connection of this process to the pods. Called by what reads this; it registers the job."""
         if self._connection is None:
             connection = self._new_connection()
-            if isinstance(connection, PlannedConnection):
-                self._connection = connection
-                self._register(connection) if self._resume is None else self._goes_on_from(self._resume, connection)
-                return connection
-            if self._resume is not None:
-                self._check_is_of_this(self._resume)
-                check_num_ranks(self._resume, connection.spec.world_size, connection.spec.policy)
-                self._start.state_was_loaded()
-            self._register(connection)
-            connection.is_rank = False
-            if self._is_rank:
-                self._be_one_rank(connection)
+            try:
+                if self._resume is not None:
+                    self._goes_on_from(self._resume, connection)
+                connection.info()
+            except JobConflict as error:
+                raise said_of_ranks(error) from None
             self._connection = connection
         return self._connection
-
-    @staticmethod
-    def _register(connection: PodConnection | PlannedConnection) -> None:
-        try:
-            connection.info()
-        except JobConflict as error:
-            raise said_of_ranks(error) from None
 
     @property
     def policy(self) -> str:
@@ -273,10 +248,6 @@ class JobSamples:
                     f"{name}={value!r} contradicts the dataset, whose job {self._settings['name']} has {name}={known!r}"
                     f": give {name}={value!r} to CacheDataset"
                 )
-        if "order" in said:  # by a sampler, or the iterable form: who only looks has none
-            self._is_rank = True
-            if isinstance(self._connection, PodConnection):
-                self._be_one_rank(self._connection)
         rank = said.pop("rank", self._rank)
         before = self._rank, self._settings
         self._rank, self._settings = rank, self._settings | said
@@ -285,25 +256,6 @@ class JobSamples:
         except InvalidInput:
             self._rank, self._settings = before
             raise
-
-    def _be_one_rank(self, connection: PodConnection) -> None:
-        """Two objects of one process that ask as the same rank have one record of what that has received: each would
-        else report to a pod that lost its memory its own part alone."""
-        connection.is_rank = True
-        run = line_of(connection.info()["incarnation"])
-        known = _records.get((run, connection.rank))
-        if known is None or known.made_in != self._record.made_in:  # of a process that has started this one
-            _records[run, connection.rank] = self._record
-        elif known is not self._record:
-            self._record = known
-            connection.use_record(known)
-            if known.is_used:
-                log.warning(
-                    "another dataset object of this process has asked as rank %d of job %s: both are that rank, and "
-                    "what one of them has asked for comes again as it came, unless a new run begins",
-                    connection.rank,
-                    self._settings["name"],
-                )
 
     def state_at(self, epoch: int, position: int, length: int, sampler: Any = None) -> dict[str, Any]:
         """The state of a loop of this rank that has come to ``position`` of the ``length`` positions of an epoch.
@@ -326,33 +278,34 @@ class JobSamples:
         Raises :class:`InvalidInput` for something that is no state, or is one of another job, dataset or world size.
         Raises :class:`JobLost` when the pods no longer know which samples of the epoch the loop has had.
         """
-        found = ResumeState.from_dict(state)
-        self._check_is_of_this(found)
-        if isinstance(connection := self._connection or self._new_connection(), PlannedConnection):
-            self._connection = connection
-            return self._goes_on_from(found, connection)
-        self._start.state_was_loaded()
-        check_num_ranks(found, connection.spec.world_size, connection.spec.policy)
-        if found.mid_epoch:
-            self.must_remember(found, np.arange(found.position))
+        connection = self._connection or self._new_connection()
+        found = self._goes_on_from(ResumeState.from_dict(state), connection)
+        connection.info()
+        self._connection = connection
         return found
 
-    def _goes_on_from(self, state: ResumeState, connection: PlannedConnection) -> ResumeState:
-        """The place of this rank in what a state leaves of its epoch; dealt anew if the number of ranks has changed."""
-        self._check_is_of_this(state)
-        return goes_on_from(state, connection)
+    def _goes_on_from(self, state: ResumeState, connection: PodConnection | PlannedConnection) -> ResumeState:
+        """The place of this rank in what a state leaves of its epoch; where the order is planned, dealt anew if the
+        number of ranks has changed."""
+        state.check_is_of(self._settings["name"], self._settings["dataset"])
+        if isinstance(connection, PlannedConnection):
+            return goes_on_from(state, connection)
+        state.check_num_ranks(connection.spec)
+        if state.mid_epoch:
+            self._must_remember(state, connection)
+        return state
 
-    def _check_is_of_this(self, state: ResumeState) -> None:
-        check_is_of(state, self._settings["name"], self._settings["dataset"])
-
-    def must_remember(self, state: ResumeState, consumed: Int64Array) -> None:
-        """Called when a state is loaded. Raises :class:`JobLost` when the pods can't know which samples they gave
-        before it was saved.
-
-        :param consumed: the positions ``(n,)`` of the state's epoch that the loop, or its worker, has had.
-        """
+    def must_remember(self, state: ResumeState) -> None:
+        """Called when the state of a loader worker is loaded, that has had some of its epoch. Raises :class:`JobLost`
+        when the pods can't know which samples they gave before it was saved."""
         if isinstance(self.connection, PodConnection):  # else any pod knows it
-            check_is_remembered(state, consumed, self.connection, self._record)
+            self._must_remember(state, self.connection)
+
+    @staticmethod
+    def _must_remember(state: ResumeState, connection: PodConnection) -> None:
+        spec = connection.spec
+        if spec.shuffle or spec.order != "keyed":  # else any pod gives the same
+            connection.goes_on(state.incarnation, state.epoch)
 
     def check_epoch_length(self, state: ResumeState) -> None:
         """Called when a state is loaded. Raises :class:`InvalidInput` when an epoch has another length than it says."""
@@ -449,12 +402,11 @@ class JobSamples:
             rank,
             self._home,
             self._timeout_seconds,
-            self._record,
             self._credentials,
             self.allow_skipped,
             self._connect_timeout_seconds,
             goes_without_damaged=self._skips_damaged,
-            start=self._start,
+            run=self._run,
         )
 
 

@@ -187,16 +187,16 @@ class PlannedConnection:
     # The job, and its plan.
 
     def info(self) -> dict[str, Any]:
-        """What the pods say of the job; registers it the first time. ``resumed``: the epoch of which only a rest is
-        dealt, and how many positions of it each rank has."""
+        """What the pods say of the job; registers it the first time."""
         if self._info is None:
             self._registered(self._retried(self._register, of_home=False))
         assert self._info is not None
-        epoch = self._dealt_epoch()
-        rest = None
-        if epoch is not None:
-            rest = {"epoch": epoch, "samples_per_rank": self.dealing(epoch).per_rank, "unknown": 0}
-        return self._info | {"samples_per_rank": self.dealing(-1).per_rank, "resumed": rest}
+        return self._info | {"samples_per_rank": self.dealing(-1).per_rank}
+
+    def samples_in(self, epoch: int) -> int:
+        """Positions of each rank in an epoch, or in the rest of one that a state leaves."""
+        self.info()
+        return self.dealing(epoch).per_rank
 
     def num_samples(self) -> int:
         """Of the dataset. The job need not be registered, and is not by this."""
@@ -785,11 +785,6 @@ class PlannedConnection:
 
     def _job_path(self, what: str = "") -> str:
         return f"/v1/jobs/{quote(self.spec.name, safe='')}{what and '/'}{what}"
-
-    def _dealt_epoch(self) -> int | None:
-        """The epoch of which only a rest is dealt."""
-        epoch = self._place.epoch
-        return epoch if epoch is not None and self._place.start(epoch) else None
 
     def _life(self) -> RankLife:
         return own_life(self._made_in)

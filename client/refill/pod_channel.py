@@ -6,7 +6,6 @@ directly, by no proxy.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import logging
@@ -22,11 +21,10 @@ from urllib.parse import urlencode
 
 from refill.answer_checks import decoded, not_of_a_pod, read_as_of_a_pod
 from refill.credentials import Credentials
-from refill.errors import InvalidInput, NotAuthenticated, PodReplaced, PodUnreachable, RefillError, error_from_wire
-from refill.holder_door import ALIVE_LANE, DATA_LANE, OPENED_HEADER, QUICK_LANE, SAID_HEADER, HolderLink, door
+from refill.errors import NotAuthenticated, PodUnreachable, RefillError, error_from_wire
+from refill.holder_door import ALIVE_LANE, DATA_LANE, QUICK_LANE, SAID_HEADER, HolderLink, door
 from refill.pod_failures import no_sign_of_life, unreachable
 from refill.pod_link import UNIX, PodLink
-from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER
 from refill.received_batch import Expected, ReceivedBatch, decode_frame, read_frame
 from refill.shared_segments import SharedSegment, SharedSegments
@@ -47,8 +45,6 @@ _OF_ONE_PROCESS = ("_process", "_of_thread", "_heard_at")
 _ALIVE = "/healthz"
 _MOST_BROKEN = 3
 """Connections to the holder that break, one after another, before it is left alone for a while."""
-_LEASES_END_SECONDS = 5.0
-"""After this a pod that has a successor answers nothing any more: its lease takes a second, and is looked at anew."""
 
 
 class Wait(NamedTuple):
@@ -104,16 +100,6 @@ class Sent(NamedTuple):
     """Whether that was open before, so that the pod may have closed it meanwhile."""
 
 
-class _Runs(NamedTuple):
-    """Of one pod, as they have answered here."""
-
-    newest: PodLife
-    before: frozenset[str] = frozenset()
-    """Names of those that have a successor."""
-    heard_at: float = float("-inf")
-    """When the newest one has answered last."""
-
-
 class PodChannel:
     """Requests to any pods. Picklable; the copy opens connections of its own.
 
@@ -141,8 +127,6 @@ class PodChannel:
         self._held_for = held_for
         self._is_quick = is_quick
         self.most_links = _LEAST_LINKS
-        self._runs: dict[int, _Runs] = {}
-        """By ordinal."""
         self._forget()
 
     def asks_pods(self, count: int) -> None:
@@ -323,9 +307,7 @@ class PodChannel:
                 link.has_answered()
                 if response.getheader(SAID_HEADER) is None:
                     self._heard_at[pod] = time.monotonic()
-                if response.status != NotAuthenticated.status:  # who does not take the token may be no pod of these
-                    self._check_life(response.getheader(LIFE_HEADER), pod, _opened_at(link, response))
-                elif self.credentials.were_refused():
+                if response.status == NotAuthenticated.status and self.credentials.were_refused():
                     self._text_of(response, pod)
                     continue
                 return response
@@ -385,30 +367,6 @@ class PodChannel:
             raise not_of_a_pod(pod, f"{response.length:,} bytes with status {response.status}")
         self._links()[pod].takes(most_bytes)
         return response.read()
-
-    def _check_life(self, header: str | None, pod: str, opened_at: float) -> None:
-        """Raises :class:`PodReplaced` when an earlier process of a pod has answered: connections lead there still.
-
-        A run with a lower number is a later one all the same when a connection was opened to it long after anything was
-        heard of the other: a clock was set back. An earlier one could answer nothing by then.
-        """
-        try:
-            found = pod_life_of(header)
-        except InvalidInput as error:
-            raise not_of_a_pod(pod, error.message) from error
-        if found is None:
-            return
-        ordinal, life = found
-        known = self._runs.get(ordinal) or _Runs(life)
-        is_earlier = life.name in known.before or (life < known.newest and life.name != known.newest.name)
-        if is_earlier and (life.name in known.before or opened_at < known.heard_at + _LEASES_END_SECONDS):
-            raise PodReplaced(f"{pod} was answered for by an earlier process of it: it is asked again", url=pod)
-        if is_earlier:
-            log.warning("%s was started again, and its clock is behind what it was before", pod)
-        if life.name == known.newest.name:
-            self._runs[ordinal] = _Runs(max(life, known.newest), known.before, time.monotonic())
-        else:
-            self._runs[ordinal] = _Runs(life, known.before | {known.newest.name}, time.monotonic())
 
     def _shared_segments(self, pod: str) -> SharedSegments | None:
         """What this thread lends to a pod on its own machine."""
@@ -479,11 +437,3 @@ def _raise_answer(status: int, body: bytes, source: str) -> NoReturn:
 
 def _is_broken_off(error: BaseException) -> bool:
     return isinstance(error, (OSError, http.client.HTTPException)) and not isinstance(error, TimeoutError)
-
-
-def _opened_at(link: PodLink, response: http.client.HTTPResponse) -> float:
-    """When the connection to the pod was begun: the holder's, where there is one."""
-    if link.is_held:
-        with contextlib.suppress(ValueError):
-            return float((response.getheader(OPENED_HEADER) or "").split(",")[0])
-    return link.opened_at

@@ -16,18 +16,14 @@ from numpy.typing import NDArray
 from refill.answer_checks import read_as_of_a_pod
 from refill.credentials import Credentials
 from refill.damage_log import DamageLog
-from refill.delivery_record import DeliveryRecord
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill.index_reads import count_samples, numbers_of_index, samples_by_ids
-from refill.job_pods import JobPods
+from refill.job_pods import JobPods, RunOfRank
 from refill.orphans import ends_with_its_parent
 from refill.pod_channel import PodChannel, Wait
-from refill.protocol.incarnation import moves_of
 from refill.protocol.job_spec import JobSpec
-from refill.protocol.records import Kind, Record
 from refill.protocol.wire_format import MAX_LABELS, MAX_SCORES, BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch
-from refill.run_start import RunStart
 
 __all__ = ["PodConnection", "ReceivedBatch"]
 
@@ -47,13 +43,13 @@ class PodConnection:
     :param home: the URL of the pod to fetch batches from; None: the pod that the rank's number falls to, or the one
         behind ``service_url`` if that is a Unix socket.
     :param timeout_seconds: how long a request is tried again before its last error is raised; 0: tried once.
-    :param record: of what the rank has received; all processes of a rank share one. None: one of its own.
     :param credentials: None: those of the environment.
     :param allow_skipped: whether this rank may leave out positions below ones that it asks for.
     :param connect_timeout_seconds: how long looking up a pod's name may take, and then reaching its machine, for which
         all of its addresses are tried.
     :param goes_without_damaged: whether a batch comes without the samples that are damaged, which
         ``ReceivedBatch.damaged`` then names. Else that is an error.
+    :param run: shared by all copies.
     """
 
     def __init__(
@@ -63,13 +59,12 @@ class PodConnection:
         rank: int,
         home: str | None,
         timeout_seconds: float,
-        record: DeliveryRecord | None = None,
         credentials: Credentials | None = None,
         allow_skipped: bool = False,
         connect_timeout_seconds: float = 2.0,
         *,
         goes_without_damaged: bool = False,
-        start: RunStart | None = None,
+        run: RunOfRank | None = None,
     ) -> None:
         if not timeout_seconds >= 0:
             raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
@@ -78,9 +73,8 @@ class PodConnection:
         self.allow_skipped = allow_skipped
         self._goes_without_damaged = goes_without_damaged
         self._damage = DamageLog()
-        self._record = record or DeliveryRecord()
         self._channel = PodChannel(credentials or Credentials(), connect_timeout_seconds)
-        self._pods = JobPods(service_url, spec, rank, home, timeout_seconds, self._record, self._channel, start)
+        self._pods = JobPods(service_url, spec, rank, home, timeout_seconds, self._channel, run)
         self._begin_process()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -119,33 +113,21 @@ class PodConnection:
     def service_url(self) -> str:
         return self._pods.service_url
 
-    @property
-    def is_rank(self) -> bool:
-        """False: it has asked for no sample so far, and has no record of what the rank has received."""
-        return self._pods.is_rank
-
-    @is_rank.setter
-    def is_rank(self, value: bool) -> None:
-        self._pods.is_rank = value
-
-    def use_record(self, record: DeliveryRecord) -> None:
-        """Keep what comes in this one, in place of one in which nothing has been kept."""
-        self._record = self._pods.record = record
-
     def info(self) -> dict[str, Any]:
         """What the pods say of the job; registers it the first time."""
         return self._pods.info()
 
+    def goes_on(self, incarnation: str, epoch: int) -> None:
+        """Fact: the loop goes on within an epoch, from a state of this run of the job. Raises :class:`JobLost` when
+        pods have another one."""
+        self._pods.goes_on(incarnation, epoch)
+
     def num_samples(self) -> int:
         """Of the dataset. The job need not be registered, and is not by this."""
-        if self._pods.run is not None:
+        if self._pods.is_registered:
             return int(self.info()["num_samples"])
         count = partial(count_samples, self.spec.dataset, self._channel)
         return self._pods.retried(self._pods.service_url, count, register=False)
-
-    def look_after_home(self) -> None:
-        """As a thread of the training process does every few seconds."""
-        self._pods.look_after_home()
 
     def batch(
         self, epoch: int, positions: Int64Array, while_waiting: Callable[[], None] | None = None
@@ -155,36 +137,33 @@ class PodConnection:
         :param while_waiting: is called about once a second while nothing comes, and may raise.
         """
 
+        asked_by = ""
+
         def fetch(home: str, wait: Wait) -> ReceivedBatch:
+            nonlocal asked_by
+            asked_by = self._pods.incarnation
+
             def still_waits(pod: str) -> None:
                 wait.still_waits(pod)
                 if while_waiting is not None:
                     while_waiting()
 
             watched = Wait(wait.seconds, still_waits)
-            return self._channel.fetch(home, self._batch_path(), body, Expected(positions), watched)
+            return self._channel.fetch(home, self._batch_path(asked_by), body, Expected(positions), watched)
 
         self._own_process()
         ends_with_its_parent()
-        self._pods.asks_as_rank()
+        self._pods.is_there()
         waited = getattr(self._of_thread, "waited_seconds", 0.0)
         body = BatchRequest(epoch, self.rank, positions, waited_seconds=waited).encode()
         started = time.perf_counter()
-        while True:
-            moves, num_reports = moves_of(self._pods.incarnation), self._record.num_reports()
-            received = self._pods.retried(None, fetch)
-            came = Record(Kind.RECEIVED, epoch, self.rank, (positions, received.sample_ids))
-            if self._record.add(came, num_reports, moves):
-                break
-            if self._record.moves() > moves_of(self._pods.incarnation):
-                self._pods.follow_moves()
+        received = self._pods.retried(None, fetch)
+        self._pods.has_come(asked_by)
         self._of_thread.waited_seconds = time.perf_counter() - started
-        if self._pods.start is not None:
-            self._pods.start.received()
         return received
 
-    def _batch_path(self) -> str:
-        path = self._pods.data_path("batch")
+    def _batch_path(self, incarnation: str) -> str:
+        path = self._pods.data_path("batch", incarnation)
         return (
             path
             + ("&allow_skipped=true" if self.allow_skipped else "")
@@ -194,23 +173,18 @@ class PodConnection:
     def goes_without(self, epoch: int, positions: Int64Array, sample_ids: Int64Array, why: list[RefillError]) -> None:
         """Fact: this rank goes on without what came for these positions, since it is damaged. Receipts name it."""
         self._damage.goes_without(self.spec.name, why)
-        damaged = Record(Kind.DAMAGED, epoch, self.rank, (positions, sample_ids))
-        while not self._record.add(damaged, self._record.num_reports()):
-            pass  # reported in between, without this
         body = np.concatenate([positions, sample_ids]).astype("<i8").tobytes()
-        try:
-            self._pods.retried(None, self._pods.calls("PUT", f"epochs/{epoch}/ranks/{self.rank}/damaged", content=body))
-        except InvalidInput as error:  # pods of an earlier version
-            log.warning("job %s: the receipt of epoch %d does not tell of it: %s", self.spec.name, epoch, error)
+        self._pods.retried(None, self._pods.calls("PUT", f"epochs/{epoch}/ranks/{self.rank}/damaged", content=body))
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         """Exactly these samples, outside of any epoch. In as many requests as pods want it split into."""
         return samples_by_ids(sample_ids, partial(self._fetched, "samples"))
 
     def _fetched(self, what: str, body: bytes, expected: Expected) -> ReceivedBatch:
-        return self._pods.retried(
-            None, lambda home, wait: self._channel.fetch(home, self._pods.data_path(what), body, expected, wait)
-        )
+        def fetch(home: str, wait: Wait) -> ReceivedBatch:
+            return self._channel.fetch(home, self._pods.data_path(what, self._pods.incarnation), body, expected, wait)
+
+        return self._pods.retried(None, fetch)
 
     def labels(self, num_samples: int) -> Int64Array:
         """Of all samples of a dataset that has labels."""
@@ -224,26 +198,27 @@ class PodConnection:
         """Say which samples this rank asks for in an epoch, in which order."""
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
         what = f"epochs/{epoch}/ranks/{self.rank}/trace"
-        self.info()
-        self._pods.asks_as_rank()
-        posted = Record(Kind.TRACE, epoch, self.rank, (sample_ids,))
-        while not self._record.add(posted, self._record.num_reports()):
-            pass  # reported in between; a trace holds all the same
-        self._pods.retried(None, self._pods.calls("PUT", what, content=body))
+        self._tell(what, body)
 
-    def report_scores(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> dict[int, tuple[str, int, int]]:
-        """Report to pods how important training finds samples, ``(n,)``; also none of them. Returns, by pod, the name
-        of what keeps scores there, and which samples' it keeps, ``(name, first, end)``: a pod that was restarted has
-        lost them, and gives another name."""
-        books: dict[str, Any] = {}
-        for start in range(0, max(1, len(sample_ids)), MAX_SCORES):
+    def report_scores(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> None:
+        """Report to pods how important training finds samples, ``(n,)``."""
+        for start in range(0, len(sample_ids), MAX_SCORES):
             ids, of_ids = sample_ids[start : start + MAX_SCORES], scores[start : start + MAX_SCORES]
-            body = ids.astype("<i8").tobytes() + of_ids.astype("<f4").tobytes()
-            answer = self._pods.retried(None, self._pods.calls("PUT", f"ranks/{self.rank}/scores", content=body))
-            with read_as_of_a_pod(self.home):
-                books |= answer["books"]
-        with read_as_of_a_pod(self.home):
-            return {int(pod): (str(name), int(first), int(end)) for pod, (name, first, end) in books.items()}
+            self._tell(f"ranks/{self.rank}/scores", ids.astype("<i8").tobytes() + of_ids.astype("<f4").tobytes())
+
+    def _tell(self, what: str, body: bytes) -> None:
+        """Have pods keep something of this rank; what they keep of a run is lost with it."""
+        asked_by = ""
+
+        def put(home: str, wait: Wait) -> None:
+            nonlocal asked_by
+            asked_by = self._pods.incarnation
+            self._channel.call("PUT", home, self._pods.data_path(what, asked_by), wait, content=body)
+
+        self.info()
+        self._pods.is_there()
+        self._pods.retried(None, put)
+        self._pods.has_come(asked_by)
 
     def drawn_from(self, epoch: int, num_samples: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """``(scores, cached)``, each ``(num_samples,)``: what all ranks draw an epoch from, as soon as all have come to
@@ -269,13 +244,12 @@ class PodConnection:
 
     def of_rank(self, rank: int) -> PodConnection:
         """A connection of this process for another rank, which asks for nothing itself: its process is given what this
-        one reads. It keeps a record of its own."""
+        one reads."""
         self._own_process()
         if rank not in self._of_ranks:
             other = PodConnection.__new__(PodConnection)
             other.__setstate__(self.__getstate__())
             other._pods = self._pods.of_rank(rank)
-            other._record = other._pods.record
             self._of_ranks[rank] = other
         return self._of_ranks[rank]
 
@@ -290,7 +264,8 @@ class PodConnection:
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """Counts of an epoch, of each pod and in sum: of this run of the job, also when it has ended. Who has not asked
         for anything yet registers nothing by that, and looks at the run that runs, or ended last."""
-        path, run = self._pods.job_path(f"epochs/{epoch}"), self._pods.run
+        path = self._pods.job_path(f"epochs/{epoch}")
+        run = self._pods.incarnation if self._pods.is_registered else None
         return self._pods.retried(
             self._pods.service_url if run is None else None,
             lambda pod, wait: self._channel.call("GET", pod, path, wait, params={"run": run} if run else {}),

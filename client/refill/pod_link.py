@@ -68,8 +68,6 @@ class PodLink(http.client.HTTPConnection):
     """Whether another process passes requests on."""
 
     def __init__(self, url: str, credentials: Credentials, connect_timeout_seconds: float) -> None:
-        self.opened_at = 0.0
-        """When the connection was begun, by ``time.monotonic``."""
         self._head: bytes | None = None
         """Of a request whose body is still to come, and goes with it; None: none waits for its body."""
         self._unix_path = url.removeprefix(UNIX) if url.startswith(UNIX) else None
@@ -84,7 +82,6 @@ class PodLink(http.client.HTTPConnection):
 
     def connect(self, still_connects: Callable[[], None] | None = None) -> None:
         """:param still_connects: as that of :meth:`send_request`."""
-        self.opened_at = time.monotonic()
         if self._unix_path is not None:
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.sock.settimeout(self.timeout)

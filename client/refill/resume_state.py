@@ -1,8 +1,8 @@
 """What must a checkpoint hold so that a rank goes on where its loop stood? Its place in an epoch, and of which job.
 
-Where the order is planned, it holds the plan, whole: then pods need to know nothing. Else pods keep which sample
-answers which request, so a place is enough: asked for the positions that follow, they give the samples that the loop
-has not had, the same ones where a loader had fetched some ahead.
+Where the order is planned, it holds the plan, whole: then pods need to know nothing. Else pods keep in memory which
+sample answers which request, so a place is enough as long as they run: asked for the positions that follow, they give
+the samples that the loop has not had, the same ones where a loader had fetched some ahead.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from refill.errors import InvalidInput
+from refill.protocol.job_spec import JobSpec
 from refill.protocol.receipt_digest import DigestPart
 
 __all__ = ["ResumeState"]
@@ -73,6 +74,25 @@ class ResumeState:
     def mid_epoch(self) -> bool:
         """Whether going on takes pods that know what they gave before."""
         return 0 < self.position < self.length
+
+    def check_is_of(self, job: str, dataset: str) -> None:
+        """Raises :class:`InvalidInput` for the state of another job, or of another dataset. A plan names its dataset by
+        fingerprint, wherever that lies, and pods compare it."""
+        for what, saved, here in (("job", self.job, job), ("dataset", self.dataset, dataset)):
+            if saved != here and not (what == "dataset" and self.plan is not None):
+                raise InvalidInput(
+                    f"the state is of {what} {saved!r}, not {here!r}: another {what} starts its epochs anew, without it"
+                )
+
+    def check_num_ranks(self, spec: JobSpec) -> None:
+        """Raises :class:`InvalidInput` for a state of another number of ranks than this job has, whose order is not
+        planned."""
+        if self.world_size != spec.world_size:
+            raise InvalidInput(
+                f"the state was saved with world_size {self.world_size}, and this job has {spec.world_size}: with "
+                f"policy {spec.policy} that begins the epoch anew: end the job (refill end {self.job}), and call "
+                f"set_epoch({self.next_place[0]}) in place of loading the state. Policy planned goes on"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         found = {"version": _VERSION} | asdict(self)

@@ -68,7 +68,9 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         its address is looked up again.
     :param resume: the state of a checkpoint, when the number of ranks or pods has changed since it was saved. What is
         left of the epoch is dealt to the ranks that there are now. All ranks give a state of the same step; it may be
-        any rank's. The loader or the sampler loads the state, too. Right with the same ranks and pods as well.
+        any rank's. The loader or the sampler loads the state, too. Right with the same ranks and pods as well. With a
+        live policy, ``redox`` or ``exact``, the number of ranks stays, and the job is registered as the run that the
+        state is of: :class:`refill.errors.JobLost` where the pods have it no more.
     :param allow_skipped: True: a sampler may leave out positions, and their samples are lost. Otherwise that is an
         error (:class:`refill.errors.SamplesSkipped`): it happens when a trainer divides a sampler a second time.
     :param on_damaged: ``"raise"``: a sample whose bytes are damaged, or that can't be decoded, is an error

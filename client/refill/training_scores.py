@@ -1,7 +1,7 @@
 """What does a training process know of how important samples are, and to whom has it reported them?
 
 Losses of batches come from the training loop. A thread ranks them and reports to the pods, a few times a second, so
-that no step waits for it. Pods forget scores when they are restarted; then they are reported again.
+that no step waits for it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ class TrainingScores:
         self.scores = np.full(num_samples, np.nan, dtype=np.float32)
         self._connection = connection
         self._of_others = np.arange(num_samples) % connection.spec.world_size != connection.rank
-        """Other ranks report their scores, should a pod have lost them. Not those that this rank has found since."""
+        """Of a checkpoint, each rank reports a part. Not those that this rank has found since."""
         self._unreported = np.zeros(num_samples, dtype=bool)
         self._batches: deque[tuple[Int64Array, Any]] = deque()
-        self._books: dict[int, str] = {}
         self._changing = threading.Lock()
         self._reporting = threading.Lock()
         self._reporter: threading.Thread | None = None
@@ -57,21 +56,16 @@ class TrainingScores:
         """Report all that is known and was not reported. Returns when pods know it; raises what went wrong."""
         with self._reporting:
             self._rank()
-            if not self._books and not self._unreported.any():
-                return  # nothing is known of any sample
-            while True:
+            with self._changing:
+                ids = np.flatnonzero(self._unreported)
+                scores = self.scores[ids]
+                self._unreported[ids] = False
+            try:
+                self._connection.report_scores(ids, scores)
+            except BaseException:
                 with self._changing:
-                    ids = np.flatnonzero(self._unreported)
-                    scores = self.scores[ids]
-                    self._unreported[ids] = False
-                try:
-                    books = self._connection.report_scores(ids, scores)
-                except BaseException:
-                    with self._changing:
-                        self._unreported[ids] = True
-                    raise
-                if not self._lost(books):
-                    return
+                    self._unreported[ids] = True
+                raise
 
     def drawn_from(self, epoch: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """``(scores, cached)`` as :meth:`PodConnection.drawn_from`, after all was reported that this rank has found."""
@@ -111,29 +105,6 @@ class TrainingScores:
                 self.scores[ids] = rank_scores(of_batch)
                 self._unreported[ids] = True
                 self._of_others[ids] = False
-
-    def _lost(self, books: dict[int, tuple[str, int, int]]) -> bool:
-        """Whether pods have forgotten what was reported to them, so that there is something to report again."""
-        found, had_reported = False, bool(self._books)
-        for pod, (name, first, end) in books.items():
-            known = self._books.get(pod)
-            self._books[pod] = name
-            if known == name or not had_reported:
-                continue
-            with self._changing:
-                again = ~np.isnan(self.scores[first:end]) & ~self._of_others[first:end]
-                num_again = int(np.count_nonzero(again))
-                self._unreported[first:end] |= again
-            found = found or num_again > 0
-            log.warning(
-                "job %s: pod %d was started again, or is new, and does not know how important samples are; rank %d "
-                "tells it again, of %d of them",
-                self._connection.spec.name,
-                pod,
-                self._connection.rank,
-                num_again,
-            )
-        return found
 
     def _report_now_and_then(self) -> None:
         pause = threading.Event()

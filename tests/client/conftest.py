@@ -1,11 +1,9 @@
-"""What do tests of the client share? A fake pod of forty samples, datasets that read from it, a folder for records."""
+"""What do tests of the client share? A fake pod of forty samples, and datasets that read from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import pytest
 from tests.client.fake_pod import FakePod, serving, text_samples
@@ -28,15 +26,3 @@ def dataset_of(pod: FakePod) -> Callable[..., CacheDataset]:
         return CacheDataset(pod.url, **settings)
 
     return make
-
-
-@pytest.fixture(autouse=True)
-def no_dataset_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Datasets of a rank in one process share what it has received, and those of other tests may not be collected."""
-    monkeypatch.setattr("refill.job_samples._records", WeakValueDictionary())
-
-
-@pytest.fixture
-def records_in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Delivery records are made in a folder that this test has for itself."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -1,4 +1,7 @@
-"""A pod in one thread: the real HTTP API over samples in memory, with faults to order. Redirects nothing."""
+"""A pod in one thread: the real HTTP API over samples in memory, with faults to order. Redirects nothing.
+
+Of planned jobs it knows those whose ranks name their samples.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
+from urllib.parse import parse_qsl
 
 import numpy as np
 
-from refill.errors import EpochEnded, InvalidInput, JobConflict, RefillError, UnknownJob
-from refill.protocol.classes import ids_of
+from refill.errors import EpochEnded, InvalidInput, JobConflict, RefillError, UnknownJob, job_lost
 from refill.protocol.job_spec import JobSpec
-from refill.protocol.pod_life import LIFE_HEADER
+from refill.protocol.plan_settings import PLAN_VERSION, WITHIN_CLASSES_VERSION, PlanSettings, is_within_classes
 from refill.protocol.wire_format import BatchRequest, Int64Array, encode_frame_head
 
 BLOCK = 512
@@ -48,19 +51,24 @@ class FakePod:
       closed after the answer
     - ``"reset"``: the connection breaks instead of an answer; ``"hang"``: no answer until the pod ends
     - ``"garbage"``, ``"swap"``: a wrong frame
-    - ``"forget"``: the job is gone; a :class:`RefillError`: that is answered
+    - ``"forget"``: the job is gone; ``"restart"``: it is, and whoever registers it next begins a new run; a
+      :class:`RefillError`: that is answered
     - ``None``: nothing
     """
 
     samples: list[bytes]
     pods: list[str] | None = None
     faults: deque[str | RefillError | None] = field(default_factory=deque)
-    lives: deque[str] = field(default_factory=deque)
-    """Of which runs of the pod the next answers are; the last one is kept."""
     url: str = ""
     jobs: dict[str, JobSpec] = field(default_factory=dict)
     incarnation: str = "1"
     traces: dict[tuple[str, int, int], Int64Array] = field(default_factory=dict)
+    lists: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By rank and epoch, the digests of those that came."""
+    registered_by: list[str | None] = field(default_factory=list)
+    """Of each registration, the incarnation that it named."""
+    asked_by: list[str | None] = field(default_factory=list)
+    """The same of each batch."""
     requests: list[str] = field(default_factory=list)
     """``METHOD what`` of each request."""
     batches: list[BatchRequest] = field(default_factory=list)
@@ -80,7 +88,7 @@ class FakePod:
         if spec.order == "explicit":
             if (spec.name, epoch, rank) not in self.traces:
                 raise InvalidInput(f"no trace of epoch {epoch} and rank {rank}")
-            return ids_of(self.traces[spec.name, epoch, rank])
+            return self.traces[spec.name, epoch, rank]
         ids = np.arange(len(self.samples))
         if spec.shuffle:
             ids = np.random.default_rng([spec.seed % 2**63, epoch]).permutation(ids)
@@ -90,7 +98,10 @@ class FakePod:
     def per_rank(self, spec: JobSpec) -> int:
         return (len(self.samples) + (0 if spec.drop_last else spec.world_size - 1)) // spec.world_size
 
-    def register(self, spec: JobSpec) -> dict[str, Any]:
+    def register(self, spec: JobSpec, incarnation: str | None = None) -> dict[str, Any]:
+        self.registered_by.append(incarnation)
+        if incarnation is not None and incarnation != self.incarnation:
+            raise job_lost(spec, "pod 0 was restarted")
         known = self.jobs.setdefault(spec.name, spec)
         if differences := known.differences(spec):
             raise JobConflict(f"job {spec.name}: {differences[0]}")
@@ -106,16 +117,41 @@ class FakePod:
             "ordinal": 0,
         }
 
+    def register_planned(self, spec: JobSpec, brought: Any) -> dict[str, Any]:
+        selection = spec.policy_settings.get("selection", "")
+        version = WITHIN_CLASSES_VERSION if is_within_classes(selection) else PLAN_VERSION
+        made = PlanSettings(
+            "fake", len(self.samples), 4, 1, 1 << 14, seed=spec.seed, selection=selection, version=version
+        )
+        plan = made if brought is None else PlanSettings.from_dict(brought)
+        info = self.register(spec)
+        return info | {"plan": plan.to_dict(), "plan_id": plan.plan_id, "incarnation": plan.plan_id, "num_pods": 1}
+
+    def restart(self) -> None:
+        """It forgets jobs: whoever registers one next begins a new run."""
+        self.jobs.clear()
+        self.incarnation += "0"
+
     def batch(self, spec: JobSpec, request: BatchRequest) -> bytes:
         with self.lock:
             self.batches.append(request)
         if request.epoch < self.oldest_epoch:
             raise EpochEnded(f"epoch {request.epoch} has ended")
+        if request.sample_ids is not None:
+            return self.frame(request.positions, request.sample_ids)
         trace = self.trace(spec, request.epoch, request.rank)
         return self.frame(request.positions, trace[request.positions])
 
     def frame(self, positions: Int64Array, ids: Int64Array) -> bytes:
-        payloads = [self.samples[sample_id] for sample_id in ids]
+        return self._frame(positions, ids, [self.samples[sample_id] for sample_id in ids])
+
+    def numbers(self, body: bytes, numbers: Int64Array) -> bytes:
+        """Those of the samples between two ids."""
+        first, end = np.frombuffer(body, dtype="<i8")
+        return self._frame(np.array([-1]), np.array([first]), [numbers[first:end].astype("<i8").tobytes()])
+
+    @staticmethod
+    def _frame(positions: Int64Array, ids: Int64Array, payloads: list[bytes]) -> bytes:
         lengths = np.array([len(payload) for payload in payloads], dtype=np.int64)
         return b"".join([encode_frame_head(positions, ids, lengths), *payloads])
 
@@ -167,8 +203,6 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer = error.status, json.dumps(error.to_wire()).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(answer)))
-        if lives := self.fake.lives:
-            self.send_header(LIFE_HEADER, lives.popleft() if len(lives) > 1 else lives[0])
         self.end_headers()
         self.wfile.write(answer)
 
@@ -181,6 +215,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path == ["v1", "dataset"]:
             return json.dumps({"num_samples": len(pod.samples)}).encode()
         name, what = path[2], path[-1] if len(path) > 3 else "job"
+        query = dict(parse_qsl(self.path.partition("?")[2]))
+        by = query.get("incarnation")
         with pod.lock:
             pod.requests.append(f"{self.command} {what}")
             fault = pod.faults.popleft() if what in ("batch", "samples", "trace") and pod.faults else None
@@ -193,13 +229,22 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Lost
         if fault == "forget":
             pod.jobs.clear()
+        if fault == "restart":
+            pod.restart()
         if isinstance(fault, RefillError):
             raise fault
         if (self.command, what) == ("PUT", "job"):
-            return json.dumps(pod.register(JobSpec.from_dict(json.loads(body)))).encode()
-        if name not in pod.jobs or (what == "parts" and pod.parts is None):
+            return json.dumps(pod.register(JobSpec.from_dict(json.loads(body)), by)).encode()
+        if (self.command, what) == ("PUT", "planned"):
+            said = json.loads(body)
+            return json.dumps(pod.register_planned(JobSpec.from_dict(said["settings"]), said["plan"])).encode()
+        if what == "batch":
+            pod.asked_by.append(by)
+        is_live = name not in pod.jobs or not pod.jobs[name].is_planned
+        is_of_another = is_live and by not in (None, pod.incarnation)
+        if name not in pod.jobs or is_of_another or (what == "parts" and pod.parts is None):
             raise UnknownJob(f"no job {name}")
-        answer = self._of_job(pod.jobs[name], what, path, body)
+        answer = self._of_job(pod.jobs[name], what, path, body, query)
         if fault == "drop":
             raise _Lost
         if fault == "cut":
@@ -217,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
             return pod.frame(request.positions[::-1].copy(), request.positions)
         return answer
 
-    def _of_job(self, spec: JobSpec, what: str, path: list[str], body: bytes) -> bytes:
+    def _of_job(self, spec: JobSpec, what: str, path: list[str], body: bytes, query: dict[str, str]) -> bytes:
         pod = self.fake
         if what == "batch":
             return pod.batch(spec, BatchRequest.decode(body))
@@ -226,6 +271,20 @@ class _Handler(BaseHTTPRequestHandler):
             return pod.frame(np.full(len(ids), -1), ids)
         if what == "parts":
             return json.dumps(pod.parts).encode()
+        if what in ("chunks", "order", "lengths"):
+            ids = np.arange(len(pod.samples))
+            shuffled = np.random.default_rng(int(path[5]) if what == "order" else 0).permutation(ids)
+            lengths = np.array([len(sample) for sample in pod.samples])
+            return pod.numbers(body, {"chunks": ids // 4 << 16, "order": shuffled, "lengths": lengths}[what])
+        if what == "list":
+            with pod.lock:
+                pod.traces[spec.name, int(path[5]), int(path[7])] = np.frombuffer(body, dtype="<i8")
+                pod.lists[path[7]] = pod.lists.get(path[7], {}) | {path[5]: query["digest"]}
+            return b"{}"
+        if what == "planned":
+            return json.dumps({"lists": pod.lists.get(query["list_of"], {})}).encode()
+        if what == "received":
+            return b"{}"
         if what == "trace":
             with pod.lock:
                 pod.traces[spec.name, int(path[4]), int(path[6])] = np.frombuffer(body, dtype="<i8")

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from refill import BucketSampler, CacheDataset, ClassBalancedSampler, ClassSampler, TraceSampler, timed
 from refill.errors import InvalidInput
-from refill.protocol.classes import classes_of, ids_of
+from refill.protocol.plan_settings import is_within_classes
 
 DatasetOf = Callable[..., CacheDataset]
 
@@ -24,8 +24,7 @@ CLASSES = np.arange(NUM_SAMPLES) // 10
 
 @pytest.fixture
 def dataset_of(dataset_of: DatasetOf) -> DatasetOf:
-    """Of the live policy that redirects within classes: the fake pod plans no epochs."""
-    return lambda **arguments: dataset_of(**{"policy": "drain"} | arguments)
+    return lambda **arguments: dataset_of(**{"policy": "planned"} | arguments)
 
 
 def test_ranks_post_the_batches_of_one_order(pod: FakePod, dataset_of: DatasetOf) -> None:
@@ -36,22 +35,21 @@ def test_ranks_post_the_batches_of_one_order(pod: FakePod, dataset_of: DatasetOf
         sampler = ClassSampler(dataset_of(rank=rank, world_size=2, seed=-7), 5, order, CLASSES)
         assert len(sampler) == len(list(sampler)) == 20
         asked.append(pod.traces["job", 0, rank])
-    classes = [(classes_of(entries) - 1).reshape(-1, 5) for entries in asked]
-    for of_rank in classes:
-        assert of_rank.tolist() == [[each] * 5 for each in (3, 1, 0, 2)]
-    ids = ids_of(np.concatenate(asked))
-    assert sorted(ids.tolist()) == list(range(NUM_SAMPLES))
-    assert (CLASSES[ids] == np.concatenate(classes).ravel()).all()
+    for of_rank in asked:
+        assert CLASSES[of_rank].reshape(-1, 5).tolist() == [[each] * 5 for each in (3, 1, 0, 2)]
+    assert sorted(np.concatenate(asked).tolist()) == list(range(NUM_SAMPLES))
 
 
 def test_an_order_may_change_with_the_epoch(pod: FakePod, dataset_of: DatasetOf) -> None:
-    sampler = ClassSampler(dataset_of(), 10, lambda epoch: np.roll(np.sort(CLASSES), 10 * epoch), CLASSES * 7 - 1)
+    def order(epoch: int) -> Any:
+        return np.roll(np.sort(CLASSES), 10 * epoch)
+
     with pytest.raises(InvalidInput, match="order asks for class 0, which no sample has"):
-        next(iter(sampler))
-    sampler = ClassSampler(dataset_of(), 10, lambda epoch: np.roll(np.sort(CLASSES), 10 * epoch), CLASSES)
+        next(iter(ClassSampler(dataset_of(job="other"), 10, order, CLASSES * 7 - 1)))
+    sampler = ClassSampler(dataset_of(), 10, order, CLASSES)
     for epoch in range(2):
         list(sampler)
-        assert classes_of(pod.traces["job", epoch, 0])[0] == [1, 4][epoch]
+        assert CLASSES[pod.traces["job", epoch, 0]][0] == [0, 3][epoch]
 
 
 def test_batches_of_a_loader_are_of_one_bucket(pod: FakePod, dataset_of: DatasetOf) -> None:
@@ -63,8 +61,8 @@ def test_batches_of_a_loader_are_of_one_bucket(pod: FakePod, dataset_of: Dataset
         assert sorted(np.concatenate(batches).tolist()) == list(range(NUM_SAMPLES))
         for batch in batches:
             assert len(set(np.array(batch) // 10)) == 1, f"batch of epoch {epoch}: {batch}"
-    assert pod.jobs["job"].policy_settings == {"within": "class"}
-    assert pod.count("PUT trace") == 2
+    assert is_within_classes(pod.jobs["job"].policy_settings["selection"])
+    assert pod.count("PUT list") == 2
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -112,9 +110,10 @@ def test_equal_classes_come_equally_often(pod: FakePod, dataset_of: DatasetOf) -
     sampler = ClassBalancedSampler(dataset_of(), 8, classes, per_class=16)
     assert len(sampler) == len(list(sampler)) == 32
     posted = pod.traces["job", 0, 0]
-    assert (np.bincount(classes_of(posted))[1:] == [16, 16]).all()
-    assert all((np.bincount(batch)[1:] == [4, 4]).all() for batch in classes_of(posted).reshape(-1, 8))
-    assert len(set(ids_of(posted)[classes_of(posted) == 1].tolist())) == 16, "the larger class has enough"
+    asked = classes[posted]
+    assert np.bincount(asked).tolist() == [16, 16]
+    assert all(np.bincount(batch).tolist() == [4, 4] for batch in asked.reshape(-1, 8))
+    assert len(set(posted[asked == 0].tolist())) == 16, "the larger class has enough"
 
 
 def test_a_loop_goes_on_where_it_stood(pod: FakePod, dataset_of: DatasetOf) -> None:
@@ -129,8 +128,11 @@ def test_a_loop_goes_on_where_it_stood(pod: FakePod, dataset_of: DatasetOf) -> N
     after.load_state_dict(before.state_dict())
     rest = [sample["__id__"] for batch in after for sample in batch]
     assert sorted(had + rest) == list(range(NUM_SAMPLES))
-    state = before.state_dict()
-    other = ClassBalancedSampler(dataset_of(seed=3), 4, CLASSES, per_class=3)
+
+
+def test_a_state_of_an_epoch_of_another_length_is_refused(pod: FakePod, dataset_of: DatasetOf) -> None:
+    state = ClassBalancedSampler(dataset_of(), 4, CLASSES, per_class=10).state_after(0)
+    other = ClassBalancedSampler(dataset_of(), 4, CLASSES, per_class=3)
     with pytest.raises(InvalidInput, match="of an epoch of 40 positions a rank, and this sampler's has 12"):
         other.load_state_dict(state)
 
@@ -160,21 +162,19 @@ def test_what_does_not_fit_the_dataset_is_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=why):
         make(dataset_of())
-    assert pod.count("PUT trace") == 0
+    assert pod.count("PUT list") == 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        (
-            {"policy": "exact"},
-            "ClassSampler needs policy planned, or drain, redirecting within classes: policy exact has no setting",
-        ),
-        ({"policy": "redox"}, "policy redox has no setting 'within'"),
-        ({"shuffle": False}, "goes with order='explicit' and shuffle=True"),
-        ({"order": "keyed"}, "contradicts the dataset"),
-    ],
-)
-def test_jobs_that_redirect_otherwise_are_refused(dataset_of: DatasetOf, settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(InvalidInput, match=why):
-        ClassSampler(dataset_of(**settings), 5, CLASSES, CLASSES)
+@pytest.mark.parametrize("policy", ["exact", "redox"])
+@pytest.mark.parametrize("make", [ClassSampler, BucketSampler, ClassBalancedSampler])
+def test_other_policies_are_refused(pod: FakePod, dataset_of: DatasetOf, policy: str, make: Any) -> None:
+    with pytest.raises(
+        InvalidInput, match=f"^{make.__name__} needs policy planned, the default: leave out policy='{policy}'$"
+    ):
+        make(dataset_of(policy=policy), 5, CLASSES)
+    assert pod.count("PUT job") == 0
+
+
+def test_an_order_of_another_kind_is_refused(dataset_of: DatasetOf) -> None:
+    with pytest.raises(InvalidInput, match="contradicts the dataset"):
+        ClassSampler(dataset_of(order="keyed"), 5, CLASSES, CLASSES)

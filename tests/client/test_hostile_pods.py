@@ -203,8 +203,7 @@ def test_a_long_answer_has_more_time_than_a_short_one(monkeypatch: pytest.Monkey
         {"num_samples": 10**30},
         {"samples_per_rank": 1.5},
         {"metadata": []},
-        {"resumed": 5},
-        {"resumed": {"epoch": "x", "samples_per_rank": 1}},
+        {"incarnation": "x"},
         {"chunks_in_memory": 1, "good_chunks_in_memory": "x"},
     ],
 )
@@ -219,19 +218,3 @@ def test_a_job_that_lacks_what_all_have() -> None:
         rest = {key: value for key, value in INFO.items() if key != name}
         with pod(in_json(rest)) as url, pytest.raises(RefillError, match=r"what no pod sends|not as a pod does"):
             PodConnection(url, SPEC, 0, None, timeout_seconds=0).info()
-
-
-@pytest.mark.parametrize("life", ["x", "1 99999999999999999999-a", "\x01"])
-def test_a_process_that_no_pod_is(life: str) -> None:
-    with pod(lambda connection: connection.sendall(head(2, 200, f"Refill-Life: {life}") + b"{}")) as url:
-        assert "not as a pod does" in asked(url).message
-
-
-def test_who_does_not_take_the_token_names_no_process_of_a_pod() -> None:
-    """Another service at the address of a pod that is gone; the pod itself would be taken for an earlier process."""
-    refusal = head(2, 401, "Refill-Life: 0 9999999999999999999-ffff") + b"{}"
-    channel = PodChannel(Credentials(), 2)
-    with pod(lambda connection: connection.sendall(refusal)) as url, pytest.raises(RefillError):
-        channel.call("GET", url, "/v1/pods", Wait(5))
-    with pod(lambda connection: connection.sendall(head(2, 200, "Refill-Life: 0 5-aa") + b"{}")) as url:
-        assert channel.call("GET", url, "/v1/pods", Wait(5)) == {}

@@ -10,8 +10,7 @@ from tests.client.fake_pod import FakePod
 from torch.utils.data import DataLoader
 
 from refill import CacheIterableDataset
-from refill.errors import InvalidInput
-from refill.protocol.records import Kind, RecordReader
+from refill.errors import InvalidInput, JobLost
 
 
 def iterable_of(pod: FakePod, batch_size: int = 7, **arguments: Any) -> CacheIterableDataset:
@@ -66,16 +65,14 @@ def test_what_can_not_be_is_refused(pod: FakePod) -> None:
         iterable_of(pod).set_epoch(-1)
 
 
-def test_a_worker_that_is_resumed_says_which_positions_it_had(pod: FakePod, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pods of another number would deal them again, if it reported that it had received nothing."""
+def test_a_worker_of_a_run_that_is_lost_does_not_go_on(pod: FakePod) -> None:
     samples = iter(iterable_of(pod))
     for _ in range(10):
         next(samples)
     state = samples.state_dict()  # type: ignore[attr-defined]  # of a worker of torchdata's StatefulDataLoader
-    monkeypatch.setattr("refill.job_samples._records", {})  # it is another process
-    resumed = iterable_of(pod)
-    again = iter(resumed)
+    again = iter(iterable_of(pod))
     again.load_state_dict(state)  # type: ignore[attr-defined]
-    assert again._consumed().tolist() == list(range(10))  # type: ignore[attr-defined]
-    reported = list(RecordReader(resumed.dataset.connection._record.report(0)))
-    assert [record.epoch for record in reported if record.kind is Kind.WHOLE] == [1], "epoch 0 is not whole"
+    assert len(list(again)) == NUM_SAMPLES - 10
+    pod.restart()
+    with pytest.raises(JobLost, match=r"\(set_epoch\(0\)\)"):
+        iter(iterable_of(pod)).load_state_dict(state)  # type: ignore[attr-defined]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import pickle
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from tests.client.fake_pod import FakePod, serving, text_samples
 
-from refill import patience, pod_channel
+from refill import patience
 from refill.credentials import Credentials
 from refill.errors import (
     EpochEnded,
@@ -28,9 +28,13 @@ from refill.errors import (
     JobLost,
     NotAuthenticated,
     PodUnreachable,
+    RankHeld,
     RefillError,
     StoreUnavailable,
+    job_lost,
 )
+from refill.job_pods import JobPods, RunOfRank
+from refill.own_life import own_life
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 
@@ -80,37 +84,6 @@ def test_a_batch_comes_whatever_happens_on_the_way(pod: FakePod, faults: list[An
     assert [bytes(payload) for payload in again.payloads] == [pod.samples[i] for i in again.sample_ids]
     assert pod.count("POST batch") == 1 + requests
     assert pod.count("PUT job") == 1 + ("forget" in faults)
-
-
-def test_an_earlier_run_of_a_pod_is_not_believed(pod: FakePod) -> None:
-    """A connection leads there still, after another one had led to its successor."""
-    connection = connection_to(pod)
-    pod.lives.append("0 200-b")
-    connection.batch(0, POSITIONS)
-    pod.lives = deque(["0 100-a", "1 100-c", "0 200-b", "0 300-a"])
-    connections = pod.connections
-    for requests in (3, 4, 5):  # answered by an earlier run, by another pod, by the same run, by its successor
-        connection.batch(0, POSITIONS)
-        assert pod.count("POST batch") == requests
-    assert pod.connections == connections + 1
-
-
-def test_a_pod_that_was_started_again_with_its_clock_set_back_is_believed_in_time(
-    pod: FakePod, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pod that is alone and has no journal does not know what it was before. It was refused for ever."""
-    monkeypatch.setattr(pod_channel, "_LEASES_END_SECONDS", 0.0)
-    connection = connection_to(pod)
-    pod.lives.append("0 200-b")
-    connection.batch(0, POSITIONS)
-    pod.lives = deque(["0 100-a"])
-    connections = pod.connections
-    connection.batch(0, POSITIONS)
-    assert pod.connections == connections + 1, "it was believed over a connection that may be of the run before"
-    assert pod.count("POST batch") == 3
-    pod.lives = deque(["0 200-b", "0 100-a"])
-    connection.batch(0, POSITIONS)
-    assert pod.count("POST batch") == 5, "the run before was believed again"
 
 
 def test_every_retry_asks_for_the_same(pod: FakePod) -> None:
@@ -241,13 +214,116 @@ def test_what_is_waited_for_is_said(
     ]
 
 
-def test_a_job_that_began_anew_is_not_gone_on_with(pod: FakePod) -> None:
-    connection = connection_to(pod)
+LOST = (
+    r"^job job is lost: pod 0 was restarted, and policy redox keeps who got what in memory alone\. The epoch begins "
+    r"anew: start training again without a state, from the epoch's beginning; policy planned survives this$"
+)
+
+
+def test_a_run_that_pods_have_lost_is_not_gone_on_with(pod: FakePod) -> None:
+    connection = connection_to(pod, policy="redox")
     connection.batch(0, POSITIONS)
-    pod.incarnation = "2"
+    pod.faults.append("restart")
+    for _ in range(2):
+        with pytest.raises(JobLost, match=LOST):
+            connection.batch(0, POSITIONS)
+    assert pod.registered_by == [None, "1", "1"]
+    assert pod.jobs == {}, "nothing was begun in its place"
+
+
+def test_a_run_of_which_nothing_has_come_is_left_for_a_new_one(pod: FakePod) -> None:
+    connection = connection_to(pod, policy="redox")
+    connection.info()
+    pod.faults.append("restart")
+    assert len(connection.batch(0, POSITIONS).payloads) == 8
+    assert (pod.registered_by, pod.asked_by) == ([None, None], ["1", "10"])
     pod.faults.append("forget")
-    with pytest.raises(JobLost, match="end the job and start it again"):
+    connection.batch(0, POSITIONS)
+    assert pod.registered_by == [None, None, "10"], "of this one something has come"
+
+
+def test_a_pod_that_says_itself_that_a_run_is_lost_of_which_nothing_has_come(pod: FakePod) -> None:
+    """The home knew the job, and another pod did not."""
+    connection = connection_to(pod, policy="redox")
+    connection.info()
+    pod.faults.append(job_lost(connection.spec, "pod 1 was restarted"))
+    assert len(connection.batch(0, POSITIONS).payloads) == 8
+    pod.faults.append(job_lost(connection.spec, "pod 1 was restarted", epoch=3))
+    with pytest.raises(JobLost, match=r"pod 1 was restarted, .* from the epoch's beginning \(set_epoch\(3\)\); policy"):
+        connection.batch(3, POSITIONS)
+    assert pod.registered_by == [None, None]
+
+
+def test_what_pods_keep_of_a_rank_is_lost_with_them(pod: FakePod) -> None:
+    connection = connection_to(pod, policy="exact", order="explicit")
+    connection.post_trace(0, np.arange(8))
+    pod.faults.append("restart")
+    with pytest.raises(JobLost, match="policy exact keeps"):
         connection.batch(0, POSITIONS)
+
+
+def test_loader_workers_know_of_which_run_something_has_come(pod: FakePod) -> None:
+    """They share a number; each has registered, or inherited, the job."""
+    run = RunOfRank(np.zeros(RunOfRank.NUM_SHARED, dtype=np.int64))
+    spec = JobSpec("job", "file:///data", policy="redox")
+    first, second, third = (PodConnection(pod.url, spec, 0, None, 10, run=run) for _ in range(3))
+    first.info()
+    second.info()
+    pod.faults.append("restart")
+    first.batch(0, POSITIONS)
+    second.batch(0, POSITIONS)
+    assert pod.asked_by == ["1", "10", "1", "10"], "what another one goes on by is no loss"
+    pod.faults.append("restart")
+    for connection in (second, first, third):
+        with pytest.raises(JobLost):
+            connection.batch(0, POSITIONS)
+
+
+def test_a_state_names_its_run(pod: FakePod) -> None:
+    connection = connection_to(pod, policy="redox")
+    connection.goes_on("1", 4)
+    assert pod.registered_by == ["1"]
+    pod.faults.append("restart")
+    with pytest.raises(JobLost):
+        connection.batch(0, POSITIONS)
+    other = connection_to(pod, policy="redox")
+    with pytest.raises(JobLost, match=LOST):
+        other.goes_on("1", 4)
+    other.batch(0, POSITIONS)
+    with pytest.raises(JobLost, match=r"registered anew since the state was saved.*\(set_epoch\(4\)\)"):
+        other.goes_on("1", 4)
+    other.batch(0, POSITIONS)
+
+
+def test_a_rank_goes_on_in_place_of_a_process_that_has_ended(pod: FakePod) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    holder = dataclasses.replace(own_life(os.getpid()), process=child)
+    held = RankHeld("another process is rank 0", rank=0, holder=holder.encode(), held_seconds=1.0)
+    connection = connection_to(pod, timeout_seconds=0)
+    pod.faults.append(held)
+    assert len(connection.batch(0, POSITIONS).payloads) == 8
+    assert pod.requests == ["PUT job", "POST batch", "PUT lease", "POST batch"]
+    pod.faults.append(RankHeld("still there", rank=0, holder=own_life(os.getpid()).encode(), held_seconds=1.0))
+    with pytest.raises(RankHeld):
+        connection.batch(0, POSITIONS)
+
+
+def test_the_home_hears_of_a_rank_whose_loop_stands_still(pod: FakePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobPods, "look_every_seconds", 0.01)
+    connection = connection_to(pod, policy="redox")
+    connection.info()
+    ends = time.monotonic() + 10
+    while pod.count("GET 0") < 3 and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert pod.count("GET 0") >= 3
+    pod.restart()
+    seen = pod.count("GET 0")
+    while pod.count("GET 0") < seen + 3 and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert pod.registered_by == [None], "it registers nothing: the next request does"
 
 
 def test_batches_share_one_connection(pod: FakePod) -> None:

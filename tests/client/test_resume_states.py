@@ -97,19 +97,26 @@ def test_pods_that_lost_the_job_can_not_go_on_midway(pod: FakePod, dataset_of: D
     loader, _ = mapped(dataset_of)
     for _ in loader:
         states.append(loader.state_dict())
-    pod.incarnation = "2"
+    dataset_of(resume=states[2]).register()
+    pod.restart()
     loader, sampler = mapped(dataset_of)
-    with pytest.raises(JobLost, match=r"registered anew since the state was saved.*set_epoch\(0\) starts it over"):
+    with pytest.raises(
+        JobLost, match=r"registered anew since the state was saved, .* \(set_epoch\(0\)\); policy planned"
+    ):
         loader.load_state_dict(states[2])
     loader.load_state_dict(states[-1])
     assert sampler.epoch == 1, "at the end of an epoch there is nothing to know"
+    with pytest.raises(JobLost, match="pod 0 was restarted, and policy redox keeps who got what in memory alone"):
+        dataset_of(resume=states[2]).register()
+    dataset_of(resume=states[-1]).register()
+    assert pod.registered_by == [None, "1", None, "1", None]
 
 
 def test_a_fixed_order_goes_on_whatever_the_pods_know(pod: FakePod, dataset_of: DatasetOf) -> None:
     loader, _ = mapped(dataset_of, shuffle=False)
     consumed = ids_of(islice(loader, 2))
     state = loader.state_dict()
-    pod.incarnation = "2"
+    pod.restart()
     loader, _ = mapped(dataset_of, shuffle=False)
     loader.load_state_dict(state)
     assert consumed + ids_of(loader) == list(range(NUM_SAMPLES))

@@ -26,7 +26,6 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 import refill
 from refill import CacheDataset, CacheIterableDataset, EpochSampler, Position
 from refill.errors import DatasetNotFound, InvalidInput, SampleDamaged
-from refill.protocol.records import Kind, RecordReader
 
 DatasetOf = Callable[..., CacheDataset]
 
@@ -366,28 +365,12 @@ def test_nothing_is_asked_before_the_first_use_and_settings_are_checked_at_once(
 def test_errors_of_the_pod_are_raised_where_the_job_is_registered(
     pod: FakePod, dataset_of: DatasetOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_index(spec: object) -> dict[str, Any]:
+    def no_index(spec: object, incarnation: object) -> dict[str, Any]:
         raise DatasetNotFound("there is no index at file:///data")
 
     monkeypatch.setattr(pod, "register", no_index)
     with pytest.raises(DatasetNotFound, match="there is no index at"):
         EpochSampler(dataset_of())
-
-
-def test_two_datasets_of_one_rank_in_a_process_share_what_it_has_received(
-    dataset_of: DatasetOf, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each alone would tell a pod that lost its memory a part, and that this is all."""
-    first, looks, second = dataset_of(), dataset_of(), dataset_of()
-    ids_of(loader_of(first))
-    assert len(looks) == NUM_SAMPLES
-    ids_of(loader_of(second))
-    assert "another dataset object of this process has asked as rank 0 of job job" in caplog.text
-    reported = RecordReader(second._record.report(0))
-    positions = [position for record in reported if record.kind is Kind.RECEIVED for position in record.columns[0]]
-    assert set(positions) == set(range(NUM_SAMPLES))
-    assert len(positions) == 2 * NUM_SAMPLES, "what both have received"
-    assert Kind.UNUSED in [record.kind for record in RecordReader(looks._record.report(0))]
 
 
 def test_a_dataset_without_a_sampler_refuses_what_is_no_epoch(dataset_of: DatasetOf) -> None:
