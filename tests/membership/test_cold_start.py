@@ -40,7 +40,7 @@ def packed(folder: Path, url: str, num_samples: int, sample_bytes: int) -> str:
 
 def pods_of(folder: Path, memory: str) -> PodsInProcess:
     settings: dict[str, Any] = {"dataset_urls": "s3://", "wait_seconds": 60, "memory_bytes": memory}
-    return PodsInProcess(NUM_PODS, folder, journal=False, **settings)
+    return PodsInProcess(NUM_PODS, **settings)
 
 
 def rounds_to_first_batches(rounds: Rounds, pods: PodsInProcess, run: Run, epoch: int, batch: int, start: int) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.utils.data
 from tests.integration.job_ranks import receipt
 from tests.membership.planned_in_process import PlannedDataset, new_name
-from tests.membership.pods_in_process import PodsInProcess
+from tests.membership.pods_in_process import Packed, PodsInProcess
 from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until, until_answered
 
@@ -19,14 +18,12 @@ import refill
 from refill.errors import UnknownJob
 from refill_service.demo.local_cluster import LocalCluster
 
-Packed = tuple[str, dict[str, bytes]]
-
 PLANNED = {"plan_bytes": 300_000, "shares": 4, "run": 16}
 
 
 @pytest.fixture
-def pods(tmp_path: Path) -> Iterator[PodsInProcess]:
-    with PodsInProcess(2, tmp_path, journal=False) as found:
+def pods() -> Iterator[PodsInProcess]:
+    with PodsInProcess(2) as found:
         yield found
 
 
