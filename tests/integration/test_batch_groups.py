@@ -18,7 +18,7 @@ from refill.protocol.job_spec import JobSpec
 
 def test_members_of_a_group_get_its_batches_and_a_killed_pod_changes_nothing(packed: Packed, tmp_path: Path) -> None:
     """Members are half an epoch apart: what one has had waits for the other as long as memory goes."""
-    with cluster_of(tmp_path, 3, journal=False) as cluster:
+    with cluster_of(tmp_path, 3) as cluster:
         job = settings_of(packed[0], policy="planned", world_size=4, batch_group=2, seed=3)
         ranks = [rank_of(cluster, job, rank) for rank in range(4)]
         length = ranks[0].info()["samples_per_rank"]
@@ -43,7 +43,7 @@ def test_members_of_a_group_get_its_batches_and_a_killed_pod_changes_nothing(pac
 
 
 def test_the_store_is_read_once_for_a_group(packed: Packed, tmp_path: Path) -> None:
-    with cluster_of(tmp_path, 1, journal=False) as cluster:
+    with cluster_of(tmp_path, 1) as cluster:
         job = settings_of(packed[0], policy="planned", world_size=2, batch_group=2, num_epochs=1)
         ranks = [rank_of(cluster, job, rank) for rank in range(2)]
         for start in range(0, NUM_SAMPLES, 20):

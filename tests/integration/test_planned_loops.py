@@ -48,7 +48,7 @@ def test_loops_go_on_while_a_pod_stands_still_and_when_it_is_gone(
 ) -> None:
     """Two ranks, two loader workers each. The home of rank 1 is paused in epoch 0, and killed in epoch 1."""
     job = settings_of(packed[0], num_epochs=2, seed=3)
-    with cluster_of(tmp_path, 3, journal=False) as cluster:
+    with cluster_of(tmp_path, 3) as cluster:
         datasets = [dataset_at(cluster, job, rank=rank, world_size=2) for rank in range(2)]
         loaders = [
             DataLoader(each, BATCH, sampler=refill.EpochSampler(each), num_workers=2, collate_fn=list)

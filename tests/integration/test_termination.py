@@ -140,9 +140,8 @@ def test_what_takes_longer_than_the_grace_is_broken_off(packed: Packed, tmp_path
 
 def test_a_client_that_loops_sees_nothing_but_errors_that_are_tried_again(packed: Packed, tmp_path: Path) -> None:
     """The pod ends and comes back twice while an epoch is fetched: the client's own retries are all it takes."""
-    settings = SMALL | {"drain_seconds": 0.3, "journal_dir": str(tmp_path / "journal-{ordinal}")}
     job = settings_of(packed[0])
-    with LocalCluster(2, tmp_path, settings) as cluster, ThreadPoolExecutor(1) as pool:
+    with LocalCluster(2, tmp_path, SMALL | {"drain_seconds": 0.3}) as cluster, ThreadPoolExecutor(1) as pool:
         rank = rank_of(cluster, job)
         rank.info()
 

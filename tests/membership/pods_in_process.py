@@ -350,11 +350,12 @@ class Rank(PodConnection):
         process: int = 1,
         timeout_seconds: float = 30,
         goes_without_damaged: bool = False,
+        run: RunOfRank | None = None,
     ) -> None:
         url = pods.pod_urls[0]
         super().__init__(url, spec, rank, None, timeout_seconds, goes_without_damaged=goes_without_damaged)
         self._channel = CalledPods(pods)
-        self._pods = PodsOfRank(url, spec, rank, None, timeout_seconds, self._channel, RunOfRank([0]))
+        self._pods = PodsOfRank(url, spec, rank, None, timeout_seconds, self._channel, run)
         self._pods.process = process
 
     @property

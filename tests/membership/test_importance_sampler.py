@@ -33,7 +33,7 @@ class CalledDataset(refill.CacheDataset):
         super().__init__(pods.pod_urls[0], dataset=url, job=name, rank=rank, **how)
 
     def _new_connection(self) -> PodConnection:
-        return Rank(self._called, JobSpec.from_dict(self._settings), self._rank or 0)
+        return Rank(self._called, JobSpec.from_dict(self._settings), self._rank or 0, run=self._run)
 
 
 class Training:

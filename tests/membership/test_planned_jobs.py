@@ -25,13 +25,17 @@ from refill_service.datasets.pack import pack
 from refill_service.top.scrape import PodScrape
 
 
-@pytest.fixture(autouse=True, params=["/planned/batch", "/planned/take"], ids=["direct", "by way of a home"])
+@pytest.fixture(params=["/planned/batch", "/planned/take"], ids=["direct", "by way of a home"])
 def asked_for_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The route by which pods are asked for their parts of a batch: by ranks themselves, or by their homes."""
     monkeypatch.setattr(PlannedRank, "is_direct", request.param == "/planned/batch")
     return str(request.param)
 
 
+BOTH_WAYS = pytest.mark.usefixtures("asked_for_parts")
+
+
+@BOTH_WAYS
 def test_pods_that_die_change_nothing(packed: Packed) -> None:
     """One is gone for good from the middle of epoch 0 on, both ranks' home in turn; then all are, and come back with
     nothing and other memory."""
@@ -117,6 +121,7 @@ def test_the_same_ranks_go_on_and_what_lies_in_their_checkpoint_is_received(pack
         assert sorted(run.positions_of(0) + again.positions_of(0)) == list(range(NUM_SAMPLES))
 
 
+@BOTH_WAYS
 def test_ranks_live_on_while_pods_become_more_and_fewer_and_lose_memory(packed: Packed) -> None:
     """Each time all pods end in order, and another number of them starts; at last one has less memory than the job."""
     with PodsInProcess(2) as pods:
@@ -188,6 +193,7 @@ def test_who_gets_what_it_had_asked_for_does_not_ask_again_for_what_others_have(
         run.exact_receipt(0)
 
 
+@BOTH_WAYS
 def test_a_loop_that_is_broken_off_has_left_nothing_out_and_one_that_is_divided_has(packed: Packed) -> None:
     """Its workers had batches under way, and one of them had not begun with its own."""
     with PodsInProcess(2) as pods:
@@ -236,7 +242,10 @@ def test_loaders_of_two_batch_sizes_are_refused_by_name(packed: Packed) -> None:
         assert "EpochSampler(batch_size=1)" in said
 
 
-def test_within_a_batch_a_state_goes_on_with_as_many_ranks_only(packed: Packed) -> None:
+def test_within_a_batch_a_state_goes_on_with_as_many_ranks_only(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_leases, "LEASE_SECONDS", 0.0)  # as if the ranks of before had been silent for so long
     with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], new_name(), 2)
         for dataset in run.datasets:
@@ -484,6 +493,7 @@ def test_states_that_can_not_be_are_refused_in_one_line(packed: Packed) -> None:
         unequal.check(packed[0])
 
 
+@BOTH_WAYS
 def test_damaged_samples_are_skipped_or_raised_and_named(tmp_path: Path) -> None:
     """As many samples in every receipt, whoever reads in whose place."""
     store = tmp_path / "store"

@@ -21,8 +21,8 @@ def pods() -> Iterator[PodsInProcess]:
         yield pods
 
 
-def run_of(pods: PodsInProcess, packed: Packed) -> Run:
-    found = Run(pods, packed[0], new_name(), 1, memory_bytes=0, chunk_size=4)
+def run_of(pods: PodsInProcess, packed: Packed, chunk_size: int = 4) -> Run:
+    found = Run(pods, packed[0], new_name(), 1, memory_bytes=0, chunk_size=chunk_size)
     found.ranks[0].info()
     return found
 
@@ -85,7 +85,7 @@ def test_who_finds_too_little_is_told(packed: Packed, pods: PodsInProcess, caplo
     runs: list[Run] = []
 
     def another() -> None:
-        runs.append(run_of(pods, packed))
+        runs.append(run_of(pods, packed, chunk_size=1))
         assert taken(pods) <= pods.node(0).settings.memory_bytes
 
     def until_refused() -> None:
