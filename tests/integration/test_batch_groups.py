@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.integration.job_ranks import Packed, cluster_of, receipt, settings_of
+from tests.integration.job_ranks import Packed, cluster_of, exact_receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 from refill.batch_groups import BatchGroups, batch_groups
@@ -37,8 +36,7 @@ def test_members_of_a_group_get_its_batches_and_a_killed_pod_changes_nothing(pac
         assert of_ranks[0] == of_ranks[1]
         assert of_ranks[2] == of_ranks[3]
         assert set(of_ranks[0]) | set(of_ranks[2]) == set(range(NUM_SAMPLES))
-        while not (found := receipt(cluster, job, 0))["exact"]:
-            time.sleep(0.1)
+        found = exact_receipt(cluster, job, 0)
         assert (found["planned"], found["received"], found["world_size"]) == (NUM_SAMPLES, NUM_SAMPLES, 2)
 
 

@@ -146,5 +146,5 @@ def test_ranks_with_other_classes_are_refused(three_pods: LocalCluster, packed: 
 
 def test_policies_that_know_no_classes_are_refused_by_name(three_pods: LocalCluster, packed: Packed) -> None:
     job = settings_of(packed[0], world_size=1)
-    with pytest.raises(InvalidInput, match="ClassBalancedSampler .*planned"):
+    with pytest.raises(InvalidInput, match=r"ClassBalancedSampler .*planned"):
         refill.ClassBalancedSampler(dataset_at(three_pods, job, policy="exact"), BATCH, CLASSES)

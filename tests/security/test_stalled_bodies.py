@@ -49,7 +49,7 @@ def begin(pod: LocalCluster, method: str, path: str, announced: int, sent: bytes
     """A request of which this much is sent."""
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {announced}\r\n"
     head += f"Authorization: Bearer {TOKENS[team]}\r\n" if team else ""
-    connection = socket.create_connection(("127.0.0.1", pod._ports[0][0]), 20)
+    connection = socket.create_connection(("127.0.0.1", pod.ports[0]), 20)
     connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode())
     with contextlib.suppress(ConnectionError):  # it may have been refused meanwhile
         connection.sendall(sent)

@@ -72,7 +72,7 @@ class Attackers:
     def __init__(self, pod: LocalCluster, small: str, large: str, policy: str) -> None:
         self.rounds: Counter[str] = Counter()
         self.ending = threading.Event()
-        self._url, self._port = pod.pod_urls[0], pod._ports[0][0]
+        self._url, self._port = pod.pod_urls[0], pod.ports[0]
         self._headers = {"authorization": f"Bearer {TOKENS['vision']}"}
         self._is_planned = policy == "planned"
         self._plans: dict[str, str] = {}
