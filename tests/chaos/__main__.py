@@ -18,7 +18,7 @@ from benchmarks.machine import machine
 from benchmarks.s3_server import s3_server
 from tests.chaos.chaos_dataset import PLANNED_SAMPLES, dataset_in_s3
 from tests.chaos.chaos_run import ChaosRun, repeated_by
-from tests.chaos.draw import setting_of
+from tests.chaos.draw import POLICIES, setting_of
 from tests.chaos.kinds import ALL, THEMES
 
 _FAULT_SECONDS = 8.0
@@ -30,8 +30,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="run this many seeds, however long it takes")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--seed", type=int, help="run this seed alone")
-    parser.add_argument("--policy", choices=["drain", "exact", "planned", "redox"], help="default: by the seed")
-    parser.add_argument("--volumes", choices=["kept", "none", "mixed"], help="of killed pods; default: by the seed")
+    parser.add_argument("--policy", choices=POLICIES, help="default: by the seed, mostly planned")
     parser.add_argument("--themes", type=_themes, help="such as observers,memory; none; default: by the seed")
     parser.add_argument("--kinds", action="store_true", help="say what can go wrong, and run nothing")
     parser.add_argument("--fault-seconds", type=float, default=_FAULT_SECONDS, help="time in which faults begin, a run")
@@ -51,7 +50,7 @@ def _run_all(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
     seed = given.first_seed if given.seed is None else given.seed
     dataset, planned = dataset_in_s3(environment), dataset_in_s3(environment, num_samples=PLANNED_SAMPLES)
     while True:
-        setting = setting_of(seed, given.policy, given.volumes, given.themes)
+        setting = setting_of(seed, given.policy, given.themes)
         of_run = planned if setting.is_planned else dataset
         if setting.is_planned and "replaced" in setting.themes:
             of_run = dataset_in_s3(environment, num_samples=PLANNED_SAMPLES)
@@ -62,7 +61,7 @@ def _run_all(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
         totals.update(deliveries=outcome.deliveries, asked_again=outcome.asked_again, receipts=outcome.verdict.receipts)
         totals[f"runs {str(outcome.verdict).split(' ')[0]}"] += 1
         print(
-            f"seed {seed}: {setting.policy}, {setting.pods} pods, {setting.ranks} ranks, volumes {setting.volumes}, "
+            f"seed {seed}: {setting.policy}, {setting.pods} pods, {setting.ranks} ranks, "
             f"{', '.join(setting.themes)}, {len(run.schedule)} faults, {outcome.seconds:.0f} s: {outcome.verdict}",
             flush=True,
         )

@@ -24,7 +24,6 @@ from refill.errors import RefillError
 from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
-from refill.run_start import RunStart
 
 LOOKS, ASKS = 0, 1
 _PAUSE_SECONDS = 0.3
@@ -35,15 +34,14 @@ def main() -> None:
     plan = RankPlan(**json.loads(sys.argv[1]))
     end_with_input()
     chooser = random.Random(f"{plan.seed} {os.getpid()}")
-    start = RunStart([0, 0, 0])  # as a dataset object of its own has it
     spec = JobSpec.from_dict(plan.spec)
     pods: PodConnection | PlannedConnection
     if spec.is_planned:
         pods = PlannedConnection(plan.service, spec, plan.rank, plan.home or None, plan.timeout_seconds)
         pods.asks_in_batches(plan.batch)
+        pods.is_rank = plan.workers == ASKS
     else:
-        pods = PodConnection(plan.service, spec, plan.rank, plan.home, plan.timeout_seconds, start=start)
-    pods.is_rank = plan.workers == ASKS
+        pods = PodConnection(plan.service, spec, plan.rank, plan.home, plan.timeout_seconds)
     with Path(plan.file).open("a", buffering=1) as file:
         while True:
             epoch = chooser.randrange(plan.epochs)

@@ -1,6 +1,7 @@
 """Does a job stay exact while everything around it fails? One run: pods, ranks, relays, a schedule, a verdict.
 
-The verdict comes from what the ranks wrote down, and the pods' own receipts must agree with it.
+The verdict comes from what the ranks wrote down, and the pods' own receipts must agree with it. A live job may be lost
+with the memory of a pod: then all its ranks have to be told, and others begin it anew.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import contextlib
 import heapq
 import itertools
 import shutil
-import subprocess
 import tempfile
 import time
 import uuid
@@ -30,7 +30,7 @@ from tests.chaos.rank_process import RankProcess
 from tests.chaos.schedule import Fault, Setting
 from tests.chaos.store_relay import StoreFaults, store_relay
 from tests.chaos.tcp_relay import Link, Relay
-from tests.chaos.verdict import Loss, Verdict
+from tests.chaos.verdict import Verdict
 from tests.waiting import until
 
 from refill.errors import PodUnreachable
@@ -50,8 +50,6 @@ _QUIET_SECONDS = 5.0
 """In which ranks bring their job back to pods that were restarted."""
 _REPORTED_SECONDS = 30.0
 _LOG_LINES = 15
-_HAS_SUCCESSOR = 2
-"""How a pod ends that learns of its successor."""
 
 
 @dataclass
@@ -92,7 +90,7 @@ class Outcome:
 def repeated_by(setting: Setting, fault_seconds: float) -> str:
     """The command of a run with the same faults at the same times; what pods make of them may differ."""
     return (
-        f"python -m tests.chaos --seed {setting.seed} --policy {setting.policy} --volumes {setting.volumes} "
+        f"python -m tests.chaos --seed {setting.seed} --policy {setting.policy} "
         f"--fault-seconds {fault_seconds:g} --themes {','.join(setting.themes) or 'none'}"
     )
 
@@ -112,8 +110,8 @@ class ChaosRun:
         """Pods that are not to be touched: somebody brings them back."""
         self.ranks_down: set[int] = set()
         """So of ranks."""
-        self.zombies: list[subprocess.Popen[bytes]] = []
-        """Processes of pods that have a successor."""
+        self.job_is_lost = False
+        """Whether pods have lost their memory of a live job, and not all its ranks have been told."""
         self.dataset = dataset
         self.name = _new_name()
         """Of the job."""
@@ -123,9 +121,11 @@ class ChaosRun:
         self._numbers = itertools.count()
         self._verdict = Verdict()
         self._outcome = Outcome(setting, self._verdict, [])
-        self._losses: list[Loss] = []
+        self._has_lost = False
+        """Whether receipts of earlier epochs may lack something: pods or ranks have lost what they knew."""
         self._bystanders: list[RankProcess] = []
-        self._resumed_at = 0
+        self._starts = 0
+        """How often a job was begun, or begun anew."""
         self._registered_apart = False
         self._plan_before = ""
         """The plan of the first dataset, when that was replaced."""
@@ -137,6 +137,7 @@ class ChaosRun:
 
     def _new_legs(self) -> Legs:
         setting = self.setting
+        self._starts += 1
         return Legs(self._plan, setting.seed, len(self.dataset.checksums), drop_last=setting.drop_last)
 
     def run(self) -> Outcome:
@@ -168,15 +169,6 @@ class ChaosRun:
     def ranks(self) -> list[RankProcess]:
         return self._legs.ranks
 
-    def journal_of(self, pod: int) -> Path:
-        return self.folder / f"journal-{pod}"
-
-    def is_up(self, pod: int) -> bool:
-        """Whether the pod's process has started: its journal, and its place among the runs of this pod, are its own."""
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"{self.cluster.pod_urls[pod]}/healthz", timeout=1).status_code == 200
-        return False
-
     def _links(self) -> list[Link]:
         return [*self._pod_links.values(), *itertools.chain.from_iterable(self._rank_links)]
 
@@ -186,6 +178,10 @@ class ChaosRun:
     def links_of_pods(self, from_pod: int, to_pod: int) -> list[Link]:
         link = self._pod_links.get((from_pod, to_pod))
         return [] if link is None else [link]
+
+    @property
+    def ranks_have_begun(self) -> bool:
+        return self._legs.have_begun
 
     def home_url(self, rank: int, pod: int) -> str:
         if not self.setting.has_home:
@@ -211,8 +207,7 @@ class ChaosRun:
         """Fact: these pods were started again."""
         self._started_at = time.monotonic()
         self.down -= set(pods)
-        if self.setting.is_planned:  # what ranks had reported there is gone
-            self.lost("memory")
+        self._has_lost = True
 
     def start_later(self, fault: Fault, pod: int) -> None:
         def start() -> None:
@@ -221,31 +216,17 @@ class ChaosRun:
 
         self.then(fault, f"pod {pod} starts", start)
 
-    def replace(self, pod: int) -> subprocess.Popen[bytes]:
-        """Start the pod's successor elsewhere. Who is connected to the process before, which is returned, stays so;
-        who connects anew comes to the successor."""
-        zombie = self.cluster.replace(pod)
-        self.zombies.append(zombie)
-        self._started_at = time.monotonic()
-        for links in self._rank_links:
-            links[pod].to_port = self.cluster.ports[pod]
-        for (_, to_pod), link in self._pod_links.items():
-            if to_pod == pod:
-                link.to_port = self.cluster.peer_ports[pod]
-        return zombie
-
     def then(self, fault: Fault, what: str, do: Callable[[], None]) -> None:
         """When the fault ends, or after as long again."""
         self._do_at(time.monotonic() - self._began + fault.seconds, what, do)
 
-    def lost(self, what: str) -> None:
-        """See :class:`Loss`."""
-        self._losses.append(Loss(what, *self._legs.epochs()))
+    def rank_was_killed(self) -> None:
+        """Fact: what it has not reported is known to nobody."""
+        self._has_lost = True
 
-    def ends_in_order(self) -> None:
-        """Fact: a pod ends, and hands over what it knows, if there is another one."""
-        if self.cluster.num_pods == 1 and self.setting.volumes == "none":
-            self.lost("memory")
+    def loses_job(self) -> None:
+        """Fact: pods are about to lose their memory of a live job."""
+        self.job_is_lost = True
 
     def checkpoint(self) -> Checkpoint | None:
         """Of the job where it is now; None when it has no further to go."""
@@ -255,6 +236,7 @@ class ChaosRun:
     def stop_ranks(self) -> None:
         """All are killed; somebody begins a leg, or restarts them. Bystanders go with them."""
         self.ranks_down = set(range(len(self.ranks)))
+        self._has_lost = True
         self._legs.stop()
         for process in self._bystanders:
             process.kill()
@@ -270,7 +252,6 @@ class ChaosRun:
         self.ranks_down.clear()
 
     def begin_leg(self, num_ranks: int, checkpoint: Checkpoint) -> None:
-        self._resumed_at = checkpoint.epoch
         self._legs.begin(num_ranks, checkpoint)
         self.ranks_down.clear()
 
@@ -281,9 +262,11 @@ class ChaosRun:
             self._verdict.problems.append(f"ranks went by these plans: {by_plan}")
         self.name = _new_name()
         self._reads_the_replacement()
-        self._losses.clear()
-        self._resumed_at = 0
+        self._has_lost = False
         self._registered_apart = True
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._legs = self._new_legs()
         self._legs.begin(self.setting.ranks)
         self.ranks_down.clear()
@@ -338,9 +321,6 @@ class ChaosRun:
     def _stop_all(self) -> None:
         for process in [*self.ranks, *self._bystanders]:
             process.stop()
-        for zombie in self.zombies:
-            zombie.kill()
-            zombie.wait()
 
     def _pods(self) -> LocalCluster:
         setting = self.setting
@@ -349,10 +329,7 @@ class ChaosRun:
             "pinned_fraction": setting.pinned_fraction,
             "wait_seconds": 2,
             "peer_timeout_seconds": 10,
-            "recovery_seconds": 30,
         }
-        if setting.volumes != "none":
-            settings["journal_dir"] = f"{self.folder}/journal-{{ordinal}}"
         if setting.unix_socket:
             settings["unix_socket"] = f"{self.folder}/pod-{{ordinal}}.sock"
         environment = dict(self.dataset.environment) | {
@@ -373,7 +350,7 @@ class ChaosRun:
         is_apart = "apart" in setting.themes
         fast = 0 if setting.is_planned else _FAST
         # With less than the dataset no rank begins an epoch before all are near the end of the one before.
-        memory_bytes = 2_000_000 if is_apart else 800_000 if setting.names_classes else 600_000
+        memory_bytes = 2_000_000 if is_apart else 600_000
         spec = {
             "name": self.name,
             "dataset": self.dataset.url,
@@ -384,7 +361,6 @@ class ChaosRun:
             "chunk_size": setting.chunk_size,
             "order": setting.order,
             "memory_bytes": memory_bytes * setting.names_memory,
-            "policy_settings": {"within": "class"} if setting.names_classes else {},
         }
         steps = setting.epochs * len(self.dataset.checksums) / num_ranks / _BATCH / setting.workers
         return RankPlan(
@@ -393,8 +369,8 @@ class ChaosRun:
             spec=spec,
             rank=rank,
             epochs=setting.epochs,
-            file=f"{self.folder}/{self.name}-rank-{leg}-{rank}",
-            tmp=f"{self.folder}/tmp-{leg}-{rank}",
+            file=f"{self.folder}/{self.name}-rank-{self._starts}-{leg}-{rank}",
+            tmp=f"{self.folder}/tmp-{self._starts}-{leg}-{rank}",
             seed=setting.seed,
             batch=_BATCH,
             workers=setting.workers,
@@ -420,15 +396,15 @@ class ChaosRun:
                 except PodUnreachable as error:  # it does not start, or does not end
                     self._verdict.problems.append(f"{what}: {error}")
                     return
-            for rank, process in enumerate(self.ranks):
-                if rank not in self.ranks_down and (failure := process.failure) is not None:
-                    if not self.setting.is_planned:
-                        self._verdict.rank_ended(failure, self._losses)
-                    elif not self.dataset_replaced:
-                        self._verdict.planned_rank_ended(failure, registered_apart=self._registered_apart)
-                    else:
-                        continue
-                    return
+            if self.job_is_lost:
+                failures = [process.failure for process in self.ranks]
+                if all(failures) and not self.down:
+                    self._job_was_lost([each for each in failures if each])
+                    deadline, received = 0.0, -1
+                    if self._verdict.problems:
+                        return
+            elif self._some_rank_failed():
+                return
             if self.dataset_replaced and not self.ranks_down:
                 failures = [process.failure for process in self.ranks]
                 # One that had received nothing when it was replaced may read what is there now.
@@ -436,7 +412,7 @@ class ChaosRun:
                     self._verdict.dataset_was_replaced([each for each in failures if each], self.dataset.url)
                     return
             if not self._todo:
-                if all(process.done for process in self.ranks):
+                if all(process.done for process in self.ranks) and not self.job_is_lost:
                     self._reads_the_replacement()  # a job that had not begun when it was put there
                     return
                 more = self._legs.bytes_written()
@@ -444,11 +420,26 @@ class ChaosRun:
                     deadline, received = now + _GRACE_SECONDS, more
                 if now > deadline:
                     stuck = [rank for rank, process in enumerate(self.ranks) if not process.done]
-                    self._verdict.problems.append(
-                        f"ranks {stuck} wait, and received nothing for {_GRACE_SECONDS:.0f} s"
-                    )
+                    if self.job_is_lost:
+                        stuck = [rank for rank, process in enumerate(self.ranks) if not process.failure]
+                    self._verdict.problems.append(f"ranks {stuck} wait, and heard nothing for {_GRACE_SECONDS:.0f} s")
                     return
             time.sleep(0.01)
+
+    def _some_rank_failed(self) -> bool:
+        for rank, process in enumerate(self.ranks):
+            if rank in self.ranks_down or self.dataset_replaced or (failure := process.failure) is None:
+                continue
+            self._verdict.rank_ended(failure, registered_apart=self._registered_apart)
+            return True
+        return False
+
+    def _job_was_lost(self, failures: list[str]) -> None:
+        truth = GroundTruth(self._legs.files, self.dataset.checksums)
+        self._verdict.job_was_lost(failures, truth, self.setting.epochs)
+        self._outcome.faults["jobs lost"] += 1
+        self.job_is_lost = False
+        self._begin_anew()
 
     def _until_all_ranks_receive(self) -> None:
         """Faults are to meet a job that runs."""
@@ -470,17 +461,12 @@ class ChaosRun:
         if self.setting.is_planned:
             self._judge_planned()
         else:
-            truth = GroundTruth(self._legs.leg(), self.dataset.checksums)
+            truth = GroundTruth(self._legs.files, self.dataset.checksums)
             outcome.deliveries, outcome.asked_again = truth.deliveries, truth.asked_again
-            self._verdict.judge(truth, self.setting.epochs, self._losses, self._receipt, self._resumed_at)
+            self._verdict.judge_live(truth, self.setting.epochs, self._receipt)
         outcome.faults["answers reset"] += sum(link.answers_reset for link in self._links())
         for what, count in self.store.counts.items():
             outcome.faults[f"store requests {what}"] += count
-        for zombie in self.zombies:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                zombie.wait(_GRACE_SECONDS)
-            if zombie.poll() != _HAS_SUCCESSOR:
-                self._verdict.problems.append(f"a pod that woke beside its successor ended by {zombie.poll()}")
         for path in self.folder.glob("twin-*"):
             if path.suffix == "" and (received := path.read_text()):
                 self._verdict.problems.append(f"{path.name} received, while the rank lived: {received[:200]}")
@@ -500,8 +486,9 @@ class ChaosRun:
             listed_by=self.setting.seed if is_listed else None,
         )
         self._outcome.deliveries, self._outcome.asked_again = truth.deliveries, truth.asked_again
-        epochs, losses = self.setting.epochs, self._losses
-        self._verdict.judge_planned(truth, epochs, losses, self._last_receipt, is_listed=is_listed)
+        self._verdict.judge_planned(
+            truth, self.setting.epochs, self._last_receipt, may_lack=self._has_lost, is_listed=is_listed
+        )
 
     @property
     def _files(self) -> list[Path]:
@@ -513,13 +500,13 @@ class ChaosRun:
         deadline = time.monotonic() + _REPORTED_SECONDS
         while True:
             answer = self._receipt(epoch)
-            is_last = epoch + 1 == self.setting.epochs or not self._losses
+            is_last = epoch + 1 == self.setting.epochs or not self._has_lost
             if not is_last or time.monotonic() > deadline or (answer.status_code == 200 and answer.json()["exact"]):
                 return answer
             time.sleep(0.2)
 
     def _receipt(self, epoch: int) -> httpx.Response:
-        """Pods that were just restarted are given time to recover, as anybody gives them who asks."""
+        """Pods that were just restarted are given time, as anybody gives them who asks."""
         url = f"{self.cluster.pod_urls[0]}/v1/jobs/{self.name}/epochs/{epoch}/receipt"
         deadline = time.monotonic() + _GRACE_SECONDS
         while True:

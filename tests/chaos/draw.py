@@ -5,57 +5,46 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from tests.chaos.kinds import ALL, THEMES
+from tests.chaos.kinds import ALL, LIVE_THEMES, PLANNED_THEMES, THEMES
 from tests.chaos.schedule import Fault, Setting
 
-__all__ = ["schedule_of", "setting_of"]
+__all__ = ["POLICIES", "schedule_of", "setting_of"]
 
+POLICIES = ("planned", "redox", "exact")
 _MEAN_PAUSE_SECONDS = 0.45
 
 
-def setting_of(
-    seed: int, policy: str | None = None, volumes: str | None = None, themes: tuple[str, ...] | None = None
-) -> Setting:
-    """What is not given follows from the seed: seeds go through the themes, and some have a second one."""
+def setting_of(seed: int, policy: str | None = None, themes: tuple[str, ...] | None = None) -> Setting:
+    """What is not given follows from the seed: seeds go through the themes, and some have a second one. Most policies
+    that are drawn are planned, and the theme ``lost`` is of the others."""
     chooser = random.Random(f"setting {seed}")
-    drawn_policy, drawn_volumes = (
-        chooser.choice(("drain", "planned", "redox", "exact")),
-        chooser.choice(("kept", "kept", "none", "mixed")),
-    )
-    first, second, two = list(THEMES)[seed % len(THEMES)], chooser.choice(list(THEMES)), chooser.random() < 0.6
+    policy = policy or chooser.choice(("planned", "planned", "planned", "planned", "redox", "exact"))
+    is_planned = policy == "planned"
+    of_policy = [theme for theme in THEMES if theme not in (LIVE_THEMES if is_planned else PLANNED_THEMES)]
+    first, second, two = of_policy[seed % len(of_policy)], chooser.choice(of_policy), chooser.random() < 0.6
     if themes is None:
         themes = tuple(sorted({first, second} if two else {first}))
-    if "journals" in themes and drawn_volumes == "none":
-        drawn_volumes = "mixed"
-    order = chooser.choice(("keyed", "keyed", "keyed", "explicit"))
-    of_planned = random.Random(f"planned {seed}")
-    drop_last, has_home = of_planned.random() < 0.3, of_planned.random() < 0.5
-    names_memory = of_planned.random() < 0.4
-    of_ranks = of_planned.choice(("keyed", "keyed", "explicit"))
-    is_planned = (policy or drawn_policy) == "planned"
     return Setting(
         seed=seed,
-        policy=policy or drawn_policy,
-        volumes=volumes or drawn_volumes,
+        policy=policy,
         themes=themes,
-        pods=max(chooser.choice((1, 2, 2, 2, 3, 3, 3)), 3 * ("scaling" in themes), 2 * ("zombies" in themes)),
+        pods=max(chooser.choice((1, 2, 2, 2, 3, 3, 3)), 3 * ("scaling" in themes)),
         ranks=chooser.choice((2, 3)),
         workers=chooser.choice((1, 2)),
         epochs=chooser.choice((3, 3, 5)),
         chunk_size=chooser.choice((8, 16)),
-        order="keyed" if "resumes" in themes else of_ranks if is_planned else order,
+        order="keyed" if "resumes" in themes else chooser.choice(("keyed", "keyed", "explicit")),
         pinned_fraction=chooser.choice((0.0, 0.0, 0.1)),
-        unix_socket=chooser.random() < 0.25 and "zombies" not in themes,  # it is the machine's, which is another one
-        drop_last=drop_last and is_planned,
-        names_memory=names_memory or not is_planned,
-        # Of a pod that was replaced, ranks know where it was; behind a relay it is where it was.
-        has_home=has_home or not is_planned or "zombies" in themes,
+        unix_socket=chooser.random() < 0.25,
+        drop_last=chooser.random() < 0.3 and is_planned,
+        names_memory=chooser.random() < 0.4 or not is_planned,
+        has_home=chooser.random() < 0.5 or not is_planned,
     )
 
 
 def schedule_of(setting: Setting, seconds: float) -> list[Fault]:
     """Faults that begin within so many seconds, in the order of their beginnings."""
-    chooser = random.Random(f"schedule {setting.seed} {setting.policy} {setting.volumes} {setting.themes}")
+    chooser = random.Random(f"schedule {setting.seed} {setting.policy} {setting.themes}")
     drawn = Counter[str]()
     weights = {
         kind.name: kind.weight(setting) for kind in ALL.values() if not kind.theme or kind.theme in setting.themes

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.ground_truth import Leg
+from tests.chaos.planned_truth import Leg
 from tests.chaos.rank import Begun, RankPlan, read_answers, read_begun
 from tests.chaos.rank_process import RankProcess
 
@@ -31,7 +31,7 @@ class Checkpoint:
     leg: int
     """The number of the leg that saved it."""
     state: dict[str, Any] | None = None
-    """Of a planned job, as a loop saves it."""
+    """As a loop saves it."""
 
 
 class Legs:
@@ -156,8 +156,5 @@ class Legs:
         if checkpoint is None:
             return Leg(files)
         begun = read_begun(str(files[0]))
-        dealt_anew = begun is not None and begun.dealt_anew
-        before = self._leg(checkpoint.leg)
-        if begun is None or begun.plan is None:
-            return Leg(files, checkpoint.epoch, checkpoint.position, before, dealt_anew)
-        return Leg(files, begun.epoch, begun.start, before, dealt_anew, begun.dealt_from, checkpoint.position)
+        assert begun is not None, "a leg goes on from a checkpoint, and has not begun"
+        return Leg(files, begun.epoch, begun.start, self._leg(checkpoint.leg), begun.dealt_from, checkpoint.position)

@@ -78,10 +78,7 @@ class _Rank:
         begun = Path(f"{self._plan.file}.begun")
         if not begun.exists():
             dealing = self._pods.dealing(epoch)
-            dealt_anew = state is not None and state["world_size"] != self._pods.spec.world_size
-            line = Begun(
-                self._pods.plan_id, epoch, position, self._length(epoch), dealt_anew, dealing.start, self._pods.plan
-            )
+            line = Begun(self._pods.plan_id, epoch, position, self._length(epoch), dealing.start, self._pods.plan)
             new = begun.with_suffix(".new")
             new.write_text(json.dumps(line))
             new.replace(begun)

@@ -1,19 +1,19 @@
 """Was every position of a planned job answered with the sample that its plan has there, and each sample given once?
 
 Judged from what ranks wrote down and from the plan, which is a function: whatever was lost, there is one right answer.
-Legs are those of :mod:`tests.chaos.ground_truth`.
+A job that was resumed has several *legs*: see :class:`Leg`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tests.chaos.chaos_dataset import ChaosDataset
-from tests.chaos.ground_truth import Leg
 from tests.chaos.rank import read_answers
 
 from refill.protocol.dealing import Dealing
@@ -23,9 +23,27 @@ from refill_service.cache_core.planned.epoch_plan import EpochPlan
 from refill_service.cache_core.planned.shares import Shares
 from refill_service.cache_core.sample_mapping import ChunkLayout
 
-__all__ = ["PlannedTruth", "plan_ids_of", "wrong_bytes_of"]
+__all__ = ["Leg", "PlannedTruth", "plan_ids_of", "wrong_bytes_of"]
 
 _SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Leg:
+    """The ranks of a job from one resume to the next, and where they began. What a leg received after the checkpoint
+    from which the next one went on was consumed by nobody, and comes again."""
+
+    files: Sequence[Path]
+    """By rank."""
+    epoch: int = 0
+    position: int = 0
+    """The first one of each rank, as this leg counts them."""
+    before: Leg | None = None
+    """The leg that saved the checkpoint."""
+    dealt_from: int = 0
+    """From which position of the epoch's one order on ``epoch`` is dealt."""
+    saved_at: int = 0
+    """The position, as the ranks of the leg before count them, at which the checkpoint was saved."""
 
 
 class PlannedTruth:

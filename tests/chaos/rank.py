@@ -2,10 +2,10 @@
 
     python -m tests.chaos.rank '{"service": ..., "home": ..., ...}'
 
-Each answer is one line of its file, written at once, so that a killed rank goes on from there as from a checkpoint: it
-asks for a few batches again, maybe by way of another home, and for what it had not written. At the end it asks for the
-whole last epoch once more, creates ``FILE.done``, and goes on asking for some of it. It ends when its standard input
-closes: with whoever started it, whatever became of that.
+Each answer is one line of its file, written at once, so that a killed rank goes on from there as from a checkpoint of
+the same run: it asks for a few batches again, maybe by way of another home, and for what it had not written. At the end
+it asks for the whole last epoch once more, creates ``FILE.done``, and goes on asking for some of it. It ends when its
+standard input closes: with whoever started it, whatever became of that.
 """
 
 from __future__ import annotations
@@ -25,11 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refill.delivery_record import DeliveryRecord
-from refill.errors import JobLost, RefillError
+from refill.errors import RefillError
 from refill.pod_connection import PodConnection
-from refill.protocol.classes import entries_of
-from refill.protocol.incarnation import line_of
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
 
@@ -86,8 +83,6 @@ class Begun(NamedTuple):
     """The first position in it."""
     length: int
     """Positions of that epoch."""
-    dealt_anew: bool
-    """Whether they are positions of what was left of the epoch when the job was resumed."""
     dealt_from: int = 0
     """Of a planned job: the position of the epoch's one order from which on that epoch is dealt."""
     plan: dict[str, Any] | None = None
@@ -101,16 +96,6 @@ def read_answers(path: Path) -> Iterator[Answer]:
             yield Answer(*json.loads(line))
 
 
-def read_restarts(path: Path) -> dict[int, int]:
-    """When the rank was started again: after how many answers, and how many of them came before the place that it went
-    back to."""
-    restarts = path.with_name(f"{path.name}.restarts")
-    if not restarts.exists():
-        return {}
-    *lines, _ = restarts.read_text().split("\n")
-    return {int(answers): int(kept) for answers, kept in (line.split() for line in lines)}
-
-
 def read_begun(file: str) -> Begun | None:
     path = Path(f"{file}.begun")
     return Begun(*json.loads(path.read_text())) if path.exists() else None
@@ -119,10 +104,8 @@ def read_begun(file: str) -> Begun | None:
 class _Rank:
     def __init__(self, plan: RankPlan) -> None:
         self._plan = plan
-        self._record = DeliveryRecord()
-        self._pods = PodConnection(
-            plan.service, JobSpec.from_dict(plan.spec), plan.rank, plan.home, plan.timeout_seconds, self._record
-        )
+        spec = JobSpec.from_dict(plan.spec)
+        self._pods = PodConnection(plan.service, spec, plan.rank, plan.home, plan.timeout_seconds)
         self._chooser = random.Random(f"{plan.seed} {plan.rank} {os.getpid()}")
         self._writing = threading.Lock()
         self._file = os.open(plan.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -131,27 +114,20 @@ class _Rank:
         before = [(answer.epoch, answer.positions[0]) for answer in read_answers(Path(self._plan.file))]
         end_half_a_line(Path(self._plan.file))
         done = set(before[: max(0, len(before) - _AGAIN_BATCHES)])
-        if before:
-            with Path(f"{self._plan.file}.restarts").open("a") as restarts:
-                restarts.write(f"{len(before)} {max(0, len(before) - _AGAIN_BATCHES)}\n")
-        begun = read_begun(self._plan.file) or self._begin()
+        first = max((epoch for epoch, _ in done), default=0)
+        if (begun := read_begun(self._plan.file)) is None:
+            self._begin()
+        elif before:
+            self._pods.goes_on(begun.incarnation, first)
         length = int(self._pods.info()["samples_per_rank"])
-        first = max((epoch for epoch, _ in done), default=begun.epoch)
-        consumed = [start + at for epoch, start in done if epoch == first for at in range(self._plan.batch)]
-        if first == begun.epoch:
-            consumed += range(begun.start)
-        if before:
-            self._check_run(begun)
-        if consumed and not self._record.resumes_within(first, np.array(consumed)):
-            raise JobLost("the job has moved to other pods, and they were not told what this rank has had")
         with ThreadPoolExecutor(self._plan.workers) as workers:
             for epoch in range(first, self._plan.epochs):
                 self._post_trace(epoch, length)
-                starts = self._starts(epoch, begun, length)
+                starts = self._starts(length)
                 wanted = [start for start in starts if (epoch, start.start) not in done]
                 list(workers.map(lambda start, epoch=epoch: self._step(epoch, start), wanted))
             last = self._plan.epochs - 1
-            starts = self._starts(last, begun, length)
+            starts = self._starts(length)
             list(workers.map(lambda start: self._ask(last, start), starts))
         Path(f"{self._plan.file}.done").touch()
         while True:
@@ -159,24 +135,17 @@ class _Rank:
             if starts:
                 self._ask(last, self._chooser.choice(starts))
 
-    def _check_run(self, begun: Begun) -> None:
-        """As a dataset object does when a loop loads a checkpoint."""
-        if line_of(self._pods.info()["incarnation"]) != line_of(begun.incarnation):
-            raise JobLost("the job was registered anew since, so the pods don't know what this rank has had")
-
-    def _begin(self) -> Begun:
-        """Register the job, and write down how it begins."""
+    def _begin(self) -> None:
+        """Register the job, and write down which run of it that is."""
         info = self._pods.info()
-        begun = Begun(info["incarnation"], 0, 0, int(info["samples_per_rank"]), False)
         new = Path(f"{self._plan.file}.begun.new")
-        new.write_text(json.dumps(begun))
+        new.write_text(json.dumps(Begun(info["incarnation"], 0, 0, int(info["samples_per_rank"]))))
         new.replace(f"{self._plan.file}.begun")
-        return begun
 
-    def _starts(self, epoch: int, begun: Begun, length: int) -> list[range]:
+    def _starts(self, length: int) -> list[range]:
         """Positions of each batch."""
-        first, end = (begun.start, begun.length) if epoch == begun.epoch else (0, length)
-        return [range(start, min(start + self._plan.batch, end)) for start in range(first, end, self._plan.batch)]
+        batch = self._plan.batch
+        return [range(start, min(start + batch, length)) for start in range(0, length, batch)]
 
     def _step(self, epoch: int, positions: range) -> None:
         if positions.start >= self._plan.batch and self._chooser.random() < _AGAIN_SHARE:
@@ -188,10 +157,6 @@ class _Rank:
     def _ask(self, epoch: int, asked: range) -> None:
         positions = np.arange(asked.start, asked.stop)
         answer = self._pods.batch(epoch, positions)
-        if self._plan.spec.get("policy_settings"):
-            wanted = class_of(trace_of(self._plan, epoch, int(self._pods.info()["samples_per_rank"]))[positions])
-            if (class_of(answer.sample_ids) != wanted).any():
-                raise RuntimeError(f"epoch {epoch}: positions {asked} got samples of other classes than they ask for")
         checksums = [zlib.crc32(payload) for payload in answer.payloads]
         line = Answer(epoch, positions.tolist(), answer.sample_ids.tolist(), checksums)
         with self._writing:
@@ -199,15 +164,7 @@ class _Rank:
 
     def _post_trace(self, epoch: int, length: int) -> None:
         if self._plan.spec.get("order") == "explicit":
-            samples = trace_of(self._plan, epoch, length)
-            if self._plan.spec.get("policy_settings"):
-                samples = entries_of(samples, class_of(samples))
-            self._pods.post_trace(epoch, samples)
-
-
-def class_of(samples: Int64Array) -> Int64Array:
-    """One of four; one is rare."""
-    return 1 + np.minimum(samples % 10 // 3, samples % 100 // 33)
+            self._pods.post_trace(epoch, trace_of(self._plan, epoch, length))
 
 
 def trace_of(plan: RankPlan, epoch: int, length: int) -> Int64Array:

@@ -13,8 +13,6 @@ class Setting:
 
     seed: int
     policy: str
-    volumes: str
-    """What becomes of a killed pod's journal: ``kept``, ``none`` (there is none) or ``mixed`` (some are lost)."""
     themes: tuple[str, ...]
     """What it draws beside the faults that all runs draw: some of :data:`tests.chaos.kinds.THEMES`."""
     pods: int
@@ -33,11 +31,6 @@ class Setting:
     """Whether ranks are given the pod that they ask; else they ask all."""
 
     @property
-    def names_classes(self) -> bool:
-        """Whether ranks ask for classes, within which pods redirect."""
-        return self.policy == "drain" and self.order == "explicit"
-
-    @property
     def is_planned(self) -> bool:
         return self.policy == "planned"
 
@@ -49,14 +42,6 @@ class Setting:
     def home_of(self, rank: int) -> int:
         """A pod that is always there."""
         return rank % self.least_pods
-
-    @property
-    def ranks_may_be_killed(self) -> bool:
-        """With a killed rank goes its record of what it has. Should a pod lose its volume, too, nobody knows it any
-        more; and a job that moves to other pods goes by what its ranks tell. A twin would take a killed rank's
-        place. What planned orders give needs nobody's memory."""
-        strict = self.is_planned or (self.volumes == "kept" and not {"scaling", "journals", "memory"} & {*self.themes})
-        return (strict or "killed" in self.themes) and "twins" not in self.themes
 
 
 @dataclass(frozen=True)

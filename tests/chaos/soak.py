@@ -1,8 +1,9 @@
 """Do pods stay as they are for hours? ``make soak``, or ``python -m tests.chaos.soak --minutes 60``.
 
-Jobs of two ranks come and go on three pods, two beside one another, of either policy; every few minutes a pod is killed
-and comes back. Pod 0 never is, so that there is one process to watch from the beginning to the end. Every few seconds
-each pod's memory, file descriptors and threads are written to a CSV. Every job's deliveries are checked.
+Jobs of two ranks come and go on three pods, two beside one another, planned and live; every few minutes a pod is killed
+and comes back, which ends live jobs. Pod 0 never is, so that there is one process to watch from the beginning to the
+end. Every few seconds each pod's memory, file descriptors and threads are written to a CSV. Every job's deliveries are
+checked.
 
 Memory is *flat* when the 95 % interval of the trend of the resident set, over the last two thirds of the time, lies
 below the bound; it *grows* when the interval lies above. Between the two the run was too short to tell.
@@ -26,10 +27,11 @@ import httpx
 from benchmarks.machine import machine
 from benchmarks.s3_server import s3_server
 from tests.chaos.chaos_dataset import ChaosDataset, dataset_in_s3
-from tests.chaos.ground_truth import GroundTruth, Leg
+from tests.chaos.ground_truth import GroundTruth
 from tests.chaos.memory_trend import trend_of
+from tests.chaos.planned_truth import Leg, PlannedTruth
 from tests.chaos.pod_samples import PodSample, read_csv, sample_of, write_csv
-from tests.chaos.rank import RankPlan
+from tests.chaos.rank import RankPlan, read_begun
 from tests.chaos.rank_process import RankProcess
 from tests.chaos.soak_plot import plot
 
@@ -60,7 +62,8 @@ class SoakJob:
             "dataset": dataset.url,
             "world_size": RANKS,
             "seed": number,
-            "policy": ("drain", "redox")[number % 2],
+            "policy": ("planned", "redox")[number % 2],
+            "chunk_size": 16,
             "memory_bytes": MEMORY_BYTES // 4,
         }
         self._ranks = [
@@ -79,18 +82,38 @@ class SoakJob:
             for rank in range(RANKS)
         ]
 
+        self._is_planned = spec["policy"] == "planned"
+        self._may_be_lost = False
+
+    def a_pod_was_killed(self) -> None:
+        """Fact."""
+        self._may_be_lost = not self._is_planned
+
     @property
     def done(self) -> bool:
-        return all(rank.done for rank in self._ranks)
+        """Whether its ranks have had all, or have been told that it is lost."""
+        return all(rank.done or (self._may_be_lost and _is_lost(rank.failure)) for rank in self._ranks)
 
     def problems(self) -> list[str]:
         """What went wrong until now, and of a job that is done, all that did."""
-        failures = [f"{self.name}: {failure}" for rank in self._ranks if (failure := rank.failure) is not None]
+        said = [failure for rank in self._ranks if (failure := rank.failure) is not None]
+        failures = [f"{self.name}: {failure}" for failure in said if not (self._may_be_lost and _is_lost(failure))]
         if not self.done:
             stuck = time.monotonic() - self._began > _STUCK_SECONDS
             return failures + [f"{self.name} was not done after {_STUCK_SECONDS:.0f} s"] * stuck
-        truth = GroundTruth(Leg([Path(rank.plan.file) for rank in self._ranks]), self._dataset.checksums)
-        return failures + [f"{self.name}: {problem}" for problem in truth.check(EPOCHS)]
+        if said:
+            return failures
+        return failures + [f"{self.name}: {problem}" for problem in self._checked()]
+
+    def _checked(self) -> list[str]:
+        files = [Path(rank.plan.file) for rank in self._ranks]
+        if not self._is_planned:
+            return GroundTruth(files, self._dataset.checksums).check(EPOCHS)
+        begun = read_begun(str(files[0]))
+        assert begun is not None
+        assert begun.plan is not None
+        truth = PlannedTruth(Leg(files), self._dataset, begun.plan, self._ranks[0].plan.batch, drop_last=False)
+        return truth.damaged + [problem for epoch in range(EPOCHS) for problem in truth.problems_of(epoch)]
 
     def end(self) -> None:
         for rank in self._ranks:
@@ -117,10 +140,7 @@ class Soak:
         with contextlib.ExitStack() as stack:
             folder = Path(tempfile.mkdtemp(prefix="soak-"))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            settings: dict[str, str | int | float] = {
-                "memory_bytes": MEMORY_BYTES,
-                "journal_dir": f"{folder}/journal-{{ordinal}}",
-            }
+            settings: dict[str, str | int | float] = {"memory_bytes": MEMORY_BYTES}
             cluster = stack.enter_context(LocalCluster(PODS, folder, settings, dict(self._environment)))
             jobs: list[SoakJob] = []
             stack.callback(_end_all, jobs)
@@ -139,6 +159,8 @@ class Soak:
                     pod = 1 + len(self.restarts) % (PODS - 1)
                     cluster.kill(pod)
                     cluster.restart(pod, wait=False)
+                    for job in jobs:
+                        job.a_pod_was_killed()
                     self.restarts.append((now, pod))
                 if now >= next_sample:
                     next_sample = now + _SAMPLE_SECONDS
@@ -151,6 +173,10 @@ class Soak:
             found = sample_of(now, pod, life, cluster.processes[pod].pid, url)
             if found is not None:
                 self.samples.append(found)
+
+
+def _is_lost(failure: str | None) -> bool:
+    return failure is not None and "JobLost: " in failure and "Traceback" not in failure
 
 
 def _end_all(jobs: list[SoakJob]) -> None:

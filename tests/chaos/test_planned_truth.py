@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.chaos.chaos_dataset import ChaosDataset
-from tests.chaos.ground_truth import Leg
-from tests.chaos.planned_truth import PlannedTruth
+from tests.chaos.planned_truth import Leg, PlannedTruth
 from tests.chaos.rank import Answer
 
 from refill.protocol.dealing import Dealing
@@ -83,6 +82,6 @@ def test_others_go_on_from_a_checkpoint(tmp_path: Path, num_ranks: int, kept: in
         for rank in range(num_ranks)
     ]
     files = [written(tmp_path / f"later {rank}", each) for rank, each in enumerate(later)]
-    leg = Leg(files, 0, kept if same else 0, before, not same, dealing.start, kept)
+    leg = Leg(files, 0, kept if same else 0, before, dealing.start, kept)
     assert problems(leg) == []
     assert problems(replace(leg, saved_at=kept + 1)), "the ranks before had one more each"

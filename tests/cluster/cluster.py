@@ -6,12 +6,13 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import helm_python
 
-__all__ = ["CHART", "Cluster", "Failed", "NoAnswer", "Skipped"]
+__all__ = ["CHART", "Cluster", "Failed", "NoAnswer", "Skipped", "is_ready", "replaced", "steps_of"]
 
 CHART = Path(__file__).parents[2] / "helm" / "refill"
 RELEASE = "refill-try"
@@ -209,3 +210,28 @@ class Cluster:
 def is_ready(pod: dict[str, Any]) -> bool:
     conditions = {condition["type"]: condition["status"] for condition in pod["status"].get("conditions", [])}
     return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
+
+
+def replaced(cluster: Cluster, name: str, uid: str) -> Callable[[], bool]:
+    """Another pod of that name is ready."""
+
+    def is_replaced() -> bool:
+        pod = cluster.pods().get(name)
+        return pod is not None and pod["metadata"]["uid"] != uid and is_ready(pod)
+
+    return is_replaced
+
+
+def steps_of(cluster: Cluster, name: str, since: float) -> str:
+    """When the pod that has this name now was made, when its container started, and when it was ready: in seconds after
+    ``since``, by the cluster's clock and in whole seconds, as Kubernetes tells it."""
+    pod = cluster.pods()[name]
+    (container,) = pod["status"]["containerStatuses"]
+    (ready,) = (each for each in pod["status"]["conditions"] if each["type"] == "Ready")
+    times = {
+        "the next pod was made": pod["metadata"]["creationTimestamp"],
+        "its container started": container["state"]["running"]["startedAt"],
+        "it was ready": ready["lastTransitionTime"],
+    }
+    after = {step: round(datetime.fromisoformat(at).timestamp() - since) for step, at in times.items()}
+    return ", ".join(f"{step} after {max(0, seconds)} s" for step, seconds in after.items())

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.cluster.cluster import RELEASE, Cluster, Skipped
+from tests.cluster.cluster import RELEASE, Cluster, Skipped, replaced, steps_of
 from tests.cluster.faults import (
     api_away,
     dns_away,
@@ -15,11 +15,8 @@ from tests.cluster.faults import (
     evicted,
     out_of_memory,
     rotated,
-    volume_full,
-    volume_lost,
 )
 from tests.cluster.options import Options, run_command
-from tests.cluster.waits import replaced, steps_of
 
 from refill_service.interrupts import interrupts_after
 
@@ -180,20 +177,6 @@ EVENTS = [
         to_do=f"[set the chart's limit again]({_LOST})",
     ),
     Event("evicted", "eviction: a temporary folder too large for its emptyDir", evicted),
-    Event(
-        "full",
-        "the volume of a journal full, and its pod deleted",
-        volume_full,
-        "journals on small volumes",
-        "[make room](RUNBOOK.md#refilljournalerrors)",
-    ),
-    Event(
-        "lost",
-        "the volume of a journal lost, and its pod deleted",
-        volume_lost,
-        "journals on volumes",
-        f"[delete the claim, and then the pod]({_LOST})",
-    ),
     Event(
         "rotate", "tokens and certificates rotated", rotated, "TLS, --rotate", "[as said](INSTALL.md#tokens-and-tls)"
     ),

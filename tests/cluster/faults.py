@@ -1,4 +1,4 @@
-"""What goes wrong around pods? Memory, disks, Secrets, DNS and the API server, each as it was before when it is over.
+"""What goes wrong around pods? Memory, Secrets, DNS and the API server, each as it was before when it is over.
 
 Beside each stands what docs/RUNBOOK.md or docs/INSTALL.md tells a person to do, and that is what is done here.
 """
@@ -8,22 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tests.cluster.cluster import RELEASE, Cluster, Failed, Skipped
+from tests.cluster.cluster import RELEASE, Cluster, Skipped, replaced
 from tests.cluster.memory import memory_of
 from tests.cluster.options import Options, run_command
-from tests.cluster.waits import replaced
 
 from refill_service.interrupts import interrupts_after
 
-__all__ = [
-    *("api_away", "dns_away", "dns_away_from_a_new_pod", "evicted"),
-    *("out_of_memory", "rotated", "volume_full", "volume_lost"),
-]
+__all__ = ["api_away", "dns_away", "dns_away_from_a_new_pod", "evicted", "out_of_memory", "rotated"]
 
 _POD = f"{RELEASE}-1"
-_JOURNAL = "/var/lib/refill/journal"
 _AWAY_SECONDS = 60
-_LARGEST_BYTES = 1 << 30
 _SERVED = "import ssl, sys; print(ssl.get_server_certificate(('localhost', int(sys.argv[1]))))"
 
 
@@ -70,78 +64,6 @@ def evicted(cluster: Cluster, options: Options) -> str:
     cluster.until(replaced(cluster, _POD, uid), f"{_POD} is evicted and replaced")
     cluster.until(cluster.is_as_wanted, "all pods are ready")
     return f"its cgroup: {memory}" if memory else ""
-
-
-def volume_full(cluster: Cluster, options: Options) -> str:
-    """Of a journal: the pod goes on without. Then it is deleted, comes back to the full volume, and room is made."""
-    _need_journal_volume(cluster)
-    free = int(cluster.kubectl("exec", _POD, "--", "df", "-Pk", _JOURNAL).splitlines()[-1].split()[3]) << 10
-    if free > _LARGEST_BYTES:
-        raise Skipped(f"the volume has {free / 1e9:.0f} GB free, and only small ones are filled")
-    uid, filler = cluster.uids()[_POD], f"{_JOURNAL}/filler"
-
-    def is_full() -> bool:
-        # To the last kB, and again each time: a journal gives back the room of epochs that are over.
-        fill = f"cat /dev/zero >> {filler}; dd if=/dev/zero bs=1k >> {filler}; true"
-        cluster.kubectl("exec", _POD, "--", "sh", "-c", fill)
-        return bool(_warned_of_journal(cluster))
-
-    try:
-        cluster.until(is_full, f"{_POD} says that it can't write its journal")
-        said = _warned_of_journal(cluster)
-        cluster.kubectl("delete", "pod", _POD, "--wait=false")
-        cluster.until(replaced(cluster, _POD, uid), f"{_POD} is replaced")
-    finally:
-        cluster.until(lambda: _removed(cluster, filler), f"{filler} is removed")
-    cluster.until(cluster.is_as_wanted, "all pods are ready")
-    return f"the pod: {said}"
-
-
-def volume_lost(cluster: Cluster, options: Options) -> str:
-    """With the journal on it. A pod that came before its old claim was gone is deleted once more, as a person would."""
-    _need_journal_volume(cluster)
-    uid, claim = cluster.uids()[_POD], f"journal-{_POD}"
-    before = cluster.found("pvc", claim)["metadata"]["uid"]
-    cluster.kubectl("delete", "pvc", claim, "--wait=false")
-    cluster.kubectl("delete", "pod", _POD, "--wait=false")
-    again = 0
-
-    def is_back() -> bool:
-        nonlocal again
-        if replaced(cluster, _POD, uid)():
-            return True
-        pod = cluster.pods().get(_POD)
-        claims = {found["metadata"]["name"] for found in cluster.found("pvc")["items"]}
-        if pod is not None and pod["status"]["phase"] == "Pending" and claim not in claims:
-            cluster.kubectl("delete", "pod", _POD)
-            again += 1
-        return False
-
-    cluster.until(is_back, f"{_POD} is back with another volume")
-    if cluster.found("pvc", claim)["metadata"]["uid"] == before:
-        raise Failed(f"{_POD} has its old volume")
-    cluster.until(cluster.is_as_wanted, "all pods are ready")
-    return f"the pod was deleted {again + 1} times" if again else ""
-
-
-def _need_journal_volume(cluster: Cluster) -> None:
-    stateful = cluster.found("statefulset", RELEASE)["spec"]
-    if not any(claim["metadata"]["name"] == "journal" for claim in stateful.get("volumeClaimTemplates", [])):
-        raise Skipped("the journal is on no volume (journal.persistent)")
-
-
-def _warned_of_journal(cluster: Cluster) -> str:
-    log = cluster.kubectl("logs", _POD, "--tail=50", check=False).splitlines()
-    lines = [line for line in log if " WARNING " in line and "journal" in line]
-    return lines[-1].partition(" WARNING ")[2].strip() if lines else ""
-
-
-def _removed(cluster: Cluster, path: str) -> bool:
-    try:
-        cluster.kubectl("exec", _POD, "--", "rm", "-f", path, seconds=20)
-    except Failed:
-        return False
-    return True
 
 
 def rotated(cluster: Cluster, options: Options) -> None:

@@ -22,7 +22,7 @@ __all__ = ["SOAKED", "Soak"]
 
 SOAKED = {
     *("delete", "forced", "rolling", "rollback", "scale", "grow", "shrink", "grow-at-once", "again", "drain"),
-    *("all", "evicted", "full", "lost", "rotate", "dns", "dns-delete", "api"),
+    *("all", "evicted", "rotate", "dns", "dns-delete", "api"),
 }
 """Events after which any other can come, in about a minute."""
 

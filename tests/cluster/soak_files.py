@@ -70,7 +70,7 @@ class InMemory(NamedTuple):
 
 class Tables(NamedTuple):
     span: list[Span]
-    """One; none: these tables are older than that."""
+    """One."""
     done: list[Done]
     epochs: list[Epoch]
     rates: list[Rate]
@@ -95,8 +95,6 @@ _KINDS: tuple[Any, ...] = (Span, Done, Epoch, Rate, InMemory)
 
 
 def _read(path: Path, kind: type[Kept]) -> list[Kept]:
-    if kind is Span and not path.exists():
-        return []
     types = get_type_hints(kind).values()
     with path.open(newline="") as file:
         _, *rows = csv.reader(file)

@@ -1,4 +1,4 @@
-"""How do tests run a job over restarts and moves of its pods? Ranks that remember what they were given."""
+"""How do tests run a job while pods come and go? Ranks that remember what they were given."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ def settings_of(dataset: str, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def cluster_of(folder: Path, num_pods: int, *, journal: bool, **settings: Any) -> LocalCluster:
-    kept = {"journal_dir": f"{folder}/journal-{{ordinal}}"} if journal else {}
-    return LocalCluster(num_pods, folder, {"memory_bytes": "4MiB", "pinned_fraction": 0} | kept | settings)
+def cluster_of(folder: Path, num_pods: int, **settings: Any) -> LocalCluster:
+    return LocalCluster(num_pods, folder, {"memory_bytes": "4MiB", "pinned_fraction": 0} | settings)
 
 
 class Ranks:
@@ -92,9 +91,3 @@ def exact_receipt(cluster: LocalCluster, job: dict[str, Any], epoch: int, pod: i
     except AssertionError as error:
         raise AssertionError(f"{error}: {found}") from None
     return found
-
-
-def check_receipt(cluster: LocalCluster, job: dict[str, Any], epoch: int) -> None:
-    found = receipt(cluster, job, epoch)
-    counted = (found["delivered"], found["duplicates"], found["missing"], found["unknown"])
-    assert counted == (NUM_SAMPLES, 0, 0, 0), found

@@ -100,7 +100,6 @@ def secured(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> 
         "peer_tls_cert": folder / "cert.pem",
         "peer_tls_key": folder / "key.pem",
         "peer_tls_ca": folder / "ca.pem",
-        "journal_dir": folder / "journal-{ordinal}",
     }
     given = {name: str(value) for name, value in settings.items()}
     with LocalCluster(3, folder, dict(given), {"REFILL_CA_FILE": str(folder / "ca.pem")}) as cluster:
@@ -146,30 +145,22 @@ def test_a_command_in_a_pod_asks_that_pod_by_tls(secured: Secured, job: dict[str
     assert job["name"] in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/v1/jobs"),
-        ("GET", "/metrics"),
-        ("GET", "/docs"),
-        ("GET", "/openapi.json"),
-        ("GET", "/nothing"),
-        ("PUT", "/v1/jobs/x"),
-        ("POST", "/v1/jobs/x/batch"),
-    ],
-)
+CLOSED = [("GET", path) for path in ("/v1/jobs", "/metrics", "/docs", "/openapi.json", "/nothing")]
+CLOSED += [("PUT", "/v1/jobs/x"), ("POST", "/v1/jobs/x/batch")]
+
+
 @pytest.mark.parametrize("authorization", [None, "Bearer nobody's-0123456789", f"Basic {VISION}", "Bearer"])
-def test_without_a_token_that_the_pod_knows(
-    secured: Secured, method: str, path: str, authorization: str | None
-) -> None:
+def test_without_a_token_that_the_pod_knows(secured: Secured, authorization: str | None) -> None:
     headers = {} if authorization is None else {"authorization": authorization}
     context = secured.credentials(None).ssl_context()
-    answer = httpx.request(method, secured.cluster.pod_urls[0] + path, headers=headers, verify=context)
-    assert answer.status_code == 401, answer.text
-    assert answer.headers["www-authenticate"] == "Bearer"
-    assert answer.json()["error"] == "NotAuthenticated"
     to_do = "yours is none of them: is it whole" if "nobody" in (authorization or "") else "give REFILL_TOKEN_FILE"
-    assert to_do in answer.json()["message"]
+    with httpx.Client(base_url=secured.cluster.pod_urls[0], headers=headers, verify=context) as client:
+        for method, path in CLOSED:
+            answer = client.request(method, path)
+            assert answer.status_code == 401, answer.text
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert answer.json()["error"] == "NotAuthenticated"
+            assert to_do in answer.json()["message"]
     assert secured.get("/healthz").status_code == secured.get("/readyz").status_code == 200
 
 
@@ -188,9 +179,9 @@ def test_a_job_is_its_holders_alone(secured: Secured, job: dict[str, Any], polic
         assert job["name"] in [each["spec"]["name"] for each in secured.get("/v1/jobs", "vision", pod=pod).json()]
         with pytest.raises(NotAllowed, match="belongs to another token"):
             secured.rank("speech", job, home=pod).batch(0, np.arange(20))
-        later = f"/v1/jobs/{job['name']}?incarnation={mine.info()['incarnation']}.7&pods=2"
-        moved = secured.get(later, "speech", method="PUT", pod=pod, json={"dataset": job["dataset"]})
-        assert moved.status_code == 403, "a job that runs is moved by whoever knows its name"
+        named = f"/v1/jobs/{job['name']}?incarnation={mine.info()['incarnation']}"
+        again = secured.get(named, "speech", method="PUT", pod=pod, json={"dataset": job["dataset"]})
+        assert again.status_code == 403, "whoever knows the name of a run may register it"
     with pytest.raises(NotAllowed):
         secured.rank("speech", job | {"holder": "vision"}).info()
     assert len(mine.batch(0, np.arange(20)).sample_ids) == 20, "the attempts have ended it"

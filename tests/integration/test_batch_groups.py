@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.integration.job_ranks import Packed, cluster_of, receipt, settings_of
+from tests.integration.job_ranks import Packed, cluster_of, exact_receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 from refill.batch_groups import BatchGroups, batch_groups
@@ -18,7 +17,7 @@ from refill.protocol.job_spec import JobSpec
 
 def test_members_of_a_group_get_its_batches_and_a_killed_pod_changes_nothing(packed: Packed, tmp_path: Path) -> None:
     """Members are half an epoch apart: what one has had waits for the other as long as memory goes."""
-    with cluster_of(tmp_path, 3, journal=False) as cluster:
+    with cluster_of(tmp_path, 3) as cluster:
         job = settings_of(packed[0], policy="planned", world_size=4, batch_group=2, seed=3)
         ranks = [rank_of(cluster, job, rank) for rank in range(4)]
         length = ranks[0].info()["samples_per_rank"]
@@ -37,13 +36,12 @@ def test_members_of_a_group_get_its_batches_and_a_killed_pod_changes_nothing(pac
         assert of_ranks[0] == of_ranks[1]
         assert of_ranks[2] == of_ranks[3]
         assert set(of_ranks[0]) | set(of_ranks[2]) == set(range(NUM_SAMPLES))
-        while not (found := receipt(cluster, job, 0))["exact"]:
-            time.sleep(0.1)
+        found = exact_receipt(cluster, job, 0)
         assert (found["planned"], found["received"], found["world_size"]) == (NUM_SAMPLES, NUM_SAMPLES, 2)
 
 
 def test_the_store_is_read_once_for_a_group(packed: Packed, tmp_path: Path) -> None:
-    with cluster_of(tmp_path, 1, journal=False) as cluster:
+    with cluster_of(tmp_path, 1) as cluster:
         job = settings_of(packed[0], policy="planned", world_size=2, batch_group=2, num_epochs=1)
         ranks = [rank_of(cluster, job, rank) for rank in range(2)]
         for start in range(0, NUM_SAMPLES, 20):

@@ -41,13 +41,14 @@ class EverySecond(Sampler[Any]):
         return len(self.inner) // 2
 
 
-@pytest.mark.parametrize("num_workers", [0, 3])
-@pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("what", ["sampler", "batch_sampler"])
+@pytest.mark.parametrize(
+    ("policy", "what", "first", "num_workers"),
+    [("planned", "sampler", 0, 0), ("redox", "sampler", 1, 3), ("planned", "batch_sampler", 1, 3)],
+)
 def test_a_divided_sampler_fails_within_the_first_epoch(
-    dataset_of: DatasetOf, num_workers: int, first: int, what: str
+    dataset_of: DatasetOf, policy: str, what: str, first: int, num_workers: int
 ) -> None:
-    dataset = dataset_of()
+    dataset = dataset_of(policy=policy)
     sampler = refill.EpochSampler(dataset)
     if what == "sampler":
         loader = DataLoader(dataset, 50, sampler=EverySecond(sampler, first), num_workers=num_workers, collate_fn=list)
@@ -97,9 +98,10 @@ def test_skipping_what_nobody_was_trained_with_is_one(dataset_of: DatasetOf) -> 
         list(DataLoader(dataset, batch_sampler=batches, collate_fn=list))
 
 
-def test_whatever_asks_the_next_epoch_tells(three_pods: LocalCluster, job: dict[str, Any]) -> None:
+@pytest.mark.parametrize("policy", ["planned", "redox"])
+def test_whatever_asks_the_next_epoch_tells(three_pods: LocalCluster, job: dict[str, Any], policy: str) -> None:
     """A loader of which the client sees nothing: processes that share no memory, each with a part of the positions."""
-    rank = rank_of(three_pods, job)
+    rank = rank_of(three_pods, job | {"policy": policy})
     for position in range(0, 1000, 10):
         rank.batch(0, np.arange(position, position + 1))
     with pytest.raises(SamplesSkipped, match="has left epoch 0 and never asked for its positions 1 to 9"):
@@ -113,7 +115,7 @@ def test_what_is_sent_ahead_of_a_loop_that_is_broken_off_is_no_hole(
     three_pods: LocalCluster, job: dict[str, Any]
 ) -> None:
     """Owners send samples for positions far above the last one that was asked for."""
-    rank = rank_of(three_pods, job | {"prefetch_window": 10_000})
+    rank = rank_of(three_pods, job | {"policy": "redox", "prefetch_window": 10_000})
     for epoch in range(3):
         for position in range(50):
             rank.batch(epoch, np.arange(position, position + 1))

@@ -30,17 +30,10 @@ def job(job: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"refill": "best"},
-        {"refill": "random", "group_order": "interleaved"},
-        {"policy": "exact"},
-        {"policy": "exact", "memory_bytes": 200_000},
-        {"shuffle": False},
         {},
-        {"prefetch_window": 0},
-        {"chunk_size": 1},
-        {"memory_bytes": 200_000},
+        {"refill": "random", "group_order": "interleaved", "prefetch_window": 0},
+        {"policy": "exact", "memory_bytes": 200_000},
         {"memory_bytes": 200_000, "chunk_size": 8},
-        {"group_order": "interleaved", "prefetch_window": 0},
     ],
     ids=str,
 )
@@ -236,7 +229,7 @@ def test_receipts_of_epochs_that_are_over_are_counted(three_pods: LocalCluster, 
     until(lambda: counted("missing") >= NUM_SAMPLES // 2, "the receipt of an epoch that is over")
     assert counted("missing") == NUM_SAMPLES // 2
     assert counted("delivered") >= NUM_SAMPLES * 3 // 2
-    assert counted("duplicates") == counted("unknown") == 0
+    assert counted("duplicates") == 0
 
 
 def three_pods_total(cluster: LocalCluster, job: dict[str, Any], epoch: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, samples_of, whole_epoch
+from tests.waiting import until
 
 from refill.protocol.wire_format import BatchRequest, FrameHeader
 from refill_service.demo.local_cluster import LocalCluster
@@ -44,25 +45,29 @@ def described(pod: LocalCluster) -> Any:
     return schemathesis.openapi.from_url(f"{pod.pod_urls[0]}/openapi.json")
 
 
-@pytest.fixture
-def unchanged(pod: LocalCluster, packed: Packed) -> Iterator[str]:
-    """URL of a pod with a job in the middle of an epoch; after the test its state is as before, and it goes on."""
-    url = pod.pod_urls[0]
+@pytest.fixture(scope="module")
+def half_way(pod: LocalCluster, packed: Packed) -> Iterator[Any]:
+    """The state of a pod with a job in the middle of an epoch; after all tests that job goes on, exact."""
     job = {"name": "before", "dataset": packed[0], "chunk_size": 16, "memory_bytes": 600_000, "num_epochs": 2}
-    job |= {"policy": "redox"}
-    rank = rank_of(pod, job)
+    rank = rank_of(pod, job | {"policy": "redox"})
     first = rank.batch(0, np.arange(100)).sample_ids.tolist()
-    before = settled(url)
-    yield url
-    for name in {known["spec"]["name"] for known in httpx.get(f"{url}/v1/jobs").json()} - {"before"}:
-        httpx.delete(f"{url}/v1/jobs/{name}")
-    assert settled(url) == before
-    assert "Traceback" not in pod.log(0), pod.log(0)[-3000:]
+    yield settled(pod.pod_urls[0])
     for epoch in range(2):
         ids = [sample for batch in whole_epoch(rank, epoch) for sample in batch.sample_ids.tolist()]
         assert sorted(ids) == list(range(NUM_SAMPLES)), f"epoch {epoch} is not exactly once any more"
         assert epoch > 0 or ids[:100] == first, "what was delivered before has changed"
     rank.end_job()
+
+
+@pytest.fixture
+def unchanged(pod: LocalCluster, half_way: Any) -> Iterator[str]:
+    """Its URL; after the test its state is as before."""
+    url = pod.pod_urls[0]
+    yield url
+    for name in {known["spec"]["name"] for known in httpx.get(f"{url}/v1/jobs").json()} - {"before"}:
+        httpx.delete(f"{url}/v1/jobs/{name}")
+    until(lambda: state(url) == half_way, "the state of before")
+    assert "Traceback" not in pod.log(0), pod.log(0)[-3000:]
 
 
 def state(url: str) -> Any:
@@ -159,18 +164,18 @@ WAYS = ("random bytes", "cut", "wrong length", "pipelined garbage", "damaged", "
 
 
 @pytest.mark.parametrize("port", ["clients", "pods"])
-@pytest.mark.parametrize("way", WAYS)
-def test_bytes_that_are_no_request(unchanged: str, pod: LocalCluster, way: str, port: str) -> None:
-    draw = random.Random(f"{way} {port}")
-    number = pod._ports[0][0 if port == "clients" else 1]
-    for _ in range(RAW_EXAMPLES):
-        # The pod may hang up at any time, which the next call sees as one error or another.
-        with socket.create_connection(("127.0.0.1", number), 10) as connection, contextlib.suppress(OSError):
-            connection.sendall(request(way, draw) if port == "clients" else http2(way, draw))
-            connection.shutdown(socket.SHUT_WR)
-            connection.settimeout(10)
-            while piece := connection.recv(1 << 16):
-                assert b"HTTP/1.1 5" not in piece, piece[:500]
+def test_bytes_that_are_no_request(unchanged: str, pod: LocalCluster, port: str) -> None:
+    number = (pod.ports if port == "clients" else pod.peer_ports)[0]
+    for way in WAYS:
+        draw = random.Random(f"{way} {port}")
+        for _ in range(RAW_EXAMPLES):
+            # The pod may hang up at any time, which the next call sees as one error or another.
+            with socket.create_connection(("127.0.0.1", number), 10) as connection, contextlib.suppress(OSError):
+                connection.sendall(request(way, draw) if port == "clients" else http2(way, draw))
+                connection.shutdown(socket.SHUT_WR)
+                connection.settimeout(10)
+                while piece := connection.recv(1 << 16):
+                    assert b"HTTP/1.1 5" not in piece, piece[:500]
     assert pod.processes[0].poll() is None
     assert httpx.get(f"{unchanged}/healthz").status_code == 200
 
@@ -193,7 +198,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 def test_what_is_no_http_is_answered_in_one_line_and_counted(unchanged: str, pod: LocalCluster) -> None:
     before = metric(unchanged, "refill_refused_requests_total", status="400")
-    with socket.create_connection(("127.0.0.1", pod._ports[0][0]), 10) as connection:
+    with socket.create_connection(("127.0.0.1", pod.ports[0]), 10) as connection:
         connection.sendall(b"no request at all\r\n\r\n")
         answer = connection.makefile("rb").read()
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -205,7 +210,7 @@ def test_what_is_no_http_is_answered_in_one_line_and_counted(unchanged: str, pod
 def test_garbage_behind_a_request_does_not_spoil_its_answer(unchanged: str, pod: LocalCluster) -> None:
     body = np.arange(100).tobytes()
     head = b"POST /v1/jobs/before/samples HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
-    with socket.create_connection(("127.0.0.1", pod._ports[0][0]), 10) as connection:
+    with socket.create_connection(("127.0.0.1", pod.ports[0]), 10) as connection:
         connection.sendall(head + body + b"\x00garbage\r\n\r\n")
         answer = connection.makefile("rb").read()
     found = answer.partition(b"\r\n\r\n")[2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -68,15 +67,16 @@ def test_it_stays_everywhere_while_one_pod_is_asked(pods: LocalCluster, packed: 
     until_ended(pods, job)
 
 
-def test_a_planned_job_stays_everywhere_while_its_rank_lives(packed: Packed, tmp_path: Path) -> None:
-    """As in a long step: nothing is asked for, and the home pod is looked after every three seconds."""
-    settings = {"memory_bytes": "4MiB", "pinned_fraction": 0, "job_idle_seconds": 6}
-    with LocalCluster(3, tmp_path, settings) as cluster:
-        rank = rank_of(cluster, settings_of(packed[0]))
-        rank.batch(0, np.arange(100))
-        time.sleep(15)
-        assert [metric(url, "refill_jobs") for url in cluster.pod_urls] == [1, 1, 1]
-        rank.batch(0, np.arange(100, 1000))
+def test_a_planned_job_stays_everywhere_while_its_rank_lives(pods: LocalCluster, packed: Packed) -> None:
+    """As in a long step: nothing is asked for, and the home pod is looked after now and then."""
+    job = settings_of(packed[0])
+    rank = rank_of(pods, job)
+    rank.look_every_seconds = IDLE_SECONDS / 4
+    rank.batch(0, np.arange(100))
+    time.sleep(4 * IDLE_SECONDS)
+    assert [metric(url, "refill_jobs") for url in pods.pod_urls] == [1, 1, 1]
+    rank.batch(0, np.arange(100, 1000))
+    rank.end_job()
 
 
 def test_a_request_that_waits_for_longer_keeps_it(pods: LocalCluster, packed: Packed) -> None:

@@ -52,26 +52,6 @@ def test_jobs_are_listed_with_who_uses_them_and_ended(
     assert f"no pod knows run ffffffff of job {name}" in capsys.readouterr().err
 
 
-def test_a_job_in_the_order_of_the_dataset_is_shown_with_the_policy_that_it_runs_and_the_one_it_asked_for(
-    three_pods: LocalCluster, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    rank = rank_of(three_pods, job | {"policy": "drain", "shuffle": False}, 0)
-    whole_epoch(rank, 0)
-    found = listed(three_pods, capsys)[job["name"]]
-    assert (found["policy"], found["policy_asked"]) == ("redox", "drain")
-    assert main(["jobs", "--url", three_pods.pod_urls[0]]) == 0
-    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.split()[0] == job["name"])
-    assert "redox (in order; asked: drain)" in line
-    for ends_before in (False, True):
-        if ends_before:
-            rank.end_job()
-        assert main(["receipt", job["name"], "0", "--url", three_pods.pod_urls[0]]) == 0
-        assert "(policy redox (in order; asked: drain), seed 0, " in capsys.readouterr().out
-    assert main(["jobs", "--ended", "--url", three_pods.pod_urls[0]]) == 0
-    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.split()[0] == job["name"])
-    assert "redox (in order; asked: drain)" in line
-
-
 def test_what_can_not_be_listed_or_ended_is_said_in_one_line(
     three_pods: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch, write_files
+from tests.waiting import until
 
 from refill.tar_samples import parse_members
 from refill_service.cache_core.policies.interface import Read
@@ -138,6 +139,28 @@ def test_two_pods_can_not_share_a_folder(tmp_path: Path) -> None:
     waits, refused = second.stderr.strip().splitlines()
     assert "is used by another pod: waiting up to 0.2 s for its end" in waits
     assert "is used by another pod: give each pod a folder of its own" in refused
+
+
+def test_a_pod_waits_for_the_one_before_it_to_leave_its_folder(tmp_path: Path) -> None:
+    """Kubernetes starts it at once after `kubectl delete pod --force`. A start that fails would be tried again only
+    after a pause of 10 s, then 20, ... A second one that waits ends when it is told to."""
+    settings = {"pinned_dir": str(tmp_path / "nvme"), "pinned_dir_bytes": "16MiB", "drain_seconds": "0"}
+    with LocalCluster(1, tmp_path, settings) as cluster:
+        cluster.pause(0)
+        before = cluster.replace(0)
+        try:
+            until(lambda: "is used by another pod: waiting up to 25 s" in cluster.log(0), "the word that it waits")
+            cluster.processes[0].terminate()
+            assert cluster.processes[0].wait(10) == 0, (
+                "without a handler a signal is lost on a container's first process"
+            )
+            cluster.restart(0, wait=False)
+            until(lambda: cluster.log(0).count("is used by another pod: waiting") == 2, "the next one's word")
+        finally:
+            before.kill()
+            before.wait()
+        until(lambda: "pod 0 of 1: clients on" in cluster.log(0).rpartition("waiting up to")[2], "the start")
+        assert cluster.processes[0].poll() is None
 
 
 def test_a_dataset_that_was_packed_anew_is_read_anew(tmp_path: Path) -> None:

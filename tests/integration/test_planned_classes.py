@@ -45,7 +45,7 @@ def loader_of(cluster: LocalCluster, job: dict[str, Any], kind: str, **more: Any
 def test_batches_are_composed_as_asked_though_pods_die(packed: Packed, tmp_path: Path, kind: str) -> None:
     """Two ranks; a pod is killed within the first epoch, and then all pods."""
     job = settings_of(packed[0], num_epochs=3)
-    with cluster_of(tmp_path, 2, journal=False) as cluster:
+    with cluster_of(tmp_path, 2) as cluster:
         loaders = [loader_of(cluster, job, kind, rank=rank, world_size=2) for rank in range(2)]
         for epoch in range(2):
             for loader in loaders:
@@ -116,14 +116,14 @@ def test_a_loop_goes_on_with_what_is_left(packed: Packed, tmp_path: Path) -> Non
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
     after.mkdir()
-    with cluster_of(before, 2, journal=False) as cluster:
+    with cluster_of(before, 2) as cluster:
         loader = loader_of(cluster, job, "buckets")
         whole = ids_of(loader)
         loader.sampler.set_epoch(0)
         loop = refill.timed(loader, loader.dataset)
         assert ids_of(islice(loop, 11)) == whole[: 11 * BATCH]
         state = loop.state_dict()
-    with cluster_of(after, 3, journal=False, memory_bytes="9MiB") as cluster:
+    with cluster_of(after, 3, memory_bytes="9MiB") as cluster:
         dataset = dataset_at(cluster, job, resume=state)
         sampler = SAMPLERS["buckets"](dataset)
         loader = DataLoader(dataset, BATCH, sampler=sampler, num_workers=2, collate_fn=list)
@@ -146,5 +146,5 @@ def test_ranks_with_other_classes_are_refused(three_pods: LocalCluster, packed: 
 
 def test_policies_that_know_no_classes_are_refused_by_name(three_pods: LocalCluster, packed: Packed) -> None:
     job = settings_of(packed[0], world_size=1)
-    with pytest.raises(InvalidInput, match="ClassBalancedSampler needs policy planned, or drain, redirecting within"):
+    with pytest.raises(InvalidInput, match=r"ClassBalancedSampler .*planned"):
         refill.ClassBalancedSampler(dataset_at(three_pods, job, policy="exact"), BATCH, CLASSES)

@@ -1,10 +1,9 @@
-"""Training loops of policy ``planned`` on real pods: loaders with and without workers, trainers that divide positions a
-second time, and pods that stand still or are gone."""
+"""Training loops of policy ``planned`` on real pods: while pods stand still or are gone, what commands and metrics say
+of them, and once more under the same name."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.integration.job_ranks import cluster_of, exact_receipt, receipt, settings_of
-from tests.integration.test_divided_samplers import EverySecond
 from tests.integration.test_top import rows, top
-from tests.integration.test_wrapped_iterables import NEVER_ASKED, STRETCH, Wrapped, in_first_only
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of
 from tests.waiting import until
-from torch.utils.data import BatchSampler, DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torch.utils.data import DataLoader
 
 import refill
-from refill.errors import SamplesSkipped
 from refill_service.cli import main
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -48,7 +43,7 @@ def test_loops_go_on_while_a_pod_stands_still_and_when_it_is_gone(
 ) -> None:
     """Two ranks, two loader workers each. The home of rank 1 is paused in epoch 0, and killed in epoch 1."""
     job = settings_of(packed[0], num_epochs=2, seed=3)
-    with cluster_of(tmp_path, 3, journal=False) as cluster:
+    with cluster_of(tmp_path, 3) as cluster:
         datasets = [dataset_at(cluster, job, rank=rank, world_size=2) for rank in range(2)]
         loaders = [
             DataLoader(each, BATCH, sampler=refill.EpochSampler(each), num_workers=2, collate_fn=list)
@@ -125,103 +120,20 @@ def test_what_commands_and_metrics_say_of_a_job_that_goes_on_from_a_checkpoint(
     again.end_job()
 
 
-@pytest.fixture
-def dataset_of(three_pods: LocalCluster, packed: Packed) -> Iterator[Callable[..., Any]]:
-    job = settings_of(packed[0], num_epochs=0, world_size=1)
-    made: list[Any] = []
+def test_a_cell_that_is_run_twice(three_pods: LocalCluster, packed: Packed) -> None:
+    """By objects of their own, the first of which live on: each epoch is whole, and the same again."""
+    job, kept = settings_of(packed[0], num_epochs=2), []
 
-    def make(**more: Any) -> Any:
-        made.append(dataset_at(three_pods, job, **more))
-        return made[-1]
+    def run() -> list[list[int]]:
+        kept.append(dataset_at(three_pods, job))
+        loader = DataLoader(kept[-1], BATCH, sampler=refill.EpochSampler(kept[-1]), num_workers=2, collate_fn=list)
+        found = []
+        for epoch in range(2):
+            loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+            found.append(ids_of(loader))
+        return found
 
-    yield make
-    getattr(made[0], "dataset", made[0]).end_job()
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_positions_that_are_divided_a_second_time_are_an_error(
-    dataset_of: Callable[..., Any], num_workers: int
-) -> None:
-    dataset = dataset_of(world_size=2)
-    sampler = refill.EpochSampler(dataset)
-    batches = iter(DataLoader(dataset, BATCH, sampler=EverySecond(sampler), num_workers=num_workers, collate_fn=list))
-    with pytest.raises(SamplesSkipped, match="asks for a part of its positions only: in epoch 0"):
-        list(batches)
-    if num_workers:
-        batches._shutdown_workers()  # type: ignore[attr-defined]  # else at 5 s a worker
-
-
-def test_whatever_asks_the_next_epoch_tells(three_pods: LocalCluster, packed: Packed) -> None:
-    """A loader of which the client sees nothing: processes that share no memory, each with a part of the positions."""
-    job = settings_of(packed[0], policy="planned", num_epochs=0, world_size=1)
-    rank = rank_of(three_pods, job)
-    for position in range(0, 1000, 100):
-        rank.batch(0, np.arange(position, position + 1))
-    with pytest.raises(SamplesSkipped, match="has left epoch 0 and never asked for its positions 1 to 99"):
-        rank.batch(1, np.arange(2))
-    rank.batch(0, np.arange(1, 2))  # the epoch before is still served
-    rank.allow_skipped = True
-    rank.batch(1, np.arange(2))
-    rank.end_job()
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loop_that_stops_early_is_none_and_one_that_skips_what_was_had_neither(
-    dataset_of: Callable[..., Any], num_workers: int
-) -> None:
-    dataset = dataset_of()
-    sampler = refill.EpochSampler(dataset)
-    loader = DataLoader(dataset, BATCH, sampler=sampler, num_workers=num_workers, collate_fn=list)
-    for epoch, batches in enumerate([3, 50, 11]):
-        sampler.set_epoch(epoch)
-        ids = ids_of(islice(loader, batches))
-        assert len(set(ids)) == batches * BATCH, f"epoch {epoch}"
-    after = dataset_of()
-    again = refill.EpochSampler(after)
-    again.set_epoch(2)
-    rest = list(BatchSampler(again, BATCH, False))[11:]
-    assert len(ids_of(DataLoader(after, batch_sampler=rest, collate_fn=list))) == NUM_SAMPLES - 11 * BATCH
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_iterable_form_goes_on_with_any_number_of_workers(
-    dataset_of: Callable[..., Any], num_workers: int, three_pods: LocalCluster
-) -> None:
-    def loop() -> Any:
-        dataset = dataset_of(form=refill.CacheIterableDataset, batch_size=BATCH)
-        return refill.timed(DataLoader(dataset, BATCH, num_workers=num_workers, collate_fn=list), dataset)
-
-    first = loop()
-    batches = iter(first)
-    came = ids_of(islice(batches, 7))
-    state = first.state_dict()
-    again = loop()
-    num_workers = 2 - num_workers
-    again.load_state_dict(state)
-    came += ids_of(again)
-    assert sorted(came) == list(range(NUM_SAMPLES))
-    exact_receipt(three_pods, {"name": state["job"]}, 0)
-
-
-def test_a_wrapper_that_runs_in_one_worker_only_is_an_error(dataset_of: Callable[..., Any]) -> None:
-    dataset = dataset_of(form=refill.CacheIterableDataset, batch_size=STRETCH)
-    batches = iter(DataLoader(Wrapped(dataset, in_first_only), batch_size=None, num_workers=2))
-    with pytest.raises(SamplesSkipped, match=NEVER_ASKED):
-        list(batches)
-    batches._shutdown_workers()  # type: ignore[attr-defined]  # else at 5 s a worker
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_stateful_loader_goes_on(dataset_of: Callable[..., Any], num_workers: int) -> None:
-    def loader() -> Any:
-        dataset = dataset_of()
-        sampler = refill.EpochSampler(dataset)
-        return StatefulDataLoader(dataset, BATCH, sampler=sampler, num_workers=num_workers, collate_fn=list)
-
-    first = loader()
-    came = ids_of(islice(first, 9))
-    state = first.state_dict()
-    again = loader()
-    again.load_state_dict(state)
-    came += ids_of(again)
-    assert sorted(came) == list(range(NUM_SAMPLES))
+    first, second = run(), run()
+    assert first == second
+    assert [sorted(each) for each in first] == [list(range(NUM_SAMPLES))] * 2
+    kept[0].end_job()

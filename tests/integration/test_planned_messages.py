@@ -24,7 +24,7 @@ BATCH = 100
 @pytest.fixture
 def logging_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     monkeypatch.setattr(planned_connection, "_SILENT_SECONDS", 60.0)  # a busy machine's pods are late, and not away
-    with cluster_of(tmp_path, 3, journal=False, access_log="true") as cluster:
+    with cluster_of(tmp_path, 3, access_log="true") as cluster:
         yield cluster
 
 

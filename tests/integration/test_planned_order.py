@@ -71,9 +71,8 @@ def plan_of(ranks: Ranks) -> PlanSettings:
     return found
 
 
-@pytest.mark.parametrize("journal", [True, False])
-def test_what_comes_is_the_order_that_the_command_says(packed: Packed, tmp_path: Path, journal: bool) -> None:
-    with cluster_of(tmp_path, 3, journal=journal) as cluster:
+def test_what_comes_is_the_order_that_the_command_says(packed: Packed, tmp_path: Path) -> None:
+    with cluster_of(tmp_path, 3) as cluster:
         whole = trained(cluster, packed[0], 2)
         settings = plan_of(whole)
         broken = trained(cluster, packed[0], 2, killed=1)
@@ -93,7 +92,7 @@ def test_global_steps_are_the_same_for_any_number_of_ranks(three_pods: LocalClus
 
 def test_all_pods_may_come_back_with_other_memory(packed: Packed, tmp_path: Path) -> None:
     """They would plan otherwise, but clients know what the job's plan is."""
-    with cluster_of(tmp_path, 2, journal=False) as cluster:
+    with cluster_of(tmp_path, 2) as cluster:
         job = settings_of(packed[0], policy="planned", seed=SEED, world_size=2, memory_bytes=0)
         ranks = Ranks(cluster, job)
         plan_id = ranks.ranks[0].info()["plan_id"]
@@ -159,7 +158,7 @@ def test_a_job_that_names_no_chunk_size_has_what_its_memory_allows(three_pods: L
 
 
 def test_without_shuffling_samples_come_as_they_are_stored(packed: Packed, tmp_path: Path) -> None:
-    with cluster_of(tmp_path, 3, journal=False) as cluster:
+    with cluster_of(tmp_path, 3) as cluster:
         ranks = trained(cluster, packed[0], 2, killed=1, shuffle=False)
     for epoch in range(2):
         assert in_order(ranks, epoch) == list(range(NUM_SAMPLES))

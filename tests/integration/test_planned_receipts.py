@@ -30,7 +30,7 @@ def test_epochs_that_are_over_before_they_are_reported(three_pods: LocalCluster,
 
 
 def test_what_lies_in_a_checkpoint_was_received(packed: Packed, tmp_path: Path) -> None:
-    with cluster_of(tmp_path, 1, journal=False) as cluster:
+    with cluster_of(tmp_path, 1) as cluster:
         job = settings_of(packed[0], policy="planned", world_size=1)
         spec = JobSpec.from_dict(job)
         first = PlannedConnection(cluster.pod_urls[0], spec, 0, None, 30)

@@ -95,14 +95,14 @@ def test_a_loop_goes_on_at_other_pods_that_never_heard_of_its_list(packed: Packe
     before.mkdir(), after.mkdir()
     expected = Remembers(SAMPLERS["weights"](4))
     listed = [list(expected), list(expected)]
-    with cluster_of(before, 2, journal=False) as cluster:
+    with cluster_of(before, 2) as cluster:
         loop = loader(cluster)
         came = ids_of(islice(loop, 13))
         cluster.kill(0)
         cluster.restart(0)
         state = loop.state_dict()
         torch.save(state, tmp_path / "state")
-    with cluster_of(after, 3, journal=False) as cluster:
+    with cluster_of(after, 3) as cluster:
         loop = loader(cluster)
         loop.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
         came += ids_of(loop)

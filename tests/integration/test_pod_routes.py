@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import http.client
-import json
 import random
 import re
 import struct
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +21,6 @@ from hypothesis import strategies as st
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch
 
 from refill.errors import EpochNotReady, InvalidInput, MemoryTooSmall, UnknownJob
-from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import MAX_BATCH, BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -139,7 +136,7 @@ def test_an_epoch_far_beyond_the_running_one_is_refused(
 def test_random_bytes_to_every_bulk_route(running: str, three_pods: LocalCluster) -> None:
     name = running.rpartition("/")[2]
     incarnation = httpx.get(running).json()["incarnation"]
-    peer = f"http://127.0.0.1:{three_pods._ports[1][1]}/peer/v1/jobs/{name}"
+    peer = f"http://127.0.0.1:{three_pods.peer_ports[1]}/peer/v1/jobs/{name}"
     query = f"?incarnation={incarnation}&pod=0"
     http1, http2 = httpx.Client(), PriorKnowledge()
     good = request(positions=range(20))
@@ -197,7 +194,7 @@ class PriorKnowledge:
     ids=lambda fields: next(iter(fields)),
 )
 def test_numbers_between_pods_that_do_not_fit(running: str, three_pods: LocalCluster, fields: dict[str, int]) -> None:
-    peer = f"http://127.0.0.1:{three_pods._ports[1][1]}/peer/v1/jobs/{running.rpartition('/')[2]}"
+    peer = f"http://127.0.0.1:{three_pods.peer_ports[1]}/peer/v1/jobs/{running.rpartition('/')[2]}"
     incarnation = httpx.get(running).json()["incarnation"]
     status, answer = PriorKnowledge().send(
         "POST", f"{peer}/take?incarnation={incarnation}&pod=0", request(positions=[400], **fields)
@@ -207,7 +204,7 @@ def test_numbers_between_pods_that_do_not_fit(running: str, three_pods: LocalClu
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"{", b'{"spec": 1}', b'{"spec": {"name": 1}}', b"\xff"])
 def test_bad_registrations_between_pods(three_pods: LocalCluster, body: bytes) -> None:
-    url = f"http://127.0.0.1:{three_pods._ports[1][1]}/peer/v1/jobs/x"
+    url = f"http://127.0.0.1:{three_pods.peer_ports[1]}/peer/v1/jobs/x"
     status, answer = PriorKnowledge().send("PUT", url, body)
     assert status == 400, f"{status} {answer[:200]!r}"
 
@@ -255,7 +252,7 @@ def test_traces(running: str) -> None:
         (b'{"dataset": "file:///x", "world_size": -1}', "job setting world_size must be 1 to"),
         (b'{"dataset": "file:///x", "shuffle": 1}', "job setting shuffle must be bool"),
         (b'{"dataset": "file:///x", "seed": ' + b"9" * 5000 + b"}", ""),
-        (b'{"dataset": "file:///x", "policy": "lru2"}', "job setting policy must be drain or redox"),
+        (b'{"dataset": "file:///x", "policy": "lru2"}', "job setting policy must be"),
         (b'{"dataset": "file:///x", "name": "other"}', "the URL names job 'bad' and the body 'other'"),
         (b'{"dataset": "file:///a\\u0000b"}', ""),
         (b'{"dataset": "file:///\\ud800"}', ""),
@@ -369,26 +366,18 @@ def test_memory_of_a_job_is_held_and_freed(three_pods: LocalCluster, job: dict[s
     second.end_job()
 
 
-def test_a_refused_registration_leaves_nothing_behind(
-    three_pods: LocalCluster, job: dict[str, Any], packed: Packed
-) -> None:
-    """One pod has no memory left: the others must not keep the job, so that it can be tried with other settings."""
-    # Registered on pod 2 only, as if pods had different shares of their memory taken.
-    spec = JobSpec.from_dict({"name": "takes-all", "dataset": packed[0], "chunk_size": 16, "memory_bytes": 4_000_000})
-    body = json.dumps({"spec": spec.to_dict()}).encode()
-    client, peer = PriorKnowledge(), f"http://127.0.0.1:{three_pods._ports[2][1]}/peer/v1/jobs/takes-all"
-    status, answer = client.send("PUT", peer, body)
-    assert status == 200, answer
-    try:
-        for pod in range(3):
-            refusal = httpx.put(f"{three_pods.pod_urls[pod]}/v1/jobs/{job['name']}", json=job)
-            assert "pod 2 has" in refused(refusal)
-            for url in three_pods.pod_urls[:2]:
+def test_a_refused_registration_leaves_nothing_behind(packed: Packed, tmp_path: Path) -> None:
+    """One pod has less memory: the others must not keep the job, so that it can be tried with other settings."""
+    with LocalCluster(2, tmp_path, {"memory_bytes": "4MiB", "pinned_fraction": 0}) as cluster:
+        cluster.kill(1)
+        cluster.restart(1, settings={"memory_bytes": "1MiB"})
+        job = {"name": "large", "dataset": packed[0], "policy": "redox", "chunk_size": 16, "memory_bytes": 2_000_000}
+        for pod in range(2):
+            assert "pod 1" in refused(httpx.put(f"{cluster.pod_urls[pod]}/v1/jobs/large", json=job, timeout=30))
+            for url in cluster.pod_urls:
                 assert httpx.get(f"{url}/v1/jobs").json() == [], "a pod keeps a job that another has refused"
-        smaller = rank_of(three_pods, job | {"memory_bytes": 150_000, "chunk_size": 8})
+        smaller = rank_of(cluster, job | {"memory_bytes": 500_000})
         assert len(smaller.batch(0, np.arange(10)).payloads) == 10
-    finally:
-        assert client.send("DELETE", peer, b"")[0] == 200
 
 
 def test_registering_at_once_from_many_ranks(three_pods: LocalCluster, job: dict[str, Any]) -> None:
@@ -404,23 +393,6 @@ def test_registering_at_once_from_many_ranks(three_pods: LocalCluster, job: dict
     assert len({answer.json()["incarnation"] for answer in answers}) == 1, "ranks got different incarnations"
     known = [httpx.get(f"{url}/v1/jobs/{job['name']}").json()["incarnation"] for url in three_pods.pod_urls]
     assert set(known) == {answers[0].json()["incarnation"]}
-
-
-def test_idle_jobs_are_removed(packed: Packed, tmp_path: Path) -> None:
-    with LocalCluster(1, tmp_path, {"memory_bytes": "4MiB", "pinned_fraction": 0, "job_idle_seconds": 1}) as cluster:
-        url = cluster.pod_urls[0]
-        settings_sent = {"name": "idle", "dataset": packed[0], "chunk_size": 16, "memory_bytes": 4_000_000}
-        rank_of(cluster, settings_sent).batch(0, np.arange(100))
-        assert metric(url, "refill_resident_bytes") > 0
-        deadline = time.monotonic() + 100
-        while metric(url, "refill_jobs"):
-            assert time.monotonic() < deadline, "a job that is only looked at is still there"
-            httpx.get(f"{url}/v1/jobs/idle")
-            httpx.get(f"{url}/v1/jobs/idle/epochs/0")
-            time.sleep(0.1)
-        assert metric(url, "refill_resident_bytes") == 0
-        other = rank_of(cluster, settings_sent | {"name": "next", "seed": 1})
-        assert other.info()["memory_bytes"] == 4_000_000, "the idle job's memory was not freed"
 
 
 def test_a_connection_that_is_cut_in_the_middle_of_a_request(running: str) -> None:
@@ -439,5 +411,5 @@ def test_another_incarnation_is_refused(running: str) -> None:
         httpx.post(f"{running}/batch?incarnation={uuid.uuid4().hex}", content=request()),
         httpx.post(f"{running}/samples?incarnation=", content=b""),
     ):
-        assert "begun" in refused(answer, (409,)) or "registered again" in answer.text
-        assert answer.json()["error"] == "JobLost"
+        refused(answer, (404, 409))
+        assert answer.json()["error"] in ("JobLost", "UnknownJob")

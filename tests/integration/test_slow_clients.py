@@ -64,7 +64,7 @@ def job(pod: LocalCluster, large: str, request: pytest.FixtureRequest) -> Iterat
 
 
 def connect(pod: LocalCluster) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", pod._ports[0][0]), 20)
+    connection = socket.create_connection(("127.0.0.1", pod.ports[0]), 20)
     return connection
 
 
@@ -75,7 +75,7 @@ def ask(pod: LocalCluster, rank: Any, positions: range) -> socket.socket:
     body = BatchRequest(0, 0, np.array(positions)).encode()
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.connect(("127.0.0.1", pod._ports[0][0]))
+    connection.connect(("127.0.0.1", pod.ports[0]))
     head = f"POST /v1/jobs/{rank.spec.name}/{batch} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
@@ -187,7 +187,7 @@ def test_a_body_that_comes_byte_by_byte_is_cut_off(pod: LocalCluster) -> None:
 
 def test_an_idle_connection_between_requests_stays(pod: LocalCluster) -> None:
     """A worker may train for longer than the timeout between two batches."""
-    connection = http.client.HTTPConnection("127.0.0.1", pod._ports[0][0], timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", pod.ports[0], timeout=20)
     connection.connect()
     opened = connection.sock
     for _ in range(2):
@@ -237,8 +237,9 @@ def metric_or_none(pod: LocalCluster) -> float | None:
         return None
 
 
-@pytest.mark.parametrize("path", ["/v1/jobs/x", "/v1/jobs/x/report", "/v1/jobs/x/batch"])
-@pytest.mark.parametrize("announced", [True, False], ids=["announced", "chunked"])
+@pytest.mark.parametrize(
+    ("path", "announced"), [("/v1/jobs/x", False), ("/v1/jobs/x/report", True), ("/v1/jobs/x/batch", False)]
+)
 def test_a_body_of_100_mb_is_refused_while_it_comes(pod: LocalCluster, path: str, announced: bool) -> None:
     url = pod.pod_urls[0]
     before = metric(url, "process_resident_memory_bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import signal
 import socket
@@ -23,7 +24,8 @@ from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, settings_of
 from tests.running_gate import gate
 from tests.waiting import until
 
-from refill.errors import EpochNotReady, PodStopping
+from refill.errors import EpochNotReady, PodStopping, PodUnreachable, error_from_wire
+from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
@@ -128,7 +130,7 @@ def test_what_takes_longer_than_the_grace_is_broken_off(packed: Packed, tmp_path
     with LocalCluster(1, tmp_path, SMALL | {"wait_seconds": 60, "grace_seconds": 1}) as cluster:
         rank = rank_of(cluster, settings_of(packed[0], policy="redox", world_size=2), timeout_seconds=0)
         rank.batch(0, np.arange(10))
-        with ThreadPoolExecutor(1) as pool, socket.create_connection(("127.0.0.1", cluster._ports[0][0])) as half:
+        with ThreadPoolExecutor(1) as pool, socket.create_connection(("127.0.0.1", cluster.ports[0])) as half:
             waits = pool.submit(rank.batch, 1, np.arange(10))
             half.sendall(b"POST /v1/jobs/x/report HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             until(lambda: metric(cluster.pod_urls[0], "refill_requests_under_way") == 2, "two requests under way")
@@ -138,11 +140,29 @@ def test_what_takes_longer_than_the_grace_is_broken_off(packed: Packed, tmp_path
         assert "1 requests are broken off after 1 s" in cluster.log(0)
 
 
+def test_a_request_that_a_pod_can_not_finish_before_it_ends_may_be_made_again(packed: Packed, tmp_path: Path) -> None:
+    """It comes for longer than a pod that ends waits for its requests."""
+    with LocalCluster(1, tmp_path, SMALL | {"drain_seconds": 0.5, "grace_seconds": 2}) as cluster:
+        job = settings_of(packed[0])
+        plan = rank_of(cluster, job).info()["plan_id"]
+        waiting = http.client.HTTPConnection("127.0.0.1", cluster.ports[0], timeout=30)
+        body = BatchRequest(0, 0, np.arange(20)).encode()
+        waiting.putrequest("POST", f"/v1/jobs/{job['name']}/planned/batch?plan={plan}")
+        waiting.putheader("content-length", str(len(body)))
+        waiting.endheaders(body[:-8])
+        until(lambda: metric(cluster.pod_urls[0], "refill_requests_under_way") == 1, "a request under way")
+        cluster.processes[0].terminate()
+        answer = waiting.getresponse()
+        error = error_from_wire(json.loads(answer.read()), status=answer.status, source="the pod")
+        assert isinstance(error, PodUnreachable), "clients give up on any other error"
+        assert answer.status == error.status
+        waiting.close()
+
+
 def test_a_client_that_loops_sees_nothing_but_errors_that_are_tried_again(packed: Packed, tmp_path: Path) -> None:
     """The pod ends and comes back twice while an epoch is fetched: the client's own retries are all it takes."""
-    settings = SMALL | {"drain_seconds": 0.3, "journal_dir": str(tmp_path / "journal-{ordinal}")}
     job = settings_of(packed[0])
-    with LocalCluster(2, tmp_path, settings) as cluster, ThreadPoolExecutor(1) as pool:
+    with LocalCluster(2, tmp_path, SMALL | {"drain_seconds": 0.3}) as cluster, ThreadPoolExecutor(1) as pool:
         rank = rank_of(cluster, job)
         rank.info()
 

@@ -12,7 +12,7 @@ from refill_service import cli
 
 
 def test_first_batches_of_a_warmed_job_are_in_memory(packed: Packed, tmp_path: Path, capsys: object) -> None:
-    with cluster_of(tmp_path, 3, journal=False) as cluster:
+    with cluster_of(tmp_path, 3) as cluster:
         job = settings_of(packed[0], policy="planned", world_size=2, seed=5, num_epochs=0)
         arguments = ["--job", job["name"], "--seed", "5", "--chunk-size", "16", "--memory-bytes", "600000"]
         url = ["--url", cluster.pod_urls[1]]

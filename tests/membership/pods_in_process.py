@@ -1,7 +1,7 @@
 """Pods without processes: N real nodes in one event loop, whose requests to each other are calls that a test can lose.
 
-All that decides is the pods' own and the client's own: tables, owners, homes, journals, routes, connections of ranks.
-What is left out is the network and the process: a pod that is killed loses its memory, and its journal is as it was.
+All that decides is the pods' own and the client's own: tables, owners, homes, routes, connections of ranks. What is
+left out is the network and the process: a pod that is killed, or ends, loses all that it knew.
 """
 
 from __future__ import annotations
@@ -9,38 +9,35 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import httpx
 import numpy as np
-from tests.waiting import until_answered
 
 from refill.credentials import Credentials
-from refill.delivery_record import DeliveryRecord
-from refill.errors import PodStopping, PodUnreachable, RefillError, error_from_wire
-from refill.job_pods import JobPods
+from refill.errors import PodUnreachable, RefillError, error_from_wire
+from refill.job_pods import JobPods, RunOfRank
 from refill.pod_channel import Asked, PodChannel, Wait
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
-from refill.protocol.pod_life import LIFE_HEADER, PodLife, pod_life_of
 from refill.protocol.rank_life import RankLife
 from refill.received_batch import Expected, decode_frame
-from refill.run_start import RunStart
-from refill_service.peers.lease_clock import lease_time
-from refill_service.peers.peers import TABLE_HEADER, Body, BodyPieces, FrameReader, Peers
+from refill_service.peers.peers import PODS_HEADER, Body, BodyPieces, FrameReader, Peers
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
 from refill_service.serving.app import client_app, peer_app
 from refill_service.serving.request_guard import RequestGuard
 from refill_service.settings import load_settings
 
+__all__ = ["CalledPods", "Packed", "PodsInProcess", "Rank", "Rule", "Training", "spec_of"]
+
 Result = TypeVar("Result")
+Packed = tuple[str, dict[str, bytes]]
 
 
 @dataclass
@@ -70,26 +67,17 @@ class Rule:
 class PodsInProcess:
     """``num_pods`` pods, as ``LocalCluster`` has them in processes. Its methods are called from the test's thread."""
 
-    def __init__(
-        self,
-        num_pods: int,
-        folder: Path,
-        *,
-        journal: bool,
-        loop: asyncio.AbstractEventLoop | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, num_pods: int, *, loop: asyncio.AbstractEventLoop | None = None, **settings: Any) -> None:
         self.num_pods = num_pods
         self.nodes: list[CacheNode | None] = []
         self.rules: list[Rule] = []
-        self._folder = folder
-        self._journal = journal
-        self._settings = {
+        self.settings = {
             "memory_bytes": "4MiB",
             "pinned_fraction": 0,
             "wait_seconds": 1,
             "dataset_urls": "file:///",
         } | settings
+        """Of pods that are started from now on."""
         self._apps: dict[tuple[str, int], Any] = {}
         self._loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -123,18 +111,13 @@ class PodsInProcess:
         for pod in pods:
             self.do(self._kill(pod))
 
-    def end(self, pod: int) -> None:
-        """In order, as at SIGTERM."""
-        self.do(self._end(pod))
-
     def start(self, *pods: int) -> None:
         for pod in pods:
             self.do(self._start(pod))
 
     def scale(self, num_pods: int) -> None:
-        """End all in order, the last one first, as those of a StatefulSet end, and start another number."""
-        for pod in reversed(range(self.num_pods)):
-            self.end(pod)
+        """End all, the last one first, as those of a StatefulSet end, and start another number."""
+        self.kill(*reversed(range(self.num_pods)))
         self.num_pods = num_pods
         self._start_all()
 
@@ -166,12 +149,11 @@ class PodsInProcess:
             self.start(pod)
 
     async def _start(self, pod: int) -> None:
-        journal = {"journal_dir": str(self._folder / f"journal-{pod}")} if self._journal else {}
         settings = load_settings(
             ordinal=pod,
             pod_urls=",".join(self.pod_urls),
             peer_urls=",".join(self.pod_urls),
-            **(self._settings | journal),
+            **self.settings,
         )
         node = CacheNode(settings, peers=CalledPeers(settings.peer_urls, self))
         apps = {"client": client_app(node), "peer": peer_app(node)}
@@ -183,27 +165,9 @@ class PodsInProcess:
 
     async def _kill(self, pod: int) -> None:
         node, self.nodes[pod] = self.nodes[pod], None
-        if node is None:
-            return
-        await node.fence.close()
-        node.fence.lives.others.clear()  # it says goodbye to nobody
-        for at_pod in list(node.jobs.values()):
-            at_pod.owner.journal = None
-            await node.table.close_job(at_pod, PodStopping("killed"))
-        node.jobs.clear()
-        for journal in node.journal._open.values():
-            journal.give_up()
-        node.journal._open.clear()
-        node.opening._begun.clear()
-        await node.close()
-        for path in (self._folder / f"journal-{pod}").glob("*/clean"):
-            path.unlink()
-
-    async def _end(self, pod: int) -> None:
-        node = self.node(pod)
-        node.phase = PodPhase.STOPPING
-        self.nodes[pod] = None
-        await node.close()
+        if node is not None:
+            node.phase = PodPhase.STOPPING
+            await node.close()
 
     async def request(
         self, asker: str, pod: int, method: str, path: str, content: bytes | None = None, headers: Any = None
@@ -218,7 +182,7 @@ class PodsInProcess:
         if node is None:
             raise gone
         status, answer_headers, answer = await _called(self._apps[asker, pod], method, path, content or b"", headers)
-        if self.nodes[pod] is not node and not (asker == "peer" and node.phase is PodPhase.STOPPING):
+        if self.nodes[pod] is not node:
             raise gone
         for rule in [rule for rule in self.rules if rule.answer and rule.applies(path, pod)]:
             if rule.held is None:
@@ -285,13 +249,10 @@ class CalledPeers(Peers):
     async def _answered(
         self, pod: int, method: str, path: str, content: bytes | None, headers: Any = None
     ) -> tuple[httpx.Headers, bytes]:
-        asked_at, said = lease_time(), self.pods_headers(pod) | (headers or {})
+        said = {PODS_HEADER: str(self._pods.num_pods)} | (headers or {})
         status, answered, body = await self._pods.request("peer", pod, method, path, content, said)
-        self.has_answered(pod, answered.get(LIFE_HEADER), status, asked_at)
         if status >= 400:
-            error = error_from_wire(json.loads(body), status=status, source=self.name(pod))
-            self.was_refused(error, status)
-            raise error
+            raise error_from_wire(json.loads(body), status=status, source=self.name(pod))
         return answered, body
 
     async def call(self, pod: int, method: str, path: str, body: Body = None, *, apart: bool = False) -> Any:
@@ -303,24 +264,19 @@ class CalledPeers(Peers):
         answer = await self._answer(pod, method, path, body, headers)
         return json.loads(answer) if answer else None
 
-    async def who_is(self, pod: int) -> PodLife | None:
-        _, answered, _ = await self._pods.request("peer", pod, "GET", "/peer/v1/lives")
-        found = pod_life_of(answered.get(LIFE_HEADER))
-        return None if found is None else found[1]
-
     async def get_bytes(self, pod: int, path: str) -> bytes:
         return await self._answer(pod, "GET", path, None)
 
     @asynccontextmanager
     async def frames(self, pod: int, path: str, body: bytes) -> AsyncIterator[FrameReader]:
-        headers, answer = await self._answered(pod, "POST", path, body)
+        _, answer = await self._answered(pod, "POST", path, body)
         pieces = [answer]
 
         class Reader:
             async def read_chunk(self) -> bytes | None:
                 return pieces.pop() if pieces else None
 
-        yield FrameReader(Reader(), self.name(pod), headers.get(TABLE_HEADER) or "")  # type: ignore[arg-type]
+        yield FrameReader(Reader(), self.name(pod))  # type: ignore[arg-type]
 
 
 class CalledPods(PodChannel):
@@ -375,10 +331,8 @@ class PodsOfRank(JobPods):
     process = 1
 
     def _life(self) -> RankLife:
+        """Of no process of this machine: nothing of it looks after a home, or says goodbye."""
         return RankLife("test", 10 * self.process + self.rank + 1_000_000, 1, "")
-
-    def _watch_home(self) -> None:
-        """Tests say when."""
 
 
 class Rank(PodConnection):
@@ -395,18 +349,29 @@ class Rank(PodConnection):
         *,
         process: int = 1,
         timeout_seconds: float = 30,
-        record: DeliveryRecord | None = None,
         goes_without_damaged: bool = False,
-        start: RunStart | None = None,
+        run: RunOfRank | None = None,
     ) -> None:
-        super().__init__(
-            pods.pod_urls[0], spec, rank, None, timeout_seconds, record, goes_without_damaged=goes_without_damaged
-        )
-        self._channel = CalledPods(pods)
         url = pods.pod_urls[0]
-        self._pods = PodsOfRank(url, spec, rank, None, timeout_seconds, self._record, self._channel, start)
+        super().__init__(url, spec, rank, None, timeout_seconds, goes_without_damaged=goes_without_damaged)
+        self._channel = CalledPods(pods)
+        self._pods = PodsOfRank(url, spec, rank, None, timeout_seconds, self._channel, run)
         self._pods.process = process
-        self.looks = True
+
+    @property
+    def incarnation(self) -> str:
+        return self._pods.incarnation
+
+    def says_goodbye(self) -> None:
+        """As its process does when it ends."""
+        path = f"/v1/jobs/{self.spec.name}/ranks/{self.rank}/lease"
+        self._channel.call("DELETE", self.home, path, Wait(30), params={"life": self._pods._life().encode()})
+
+
+def spec_of(dataset: str, **settings: Any) -> JobSpec:
+    """Of a live job."""
+    how = {"policy": "redox", "chunk_size": 16, "memory_bytes": 600_000, "world_size": 2}
+    return JobSpec(f"live-{uuid.uuid4().hex[:8]}", dataset, **(how | settings))
 
 
 class Training:
@@ -458,10 +423,6 @@ class Training:
         if errors:
             raise errors[0]
 
-    def look(self) -> None:
-        """As a thread of each rank does every few seconds."""
-        self.together(*(partial(until_answered, rank.look_after_home) for rank in self.ranks))
-
     def receipt(self, epoch: int, pod: int = 0) -> dict[str, Any]:
         return self.pods.get(pod, f"/v1/jobs/{self.spec.name}/epochs/{epoch}/receipt")
 
@@ -474,5 +435,5 @@ class Training:
     def check(self, epoch: int) -> None:
         assert self.truth(epoch) == (0, 0), f"epoch {epoch}: (missing, twice) {self.truth(epoch)}"
         found = self.receipt(epoch)
-        counts = {name: found[name] for name in ("delivered", "duplicates", "missing", "unknown")}
-        assert counts == {"delivered": self.num_samples, "duplicates": 0, "missing": 0, "unknown": 0}
+        counts = {name: found[name] for name in ("delivered", "duplicates", "missing", "exact")}
+        assert counts == {"delivered": self.num_samples, "duplicates": 0, "missing": 0, "exact": True}

@@ -38,9 +38,9 @@ def packed(folder: Path, url: str, num_samples: int, sample_bytes: int) -> str:
     return url
 
 
-def pods_of(folder: Path, memory: str) -> PodsInProcess:
+def pods_of(memory: str) -> PodsInProcess:
     settings: dict[str, Any] = {"dataset_urls": "s3://", "wait_seconds": 60, "memory_bytes": memory}
-    return PodsInProcess(NUM_PODS, folder, journal=False, **settings)
+    return PodsInProcess(NUM_PODS, **settings)
 
 
 def rounds_to_first_batches(rounds: Rounds, pods: PodsInProcess, run: Run, epoch: int, batch: int, start: int) -> int:
@@ -52,9 +52,9 @@ def rounds_to_first_batches(rounds: Rounds, pods: PodsInProcess, run: Run, epoch
     ("num_samples", "sample_bytes", "chunk_size", "num_ranks", "batch"),
     [
         pytest.param(20_000, 100, 16, 4, 48, id="an index that one request does not bring"),
-        pytest.param(6000, 100, 64, 2, 128, id="large chunks of small samples"),
+        pytest.param(6000, 100, 64, 2, 128, id="large chunks of small samples", marks=pytest.mark.variant),
         pytest.param(1536, 20_000, 8, 4, 64, id="samples whose chunks fill a link"),
-        pytest.param(1536, 20_000, 16, 2, 64, id="larger chunks"),
+        pytest.param(1536, 20_000, 16, 2, 64, id="larger chunks", marks=pytest.mark.variant),
     ],
 )
 def test_first_batches_come_within_six_rounds_and_again_after_all_memory_is_lost(
@@ -68,7 +68,7 @@ def test_first_batches_come_within_six_rounds_and_again_after_all_memory_is_lost
     batch: int,
 ) -> None:
     url = packed(tmp_path, f"s3://{s3_environment.new_bucket()}/samples", num_samples, sample_bytes)
-    with pods_of(tmp_path, "64MiB") as pods:
+    with pods_of("64MiB") as pods:
         more = {"chunk_size": chunk_size, "memory_bytes": 2_000_000 + num_samples * sample_bytes // 10}
         run = Run(pods, url, new_name(), num_ranks, first_pod=1, timeout_seconds=60, **more)
         registered = rounds.of(pods, *(partial(getattr, each, "connection") for each in run.datasets))
@@ -93,7 +93,7 @@ def test_three_pods_that_lose_their_memory_in_mid_epoch_read_no_more_than_two_an
     url = packed(tmp_path, f"s3://{s3_environment.new_bucket()}/samples", num_samples, 1000)
     with counting(s3_environment.endpoint_url) as served:
         monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)
-        with pods_of(tmp_path, "16MiB") as pods:
+        with pods_of("16MiB") as pods:
             more = {"chunk_size": chunk_size, "memory_bytes": 900_000, "num_epochs": 2, "timeout_seconds": 60}
             run = Run(pods, url, new_name(), num_ranks, **more)
             length = run.length(1)

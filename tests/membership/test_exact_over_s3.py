@@ -31,7 +31,7 @@ def test_reads_of_three_pods_are_those_that_are_simulated(
     with counting(s3_environment.endpoint_url) as served:
         monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)
         # A request that waits longer than that reads its sample alone: on a machine that is busy, too, none does.
-        with PodsInProcess(NUM_PODS, tmp_path, journal=False, dataset_urls="s3://", wait_seconds=60) as pods:
+        with PodsInProcess(NUM_PODS, dataset_urls="s3://", wait_seconds=60) as pods:
             spec = JobSpec(
                 f"job-{uuid.uuid4().hex[:8]}",
                 dataset,

@@ -35,7 +35,7 @@ def test_a_planned_job_of_very_many_samples_holds_the_loop_for_no_long_piece(
     tmp_path: Path, num_samples: int, chunk_size: int, memory_bytes: int
 ) -> None:
     url, loop = write_many_samples(tmp_path / "bytes", num_samples), TimedLoop()
-    with PodsInProcess(1, tmp_path, journal=False, loop=loop, memory_bytes="1GiB", wait_seconds=60) as pods:
+    with PodsInProcess(1, loop=loop, memory_bytes="1GiB", wait_seconds=60) as pods:
         settings = {"chunk_size": chunk_size, "memory_bytes": memory_bytes}
         dataset = PlannedDataset(
             pods, dataset=url, job=new_name(), rank=0, world_size=1, timeout_seconds=300, **settings
@@ -54,7 +54,7 @@ def test_a_planned_job_of_very_many_samples_holds_the_loop_for_no_long_piece(
 
 def test_jobs_are_listed_in_pages(tmp_path: Path) -> None:
     url = write_many_samples(tmp_path / "bytes", 100)
-    with PodsInProcess(1, tmp_path, journal=False, memory_bytes="1GiB") as pods:
+    with PodsInProcess(1, memory_bytes="1GiB") as pods:
         names = sorted(f"job-{number}" for number in range(LISTED_JOBS + 3))
         for name in names:
             spec = JobSpec(name, url, policy="planned", chunk_size=8, memory_bytes=200_000)
@@ -69,7 +69,7 @@ def test_jobs_are_listed_in_pages(tmp_path: Path) -> None:
 
 def test_a_job_whose_memory_has_no_place_for_so_many_ranks_refuses_them(tmp_path: Path) -> None:
     url = write_many_samples(tmp_path / "bytes", 100)
-    with PodsInProcess(1, tmp_path, journal=False) as pods:
+    with PodsInProcess(1) as pods:
         settings = {"chunk_size": 8, "memory_bytes": 600_000, "world_size": 2**20}
         with pytest.raises(MemoryTooSmall, match="2,097 processes find a place, and you ask as one of 1,048,"):
             PlannedDataset(pods, dataset=url, job=new_name(), rank=0, **settings).connection.batch(0, np.arange(1))

@@ -39,7 +39,7 @@ def test_batches_come_though_gets_hang_for_ever(
         stalls.hangs = hangs
         monkeypatch.setenv("AWS_ENDPOINT_URL", stalls.url)
         settings = {"dataset_urls": "s3://", "wait_seconds": 60, "memory_bytes": "16MiB"}
-        with PodsInProcess(3, tmp_path, journal=False, **settings) as pods:
+        with PodsInProcess(3, **settings) as pods:
             more = {"chunk_size": CHUNK_SIZE, "memory_bytes": 750_000, "timeout_seconds": 60}
             run = Run(pods, dataset, new_name(), 2, **more)
             for epoch in range(2):

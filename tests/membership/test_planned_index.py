@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from tests.membership.planned_in_process import Run, new_name
-from tests.membership.pods_in_process import PodsInProcess
+from tests.membership.pods_in_process import Packed, PodsInProcess
 from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until
 
 from refill_service.cache_core import record_pieces
 from refill_service.planned import planned_job
 from refill_service.planned.planned_job import PlannedJob
-
-Packed = tuple[str, dict[str, bytes]]
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +36,9 @@ def own_samples(job: PlannedJob) -> list[int]:
 
 
 def test_pods_hold_the_index_of_their_shares_and_of_those_they_stand_in_for(
-    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with PodsInProcess(3, tmp_path, journal=False) as pods:
+    with PodsInProcess(3) as pods:
         run = Run(pods, packed[0], new_name(), 2)
         run.take(0, 0, 200)
         held = []
@@ -75,8 +71,8 @@ def test_pods_hold_the_index_of_their_shares_and_of_those_they_stand_in_for(
         run.exact_receipt(1, pod=2)
 
 
-def test_all_pods_lost_and_back(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(3, tmp_path, journal=False) as pods:
+def test_all_pods_lost_and_back(packed: Packed) -> None:
+    with PodsInProcess(3) as pods:
         run = Run(pods, packed[0], new_name(), 2)
         run.take(0, 0, 300)
         pods.kill(0, 1, 2)
@@ -86,9 +82,9 @@ def test_all_pods_lost_and_back(packed: Packed, tmp_path: Path) -> None:
         run.exact_receipt(0)
 
 
-def test_samples_outside_of_an_epoch(packed: Packed, tmp_path: Path) -> None:
+def test_samples_outside_of_an_epoch(packed: Packed) -> None:
     """Any pod answers any of them, whoever has its part of the index."""
-    with PodsInProcess(3, tmp_path, journal=False) as pods:
+    with PodsInProcess(3) as pods:
         run = Run(pods, packed[0], new_name(), 1)
         run.take(0, 0, 40)
         wanted = np.array([NUM_SAMPLES - 1, 0, 7, 500, 7])
@@ -102,9 +98,9 @@ def test_samples_outside_of_an_epoch(packed: Packed, tmp_path: Path) -> None:
         assert [pods.node(pod).index_room.used_bytes for pod in range(3)] == before, "they are not kept"
 
 
-def test_pinned_samples_are_those_of_a_pod(packed: Packed, tmp_path: Path) -> None:
+def test_pinned_samples_are_those_of_a_pod(packed: Packed) -> None:
     """What stays on a pod for all jobs is of its shares, so two jobs of a dataset read it once."""
-    with PodsInProcess(2, tmp_path, journal=False, pinned_fraction=0.5) as pods:
+    with PodsInProcess(2, pinned_fraction=0.5) as pods:
         for _ in range(2):
             run = Run(pods, packed[0], new_name(), 1, memory_bytes=300_000)
             run.take(0)

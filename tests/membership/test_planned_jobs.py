@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.membership.planned_in_process import BATCH, PlannedDataset, PlannedRank, Run, new_name
-from tests.membership.pods_in_process import PodsInProcess, Rule, Training
+from tests.membership.pods_in_process import Packed, PodsInProcess, Rule, Training
 from tests.pod_fixtures import NUM_SAMPLES, write_files
 from tests.waiting import until
 
@@ -24,20 +24,22 @@ from refill_service.cache_core import rank_leases
 from refill_service.datasets.pack import pack
 from refill_service.top.scrape import PodScrape
 
-Packed = tuple[str, dict[str, bytes]]
 
-
-@pytest.fixture(autouse=True, params=["/planned/batch", "/planned/take"], ids=["direct", "by way of a home"])
+@pytest.fixture(params=["/planned/batch", "/planned/take"], ids=["direct", "by way of a home"])
 def asked_for_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The route by which pods are asked for their parts of a batch: by ranks themselves, or by their homes."""
     monkeypatch.setattr(PlannedRank, "is_direct", request.param == "/planned/batch")
     return str(request.param)
 
 
-def test_pods_that_die_change_nothing(packed: Packed, tmp_path: Path) -> None:
+BOTH_WAYS = pytest.mark.usefixtures("asked_for_parts")
+
+
+@BOTH_WAYS
+def test_pods_that_die_change_nothing(packed: Packed) -> None:
     """One is gone for good from the middle of epoch 0 on, both ranks' home in turn; then all are, and come back with
     nothing and other memory."""
-    with PodsInProcess(3, tmp_path, journal=False) as pods:
+    with PodsInProcess(3) as pods:
         run = Run(pods, packed[0], new_name(), 2)
         run.take(0, 0, 200)
         pods.kill(1)
@@ -50,7 +52,7 @@ def test_pods_that_die_change_nothing(packed: Packed, tmp_path: Path) -> None:
         assert found["ranks"] == {"0": 500, "1": 500}
         run.take(1, 0, 100)
         pods.kill(0, 2)
-        pods._settings["memory_bytes"] = "2MiB"
+        pods.settings["memory_bytes"] = "2MiB"
         pods.start(0, 1, 2)
         run.take(1, 100)
         run.check(packed[0])
@@ -72,8 +74,7 @@ def test_a_run_goes_on_anywhere_with_any_number_of_ranks(
     for leg, (num_ranks, num_pods, memory, took) in enumerate(
         [(2, 2, "4MiB", 100), (3, 3, "6MiB", 60), (2, 1, "3MiB", 140), (2, 2, "4MiB", None)]
     ):
-        folder = tmp_path / f"leg {leg}"
-        with PodsInProcess(num_pods, folder, journal=False, memory_bytes=memory) as pods:
+        with PodsInProcess(num_pods, memory_bytes=memory) as pods:
             run = Run(pods, packed[0], name, num_ranks, state, way, memory_bytes=0, drop_last=drop_last)
             first = 0 if num_ranks != 2 or leg < 3 else 140
             end = run.length(0) if took is None else took
@@ -104,13 +105,13 @@ def test_a_run_goes_on_anywhere_with_any_number_of_ranks(
             assert {what: found[what] for what in counted} == counted
 
 
-def test_the_same_ranks_go_on_and_what_lies_in_their_checkpoint_is_received(packed: Packed, tmp_path: Path) -> None:
+def test_the_same_ranks_go_on_and_what_lies_in_their_checkpoint_is_received(packed: Packed) -> None:
     name = new_name()
-    with PodsInProcess(2, tmp_path / "before", journal=False) as pods:
+    with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], name, 2)
         run.take(0, 0, 200)
         states = run.states(0, 200)
-    with PodsInProcess(2, tmp_path / "after", journal=False) as pods:
+    with PodsInProcess(2) as pods:
         again = Run(pods, packed[0], name, 2, states)
         again.take(0, 200, 300)
         again.look()
@@ -120,16 +121,17 @@ def test_the_same_ranks_go_on_and_what_lies_in_their_checkpoint_is_received(pack
         assert sorted(run.positions_of(0) + again.positions_of(0)) == list(range(NUM_SAMPLES))
 
 
-def test_ranks_live_on_while_pods_become_more_and_fewer_and_lose_memory(packed: Packed, tmp_path: Path) -> None:
+@BOTH_WAYS
+def test_ranks_live_on_while_pods_become_more_and_fewer_and_lose_memory(packed: Packed) -> None:
     """Each time all pods end in order, and another number of them starts; at last one has less memory than the job."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+    with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], new_name(), 2, memory_bytes=2_000_000)
         run.take(0, 0, 100)
         for number, num_pods in enumerate((3, 1, 2)):
             pods.scale(num_pods)
             run.take(0, 100 * number + 100, 100 * number + 200)
         pods.kill(1)
-        pods._settings["memory_bytes"] = "1MiB"
+        pods.settings["memory_bytes"] = "1MiB"
         pods.start(1)
         run.take(0, 400)
         run.take(1)
@@ -140,9 +142,9 @@ def test_ranks_live_on_while_pods_become_more_and_fewer_and_lose_memory(packed: 
 
 
 def test_a_job_that_loses_memory_in_mid_epoch_reads_more_and_says_so(
-    packed: Packed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    packed: Packed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with PodsInProcess(1, tmp_path, journal=False, memory_bytes="3MB") as pods:
+    with PodsInProcess(1, memory_bytes="3MB") as pods:
         run = Run(pods, packed[0], new_name(), 1, memory_bytes=0)
         run.take(0, 0, 300)
         job = pods.node(0).planned.jobs[run.name]
@@ -164,8 +166,8 @@ def test_a_job_that_loses_memory_in_mid_epoch_reads_more_and_says_so(
         assert more >= found["given_up_bytes"], "it is read again"
 
 
-def test_ranks_may_be_an_epoch_apart(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+def test_ranks_may_be_an_epoch_apart(packed: Packed) -> None:
+    with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], new_name(), 2)
         run.take(0, ranks=[0])
         run.take(1, ranks=[0])
@@ -177,10 +179,10 @@ def test_ranks_may_be_an_epoch_apart(packed: Packed, tmp_path: Path) -> None:
 
 
 def test_who_gets_what_it_had_asked_for_does_not_ask_again_for_what_others_have(
-    packed: Packed, tmp_path: Path, asked_for_parts: str
+    packed: Packed, asked_for_parts: str
 ) -> None:
     """A pod can't be reached for a while. Nothing is lost, and it is asked again."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+    with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], new_name(), 1)
         run.take(0, 0, 100)
         lost = pods.rule(asked_for_parts, to=1, times=3)
@@ -191,11 +193,10 @@ def test_who_gets_what_it_had_asked_for_does_not_ask_again_for_what_others_have(
         run.exact_receipt(0)
 
 
-def test_a_loop_that_is_broken_off_has_left_nothing_out_and_one_that_is_divided_has(
-    packed: Packed, tmp_path: Path
-) -> None:
+@BOTH_WAYS
+def test_a_loop_that_is_broken_off_has_left_nothing_out_and_one_that_is_divided_has(packed: Packed) -> None:
     """Its workers had batches under way, and one of them had not begun with its own."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+    with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], new_name(), 1)
         for epoch, batches in enumerate(([0, 1, 3, 5], [0, 1, 2], [1, 3])):
             for number in batches:
@@ -207,8 +208,8 @@ def test_a_loop_that_is_broken_off_has_left_nothing_out_and_one_that_is_divided_
         run.check(packed[0])
 
 
-def test_a_second_process_of_a_rank_is_refused_by_name(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+def test_a_second_process_of_a_rank_is_refused_by_name(packed: Packed) -> None:
+    with PodsInProcess(2) as pods:
         first = Run(pods, packed[0], new_name(), 2)
         first.take(0, 0, 100)
         twin = Run(pods, packed[0], first.name, 2, timeout_seconds=0)
@@ -217,9 +218,9 @@ def test_a_second_process_of_a_rank_is_refused_by_name(packed: Packed, tmp_path:
         first.take(0, 100, 200)
 
 
-def test_loaders_of_two_batch_sizes_are_refused_by_name(packed: Packed, tmp_path: Path) -> None:
+def test_loaders_of_two_batch_sizes_are_refused_by_name(packed: Packed) -> None:
     """Else some samples would come twice, and some never."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+    with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], new_name(), 2, timeout_seconds=0)
         for dataset, batch in zip(run.datasets, (20, 10), strict=True):
             dataset.asks_in_batches(batch)
@@ -241,8 +242,11 @@ def test_loaders_of_two_batch_sizes_are_refused_by_name(packed: Packed, tmp_path
         assert "EpochSampler(batch_size=1)" in said
 
 
-def test_within_a_batch_a_state_goes_on_with_as_many_ranks_only(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+def test_within_a_batch_a_state_goes_on_with_as_many_ranks_only(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_leases, "LEASE_SECONDS", 0.0)  # as if the ranks of before had been silent for so long
+    with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], new_name(), 2)
         for dataset in run.datasets:
             dataset.asks_in_batches(40)
@@ -260,14 +264,14 @@ def test_within_a_batch_a_state_goes_on_with_as_many_ranks_only(packed: Packed, 
         again.check(packed[0])
 
 
-def test_plans_that_contradict_each_other_are_refused_by_name(packed: Packed, tmp_path: Path) -> None:
+def test_plans_that_contradict_each_other_are_refused_by_name(packed: Packed) -> None:
     """All pods have lost the job, and have other memory now: a rank that is fresh gets another plan than one that goes
     on, and is the first to ask."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+    with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
         run.take(0, 0, 40)
         pods.kill(0, 1)
-        pods._settings["memory_bytes"] = "2MiB"
+        pods.settings["memory_bytes"] = "2MiB"
         pods.start(0, 1)
         fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
         assert fresh.plan != run.plan
@@ -284,12 +288,12 @@ def test_plans_that_contradict_each_other_are_refused_by_name(packed: Packed, tm
         fresh.check(packed[0])
 
 
-def test_a_plan_that_nobody_has_received_anything_by_gives_way(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+def test_a_plan_that_nobody_has_received_anything_by_gives_way(packed: Packed) -> None:
+    with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
         run.take(0, 0, 40)
         pods.kill(0, 1)
-        pods._settings["memory_bytes"] = "2MiB"
+        pods.settings["memory_bytes"] = "2MiB"
         pods.start(0, 1)
         fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
         assert fresh.plan != run.plan, "pods would plan otherwise now"
@@ -301,12 +305,12 @@ def test_a_plan_that_nobody_has_received_anything_by_gives_way(packed: Packed, t
         run.exact_receipt(0)
 
 
-def test_no_plan_is_made_while_half_of_the_pods_may_know_one(packed: Packed, tmp_path: Path) -> None:
+def test_no_plan_is_made_while_half_of_the_pods_may_know_one(packed: Packed) -> None:
     """Pod 0 comes back with other memory, and is cut off from the other while a rank registers: the rank waits."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+    with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
         pods.kill(0)
-        pods._settings["memory_bytes"] = "2MiB"
+        pods.settings["memory_bytes"] = "2MiB"
         pods.start(0)
         pods.rule("/planned", to=1, times=2)
         fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
@@ -317,12 +321,12 @@ def test_no_plan_is_made_while_half_of_the_pods_may_know_one(packed: Packed, tmp
         assert len({place for _, place, _ in both}) == len({sample for _, _, sample in both}) == 80
 
 
-def test_two_plans_that_nobody_has_received_anything_by_become_one(packed: Packed, tmp_path: Path) -> None:
+def test_two_plans_that_nobody_has_received_anything_by_become_one(packed: Packed) -> None:
     """Two of three pods come back with other memory, and are cut off from the third while a rank registers."""
-    with PodsInProcess(3, tmp_path, journal=False) as pods:
+    with PodsInProcess(3) as pods:
         run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
         pods.kill(0, 2)
-        pods._settings["memory_bytes"] = "2MiB"
+        pods.settings["memory_bytes"] = "2MiB"
         pods.start(0, 2)
         pods.rule("/planned", to=1, times=3)
         fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
@@ -333,8 +337,8 @@ def test_two_plans_that_nobody_has_received_anything_by_become_one(packed: Packe
         assert len({place for _, place, _ in both}) == len({sample for _, _, sample in both}) == 80
 
 
-def test_a_job_that_has_ended_begins_anew_and_its_last_receipt_stays_till_then(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+def test_a_job_that_has_ended_begins_anew_and_its_last_receipt_stays_till_then(packed: Packed) -> None:
+    with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], new_name(), 2)
         run.take(0)
         for rank in run.ranks:
@@ -355,8 +359,8 @@ def test_a_job_that_has_ended_begins_anew_and_its_last_receipt_stays_till_then(p
             run.take(1, 0, 20, ranks=[1])
 
 
-def test_a_name_has_one_job_whatever_its_policy(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+def test_a_name_has_one_job_whatever_its_policy(packed: Packed) -> None:
+    with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], new_name(), 1)
         run.take(0, 0, 40)
         live = JobSpec(run.name, packed[0], policy="redox", chunk_size=16, memory_bytes=600_000)
@@ -369,11 +373,9 @@ def test_a_name_has_one_job_whatever_its_policy(packed: Packed, tmp_path: Path) 
             Run(pods, packed[0], run.name, 1).take(0, 0, 20)
 
 
-def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(
-    packed: Packed, tmp_path: Path, asked_for_parts: str
-) -> None:
+def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(packed: Packed, asked_for_parts: str) -> None:
     """It waits for another pod while the job ends on all pods, or comes when that pod has ended it already."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(2) as pool:
+    with PodsInProcess(2) as pods, ThreadPoolExecutor(2) as pool:
         name = new_name()
         for what in (f"/{name}{asked_for_parts}", f"/{name}?holder="):
             run = Run(pods, packed[0], name, 1)
@@ -393,11 +395,9 @@ def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(
 
 
 @pytest.mark.parametrize("has_begun", [False, True], ids=["before it begins", "while it waits"])
-def test_a_read_under_way_as_its_job_ends_leaves_nothing_behind(
-    packed: Packed, tmp_path: Path, has_begun: bool
-) -> None:
+def test_a_read_under_way_as_its_job_ends_leaves_nothing_behind(packed: Packed, has_begun: bool) -> None:
     """Who waits for it is told so, and another job that waits for what it was to put into the pinned tier goes on."""
-    with PodsInProcess(1, tmp_path, journal=False, pinned_fraction=0.2) as pods:
+    with PodsInProcess(1, pinned_fraction=0.2) as pods:
         first = Run(pods, packed[0], new_name(), 1)
         first.ranks[0].info()
         job = pods.node(0).planned.jobs[first.name]
@@ -435,7 +435,7 @@ def _was_seen(rule: Rule) -> bool:
 def test_a_dataset_that_was_replaced_while_pods_were_away_is_an_error(tmp_path: Path) -> None:
     store = tmp_path / "store"
     _packed(tmp_path / "one", store, seed=1)
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+    with PodsInProcess(2) as pods:
         run = Run(pods, store.as_uri(), new_name(), 1, timeout_seconds=5)
         run.take(0, 0, 40)
         (state,) = run.states(0, 40)
@@ -456,8 +456,8 @@ def _packed(files: Path, store: Path, seed: int) -> None:
     asyncio.run(pack(str(files), store.as_uri(), blob_bytes=100_000))
 
 
-def test_states_that_can_not_be_are_refused_in_one_line(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(1, tmp_path, journal=False) as pods:
+def test_states_that_can_not_be_are_refused_in_one_line(packed: Packed) -> None:
+    with PodsInProcess(1) as pods:
         run = Run(pods, packed[0], new_name(), 2)
         run.take(0, 0, 100)
         state, other = run.states(0, 100)[0], run.states(0, 40)[0]
@@ -493,6 +493,7 @@ def test_states_that_can_not_be_are_refused_in_one_line(packed: Packed, tmp_path
         unequal.check(packed[0])
 
 
+@BOTH_WAYS
 def test_damaged_samples_are_skipped_or_raised_and_named(tmp_path: Path) -> None:
     """As many samples in every receipt, whoever reads in whose place."""
     store = tmp_path / "store"
@@ -501,7 +502,7 @@ def test_damaged_samples_are_skipped_or_raised_and_named(tmp_path: Path) -> None
     data = bytearray(blob.read_bytes())
     data[700] ^= 0xFF
     blob.write_bytes(data)
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+    with PodsInProcess(2) as pods:
         strict = Run(pods, store.as_uri(), new_name(), 1, timeout_seconds=5)
         with pytest.raises(SampleDamaged, match=r"is damaged: its checksum is wrong"):
             strict.take(0)

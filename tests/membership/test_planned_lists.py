@@ -3,13 +3,12 @@ and whatever pods know of the lists; what they know is read ahead."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.membership.planned_in_process import PlannedDataset, PlannedRank, new_name
-from tests.membership.pods_in_process import PodsInProcess
+from tests.membership.pods_in_process import Packed, PodsInProcess
 from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until, until_answered
 
@@ -17,7 +16,6 @@ from refill.errors import InvalidInput
 from refill.protocol.dealing import Dealing
 from refill.protocol.wire_format import Int64Array
 
-Packed = tuple[str, dict[str, bytes]]
 BATCH = 20
 
 
@@ -85,9 +83,9 @@ def permutation(seed: int) -> Int64Array:
     return np.random.default_rng(seed).permutation(NUM_SAMPLES)
 
 
-def test_what_is_listed_is_read_ahead_and_comes_to_the_letter(packed: Packed, tmp_path: Path) -> None:
+def test_what_is_listed_is_read_ahead_and_comes_to_the_letter(packed: Packed) -> None:
     """Lists of two ranks, of unequal length, with repeats, for two epochs."""
-    with PodsInProcess(3, tmp_path, journal=False) as pods:
+    with PodsInProcess(3) as pods:
         run = Listed(pods, packed[0], 2)
         draws = np.random.default_rng(2).integers(0, NUM_SAMPLES, 700)
         run.has(0, permutation(0)[:300], draws).has(1, draws[:450], permutation(1)[:500])
@@ -102,11 +100,9 @@ def test_what_is_listed_is_read_ahead_and_comes_to_the_letter(packed: Packed, tm
             assert {what: found[what] for what in counted} == counted
 
 
-def test_lists_are_answered_as_posted_by_another_number_of_pods_that_never_heard_of_them(
-    packed: Packed, tmp_path: Path
-) -> None:
+def test_lists_are_answered_as_posted_by_another_number_of_pods_that_never_heard_of_them(packed: Packed) -> None:
     """Posted, then all pods are killed, or end in order, and others begin: also in the midst of the epoch."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+    with PodsInProcess(2) as pods:
         run = Listed(pods, packed[0], 2).has(0, permutation(0), permutation(1)[:450])
         run.post(0)
         pods.kill(0, 1)
@@ -122,8 +118,8 @@ def test_lists_are_answered_as_posted_by_another_number_of_pods_that_never_heard
         assert run.receipt(0)["planned"] == NUM_SAMPLES + 450
 
 
-def test_what_no_pod_knows_is_read_alone_and_nothing_else_differs(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+def test_what_no_pod_knows_is_read_alone_and_nothing_else_differs(packed: Packed) -> None:
+    with PodsInProcess(2) as pods:
         run = Listed(pods, packed[0], 1).has(0, permutation(0)[:200])
         run.ask(0)
         assert run.counts(0)["exact_reads"] >= 150, "but for what has just left"
@@ -133,9 +129,9 @@ def test_what_no_pod_knows_is_read_alone_and_nothing_else_differs(packed: Packed
         assert run.receipt(0)["exact"]
 
 
-def test_a_list_that_comes_late_costs_reads(packed: Packed, tmp_path: Path) -> None:
+def test_a_list_that_comes_late_costs_reads(packed: Packed) -> None:
     """Rank 1 asks, and posts later; loader workers ask out of order, and again."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+    with PodsInProcess(2) as pods:
         run = Listed(pods, packed[0], 2).has(0, permutation(0)[:500], permutation(1)[:500])
         run.post(0, 0)
         run.ask(0, 0, 100)
@@ -148,8 +144,8 @@ def test_a_list_that_comes_late_costs_reads(packed: Packed, tmp_path: Path) -> N
         assert run.receipt(0)["exact"]
 
 
-def test_a_pod_that_comes_back_is_told_the_lists_again(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(3, tmp_path, journal=False) as pods:
+def test_a_pod_that_comes_back_is_told_the_lists_again(packed: Packed) -> None:
+    with PodsInProcess(3) as pods:
         run = Listed(pods, packed[0], 2).has(0, permutation(0)[:500], permutation(1)[:500])
         run.post(0)
         run.ask(0, 0, 100)
@@ -166,14 +162,14 @@ def test_a_pod_that_comes_back_is_told_the_lists_again(packed: Packed, tmp_path:
         assert run.receipt(0)["exact"]
 
 
-def test_a_rank_that_goes_on_posts_what_is_left(packed: Packed, tmp_path: Path) -> None:
+def test_a_rank_that_goes_on_posts_what_is_left(packed: Packed) -> None:
     name, wanted = new_name(), permutation(0)[:500]
-    with PodsInProcess(2, tmp_path / "before", journal=False) as pods:
+    with PodsInProcess(2) as pods:
         run = Listed(pods, packed[0], 1, name).has(0, wanted)
         run.post(0)
         run.ask(0, 0, 200)
         state = run.datasets[0].state_at(0, 200, 500)
-    with PodsInProcess(3, tmp_path / "after", journal=False) as pods:
+    with PodsInProcess(3) as pods:
         run = Listed(pods, packed[0], 1, name).has(0, wanted)
         assert run.datasets[0].checked_state(state).next_place == (0, 200)
         run.post(0, start=200)
@@ -182,8 +178,8 @@ def test_a_rank_that_goes_on_posts_what_is_left(packed: Packed, tmp_path: Path) 
         assert run.receipt(0)["exact"]
 
 
-def test_ranks_that_share_batches_ask_by_one_list(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+def test_ranks_that_share_batches_ask_by_one_list(packed: Packed) -> None:
+    with PodsInProcess(2) as pods:
         run = Listed(pods, packed[0], 2, batch_group=2)
         run.has(0, permutation(0)[:300], permutation(0)[:300])
         run.post(0)
@@ -194,8 +190,8 @@ def test_ranks_that_share_batches_ask_by_one_list(packed: Packed, tmp_path: Path
         assert (found["planned"], found["exact"]) == (300, True)
 
 
-def test_what_is_no_request_of_such_a_job_is_refused(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(1, tmp_path, journal=False) as pods:
+def test_what_is_no_request_of_such_a_job_is_refused(packed: Packed) -> None:
+    with PodsInProcess(1) as pods:
         run = Listed(pods, packed[0], 2)
         rank = run.ranks[0]
         with pytest.raises(InvalidInput, match="order explicit: a request names the sample of each position"):

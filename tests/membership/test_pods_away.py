@@ -6,19 +6,16 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.membership.planned_in_process import PlannedRank, Run, new_name
-from tests.membership.pods_in_process import PodsInProcess
+from tests.membership.pods_in_process import Packed, PodsInProcess
 from tests.waiting import until
 
 from refill_service.planned import pods_away
 from refill_service.top.scrape import PodScrape, Scrape
 from refill_service.top.top_figures import RankBehind, figures_between
-
-Packed = tuple[str, dict[str, bytes]]
 
 
 @pytest.fixture
@@ -31,10 +28,10 @@ BY_WAY_OF_HOMES = pytest.mark.usefixtures("by_way_of_homes")
 
 
 @BY_WAY_OF_HOMES
-def test_a_pod_that_stands_still_is_asked_once_for_all_who_wait_for_it(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(16) as pool:
+def test_a_pod_that_stands_still_is_asked_once_for_all_who_wait_for_it(packed: Packed) -> None:
+    with PodsInProcess(2) as pods, ThreadPoolExecutor(16) as pool:
         run = Run(pods, packed[0], new_name(), 16)
-        for what in ("/planned/take", "/peer/v1/lives"):  # the first batch is asked of its home in any case
+        for what in ("/planned/take", "/peer/v1/alive"):  # the first batch is asked of its home in any case
             pods.rule(what, to=1, times=-1, held=pods.event())
         stands_still = pods.rules[-1]
         wait([pool.submit(partial(run.take, 0, 0, 20, [rank])) for rank in range(0, 16, 2)])
@@ -44,14 +41,14 @@ def test_a_pod_that_stands_still_is_asked_once_for_all_who_wait_for_it(packed: P
 
 @BY_WAY_OF_HOMES
 def test_a_pod_that_stood_still_itself_takes_no_other_to_be_away(
-    packed: Packed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    packed: Packed, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its time to hear a sign of life passes while it can hear none."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(1) as pool:
+    with PodsInProcess(2) as pods, ThreadPoolExecutor(1) as pool:
         run = Run(pods, packed[0], new_name(), 1)
         run.take(0, 0, 20)
         of_samples, of_life = (
-            pods.rule(what, to=1, times=1, held=pods.event()) for what in ("/planned/take", "/peer/v1/lives")
+            pods.rule(what, to=1, times=1, held=pods.event()) for what in ("/planned/take", "/peer/v1/alive")
         )
         taken = pool.submit(partial(run.take, 0, 20, 40))
         until(lambda: of_life.seen == 1, "a question for a sign of life")
@@ -70,14 +67,14 @@ def test_a_pod_that_stood_still_itself_takes_no_other_to_be_away(
 
 
 def test_what_a_rank_has_heard_nothing_of_is_not_waited_for_as_long_again(
-    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its home asks such a pod for a sign of life at once, and not when half a second has passed."""
     monkeypatch.setattr(pods_away, "_PATIENCE_SECONDS", 1000.0)
-    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(1) as pool:
+    with PodsInProcess(2) as pods, ThreadPoolExecutor(1) as pool:
         run = Run(pods, packed[0], new_name(), 1)
         run.take(0, 0, 20)
-        for what in ("/planned/take", "/peer/v1/lives"):
+        for what in ("/planned/take", "/peer/v1/alive"):
             pods.rule(what, to=1, times=-1, held=pods.event())
         pods.rule("/planned/batch", to=1, times=-1)
         taken = pool.submit(partial(run.take, 0, 20, 40))
@@ -87,25 +84,25 @@ def test_what_a_rank_has_heard_nothing_of_is_not_waited_for_as_long_again(
 
 
 @BY_WAY_OF_HOMES
-def test_a_pod_that_stands_still_is_named(packed: Packed, tmp_path: Path) -> None:
+def test_a_pod_that_stands_still_is_named(packed: Packed) -> None:
     """First what it was asked for is late, then it gives no sign of life."""
-    with PodsInProcess(2, tmp_path, journal=False) as pods, ThreadPoolExecutor(1) as pool:
+    with PodsInProcess(2) as pods, ThreadPoolExecutor(1) as pool:
         run = Run(pods, packed[0], new_name(), 1)
         run.take(0, 0, 20)
         (pod,) = (pod for pod in _scraped(pods, 0).pods if pod == "1")
         assert _scraped(pods, 0).total("refill_peer_away", "0", peer=pod) == 0
-        for what in ("/planned/take", "/peer/v1/lives"):
+        for what in ("/planned/take", "/peer/v1/alive"):
             pods.rule(what, to=1, times=-1, held=pods.event())
         pool.submit(partial(run.take, 0, 20, 40)).result()
         found = figures_between(_scraped(pods, 0), _scraped(pods, 10))
         assert [pod.is_away for pod in found.pods] == [False, True]
 
 
-def test_a_share_that_moves_and_comes_back_is_read_again_but_in_part(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(3, tmp_path, journal=False) as pods:
+def test_a_share_that_moves_and_comes_back_is_read_again_but_in_part(packed: Packed) -> None:
+    with PodsInProcess(3) as pods:
         run = Run(pods, packed[0], new_name(), 1, chunk_size=4, memory_bytes=900_000)
         run.take(0, 0, 400)
-        lost = ("/planned/take", "/planned/batch", "/peer/v1/lives", "/healthz")
+        lost = ("/planned/take", "/planned/batch", "/peer/v1/alive", "/healthz")
         rules = [pods.rule(what, to=1, times=-1) for what in lost]
         run.take(0, 400, 500)
         for rule in rules:
@@ -119,8 +116,8 @@ def test_a_share_that_moves_and_comes_back_is_read_again_but_in_part(packed: Pac
         assert 0 < again < 2.5 * run.plan.memory_bytes / 3
 
 
-def test_a_rank_that_stands_still_is_named(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(2, tmp_path, journal=False) as pods:
+def test_a_rank_that_stands_still_is_named(packed: Packed) -> None:
+    with PodsInProcess(2) as pods:
         run = Run(pods, packed[0], new_name(), 3)
         run.take(0, 0, 100)
         run.look()
@@ -143,8 +140,8 @@ def test_a_rank_that_stands_still_is_named(packed: Packed, tmp_path: Path) -> No
         assert not job.behind
 
 
-def test_a_pod_that_waits_for_the_store_says_for_how_long(packed: Packed, tmp_path: Path) -> None:
-    with PodsInProcess(1, tmp_path, journal=False) as pods, ThreadPoolExecutor(1) as pool:
+def test_a_pod_that_waits_for_the_store_says_for_how_long(packed: Packed) -> None:
+    with PodsInProcess(1) as pods, ThreadPoolExecutor(1) as pool:
         run = Run(pods, packed[0], new_name(), 1)
         dataset = pods.node(0).planned.find(run.ranks[0].spec.name).dataset if run.ranks[0].info() else None
         assert dataset is not None

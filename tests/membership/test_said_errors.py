@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.conftest import free_port
-from tests.membership.jobs import Packed, spec_of
-from tests.membership.pods_in_process import PodsInProcess, Rank, Training
+from tests.membership.pods_in_process import Packed, PodsInProcess, Rank, Training, spec_of
 from tests.pod_fixtures import NUM_SAMPLES
 
 from refill.errors import (
@@ -24,9 +21,7 @@ from refill.errors import (
     EpochNotReady,
     InvalidInput,
     JobConflict,
-    JobLost,
     MemoryTooSmall,
-    PodRecovering,
     PodUnreachable,
     RankHeld,
     StoreDenied,
@@ -36,8 +31,8 @@ from refill.protocol.job_spec import JobSpec
 
 
 @pytest.fixture(scope="module")
-def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodsInProcess]:
-    with PodsInProcess(1, tmp_path_factory.mktemp("pods"), journal=False) as pods:
+def pods() -> Iterator[PodsInProcess]:
+    with PodsInProcess(1) as pods:
         yield pods
 
 
@@ -49,7 +44,7 @@ def test_no_pod_listens_there() -> None:
 
 
 def test_the_name_is_in_use_with_other_settings(packed: Packed, pods: PodsInProcess) -> None:
-    spec = spec_of(packed, world_size=1)
+    spec = spec_of(packed[0], world_size=1)
     Rank(pods, spec, 0).info()
     with pytest.raises(JobConflict, match=f"job {spec.name} was registered before with other settings"):
         Rank(pods, dataclasses.replace(spec, seed=1), 0).info()
@@ -57,24 +52,24 @@ def test_the_name_is_in_use_with_other_settings(packed: Packed, pods: PodsInProc
 
 def test_there_is_no_index(packed: Packed, pods: PodsInProcess, tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFound, match=r"no dataset there .*make one with `refill pack`"):
-        Rank(pods, dataclasses.replace(spec_of(packed), dataset=tmp_path.as_uri()), 0).info()
+        Rank(pods, dataclasses.replace(spec_of(packed[0]), dataset=tmp_path.as_uri()), 0).info()
 
 
 def test_pods_may_not_read_it(packed: Packed, pods: PodsInProcess, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "refill.index").symlink_to("/etc/hostname")
     with pytest.raises(StoreDenied):
-        Rank(pods, dataclasses.replace(spec_of(packed), dataset=(tmp_path / "data").as_uri()), 0).info()
+        Rank(pods, dataclasses.replace(spec_of(packed[0]), dataset=(tmp_path / "data").as_uri()), 0).info()
 
 
 def test_a_chunk_does_not_fit(packed: Packed, pods: PodsInProcess) -> None:
-    spec = spec_of(packed, world_size=1, chunk_size=64, memory_bytes=150_000)
+    spec = spec_of(packed[0], world_size=1, chunk_size=64, memory_bytes=150_000)
     with pytest.raises(MemoryTooSmall, match=r"memory too small: .* its largest chunk of 64 samples takes"):
         Rank(pods, spec, 0).info()
 
 
 def test_the_rank_was_another_process_a_moment_ago(packed: Packed, pods: PodsInProcess) -> None:
-    spec = spec_of(packed, world_size=1)
+    spec = spec_of(packed[0], world_size=1)
     Rank(pods, spec, 0).batch(0, np.arange(10))
     other = Rank(pods, spec, 0, process=2, timeout_seconds=0)
     with pytest.raises(RankHeld, match=f"rank 0 of job {spec.name} is .*heard"):
@@ -82,56 +77,17 @@ def test_the_rank_was_another_process_a_moment_ago(packed: Packed, pods: PodsInP
 
 
 def test_a_number_of_steps_is_no_epoch(packed: Packed, pods: PodsInProcess) -> None:
-    training = Training(pods, spec_of(packed, world_size=1), NUM_SAMPLES)
+    training = Training(pods, spec_of(packed[0], world_size=1), NUM_SAMPLES)
     training.ask(0, 0, 0, 20)
     with pytest.raises(InvalidInput, match=r"asks for epoch 40000 while job .* is in epoch 0"):
         training.ask(0, 40_000, 0, 20)
 
 
 def test_pods_say_whom_requests_wait_for(packed: Packed, pods: PodsInProcess, caplog: pytest.LogCaptureFixture) -> None:
-    training = Training(pods, spec_of(packed), NUM_SAMPLES, timeout_seconds=2)
+    training = Training(pods, spec_of(packed[0]), NUM_SAMPLES, timeout_seconds=2)
     training.ask(0, 0, 0, 20)
     with caplog.at_level(logging.INFO), pytest.raises(EpochNotReady, match="waits for rank 1 to finish epoch 0"):
         training.ask(0, 1, 0, 20)
     of_pod = [line for line in caplog.messages if line.startswith("requests wait: ")]
     assert any("waits for rank 1 to finish epoch 0" in line for line in of_pod), caplog.messages
     assert len(of_pod) == len(set(of_pod)), "the same is said again and again"
-
-
-def test_a_job_that_cannot_go_on_says_why(packed: Packed, tmp_path: Path) -> None:
-    """Nobody has ended it: the pod and a rank have lost their memory together, and with them the rank's trace."""
-    with PodsInProcess(1, tmp_path, journal=False, recovery_seconds=1) as pods:
-        training = Training(pods, spec_of(packed, order="explicit"), NUM_SAMPLES)
-        training.together(
-            *(partial(rank.post_trace, 0, np.arange(rank.rank, NUM_SAMPLES, 2)) for rank in training.ranks)
-        )
-        training.all_ask(0, 0, 100)
-        shutil.rmtree(training.ranks[1]._record._folder)
-        pods.kill(0)
-        pods.start(0)
-        why = "can't go on after a restart: a trace of epoch 0 is known to nobody; end it .*or use another name"
-        with pytest.raises(JobLost, match=why):
-            training.ask(0, 0, 100)
-        with pytest.raises(JobLost, match=why):  # whoever comes later
-            training.ask(1, 0, 100)
-
-
-def test_a_pod_without_room_ends_no_job_at_another_that_has_lost_its_memory(packed: Packed, tmp_path: Path) -> None:
-    """That one said that the job had been ended, and ended it for good."""
-    with PodsInProcess(3, tmp_path, journal=False) as pods:
-        training = Training(pods, spec_of(packed, policy="redox", memory_bytes=1_500_000), NUM_SAMPLES)
-        training.all_ask(0, 0, 200)
-        pods.kill(0, 1)
-        pods.start(0)
-        pods._settings["memory_bytes"] = "1MiB"
-        pods.start(1)
-        rank = training.ranks[0]
-        rank.timeout_seconds = rank._pods.timeout_seconds = 1
-        with pytest.raises(PodRecovering, match=r"pod 1: memory too small: job .* wants 1,500,000 bytes"):
-            training.ask(0, 0, 200)
-        rank.timeout_seconds = rank._pods.timeout_seconds = 30
-        pods._settings["memory_bytes"] = "4MiB"
-        pods.kill(1)
-        pods.start(1)
-        training.all_ask(0, 200)
-        training.check(0)

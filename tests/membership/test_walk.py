@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.membership.pods_in_process import Packed
 from tests.membership.walk import walk_of_a_batch
-
-Packed = tuple[str, dict[str, bytes]]
 
 
 @pytest.mark.parametrize(("is_direct", "most_client", "most_pods"), [(True, 16, 52), (False, 14, 57)])

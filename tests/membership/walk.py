@@ -60,7 +60,7 @@ def walk_of_a_batch(dataset: str, folder: Path, *, is_direct: bool = True) -> tu
         sys.setprofile(trace)
         await asyncio.sleep(0)
 
-    with PodsInProcess(3, folder, journal=False) as pods:
+    with PodsInProcess(3) as pods:
         run = Run(pods, dataset, new_name(), 1)
         rank = run.ranks[0]
         assert isinstance(rank, PlannedRank)

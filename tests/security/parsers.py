@@ -22,20 +22,15 @@ from refill.answer_checks import checked_job, decoded
 from refill.errors import RefillError, error_from_wire
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
-from refill.protocol.pod_life import pod_life_of
 from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart
-from refill.protocol.records import Kind, Record, RecordReader
 from refill.protocol.wire_format import BatchRequest, encode_frame_head
 from refill.received_batch import Expected, decode_frame
 from refill.resume_state import ResumeState
 from refill.tar_samples import parse_members
 from refill_service.cache_core.dataset_index import IndexHeader, decode_header, decode_index
 from refill_service.cache_core.dataset_labels import decode_labels, summary_in
-from refill_service.cache_core.job_lifecycle import KnownJob
 from refill_service.cache_core.kept_runs import RunPart
-from refill_service.cache_core.pod_lives import Announced
-from refill_service.journal.kept_job import read_kept_job
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.client_requests import query_of, read_int64s
 from refill_service.serving.planned_routes import AskedForBatch, Received
@@ -110,15 +105,6 @@ def _index_sections(data: bytes) -> object:
 
 def _labels(data: bytes) -> object:
     return decode_labels(data[:32], memoryview(data)[32:], 0, 3, item_bytes=1, num_samples=3, fingerprint=1, source="x")
-
-
-def _kept_job(data: bytes) -> object:
-    """Its files, with NUL between them."""
-    names = ("job.json", "epoch-0.records", "receipts.jsonl", "done.bits", "handed-over")
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in zip(names, data.split(b"\0", len(names) - 1), strict=False):
-            (Path(folder) / name).write_bytes(content)
-        return read_kept_job(Path(folder))
 
 
 def _tokens(data: bytes) -> object:
@@ -197,18 +183,7 @@ PARSERS: dict[str, Parser] = {
         _of_json(lambda given: error_from_wire(given, status=503, source="http://pod-0")),
         [_json(error="StoreUnavailable", message="x", details={"pod": 0})],
     ),
-    "pod_life": Parser(_text(pod_life_of), [b"0 12-ab"]),
-    "announced": Parser(  # whoever asks says that it is no answer of a pod
-        _of_dict(Announced.from_dict),
-        [_json(lives={"0": "12-ab"}, wait_seconds=1, earlier=None)],
-        (ArithmeticError, AttributeError, KeyError, TypeError, ValueError),
-    ),
-    "known_job": Parser(_of_dict(KnownJob.from_dict), [_json(incarnation="x", holder="", running=True, world_size=1)]),
     "run_part": Parser(RunPart.decode, [_run_part()], (ValueError, KeyError, TypeError)),
-    "records": Parser(
-        lambda data: list(RecordReader(data)),
-        [Record(Kind.ANSWERED, 0, 0, (_TWO, _TWO)).encode(), Record(Kind.OPENED, 1, 0, (_TWO,)).encode()],
-    ),
     # Of datasets.
     "index_header": Parser(lambda data: decode_header(data, "index", 10_000), [b"RFIX" + bytes(200)]),
     "index_sections": Parser(_index_sections, [bytes([2, 1]) + b"{}" + _BLOBS]),
@@ -221,15 +196,10 @@ PARSERS: dict[str, Parser] = {
             _tar_member(b"l", b"long/a.jpg\0", b"L") + _tar_member(b"a.jpg", b"xyz"),
         ],
     ),
-    # Of checkpoints, and of files that are kept.
+    # Of checkpoints.
     "state": Parser(
         _of_json(ResumeState.from_dict),
         [_json(**_STATE, position=3, length=9), _json(**_STATE, position=3, length=9, plan=_PLAN, start=1, batch=2)],
-    ),
-    "kept_job": Parser(
-        _kept_job,
-        [_json(version=2, boot="x", num_samples=9, inventory=False) + b"\0\0" + b'{"epoch": 0}\n\0\xff\xff\x001 2'],
-        (OSError, ValueError, KeyError, TypeError),
     ),
     # Of whoever runs pods.
     "tokens": Parser(_tokens, [b"0123456789abcdef\n"]),

@@ -1,4 +1,4 @@
-"""Can the access log be believed? Who registered, read, moved and ended what, in lines that nobody else can write."""
+"""Can the access log be believed? Who registered, read and ended what, in lines that nobody else can write."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VISION, SPEECH, PODS = "vision-0123456789abcdef", "speech-0123456789abcdef", "po
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) [a-z_.]+: [ -~]*")
 ACCESS = re.compile(
     r"(client|pod) [A-Z]+ [!-~]+: \d{3}, \d+ bytes, [0-9.]+ ms, team [!-~]+, address 127\.0\.0\.1:\d+, "
-    r"(-|ended|(registered|moved to) [!-~]+|read \d+ samples) \[[A-Za-z0-9._-]+\]"
+    r"(-|ended|registered [!-~]+|read \d+ samples) \[[A-Za-z0-9._-]+\]"
 )
 FORGED = "2026-01-01 00:00:00,000 INFO refill.access: client DELETE /v1/jobs/theirs: 200, team speech"
 HOSTILE = [
@@ -167,9 +167,9 @@ def test_it_tells_who_registered_read_and_ended_a_planned_job(pod: LocalCluster,
     assert sorted(done) == sorted([*wanted, *["403 speech -"] * 3])
 
 
-def test_it_tells_who_registered_read_moved_and_ended_what(packed: Packed, tmp_path: Path) -> None:
+def test_it_tells_who_registered_read_and_ended_a_live_job(packed: Packed, tmp_path: Path) -> None:
     with LocalCluster(2, tmp_path, settings_in(tmp_path, "json", packed[0])) as cluster:
-        spec = JobSpec("followed", packed[0], chunk_size=16, memory_bytes=600_000, policy="drain")
+        spec = JobSpec("followed", packed[0], chunk_size=16, memory_bytes=600_000, policy="redox")
         ranks = {}
         for team, token in (("vision", VISION), ("speech", SPEECH)):
             (tmp_path / team).write_text(token)
@@ -178,9 +178,6 @@ def test_it_tells_who_registered_read_moved_and_ended_what(packed: Packed, tmp_p
         ranks["vision"].batch(0, np.arange(60))
         with pytest.raises(NotAllowed):
             ranks["speech"].batch(0, np.arange(60))
-        cluster.scale(1)
-        ranks["vision"].batch(0, np.arange(60, 100))
-        incarnation = ranks["vision"].info()["incarnation"]
         end = f"{cluster.pod_urls[0]}/v1/jobs/followed"
         assert httpx.delete(end, headers=authorization(SPEECH)).status_code == 403
         assert httpx.delete(end, headers=authorization(VISION)).status_code == 200
@@ -191,8 +188,6 @@ def test_it_tells_who_registered_read_moved_and_ended_what(packed: Packed, tmp_p
     done = [(line["team"], line["done"]) for line in requests if line["done"] != "-" and line["status"] == 200]
     assert done[0] == ("vision", f"registered {packed[0]}")
     assert ("vision", "read 60 samples") in done
-    assert ("vision", f"moved to {incarnation}") in done
-    assert ("vision", "read 40 samples") in done
     assert done[-1] == ("vision", "ended")
     assert {team for team, _ in done} == {"vision"}
     refused = {(line["method"], line["status"]) for line in requests if line["team"] == "speech"}

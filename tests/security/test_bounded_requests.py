@@ -1,4 +1,4 @@
-"""What one request may cost: ids, bytes, traces and records are bounded, however they are asked for."""
+"""What one request may cost: ids, bytes, traces and reports are bounded, however they are asked for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tests.pod_fixtures import metric, rank_of, write_files
 
 from refill.errors import MemoryTooSmall
 from refill.protocol.dealing import MOST_LISTED
-from refill.protocol.records import Kind, Record, encode_records
 from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, MAX_SAMPLES, BatchRequest
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack import pack
@@ -92,7 +91,7 @@ class Listed:
         return [self._lists[epoch][positions]] if self.is_planned else []
 
 
-@pytest.fixture(params=["drain", "planned"])
+@pytest.fixture(params=["redox", "planned"])
 def job(request: pytest.FixtureRequest, two_pods: LocalCluster, large: str) -> Iterator[Listed]:
     """Its samples are large."""
     settings = {"name": "large", "dataset": large, "policy": request.param, "memory_bytes": 20_000_000}
@@ -104,7 +103,7 @@ def job(request: pytest.FixtureRequest, two_pods: LocalCluster, large: str) -> I
 @pytest.fixture(scope="module")
 def url(two_pods: LocalCluster, large: str) -> Iterator[str]:
     """Of a job of a live policy."""
-    settings = {"name": "live", "dataset": large, "policy": "drain", "memory_bytes": 20_000_000, "chunk_size": 4}
+    settings = {"name": "live", "dataset": large, "policy": "redox", "memory_bytes": 20_000_000, "chunk_size": 4}
     found = Listed(two_pods, settings)
     yield found.url
     found.rank.end_job()
@@ -155,7 +154,7 @@ def test_the_client_asks_for_any_number_of_samples_in_parts(job: Listed, large: 
     assert received.payloads == [content[sample] for sample in ids.tolist()]
 
 
-@pytest.mark.parametrize("policy", ["drain", "planned"])
+@pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_more_ids_than_a_request_has_are_several_requests(
     two_pods: LocalCluster, packed: tuple[str, Any], policy: str
 ) -> None:
@@ -289,7 +288,7 @@ def test_traces_of_many_epochs_are_refused_when_there_is_no_memory_left_for_them
         "name": "many",
         "dataset": packed[0],
         "order": "explicit",
-        "policy": "drain",
+        "policy": "redox",
         "memory_bytes": 8_000_000,
         "world_size": 2,
     }
@@ -311,7 +310,7 @@ def test_a_trace_that_is_posted_again_costs_nothing_and_another_one_is_refused(
 ) -> None:
     rank = rank_of(
         two_pods,
-        {"name": "again", "dataset": packed[0], "order": "explicit", "policy": "drain", "memory_bytes": 1_000_000},
+        {"name": "again", "dataset": packed[0], "order": "explicit", "policy": "redox", "memory_bytes": 1_000_000},
         0,
         0,
     )
@@ -324,26 +323,6 @@ def test_a_trace_that_is_posted_again_costs_nothing_and_another_one_is_refused(
         assert "posted another trace" in answer.json()["message"]
     assert sorted(rank.batch(0, np.arange(700)).sample_ids.tolist()) == sorted(trace.tolist())
     rank.end_job()
-
-
-def test_a_rank_reports_few_epochs_and_samples_that_there_are(
-    two_pods: LocalCluster, packed: tuple[str, Any], url: str
-) -> None:
-    """What it has received is kept for a restart, by epoch."""
-    rank = rank_of(two_pods, {"name": "reported", "dataset": packed[0], "policy": "drain", "memory_bytes": 1_000_000})
-    rank.info()
-    records_url, some = f"{rank.home}/v1/jobs/reported/ranks/0/records", np.arange(3)
-    two = encode_records(Record(Kind.RECEIVED, epoch, 0, (some, some)) for epoch in range(2))
-    assert httpx.put(records_url, content=two).json() == {"records": 2}
-    many = encode_records(Record(Kind.RECEIVED, epoch, 0, (some, some)) for epoch in range(100))
-    assert refused(httpx.put(records_url, content=many)) == (400, "InvalidInput")
-    large = Record(Kind.RECEIVED, 0, 0, (np.zeros(1 << 20, dtype=np.int64),) * 2).encode()
-    assert refused(httpx.put(records_url, content=large)) == (413, "RequestTooLarge")
-    damaged = two[:-1] + bytes([two[-1] ^ 1])
-    assert "damaged after byte" in httpx.put(records_url, content=damaged).json()["message"]
-    rank.end_job()
-    foreign = encode_records([Record(Kind.TRACE, 50, 0, (np.array([LARGE_SAMPLES]),))])
-    assert refused(httpx.put(f"{url}/ranks/0/records", content=foreign)) == (400, "InvalidInput")
 
 
 def test_reports_of_many_epochs_are_forgotten_the_oldest_first(two_pods: LocalCluster, packed: tuple[str, Any]) -> None:

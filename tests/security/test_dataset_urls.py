@@ -83,7 +83,7 @@ def open_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
 
 def answer_to(cluster: LocalCluster, dataset: str) -> RefillError:
     """The same whatever the policy."""
-    for policy in ("drain", "planned"):
+    for policy in ("redox", "planned"):
         settings = {"name": "guess", "dataset": dataset, "policy": policy}
         rank = rank_of(cluster, settings, timeout_seconds=0)
         with pytest.raises(RefillError) as raised:
@@ -159,10 +159,10 @@ def test_nor_by_the_peers_routes(pods: LocalCluster, packed: Packed, wrong: str)
     peers = f"http://127.0.0.1:{pods.peer_ports[0]}/peer/v1/jobs/guess"
     with httpx.Client(http1=False, http2=True) as peer:
         for method, path, body in (
-            ("PUT", "", {"spec": spec}),
+            ("PUT", "", {"spec": spec | {"policy": "redox"}}),
+            ("POST", "/begins", {"spec": spec | {"policy": "redox"}}),
             ("PUT", "/planned", {"spec": spec | {"policy": "planned"}}),
             ("POST", "/opening", {"dataset": url}),
-            ("POST", "/move", {"spec": spec, "incarnation": "a"}),
         ):
             answer = peer.request(method, peers + path, json=body)
             assert (answer.status_code, answer.json()["error"]) == (403, "NotAllowed"), (path, answer.text)

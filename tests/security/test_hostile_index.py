@@ -53,7 +53,7 @@ def pod(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loca
         yield cluster
 
 
-@pytest.fixture(params=["drain", "planned"])
+@pytest.fixture(params=["redox", "planned"])
 def policy(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -57,7 +57,7 @@ def guesses(folder: Path, size: int = 256) -> str:
 def answers(pod: LocalCluster, url: str) -> list[str]:
     """What each guess is answered with, but for what the client knows anyway; the same whatever the policy."""
     found = answers_by(pod, url, "planned")
-    assert answers_by(pod, url, "drain") == found
+    assert answers_by(pod, url, "redox") == found
     return found
 
 

@@ -104,7 +104,7 @@ def test_names_that_nobody_comes_by_are_limited_for_each_team(neighbour: Neighbo
     assert neighbour.ask("POST", "/v1/memory", "vision").status_code == 200
 
 
-@pytest.fixture(params=["drain", "planned"])
+@pytest.fixture(params=["redox", "planned"])
 def policy(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

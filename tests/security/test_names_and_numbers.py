@@ -23,7 +23,6 @@ LONG = "x" * 128
 
 @pytest.fixture(scope="module")
 def pod(tmp_path_factory: pytest.TempPathFactory, packed: Packed) -> Iterator[LocalCluster]:
-    """With a journal, whose files are named like jobs."""
     folder = tmp_path_factory.mktemp("pod")
     (folder / "team").write_text(TEAM)
     (folder / "pods").write_text(PODS)
@@ -32,7 +31,6 @@ def pod(tmp_path_factory: pytest.TempPathFactory, packed: Packed) -> Iterator[Lo
         "pinned_fraction": 0,
         "client_tokens": folder / "team",
         "peer_token": folder / "pods",
-        "journal_dir": folder / "journal",
         "dataset_urls": packed[0],
     }
     with LocalCluster(1, folder, settings) as cluster:
@@ -43,7 +41,6 @@ def pod(tmp_path_factory: pytest.TempPathFactory, packed: Packed) -> Iterator[Lo
     "name", [f"{LONG}x", "x" * 251, "x" * 4096, "x" * 60_000, "%00", "%ff", "..", "a%2fb", "%f0%9f%98%80" * 64]
 )
 def test_no_name_is_an_error_of_the_pod(pod: LocalCluster, name: str) -> None:
-    """A file's name has 255 bytes at most; others of these are no file's name at all."""
     for method in ("GET", "PUT", "DELETE"):
         for what in ("", "/epochs/0/receipt", "/batch", "/planned", "/planned/batch", "/planned/received"):
             answer = httpx.request(method, f"{pod.pod_urls[0]}/v1/jobs/{name}{what}", headers=SHOWN, json={})

@@ -10,20 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.membership.planned_in_process import Run, new_name
-from tests.membership.pods_in_process import PodsInProcess
+from tests.membership.pods_in_process import Packed, PodsInProcess
 from tests.pod_fixtures import NUM_SAMPLES
 
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.wire_format import BatchRequest
 
-Packed = tuple[str, dict[str, bytes]]
 JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def run(packed: Packed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(packed: Packed) -> Iterator[Run]:
     """In the middle of epoch 0; after the tests it goes on to the end, exact."""
-    with PodsInProcess(2, tmp_path_factory.mktemp("hostile"), journal=False) as pods:
+    with PodsInProcess(2) as pods:
         found = Run(pods, packed[0], new_name(), 2)
         found.take(0, 0, 200)
         yield found

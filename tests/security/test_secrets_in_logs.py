@@ -55,7 +55,7 @@ def test_no_pod_tells_a_secret_at_debug_level(s3_server: S3Server, tmp_path: Pat
         with LocalCluster(num_pods, tmp_path, settings, environment) as cluster:
             url = cluster.pod_urls[0]
             (tmp_path / "stranger").write_text(STRANGER)
-            for policy in ("drain", "planned"):
+            for policy in ("redox", "planned"):
                 spec = JobSpec(f"debugged-{policy}", dataset.url, chunk_size=16, memory_bytes=600_000, policy=policy)
                 kind = kind_of(spec)
                 rank = kind(url, spec, 0, None, 30, credentials=shown(tmp_path / "team", tmp_path))
@@ -74,7 +74,7 @@ def test_no_pod_tells_a_secret_at_debug_level(s3_server: S3Server, tmp_path: Pat
     key = (tmp_path / "key.pem").read_text().splitlines()
     secrets |= {f"line {number} of the private key": line for number, line in enumerate(key) if line}
     for log in logs:
-        assert "/v1/jobs/debugged-drain" in log
+        assert "/v1/jobs/debugged-redox" in log
         assert "/v1/jobs/debugged-planned" in log
         assert [whose for whose, secret in secrets.items() if secret in log] == []
 
@@ -94,7 +94,7 @@ def test_a_role_that_is_refused_is_one_line_without_secrets(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("token", [f"{TEAM}\nsecond-line-0123456789", f"{TEAM}\rx", f"{TEAM} two", f"{TEAM}é"])
-@pytest.mark.parametrize("policy", ["drain", "planned"])
+@pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_a_token_that_no_header_can_hold_is_not_printed(
     token: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ def as_team(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return become
 
 
-@pytest.fixture(params=["drain", "planned"])
+@pytest.fixture(params=["redox", "planned"])
 def policy(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

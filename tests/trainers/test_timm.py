@@ -4,48 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from tests.trainers.launching import Place
 
 import refill
 from refill_service.datasets.pack import pack
-from refill_service.demo.local_cluster import LocalCluster
 
 timm_data = pytest.importorskip("timm.data", exc_type=ImportError)
 
 NUM_PICTURES = 64
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """A pod, and a dataset of photos of several sizes; the class of each is its number."""
-    folder, store, pods = (tmp_path / name for name in ("photos", "store", "pods"))
-    pods.mkdir()
+@pytest.fixture(scope="module")
+def photos(place: Place) -> str:
+    """A dataset of photos of several sizes; the class of each is its number."""
+    folder, store = place.folder / "photos", place.folder / "timm"
+    store.mkdir()
     folder.mkdir()
     for number in range(NUM_PICTURES):
         size = (40 + number, 90 - number)
         Image.new("RGB", size, (4 * number, 255 - 4 * number, 128)).save(folder / f"{number:04}.jpg")
         (folder / f"{number:04}.cls").write_text(str(number))
     asyncio.run(pack(str(folder), store.as_uri()))
-    with LocalCluster(1, pods, {"memory_bytes": "64MiB", "wait_seconds": 1}) as cluster:
-        yield cluster.pod_urls[0], store.as_uri()
+    return store.as_uri()
 
 
 def to_picture(content: bytes) -> Image.Image:
     return Image.open(io.BytesIO(content)).convert("RGB")
 
 
-@pytest.mark.parametrize("is_training", [True, False], ids=["training", "validation"])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_each_picture_comes_once_an_epoch(url: tuple[str, str], num_workers: int, is_training: bool) -> None:
+@pytest.mark.parametrize(("is_training", "num_workers"), [(True, 2), (False, 0)], ids=["training", "validation"])
+def test_each_picture_comes_once_an_epoch(place: Place, photos: str, is_training: bool, num_workers: int) -> None:
     dataset = refill.CacheIterableDataset(
-        url[0],
-        dataset=url[1],
-        job="timm",
+        place.url,
+        dataset=photos,
+        job=place.new_job(),
         batch_size=8,
         shuffle=is_training,
         decode={"jpg": to_picture, "cls": int},

@@ -36,7 +36,7 @@ KINDS = [
     Kind(
         "twin",
         "a second process of a rank asks for its batches, and is to be refused each time",
-        lambda _: 4,
+        lambda of: 4 * ("lost" not in of.themes),
         _begin,
         a_rank,
         theme="twins",

@@ -12,7 +12,7 @@ from tests.chaos.schedule import Fault, Setting
 if TYPE_CHECKING:
     from tests.chaos.chaos_run import ChaosRun
 
-__all__ = ["Kind", "a_pod", "a_rank", "nobody"]
+__all__ = ["Kind", "a_pod", "a_rank", "nobody", "of_planned"]
 
 Target = tuple[int, ...]
 
@@ -27,6 +27,11 @@ def a_pod(setting: Setting, chooser: random.Random) -> Target:
 
 def a_rank(setting: Setting, chooser: random.Random) -> Target:
     return (chooser.randrange(setting.ranks),)
+
+
+def of_planned(weight: int, least_pods: int = 1) -> Callable[[Setting], int]:
+    """The weight of what live jobs do not survive, or have not."""
+    return lambda of: weight * (of.is_planned and of.pods >= least_pods)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from tests.chaos.kinds.kind import Kind
+from tests.chaos.kinds.kind import Kind, of_planned
 from tests.chaos.schedule import Fault, Setting
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ def _roll(run: ChaosRun, fault: Fault) -> bool:
     num_pods = run.cluster.num_pods
     run.down |= set(range(num_pods))
     homes = [process.plan.home for process in run.ranks]
-    run.ends_in_order()
     if not with_ranks:
-        run.lost("record")
         run.stop_ranks()
 
     def replace(pod: int) -> None:
@@ -55,10 +53,6 @@ def _replace_all(run: ChaosRun, fault: Fault, num_pods: int) -> bool:
     if run.down:
         return False
     run.down |= set(range(run.setting.pods))
-    if num_pods != run.cluster.num_pods:
-        run.lost("owners")
-    elif run.setting.volumes == "none":
-        run.lost("memory")
     run.cluster.end()
 
     def start() -> None:
@@ -77,7 +71,7 @@ KINDS = [
     Kind(
         "roll pods",
         "pods end in order one after another, each started again before the next one ends; 1: while no rank is alive",
-        lambda _: 4,
+        of_planned(4),
         _roll,
         _without_ranks,
         theme="ends",
@@ -87,7 +81,7 @@ KINDS = [
     Kind(
         "end all pods",
         "pods end in order one after another, and start together",
-        lambda _: 4,
+        of_planned(4),
         _end_all,
         theme="ends",
         most=2,
@@ -95,7 +89,7 @@ KINDS = [
     Kind(
         "scale",
         "all pods end in order, and two or three start in their place",
-        lambda _: 10,
+        of_planned(10),
         _scale,
         lambda _, chooser: (chooser.choice((2, 3)),),
         theme="scaling",

@@ -6,10 +6,9 @@ is another one.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tests.chaos.kinds.kind import Kind
+from tests.chaos.kinds.kind import Kind, of_planned
 from tests.chaos.schedule import Fault, Setting
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ def _kill_all(run: ChaosRun, fault: Fault) -> bool:
     if run.ranks_down or (with_pods and run.down):
         return False
     homes = [process.plan.home for process in run.ranks]
-    run.lost("record")
     run.stop_ranks()
     if with_pods:
         _kill_pods(run, fault, memory)
@@ -43,7 +41,6 @@ def _kill_pods(run: ChaosRun, fault: Fault, memory: int) -> None:
     for pod in range(run.cluster.num_pods):
         run.take_down(pod)
         run.cluster.kill(pod)
-    run.lost("memory")
 
     def start() -> None:
         for pod in range(run.cluster.num_pods):
@@ -95,7 +92,6 @@ def _register_late(run: ChaosRun, fault: Fault) -> bool:
     if run.down or run.ranks_down:
         return False
     links = [link for pod in others for link in [*run.links_of_pods(pod, 0), *run.links_of_pods(0, pod)[reaches:]]]
-    run.lost("record")
     run.take_down(0)
     for link in links:
         link.cut = True
@@ -124,13 +120,8 @@ def _replace_dataset(run: ChaosRun, fault: Fault) -> bool:
             run.take_down(pod)
             run.cluster.kill(pod)
             run.start_later(fault, pod)
-        run.lost("memory")
-    run.replace_dataset()
+        run.replace_dataset()
     return True
-
-
-def _of_planned(weight: int, least_pods: int = 1) -> Callable[[Setting], int]:
-    return lambda of: weight * (of.is_planned and of.pods >= least_pods)
 
 
 def _with_pods(setting: Setting, chooser: random.Random) -> tuple[int, ...]:
@@ -150,7 +141,7 @@ KINDS = [
     Kind(
         "kill all ranks",
         "all ranks are killed and go on from the states that they saved; 1: and all pods, which have other memory then",
-        _of_planned(5),
+        of_planned(5),
         _kill_all,
         _with_pods,
         theme="plans",
@@ -159,7 +150,7 @@ KINDS = [
     Kind(
         "other memory",
         "all pods are killed at once, and have other memory when they start",
-        _of_planned(5),
+        of_planned(5),
         _other_memory,
         _a_memory,
         theme="plans",
@@ -168,7 +159,7 @@ KINDS = [
     Kind(
         "register apart",
         "ranks of another job register at the same time at pods that do not reach each other",
-        _of_planned(12, least_pods=2),
+        of_planned(12, least_pods=2),
         _register_apart,
         _parts,
         theme="partitions",
@@ -179,7 +170,7 @@ KINDS = [
         "register late",
         "pod 0 forgets the plan and has other memory, is cut from pods that know it, and a rank registers there that "
         "knows none",
-        _of_planned(12, least_pods=2),
+        of_planned(12, least_pods=2),
         _register_late,
         lambda _, chooser: (chooser.randrange(len(_MEMORY_BYTES)), chooser.randrange(2)),
         theme="partitions",
@@ -189,7 +180,7 @@ KINDS = [
     Kind(
         "replace dataset",
         "another dataset is written in place of the job's; 1: while all pods are away",
-        _of_planned(12),
+        of_planned(12),
         _replace_dataset,
         lambda _, chooser: (chooser.randrange(2),),
         theme="replaced",

@@ -1,10 +1,8 @@
-"""How are ranks lost? Killed and started again, stopped for a while, or without their files of what they had."""
+"""How are ranks lost? Killed and started again, or stopped for a while."""
 
 from __future__ import annotations
 
 import random
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.chaos.kinds.kind import Kind, a_rank
@@ -17,10 +15,10 @@ if TYPE_CHECKING:
 def _kill(run: ChaosRun, fault: Fault) -> bool:
     rank, home = fault.target
     # Of a dataset that was replaced, one that had saved no state would begin a run, and not be refused.
-    if rank >= len(run.ranks) or rank in run.ranks_down or run.dataset_replaced:
+    if rank >= len(run.ranks) or rank in run.ranks_down or run.dataset_replaced or run.job_is_lost:
         return False
-    run.lost("record")
     run.ranks[rank].kill()
+    run.rank_was_killed()
     run.ranks[rank].restart(run.home_url(rank, home))
     return True
 
@@ -41,20 +39,6 @@ def _pause(run: ChaosRun, fault: Fault) -> bool:
     return True
 
 
-def _wipe(run: ChaosRun, fault: Fault) -> bool:
-    """As a cleaner of temporary files does; 1: with the folder itself."""
-    rank, with_folder = fault.target
-    if rank >= len(run.ranks) or rank in run.ranks_down:
-        return False
-    run.lost("record")
-    folder = Path(run.ranks[rank].plan.tmp)
-    for path in folder.glob("*"):
-        shutil.rmtree(path, ignore_errors=True)
-    if with_folder:
-        shutil.rmtree(folder, ignore_errors=True)
-    return True
-
-
 def _rank_and_home(setting: Setting, chooser: random.Random) -> tuple[int, ...]:
     rank = chooser.randrange(setting.ranks)
     moves = chooser.random() < 0.2 and "scaling" not in setting.themes
@@ -65,19 +49,10 @@ KINDS = [
     Kind(
         "kill rank",
         "a rank is killed, and goes on from what it had written down, maybe by way of another home pod",
-        lambda of: 2 * of.ranks_may_be_killed,
+        lambda of: 2 * ("twins" not in of.themes),  # a twin would take its place
         _kill,
         _rank_and_home,
         lasts=(0.0, 0.0),
     ),
     Kind("pause rank", "a rank stands still (SIGSTOP), and goes on", lambda _: 1, _pause, a_rank),
-    Kind(
-        "wipe rank",
-        "the temporary folder of a rank is emptied under it; 1: removed",
-        lambda _: 3,
-        _wipe,
-        lambda of, chooser: (chooser.randrange(of.ranks), chooser.randrange(2)),
-        theme="wiped",
-        lasts=(0.0, 0.0),
-    ),
 ]

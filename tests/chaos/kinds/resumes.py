@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from tests.chaos.kinds.kind import Kind
+from tests.chaos.kinds.kind import Kind, of_planned
 from tests.chaos.schedule import Fault, Setting
 
 if TYPE_CHECKING:
@@ -18,14 +18,12 @@ def _resume(run: ChaosRun, fault: Fault) -> bool:
     checkpoint = None if run.ranks_down else run.checkpoint()
     if checkpoint is None:
         return False
-    run.lost("record")
     run.stop_ranks()
     run.begin_leg(num_ranks, checkpoint)
     if again:
         run.ranks_down = set(range(num_ranks))  # nobody else stops them
 
         def once_more() -> None:
-            run.lost("record")
             run.stop_ranks()
             run.begin_leg(again, checkpoint)
 
@@ -42,7 +40,7 @@ KINDS = [
         "resume",
         "all ranks are killed, and others resume from a checkpoint; some die before they save one, and yet others "
         "resume from the same",
-        lambda setting: 6 if setting.is_planned else 0,
+        of_planned(6),
         _resume,
         _numbers,
         theme="resumes",

@@ -1,10 +1,11 @@
-"""Is the most that a pod had kept, also when the pod has gone?"""
+"""Is what a cluster tells of its pods read right? When they started, and the most memory that they had."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
-from tests.cluster.cluster import Failed
+from tests.cluster.cluster import Failed, steps_of
 from tests.cluster.memory import Memory, MemoryWatch
 
 
@@ -50,3 +51,26 @@ def test_a_kernel_that_does_not_tell_the_peak_is_asked_often_enough_to_know_what
         cluster.told = {"pod-0": ("a", f"{now} 0 max anon 1")}
         watch.look()
     assert watch.highest_since(0) == {"pod-0": Memory(6_000_000, 0, 0, 1)}
+
+
+class _OnePod:
+    def pods(self) -> dict[str, dict[str, Any]]:
+        return {
+            "refill-try-1": {
+                "metadata": {"creationTimestamp": "2026-11-01T10:00:09Z"},
+                "status": {
+                    "containerStatuses": [{"state": {"running": {"startedAt": "2026-11-01T10:00:11Z"}}}],
+                    "conditions": [
+                        {"type": "PodScheduled", "lastTransitionTime": "2026-11-01T10:00:09Z"},
+                        {"type": "Ready", "lastTransitionTime": "2026-11-01T10:00:17Z"},
+                    ],
+                },
+            }
+        }
+
+
+def test_the_steps_of_a_replacement_are_counted_from_the_delete() -> None:
+    deleted = datetime.fromisoformat("2026-11-01T10:00:00Z").timestamp()
+    assert steps_of(_OnePod(), "refill-try-1", deleted) == (  # type: ignore[arg-type]
+        "the next pod was made after 9 s, its container started after 11 s, it was ready after 17 s"
+    )
