@@ -151,7 +151,7 @@ def test_tests_that_are_named_exist(page: Path) -> None:
 
 
 def test_each_loss_is_tried() -> None:
-    """Each row of the table of what is survived names tests; those of the table's own file try it in both settings."""
+    """Each row of the table of what is survived names tests, and those of the table's own file are in it."""
     text = (ROOT / "docs" / "CORRECTNESS.md").read_text()
     table = text[text.index("| what is lost |") :].partition("\n\n")[0].splitlines()[2:]
     assert table
@@ -222,7 +222,7 @@ def _values_of(command: str) -> dict[str, Any]:
 
 @each_page
 def test_values_of_the_chart_exist(page: Path) -> None:
-    """Such as ``journal.persistent``; of ``settings`` and ``store``, refill's own. ``dataset`` is Python's, too."""
+    """Such as ``pinnedDisk.persistent``; of ``settings`` and ``store``, refill's own. ``dataset`` is Python's, too."""
     values = values_in(CHART / "values.yaml")
     values["settings"] |= dict.fromkeys(Settings.model_fields)
     values["store"] |= {field.name: None for field in dataclasses.fields(StoreSettings)}
