@@ -19,7 +19,7 @@ ROWS = {
         "`RankTaken`": ["integration/test_twins.py::test_a_twin_is_refused_by_name_and_the_first_goes_on"],
         "`RankHeld`": ["membership/test_said_errors.py::test_the_rank_was_another_process_a_moment_ago"],
         "`JobConflict`": ["membership/test_said_errors.py::test_the_name_is_in_use_with_other_settings"],
-        "`JobLost`": ["integration/test_idle_jobs.py::test_it_ends_on_every_pod_and_leaves_nothing"],
+        "`JobLost`": ["membership/test_live_jobs.py::test_a_pod_that_was_restarted_has_ended_the_job"],
         "`SampleDamaged`": [
             "integration/test_faults.py::test_flipped_bytes_are_named_and_the_rest_comes",
             "client/test_decoders.py::test_bytes_that_can_not_be_decoded_are_named",
@@ -36,10 +36,10 @@ ROWS = {
             "membership/test_said_errors.py::test_no_pod_listens_there"
         ],
         "`memory too small: job ... wants ... and pod ... has ... free`": [
-            "membership/test_shared_memory.py::test_a_floor_holds_and_who_finds_too_little_is_told"
+            "membership/test_planned_memory.py::test_who_finds_too_little_is_told"
         ],
         "`job ... has memory for ... chunks of ... samples on pod ..., and below ... the shuffle suffers: ...` (a warning)": [  # noqa: E501
-            "membership/test_shared_memory.py::test_a_floor_holds_and_who_finds_too_little_is_told"
+            "membership/test_planned_memory.py::test_who_finds_too_little_is_told"
         ],
         "`memory too small: ... its largest chunk ...`": ["membership/test_said_errors.py::test_a_chunk_does_not_fit"],
         "`job ... was registered before with other settings`": [
@@ -65,7 +65,7 @@ ROWS = {
         "`StoreUnavailable: ... pod P waits for the store: nothing has come from ... for 10 s`": [
             "integration/test_last_error.py::test_a_store_that_hangs_is_blamed"
         ],
-        "`JobLost`": ["integration/test_idle_jobs.py::test_it_ends_on_every_pod_and_leaves_nothing"],
+        "`JobLost`": ["membership/test_live_jobs.py::test_a_pod_that_was_restarted_has_ended_the_job"],
         "`RankTaken: process P on HOST calls itself rank R ..., and process Q on HOST has been that rank since ...`": [
             "integration/test_twins.py::test_a_twin_is_refused_by_name_and_the_first_goes_on"
         ],
