@@ -72,7 +72,7 @@ CACHE_VIEW = View(
                 graph(
                     "Fill rate",
                     "percentunit",
-                    "Samples put into slots, of those that were read. Policy drain fills all.",
+                    "Samples put into slots, of those that were read. Policy planned fills all.",
                     (
                         f"{BY_POD} (rate(refill_samples_filled_total{RANGE})) "
                         f"/ {BY_POD} (rate(refill_samples_read_total{RANGE}))",
@@ -154,7 +154,7 @@ CACHE_VIEW = View(
             ],
         ),
         (
-            "Restarts",
+            "Pods that are lost",
             [
                 graph(
                     "Requests that wait for a pod",
@@ -169,25 +169,6 @@ CACHE_VIEW = View(
                     "By how many pods they are found so. Others answer in their place for jobs with policy planned.",
                     (f"sum by (job, peer) (refill_peer_away{{{CACHE}}})", "pod {{peer}}"),
                     bad_from=1,
-                ),
-                graph(
-                    "Jobs that wait to be told what was delivered",
-                    "short",
-                    "After a restart of the pod without its journal.",
-                    (f"{BY_POD} (refill_recovering_jobs{{{CACHE}}})", "{{instance}}"),
-                    bad_from=1,
-                ),
-                graph(
-                    "Journal",
-                    "bytes",
-                    "",
-                    (f"{BY_POD} (refill_journal_bytes{{{CACHE}}})", "{{instance}}"),
-                ),
-                graph(
-                    "Journal writes that failed",
-                    "short",
-                    "A second.",
-                    (f"{BY_POD} (rate(refill_journal_errors_total{RANGE}))", "{{instance}}"),
                 ),
             ],
         ),

@@ -110,7 +110,7 @@ TRAINING = View(
                 graph(
                     "Waste",
                     "percentunit",
-                    "Part of the bytes read that found their slot occupied. Policy drain wastes none.",
+                    "Part of the bytes read that found their slot occupied. Policy planned wastes none.",
                     (f"{_rate('refill_bytes_wasted_total')} / {_rate('refill_bytes_read_total')}", "{{training_job}}"),
                     most=1,
                 ),
@@ -154,8 +154,8 @@ TRAINING = View(
                 graph(
                     "Receipts: what was not delivered exactly once",
                     "short",
-                    "Requests of epochs that are over: missing (the epoch was left early), duplicates (never by "
-                    "design), unknown (pods and ranks were lost at once).",
+                    "Requests of epochs that are over, of jobs with a live policy: missing (the epoch was left early), "
+                    "duplicates (never by design).",
                     (
                         "sum by (job, training_job, outcome) (increase("
                         f'refill_receipt_requests_total{{{JOB}, outcome!="delivered"}}[$__rate_interval]))',

@@ -66,7 +66,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, packed: tuple[str, dict[st
     planned = job | {"name": PLANNED_JOB, "policy": "planned", "world_size": 1}
     enough = threading.Event()
     with (
-        LocalCluster(3, folder, settings | {"journal_dir": str(folder / "journal-{ordinal}")}) as pods,
+        LocalCluster(3, folder, settings) as pods,
         PrometheusServer(program, folder, free_port(), RULES, pods.pod_urls) as prometheus,
         ThreadPoolExecutor() as threads,
     ):

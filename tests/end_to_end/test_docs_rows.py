@@ -10,9 +10,8 @@ from tests.end_to_end.doc_pages import ROOT
 ROWS = {
     "CLIENT.md": {
         "`PodUnreachable`": ["integration/test_faults.py::test_a_killed_pod_is_named_after_the_timeout"],
-        "`PodBusy`, `PodStopping`, `PodReplaced`": [
+        "`PodBusy`, `PodStopping`": [
             "integration/test_slow_clients.py::test_who_finds_no_room_is_told_in_time_and_has_taken_nothing",
-            "integration/test_zombies.py::test_a_pod_that_wakes_beside_its_successor",
             "integration/test_termination.py::test_a_client_that_loops_sees_nothing_but_errors_that_are_tried_again",
         ],
         "`EpochNotReady`": ["integration/test_last_error.py::test_a_rank_that_never_shows_up_is_named"],
@@ -20,15 +19,12 @@ ROWS = {
         "`RankTaken`": ["integration/test_twins.py::test_a_twin_is_refused_by_name_and_the_first_goes_on"],
         "`RankHeld`": ["membership/test_said_errors.py::test_the_rank_was_another_process_a_moment_ago"],
         "`JobConflict`": ["membership/test_said_errors.py::test_the_name_is_in_use_with_other_settings"],
-        "`JobLost`": ["integration/test_idle_jobs.py::test_it_ends_on_every_pod_and_leaves_nothing"],
+        "`JobLost`": ["membership/test_live_jobs.py::test_a_pod_that_was_restarted_has_ended_the_job"],
         "`SampleDamaged`": [
             "integration/test_faults.py::test_flipped_bytes_are_named_and_the_rest_comes",
             "client/test_decoders.py::test_bytes_that_can_not_be_decoded_are_named",
         ],
         "`DatasetReplaced`": ["membership/test_replaced_datasets.py::test_other_blobs_in_mid_epoch"],
-        "`JournalUnwritable`": [
-            "service/test_journal_writes.py::test_nothing_is_delivered_while_a_wrong_journal_can_not_be_removed"
-        ],
         "`StoreUnavailable`, `StoreDenied`, `DatasetNotFound`": [
             "integration/test_last_error.py::test_a_store_that_hangs_is_blamed",
             "membership/test_said_errors.py::test_pods_may_not_read_it",
@@ -40,13 +36,10 @@ ROWS = {
             "membership/test_said_errors.py::test_no_pod_listens_there"
         ],
         "`memory too small: job ... wants ... and pod ... has ... free`": [
-            "membership/test_shared_memory.py::test_a_floor_holds_and_who_finds_too_little_is_told"
+            "membership/test_planned_memory.py::test_who_finds_too_little_is_told"
         ],
         "`job ... has memory for ... chunks of ... samples on pod ..., and below ... the shuffle suffers: ...` (a warning)": [  # noqa: E501
-            "membership/test_shared_memory.py::test_a_floor_holds_and_who_finds_too_little_is_told"
-        ],
-        "`memory too small: ...; policy redox keeps as many slots as it had ...`": [
-            "membership/test_losses.py::test_a_pod_that_comes_back_with_less_memory"
+            "membership/test_planned_memory.py::test_who_finds_too_little_is_told"
         ],
         "`memory too small: ... its largest chunk ...`": ["membership/test_said_errors.py::test_a_chunk_does_not_fit"],
         "`job ... was registered before with other settings`": [
@@ -72,10 +65,7 @@ ROWS = {
         "`StoreUnavailable: ... pod P waits for the store: nothing has come from ... for 10 s`": [
             "integration/test_last_error.py::test_a_store_that_hangs_is_blamed"
         ],
-        "`JournalUnwritable: the journal in PATH can be neither written nor removed (...)`": [
-            "service/test_journal_writes.py::test_nothing_is_delivered_while_a_wrong_journal_can_not_be_removed"
-        ],
-        "`JobLost`": ["integration/test_idle_jobs.py::test_it_ends_on_every_pod_and_leaves_nothing"],
+        "`JobLost`": ["membership/test_live_jobs.py::test_a_pod_that_was_restarted_has_ended_the_job"],
         "`RankTaken: process P on HOST calls itself rank R ..., and process Q on HOST has been that rank since ...`": [
             "integration/test_twins.py::test_a_twin_is_refused_by_name_and_the_first_goes_on"
         ],
@@ -83,9 +73,6 @@ ROWS = {
             "membership/test_said_errors.py::test_the_rank_was_another_process_a_moment_ago"
         ],
         "`EpochEnded`": ["integration/test_exactly_once.py::test_leaving_an_epoch_early"],
-        "`... asked for anew, without a state: when its other ranks have been silent for a while, that is a new run`": [
-            "membership/test_new_runs.py::test_while_one_rank_may_be_alive_the_others_wait_and_then_go_on"
-        ],
         "`... asks for epoch ... while job ... is in epoch ...`": [
             "membership/test_said_errors.py::test_a_number_of_steps_is_no_epoch"
         ],
@@ -117,7 +104,7 @@ def test_these_tests_are_there_and_their_files_name_the_error(page: str) -> None
     for row, tests in ROWS[page].items():
         files = "".join(file_of(test) for test in tests)
         for name in re.findall(r"`([A-Z][a-z]+[A-Z][A-Za-z]+)", row):
-            assert name in files or name == "PodReplaced", f"{tests} of row {row} never name {name}"
+            assert name in files, f"{tests} of row {row} never name {name}"
 
 
 def rows_of(page: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +92,6 @@ class StatefulPods:
             "REFILL_METRICS_PORT": str(metrics_port),
             "REFILL_POD_URLS": ",".join(self.pod_urls),
             "REFILL_PEER_URLS": ",".join(self._urls("REFILL_PEER_URLS", 1)),
-            "REFILL_JOURNAL_DIR": str(self._volume(ordinal)),
         }
         # Datasets of tests lie in folders, which a release names only if it is asked to.
         environment["REFILL_DATASET_URLS"] = environment.get("REFILL_DATASET_URLS") or "s3://,file:///"
@@ -106,8 +104,6 @@ class StatefulPods:
         process = self._running.pop(ordinal)
         process.terminate()
         process.wait(self._release.pod_template["spec"]["terminationGracePeriodSeconds"])
-        if not self._release.the("StatefulSet")["spec"].get("volumeClaimTemplates"):
-            shutil.rmtree(self._volume(ordinal))  # an emptyDir goes with its pod
 
     def _wait_until_ready(self, ordinal: int) -> None:
         deadline = time.monotonic() + _SECONDS
@@ -123,9 +119,6 @@ class StatefulPods:
                 pass
             time.sleep(0.05)
         raise AssertionError(f"pod {ordinal} is not ready: {self._log(ordinal).read_text()}")
-
-    def _volume(self, ordinal: int) -> Path:
-        return self._folder / f"journal-{ordinal}"
 
     def _log(self, ordinal: int) -> Path:
         return self._folder / f"pod-{ordinal}.log"

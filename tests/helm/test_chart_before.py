@@ -37,6 +37,7 @@ def test_pods_of_this_version_know_the_variables_of_the_chart_before() -> None:
 
 
 def test_a_change_that_a_cluster_refuses_is_found() -> None:
-    for values in ({"fullnameOverride": "other"}, {"journal": {"persistent": True}}, {"nameOverride": "cache"}):
+    volumes = {"pinnedDisk": {"enabled": True, "persistent": True}}
+    for values in ({"fullnameOverride": "other"}, volumes, {"nameOverride": "cache"}):
         found = fixed_fields(release_as_given({"insecure": True} | values))
         assert found != CHART_BEFORE["releases"]["defaults-values"]["fixed"], values

@@ -212,7 +212,7 @@ def test_service_links_would_break_the_pods_and_are_off() -> None:
 def test_kubernetes_waits_longer_for_a_pod_to_end_than_the_pod_takes() -> None:
     for grace_seconds in (25, 59.5, 300):
         spec = release({"settings": {"grace_seconds": grace_seconds}}).pod_template["spec"]
-        assert spec["terminationGracePeriodSeconds"] >= grace_seconds + 15
+        assert spec["terminationGracePeriodSeconds"] >= grace_seconds + 5
 
 
 def test_the_pod_of_helm_test_takes_nobodys_place() -> None:
@@ -223,7 +223,7 @@ def test_the_pod_of_helm_test_takes_nobodys_place() -> None:
 
 def test_the_docs_have_the_seconds_of_the_pods_beginning_and_end() -> None:
     spec, docs = release().pod_template["spec"], CHART.parents[1] / "docs"
-    says = f"`terminationGracePeriodSeconds` to `grace_seconds` + 15, which is {spec['terminationGracePeriodSeconds']}."
+    says = f"`terminationGracePeriodSeconds` to `grace_seconds` + 5, which is {spec['terminationGracePeriodSeconds']}."
     assert says in (docs / "POD.md").read_text()
     probe = spec["containers"][0]["readinessProbe"]
     between, answers = probe["periodSeconds"], probe["successThreshold"]
@@ -289,7 +289,7 @@ def test_a_near_pod_is_preferred_in_the_words_that_the_cluster_knows(
     [("v1.20.2", "policy/v1beta1", False), ("v1.26.9", "policy/v1", False), ("v1.27.3-gke.100", "policy/v1", True)],
 )
 def test_what_a_cluster_does_not_know_yet_is_left_out(version: str, api: str, later: bool) -> None:
-    found = release({"journal": {"persistent": True}}, kubernetes=version)
+    found = release({"pinnedDisk": {"enabled": True, "persistent": True}}, kubernetes=version)
     budget = found.the("PodDisruptionBudget")
     assert budget["apiVersion"] == api
     assert ("unhealthyPodEvictionPolicy" in budget["spec"]) is later

@@ -10,9 +10,6 @@
     "REFILL_PEER_URLS" (printf "%s://%s:%d" (include "refill.scheme" .Values.tls.peerSecret) (include "refill.podHost" .) (int .Values.ports.peers))
     "REFILL_MEMORY_BYTES" (include "refill.memoryBytes" .)
 -}}
-{{- if .Values.journal.enabled -}}
-{{- $_ := set $variables "REFILL_JOURNAL_DIR" (include "refill.journalDir" .) -}}
-{{- end -}}
 {{- if .Values.pinnedDisk.enabled -}}
 {{- $_ := set $variables "REFILL_PINNED_DIR" (include "refill.pinnedDir" .) -}}
 {{- $_ := set $variables "REFILL_PINNED_DIR_BYTES" (mulf (include "refill.bytes" .Values.pinnedDisk.size | float64) 0.9 | int64) -}}
@@ -53,10 +50,6 @@
 {{- end }}
 
 {{/* Folders within the mounts, since a new volume of its own may hold lost+found. */}}
-{{- define "refill.journalDir" -}}
-/var/lib/refill/journal/records
-{{- end }}
-
 {{- define "refill.pinnedDir" -}}
 /var/lib/refill/pinned/samples
 {{- end }}
