@@ -104,6 +104,29 @@ def test_a_run_goes_on_anywhere_with_any_number_of_ranks(
             assert {what: found[what] for what in counted} == counted
 
 
+def test_at_the_end_of_an_epoch_a_job_may_name_other_memory(packed: Packed, tmp_path: Path) -> None:
+    """And goes on by a plan for that, once the run by the other plan was ended. In the middle of an epoch it may not."""
+    name, more = new_name(), {"memory_bytes": 0, "policy_settings": {"plan_bytes": 500_000}}
+    with PodsInProcess(2, tmp_path, journal=False) as pods:
+        run = Run(pods, packed[0], name, 2, memory_bytes=0)
+        run.take(0, 0, 100)
+        in_the_middle = run.states(0, 100)[0]
+        run.take(0, 100)
+        state, before = run.states(0, run.length(0))[0], run.plan
+        with pytest.raises(JobConflict, match="end that job first"):
+            assert Run(pods, packed[0], name, 2, state, **more).plan
+        run.datasets[0].end_job()
+        with pytest.raises(JobConflict, match="is to go on by a plan with plan_bytes"):
+            assert Run(pods, packed[0], name, 2, in_the_middle, **more).plan
+        again = Run(pods, packed[0], name, 2, state, **more)
+        assert (again.plan.memory_bytes, again.plan.seed) == (500_000, before.seed)
+        assert again.plan.plan_id != before.plan_id
+        assert again.datasets[0].checked_state(state).next_place == (1, 0)
+        again.take(1)
+        again.check(packed[0])
+        assert again.exact_receipt(1)["plan_id"] == again.plan.plan_id
+
+
 def test_the_same_ranks_go_on_and_what_lies_in_their_checkpoint_is_received(packed: Packed, tmp_path: Path) -> None:
     name = new_name()
     with PodsInProcess(2, tmp_path / "before", journal=False) as pods:
