@@ -105,7 +105,7 @@ def test_a_run_goes_on_anywhere_with_any_number_of_ranks(
 
 
 def test_at_the_end_of_an_epoch_a_job_may_name_other_memory(packed: Packed, tmp_path: Path) -> None:
-    """And goes on by a plan for that, once the run by the other plan was ended. In the middle of an epoch it may not."""
+    """It goes on by a plan for that, once the run by the other plan has ended. Within an epoch it may not."""
     name, more = new_name(), {"memory_bytes": 0, "policy_settings": {"plan_bytes": 500_000}}
     with PodsInProcess(2, tmp_path, journal=False) as pods:
         run = Run(pods, packed[0], name, 2, memory_bytes=0)
