@@ -127,6 +127,23 @@ def test_at_the_end_of_an_epoch_a_job_may_name_other_memory(packed: Packed, tmp_
         assert again.exact_receipt(1)["plan_id"] == again.plan.plan_id
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_fewer_samples_than_ranks_are_resumed_epoch_after_epoch(tmp_path: Path, drop_last: bool) -> None:
+    """2 samples for 5 ranks: each has one of the two, or none."""
+    (tmp_path / "files").mkdir()
+    write_files(tmp_path / "files", 2)
+    dataset = f"file://{tmp_path / 'dataset'}"
+    asyncio.run(pack(str(tmp_path / "files"), dataset, blob_bytes=100_000))
+    name, states = new_name(), None
+    with PodsInProcess(1, tmp_path / "pods", journal=False) as pods:
+        for epoch in range(3):
+            run = Run(pods, dataset, name, 5, states, memory_bytes=0, chunk_size=2, drop_last=drop_last)
+            assert run.length(epoch) == (0 if drop_last else 1)
+            run.take(epoch)
+            assert set(run.positions_of(epoch)) == (set() if drop_last else {0, 1})
+            states = run.states(epoch, run.length(epoch))
+
+
 def test_the_same_ranks_go_on_and_what_lies_in_their_checkpoint_is_received(packed: Packed, tmp_path: Path) -> None:
     name = new_name()
     with PodsInProcess(2, tmp_path / "before", journal=False) as pods:
