@@ -7,6 +7,7 @@ from collections.abc import MutableSequence
 from typing import TYPE_CHECKING, Any
 
 from refill.errors import InvalidInput, JobConflict
+from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.resume_state import ResumeState
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from refill.planned_connection import PlannedConnection
 
 __all__ = ["RankPlace", "goes_on_from", "state_at"]
+
+_MAY_CHANGE = ("plan_bytes", "shares", "run")
+"""Settings of policy planned that a job may name anew where an epoch has ended."""
 
 
 class RankPlace:
@@ -112,6 +116,9 @@ def _number_of(plan_id: str) -> int:
 def goes_on_from(state: ResumeState, connection: PlannedConnection) -> ResumeState:
     """The place of this rank in what a state leaves of its epoch; dealt anew if the number of ranks has changed.
 
+    At the end of an epoch nothing of the next one has come. So a job that names other memory, shares or chunks than the
+    state's plan begins the next epoch by a plan of its own: all ranks load a state of that step.
+
     Raises :class:`InvalidInput` for the state of a job that was not planned, and for one that has other lengths.
     """
     if state.plan is None:
@@ -119,7 +126,11 @@ def goes_on_from(state: ResumeState, connection: PlannedConnection) -> ResumeSta
             f"the state is of job {state.job} by another policy, or an earlier version: it can't go on with policy "
             "planned; start the epoch over, without it"
         )
-    connection.goes_by(state.plan)
+    keeps_plan = not (state.at_end and _names_another(connection.spec, PlanSettings.from_dict(state.plan)))
+    if keeps_plan:
+        connection.goes_by(state.plan)
+    else:
+        connection.info()
     if connection.spec.is_listed:
         return _goes_on_in_list(state, connection)
     same_ranks = state.num_groups == connection.spec.num_groups
@@ -137,8 +148,9 @@ def goes_on_from(state: ResumeState, connection: PlannedConnection) -> ResumeSta
     else:
         start, position = min(state.num_had, num_positions), 0
     connection.deals(state.epoch, start, position, state.batch if position else 0)
-    last = (state.epoch, state.digest) if state.at_end else (state.epoch - 1, state.digest_before)
-    connection.had_before(state.epoch, state.digest, *last)
+    if keeps_plan:  # receipts count by plan
+        last = (state.epoch, state.digest) if state.at_end else (state.epoch - 1, state.digest_before)
+        connection.had_before(state.epoch, state.digest, *last)
     length = connection.dealing(state.epoch).per_rank
     if state.at_end:
         position = length
@@ -159,6 +171,13 @@ def goes_on_from(state: ResumeState, connection: PlannedConnection) -> ResumeSta
         start=start,
         batch=connection.dealing(state.epoch).batch,
     )
+
+
+def _names_another(spec: JobSpec, plan: PlanSettings) -> bool:
+    """Whether a job asks for another plan than this one of the same samples."""
+    named = {"chunk_size": spec.chunk_size} | {name: spec.policy_settings.get(name) for name in _MAY_CHANGE}
+    planned = {"chunk_size": plan.chunk_size} | plan.policy_settings()
+    return any(value and value != planned[name] for name, value in named.items())
 
 
 def _goes_on_in_list(state: ResumeState, connection: PlannedConnection) -> ResumeState:

@@ -105,6 +105,46 @@ def test_a_run_goes_on_anywhere_with_any_number_of_ranks(
             assert {what: found[what] for what in counted} == counted
 
 
+def test_at_the_end_of_an_epoch_a_job_may_name_other_memory(packed: Packed) -> None:
+    """It goes on by a plan for that, once the run by the other plan has ended. Within an epoch it may not."""
+    name, more = new_name(), {"memory_bytes": 0, "policy_settings": {"plan_bytes": 500_000}}
+    with PodsInProcess(2) as pods:
+        run = Run(pods, packed[0], name, 2, memory_bytes=0)
+        run.take(0, 0, 100)
+        in_the_middle = run.states(0, 100)[0]
+        run.take(0, 100)
+        state, before = run.states(0, run.length(0))[0], run.plan
+        with pytest.raises(JobConflict, match="end that job first"):
+            assert Run(pods, packed[0], name, 2, state, **more).plan
+        run.datasets[0].end_job()
+        with pytest.raises(JobConflict, match="is to go on by a plan with plan_bytes"):
+            assert Run(pods, packed[0], name, 2, in_the_middle, **more).plan
+        again = Run(pods, packed[0], name, 2, state, **more)
+        assert (again.plan.memory_bytes, again.plan.seed) == (500_000, before.seed)
+        assert again.plan.plan_id != before.plan_id
+        assert again.datasets[0].checked_state(state).next_place == (1, 0)
+        again.take(1)
+        again.check(packed[0])
+        assert again.exact_receipt(1)["plan_id"] == again.plan.plan_id
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_fewer_samples_than_ranks_are_resumed_epoch_after_epoch(tmp_path: Path, drop_last: bool) -> None:
+    """2 samples for 5 ranks: each has one of the two, or none."""
+    (tmp_path / "files").mkdir()
+    write_files(tmp_path / "files", 2)
+    dataset = f"file://{tmp_path / 'dataset'}"
+    asyncio.run(pack(str(tmp_path / "files"), dataset, blob_bytes=100_000))
+    name, states = new_name(), None
+    with PodsInProcess(1) as pods:
+        for epoch in range(3):
+            run = Run(pods, dataset, name, 5, states, memory_bytes=0, chunk_size=2, drop_last=drop_last)
+            assert run.length(epoch) == (0 if drop_last else 1)
+            run.take(epoch)
+            assert set(run.positions_of(epoch)) == (set() if drop_last else {0, 1})
+            states = run.states(epoch, run.length(epoch))
+
+
 def test_the_same_ranks_go_on_and_what_lies_in_their_checkpoint_is_received(packed: Packed) -> None:
     name = new_name()
     with PodsInProcess(2) as pods:
