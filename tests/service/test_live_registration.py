@@ -157,9 +157,7 @@ def test_an_earlier_run_is_no_reason_to_end_the_next(pods: PodsInProcess, spec: 
     assert runs_at(pods) == [run] * 3
 
 
-def test_a_run_that_ends_while_others_join_it_is_followed_by_another_at_all_pods(
-    pods: PodsInProcess, spec: JobSpec
-) -> None:
+def test_a_run_that_ends_while_others_join_it_is_followed_by_another(pods: PodsInProcess, spec: JobSpec) -> None:
     before = register(pods, 0, spec)
     held = pods.event()
     rule = pods.rule(f"/jobs/{JOB}", to=2, held=held, times=1)
