@@ -1,5 +1,5 @@
-"""A live job on its pods over several epochs, without I/O: the machines of the pods, and what the shells of ``jobs/`` do
-around them. What those await is a message that a test delivers, or loses.
+"""A live job on its pods over several epochs, without I/O: the machines of the pods, and what the shells of ``jobs/``
+do around them. What those await is a message that a test delivers, or loses.
 
 What must hold is checked by what ranks have received, with no word of the pods believed.
 """

@@ -108,22 +108,25 @@ class LiveJobs:
             if other is not None:
                 check_holder(spec.name, other.spec.holder, spec.holder)
             why = f"pod {self._settings.ordinal} was restarted" if other is None else "another run of it has begun"
-            lost = job_lost(spec, why, await self._epoch_elsewhere(spec.name, incarnation))
+            lost = await self._why_lost(spec, incarnation, why)
             self._end_soon(spec, incarnation, lost)
             raise lost from error
         _check_same(at_pod.job, spec)
         return at_pod
 
-    async def _epoch_elsewhere(self, name: str, incarnation: str) -> int:
-        """That a run was in which this pod does not know; -1: no pod that answers at once knows it."""
-        calls = [asyncio.create_task(self._peers.call(pod, "GET", _path(name))) for pod in self._settings.other_pods]
+    async def _why_lost(self, spec: JobSpec, incarnation: str, why: str) -> JobLost:
+        """As another pod says of a run that this one does not have, if one answers at once that knows more."""
+        path = f"{_path(spec.name)}?{urlencode({'incarnation': incarnation})}"
+        calls = [asyncio.create_task(self._peers.call(pod, "GET", path)) for pod in self._settings.other_pods]
         if calls:
             await asyncio.wait(calls, timeout=_ASK_SECONDS)
         for call in calls:
             call.cancel()
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        known = [each for each in answers if isinstance(each, dict) and each["incarnation"] == incarnation]
-        return max((int(each["epoch"]) for each in known), default=-1)
+        for answer in answers:
+            if isinstance(answer, JobLost):
+                return answer
+        return job_lost(spec, why, max((each["epoch"] for each in answers if isinstance(each, dict)), default=-1))
 
     async def lead(self, spec: JobSpec) -> dict[str, Any]:
         """At pod 0: the run that all pods have when this returns. Ranks come at about the same time, and those of the
@@ -258,9 +261,9 @@ class LiveJobs:
         )
         return at_pod
 
-    def known(self, name: str) -> dict[str, Any]:
-        """What this pod knows of a live job. Raises :class:`UnknownJob`."""
-        at_pod = self._table.find(name, looked_at=True)
+    def known(self, name: str, incarnation: str | None = None) -> dict[str, Any]:
+        """What this pod knows of a live job. Errors as of :meth:`JobTable.find`."""
+        at_pod = self._table.find(name, incarnation, looked_at=True)
         return {
             "incarnation": at_pod.job.incarnation,
             "holder": at_pod.spec.holder,

@@ -34,6 +34,7 @@ __all__ = ["ALIVE_ROUTES", "PEER_ROUTES", "Holder", "Number", "check_number_of_p
 _MOST_PART_BYTES = 4 << 20
 
 Incarnation = Annotated[str, Query(max_length=64)]
+AnyIncarnation = Annotated[str | None, Query(max_length=64)]
 Holder = Annotated[str, Query(max_length=255)]
 Pod = Annotated[int, Query(ge=0)]
 Damaged = Literal["raise", "say"]
@@ -127,9 +128,9 @@ async def opening(job: str, body: Opening, request: Request) -> dict[str, bool]:
 
 
 @PEER_ROUTES.get("")
-async def known(job: str, request: Request) -> dict[str, Any]:
+async def known(job: str, request: Request, incarnation: AnyIncarnation = None) -> dict[str, Any]:
     node = node_of(request.scope)
-    return node.live.known(job)
+    return node.live.known(job, incarnation)
 
 
 @PEER_ROUTES.delete("")
@@ -137,7 +138,7 @@ async def remove(
     job: str,
     request: Request,
     holder: Holder = "",
-    incarnation: Annotated[str | None, Query(max_length=64)] = None,
+    incarnation: AnyIncarnation = None,
     why: Annotated[str, Query(max_length=4000)] = "",
 ) -> dict[str, bool]:
     """As a client asks for it; or of one run alone, that another pod has found to be over or lost."""
