@@ -218,6 +218,7 @@ class JobPods:
                     first(url or self.home, wait)
                 return attempt(url or self.home, wait)
             except (UnknownJob, JobLost) as error:
+                # Of a run that nothing has come of, nothing is lost.
                 is_lost = isinstance(error, JobLost) and (self._info is None or self._run.is_of(self.incarnation))
                 if not register or turn + 1 == _TURNS or is_lost:
                     raise
