@@ -207,7 +207,7 @@ class JobConflict(JobError):
 
 
 class JobLost(JobError):
-    """Details: ``job``. Made by :func:`job_lost`."""
+    """Details: those of :func:`job_lost`: ``job``, ``why``, ``epoch``."""
 
     status = 409
 
@@ -260,6 +260,8 @@ def job_lost(spec: JobSpec, why: str, epoch: int = -1) -> JobLost:
         f"begins anew: start training again without a state, from the epoch's beginning{place}; policy planned "
         "survives this",
         job=spec.name,
+        why=why,
+        epoch=epoch,
     )
 
 

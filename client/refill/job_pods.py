@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Iterator, MutableSequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -149,10 +150,22 @@ class JobPods:
         another one."""
         if self._info is None:
             register = partial(self._register, incarnation=incarnation)
-            self._registered(self.retried(self.service_url, register, register=False))
+            with self.in_epoch(epoch):
+                self._registered(self.retried(self.service_url, register, register=False))
         if self.incarnation != incarnation:
             raise job_lost(self.spec, "it was registered anew since the state was saved", epoch)
         self.has_come(incarnation)
+
+    @contextmanager
+    def in_epoch(self, epoch: int) -> Iterator[None]:
+        """Around what is asked of an epoch: :class:`JobLost` names it, though a pod that was restarted does not."""
+        try:
+            yield
+        except JobLost as error:
+            why = error.details.get("why")
+            if not isinstance(why, str) or error.details.get("epoch") != -1:
+                raise
+            raise job_lost(self.spec, why, epoch) from error
 
     def is_there(self) -> None:
         """Fact: this process asks as the rank. Pods are to hear of it from now on, though it was copied to here, and
@@ -205,6 +218,7 @@ class JobPods:
                     first(url or self.home, wait)
                 return attempt(url or self.home, wait)
             except (UnknownJob, JobLost) as error:
+                # Of a run that nothing has come of, nothing is lost.
                 is_lost = isinstance(error, JobLost) and (self._info is None or self._run.is_of(self.incarnation))
                 if not register or turn + 1 == _TURNS or is_lost:
                     raise

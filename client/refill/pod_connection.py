@@ -157,8 +157,9 @@ class PodConnection:
         waited = getattr(self._of_thread, "waited_seconds", 0.0)
         body = BatchRequest(epoch, self.rank, positions, waited_seconds=waited).encode()
         started = time.perf_counter()
-        received = self._pods.retried(None, fetch)
-        self._pods.has_come(asked_by)
+        with self._pods.in_epoch(epoch):
+            received = self._pods.retried(None, fetch)
+            self._pods.has_come(asked_by)
         self._of_thread.waited_seconds = time.perf_counter() - started
         return received
 
@@ -198,7 +199,8 @@ class PodConnection:
         """Say which samples this rank asks for in an epoch, in which order."""
         body = np.ascontiguousarray(sample_ids, dtype="<i8").tobytes()
         what = f"epochs/{epoch}/ranks/{self.rank}/trace"
-        self._tell(what, body)
+        with self._pods.in_epoch(epoch):
+            self._tell(what, body)
 
     def report_scores(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> None:
         """Report to pods how important training finds samples, ``(n,)``."""

@@ -216,17 +216,18 @@ def test_what_is_waited_for_is_said(
 
 LOST = (
     r"^job job is lost: pod 0 was restarted, and policy redox keeps who got what in memory alone\. The epoch begins "
-    r"anew: start training again without a state, from the epoch's beginning; policy planned survives this$"
+    r"anew: start training again without a state, from the epoch's beginning \(set_epoch\(4\)\); policy planned "
+    r"survives this$"
 )
 
 
 def test_a_run_that_pods_have_lost_is_not_gone_on_with(pod: FakePod) -> None:
     connection = connection_to(pod, policy="redox")
-    connection.batch(0, POSITIONS)
+    connection.batch(4, POSITIONS)
     pod.faults.append("restart")
     for _ in range(2):
         with pytest.raises(JobLost, match=LOST):
-            connection.batch(0, POSITIONS)
+            connection.batch(4, POSITIONS)
     assert pod.registered_by == [None, "1", "1"]
     assert pod.jobs == {}, "nothing was begun in its place"
 
