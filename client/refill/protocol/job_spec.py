@@ -63,8 +63,9 @@ class JobSpec:
     the value of the first registration holds, and another value later is no conflict."""
     chunk_size: int = 0
     """K, samples that are read from the store together. 0: with ``planned`` the largest from 8 to 64 that trains no
-    worse with the memory that there is; 64 with ``redox`` and ``exact``. Small chunks shuffle better and cost more
-    requests."""
+    worse with the memory that there is; 64 with ``redox``; with ``exact`` the smallest power of two from 8 to 64 that
+    makes chunks of 512 KiB, fewer where that is over 16 MiB or leaves fewer than 2,048 chunks. Small chunks shuffle
+    better and cost more requests."""
     group_order: str = "consecutive"
     """Which chunks are read, one after another, into the same part of memory (an abstract chunk, Brand 3.2):
     neighbours (``consecutive``), or chunks far apart (``interleaved``)."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from refill.errors import EpochNotReady, InvalidInput, MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
-from refill.protocol.policies import terms_of
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, Traces
@@ -58,11 +57,7 @@ class Job(JobState):
         self.memory_bytes = memory_bytes
         self.abstract_bytes = abstract_bytes
         self.policy = spec.policy
-        self.policy_settings = (
-            spec.settings_of_policy()
-            if self.policy == spec.policy
-            else terms_of(self.policy).settings_with(self.policy, {})
-        )
+        self.policy_settings = spec.settings_of_policy()
         self.mapping = AbstractMapping(self.share, self._abstract_chunks(), spec.group_order)
         self._traces_came = Changes()
         self.trace_came = self._traces_came.happened
