@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
-from refill.errors import InvalidInput, JobConflict, JobLost, PodBusy, RefillError, UnknownJob
+from refill.errors import InvalidInput, JobConflict, JobLost, PodBusy, RefillError, UnknownJob, job_lost
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.jobs.job import Job
@@ -28,7 +28,7 @@ from refill_service.jobs.job_table import JobTable
 from refill_service.jobs.job_use import GONE_SECONDS
 from refill_service.peers.peers import Peers
 
-__all__ = ["LEADER", "LiveJobs", "job_lost"]
+__all__ = ["LEADER", "LiveJobs"]
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +36,6 @@ LEADER = 0
 """The pod that names runs, and makes plans of planned jobs."""
 _LOOK_SECONDS = 0.1
 _ASK_SECONDS = 1.0
-
-
-def job_lost(spec: JobSpec, why: str, epoch: int = -1) -> JobLost:
-    """Of a run that pods do not have any more.
-
-    :param epoch: that it was in; -1: none, or not known.
-    """
-    begin = f" (set_epoch({epoch}))" if epoch >= 0 else ""
-    return JobLost(
-        f"job {spec.name} is lost: {why}, and policy {spec.policy} keeps who got what in memory alone. The epoch "
-        "begins anew: start training again without a state, from the epoch's beginning"
-        f"{begin}; policy planned survives this",
-        job=spec.name,
-    )
 
 
 class LiveJobs:
