@@ -1,7 +1,7 @@
 """How does a pod open what it has kept on a volume, though somebody else may have written there?
 
-Only regular files are opened, no link is followed, and no more is read than such a file can have. What is none of these
-is put aside, in one line of the log, so that it does not come again.
+Only regular files are opened, and no link is followed. What is none of these is put aside, in one line of the log, so
+that it does not come again.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["NoKeptFile", "open_kept", "open_or_make", "put_aside", "read_kept", "write_kept"]
+__all__ = ["NoKeptFile", "open_kept", "open_or_make", "put_aside"]
 
 log = logging.getLogger(__name__)
 
 _ASIDE = ".aside"
-_MAY_HAVE_HOLES_BYTES = 64 << 20
-_MOST_OF_HOLES = 64
-"""A larger file takes at least this part of its size on the disk: what file systems compress does."""
 
 
 class NoKeptFile(OSError):
@@ -50,23 +47,6 @@ def open_or_make(path: Path) -> int:
     except NoKeptFile as error:
         put_aside(path, error.strerror)
         return open_kept(path, os.O_RDWR | os.O_CREAT)
-
-
-def read_kept(path: Path, most_bytes: int) -> bytes:
-    """The bytes of a regular file. Errors as of :func:`open_kept`; raises :class:`NoKeptFile` for more than there can
-    be, and for one that is all holes."""
-    with open(open_kept(path, os.O_RDONLY), "rb") as file:
-        found = os.fstat(file.fileno())
-        has_holes = found.st_size > max(_MAY_HAVE_HOLES_BYTES, _MOST_OF_HOLES * 512 * found.st_blocks)
-        if found.st_size > most_bytes or has_holes:
-            raise NoKeptFile(errno.EFBIG, f"{found.st_size:,} bytes, more than such a file has", str(path))
-        return file.read(most_bytes)
-
-
-def write_kept(path: Path) -> int:
-    """A descriptor of a new, empty file, in place of whatever is there."""
-    path.unlink(missing_ok=True)
-    return open_kept(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
 
 
 def put_aside(path: Path, why: object) -> None:
