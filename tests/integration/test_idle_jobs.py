@@ -52,31 +52,24 @@ def test_it_ends_on_every_pod_and_leaves_nothing(pods: LocalCluster, packed: Pac
     assert "\n" not in str(caught.value)
 
 
-def test_it_stays_everywhere_while_one_pod_is_asked(pods: LocalCluster, packed: Packed) -> None:
-    """Reports reach the home pod alone; its loop is in one long step, or lives from what was sent ahead."""
-    job = settings_of(packed[0], policy="redox")
-    rank = rank_of(pods, job)
-    rank.batch(0, np.arange(100))
+def test_jobs_stay_everywhere_while_their_homes_hear_of_ranks(
+    pods: LocalCluster, packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loops are in one long step, or live from what was sent ahead. The home of a live job alone has reports of it; a
+    planned one looks after its home by itself."""
+    monkeypatch.setattr("refill.planned_connection._REPORT_SECONDS", IDLE_SECONDS / 4)
+    live, planned = (rank_of(pods, settings_of(packed[0], policy=policy)) for policy in ("redox", "planned"))
+    for rank in (live, planned):
+        rank.batch(0, np.arange(100))
     deadline = time.monotonic() + 4 * IDLE_SECONDS
     while time.monotonic() < deadline:
-        rank.report(0.1, 1, 1)
+        live.report(0.1, 1, 1)
         time.sleep(0.1)
     for url in pods.pod_urls:
-        assert metric(url, "refill_jobs") == 1, f"{url} has ended a job that is in use"
-    rank.batch(0, np.arange(100, 1000))
-    until_ended(pods, job)
-
-
-def test_a_planned_job_stays_everywhere_while_its_rank_lives(pods: LocalCluster, packed: Packed) -> None:
-    """As in a long step: nothing is asked for, and the home pod is looked after now and then."""
-    job = settings_of(packed[0])
-    rank = rank_of(pods, job)
-    rank.look_every_seconds = IDLE_SECONDS / 4
-    rank.batch(0, np.arange(100))
-    time.sleep(4 * IDLE_SECONDS)
-    assert [metric(url, "refill_jobs") for url in pods.pod_urls] == [1, 1, 1]
-    rank.batch(0, np.arange(100, 1000))
-    rank.end_job()
+        assert metric(url, "refill_jobs") == 2, f"{url} has ended a job that is in use"
+    for rank in (live, planned):
+        rank.batch(0, np.arange(100, 1000))
+        rank.end_job()
 
 
 def test_a_request_that_waits_for_longer_keeps_it(pods: LocalCluster, packed: Packed) -> None:

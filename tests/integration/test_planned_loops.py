@@ -122,7 +122,7 @@ def test_what_commands_and_metrics_say_of_a_job_that_goes_on_from_a_checkpoint(
 
 def test_a_cell_that_is_run_twice(three_pods: LocalCluster, packed: Packed) -> None:
     """By objects of their own, the first of which live on: each epoch is whole, and the same again."""
-    job, kept = settings_of(packed[0], num_epochs=2), []
+    job, kept = settings_of(packed[0], num_epochs=2, world_size=1), []
 
     def run() -> list[list[int]]:
         kept.append(dataset_at(three_pods, job))
