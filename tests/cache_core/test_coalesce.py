@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill_service.cache_core.coalesce import coalesced
 from refill_service.cache_core.policies.interface import NO_SAMPLES, Read
+from refill_service.jobs.chunk_reader import coalesced
 
 BLOB = 10
 """Chunks of a blob."""

@@ -15,7 +15,7 @@ from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.job import Job
 from refill_service.jobs.owner import Owner
-from refill_service.jobs.rank_waits import RankWaits
+from refill_service.jobs.waits import RankWaits
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.pinned_tier import PinnedTier
 

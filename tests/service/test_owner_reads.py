@@ -12,7 +12,7 @@ from tests.service.lone_owner import BATCH, owner_of, reads_end, take
 
 from refill.errors import StoreUnavailable
 from refill_service.jobs.owner import Owner
-from refill_service.jobs.rank_waits import RankWaits
+from refill_service.jobs.waits import RankWaits
 
 
 def test_unshuffled_ranks_that_drift_apart_stay_within_memory(packed: tuple[str, Any]) -> None:

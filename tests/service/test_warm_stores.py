@@ -12,7 +12,7 @@ from tests.conftest import S3Server
 from refill.errors import DatasetNotFound
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
-from refill_service.jobs.rank_waits import RankWaits
+from refill_service.jobs.waits import RankWaits
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.warm_stores import WarmStores

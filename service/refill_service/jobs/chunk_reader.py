@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from refill.errors import SampleDamaged
-from refill_service.cache_core.coalesce import coalesced
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.record_pieces import Records
@@ -26,7 +25,7 @@ from refill_service.memory.payload import Payload
 from refill_service.memory.pinned_tier import PinnedFile, PinnedMemory, PinnedShare
 from refill_service.observing.tracing import span
 
-__all__ = ["ChunkReader", "ReadChunk", "ReadGroup"]
+__all__ = ["ChunkReader", "ReadChunk", "ReadGroup", "coalesced"]
 
 log = logging.getLogger(__name__)
 
@@ -288,3 +287,26 @@ class ChunkReader:
         blobs = self._share.layout.first_sample
         begins = next_read.first + self._share.first_sample
         return int(blobs[np.searchsorted(blobs, begins)]) != begins
+
+
+def coalesced(
+    reads: Sequence[Read],
+    neighbours: Callable[[Read, Read], bool],
+    reach_bytes: Callable[[int, int], int],
+    limit_bytes: int,
+) -> list[list[Read]]:
+    """The reads in groups, each of ascending neighbours; a group comes where the first ordered of it came.
+
+    :param neighbours: whether the second begins where the first ends, in the same blob.
+    :param reach_bytes: ``(first, end)`` -> from the first byte of these samples to the last, with what lies between.
+    :param limit_bytes: a group of more than one read is never larger.
+    """
+    place = {id(read): i for i, read in enumerate(reads)}
+    groups: list[list[Read]] = []
+    for read in sorted(reads, key=lambda read: read.first):
+        follows = bool(groups) and neighbours(groups[-1][-1], read)
+        if follows and reach_bytes(groups[-1][0].first, read.end) <= limit_bytes:
+            groups[-1].append(read)
+        else:
+            groups.append([read])
+    return sorted(groups, key=lambda group: min(place[id(read)] for read in group))

@@ -8,28 +8,33 @@ the order of the positions. What owners send ahead arrives after their answers a
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from refill.errors import InvalidInput, RefillError, SamplesSkipped
-from refill.protocol.wire_format import BatchRequest, Int64Array
+import numpy as np
+
+from refill.errors import InvalidInput, PodUnreachable, RankTaken, RefillError, SamplesSkipped
+from refill.protocol.rank_life import RankLife
+from refill.protocol.wire_format import MAX_SAMPLES, BatchRequest, Int64Array
 from refill_service.cache_core.damaged_samples import DamagedSamples
-from refill_service.cache_core.home_machine import Batch, HomeMachine
-from refill_service.jobs.all_done import all_done
+from refill_service.cache_core.home_machine import Batch, Entry, HomeMachine, OwnerRequest, SentAhead
+from refill_service.cache_core.rank_places import LONGEST_STEP
 from refill_service.jobs.answer_size import AnswerSize
-from refill_service.jobs.asked_positions import AskedPositions, asked_positions
-from refill_service.jobs.exact_samples import ExactSamples
-from refill_service.jobs.job import Job
+from refill_service.jobs.job import AskedPositions, Job
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.owner import Owner
-from refill_service.jobs.owner_answers import OwnerAnswers
-from refill_service.jobs.rank_entry import RankEntry
 from refill_service.jobs.running_epoch import RunningEpoch
+from refill_service.jobs.waits import all_done
 from refill_service.memory.payload import Payload
 from refill_service.observing.tracing import span
 from refill_service.peers.job_peers import JobPeers
 
-__all__ = ["Home", "OpenBatch"]
+__all__ = ["Home", "OpenBatch", "OwnerAnswers"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Home:
     async def open(self, request: BatchRequest, *, allow_skipped: bool = False, says_damage: bool = False) -> OpenBatch:
         """Once it is known what the positions ask for, and the epoch is open. An error costs nothing here.
 
-        Errors as of :meth:`RankEntry.check_comes_next` and :func:`asked_positions`; raises :class:`RequestTooLarge` for
+        Errors as of :meth:`RankEntry.check_comes_next` and :meth:`Job.asked`; raises :class:`RequestTooLarge` for
         more samples than an answer holds.
 
         :param allow_skipped: whether the rank may have left positions out of epochs before; else it is an error.
@@ -73,7 +78,7 @@ class Home:
         epoch, rank = request.epoch, request.rank
         self._job.check_rank(rank)
         self.entry.check_comes_next(epoch, rank)  # before its traces replace those of others
-        asked = await asked_positions(request, self._job, self._owner)
+        asked = await self._job.asked(request, self._owner.waits)
         AnswerSize(self._owner.answer_bytes).check(self._job.mean_bytes(len(asked.positions)))
         if not allow_skipped:
             self._nothing_was_skipped(rank, before_epoch=epoch)
@@ -153,3 +158,199 @@ class Home:
                 start=start,
                 end=end,
             )
+
+
+class RankEntry:
+    """Tells other pods, before a home pod serves a rank, who the rank is and which epoch it is in."""
+
+    def __init__(
+        self,
+        machine: HomeMachine[Payload],
+        job: Job,
+        owner: Owner,
+        leases: LeasedRanks,
+        peers: JobPeers,
+    ) -> None:
+        self._machine = machine
+        self._job = job
+        self._owner = owner
+        self._leases = leases
+        self._peers = peers
+
+    def check_comes_next(self, epoch: int, rank: int) -> None:
+        """Raises :class:`InvalidInput` for an epoch in which the rank can't be yet."""
+        ranks, name = self._job.ranks, self._job.spec.name
+        if not ranks.may_ask(epoch):
+            raise InvalidInput(
+                f"rank {rank} asks for epoch {epoch} while job {name} is in epoch {ranks.newest}: at most "
+                f"{LONGEST_STEP:,} may be left out. Was set_epoch given a number of steps? To go on there all the "
+                f"same, end the job first (refill end {name}) or use another name",
+                epoch=epoch,
+                rank=rank,
+                newest=ranks.newest,
+            )
+
+    async def enter(self, epoch: int, rank: int) -> None:
+        """Every owner learns when a rank enters an epoch, so that none waits for it in an earlier one."""
+        entry = self._machine.entry(epoch, rank)
+        if entry is Entry.KNOWN:
+            return
+        if entry is Entry.COMES and self._leases.holder(rank) is not None and self._peers.others:
+            # Before any pod learns of it: a process that one of them refuses must not move the rank on at the others.
+            # Once it has entered here, another process can't have become the rank elsewhere: that makes it come anew.
+            await self._post_to_others(rank, f"ranks/{rank}/asks")
+        self._owner.rank_opens(epoch, rank)
+        await self._post_to_others(rank, f"epochs/{epoch}/ranks/{rank}")
+        self._machine.entered(epoch, rank)
+
+    async def take_over(self, rank: int, ended: RankLife, by: RankLife) -> None:
+        """Fact: a process that is a rank has ended, as the one that goes on in its place has seen."""
+        self._leases.ended(rank, ended, by)
+        try:
+            await self._peers.call_all("POST", f"ranks/{rank}/ended", {"life": ended.encode(), "by": by.encode()})
+        except RankTaken:
+            raise
+        except RefillError as error:
+            log.info("rank %d goes on by way of pod %d, as not all pods know: %s", rank, self._job.ordinal, error)
+
+    async def _post_to_others(self, rank: int, what: str) -> None:
+        """Who the rank is. Raises :class:`RankTaken` when one of them is home to another process that is this rank."""
+        life = self._leases.holder(rank)
+        try:
+            await self._peers.call_all("POST", what, None if life is None else {"life": life.encode()})
+        except RankTaken:
+            if life is not None:
+                self._leases.returned(rank, life)
+            raise
+
+
+class ExactSamples:
+    """Gets exactly the samples that are asked for, from whoever owns them: repeats of a batch, and random access. A
+    sample that is asked for often is read and held once."""
+
+    def __init__(self, job: Job, owner: Owner, peers: JobPeers) -> None:
+        self._job = job
+        self._owner = owner
+        self._peers = peers
+
+    async def read(self, sample_ids: Int64Array, *, says_damage: bool = False, repeats: bool = False) -> list[Payload]:
+        """Raises :class:`RequestTooLarge` when they are more bytes than an answer may have.
+
+        :param says_damage: whether :class:`Damage` stands for a sample that is damaged; else it is raised.
+        :param repeats: whether positions of an epoch that repeat them ask for them.
+        """
+        ids, place_of = np.unique(sample_ids, return_inverse=True)
+        owners = self._job.owner_of(ids)
+        found: list[Payload] = [b""] * len(ids)
+        size = AnswerSize(self._owner.answer_bytes)
+
+        async def ask(pod: int, places: Int64Array) -> None:
+            for start in range(0, len(places), MAX_SAMPLES):
+                part = places[start : start + MAX_SAMPLES]
+                if pod == self._job.ordinal:
+                    data: Sequence[Payload] = await self._owner.exact(
+                        ids[part], size, says_damage=says_damage, repeats=repeats
+                    )
+                else:
+                    read = partial(self._read_at, pod, ids[part], size, says_damage, repeats)
+                    data = await self._peers.patiently(pod, read)
+                for place, payload in zip(part.tolist(), data, strict=True):
+                    found[place] = payload
+
+        await all_done(*(ask(pod, np.flatnonzero(owners == pod)) for pod in np.unique(owners).tolist()))
+        if len(ids) < len(sample_ids):
+            lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
+            size.check(int(lengths[place_of].sum()))
+        return [found[place] for place in place_of.tolist()]
+
+    async def _read_at(
+        self, pod: int, sample_ids: Int64Array, size: AnswerSize, says_damage: bool, repeats: bool
+    ) -> Sequence[Payload]:
+        part = size.part()
+        try:
+            ids = sample_ids.astype("<i8").tobytes()
+            frames_of = self._peers.frames(pod, "samples", ids, says_damage=says_damage, repeats=repeats)
+            async with frames_of as frames:
+                return (await frames.frame(part.add)).payloads
+        except BaseException:
+            part.forget()
+            raise
+
+
+Answer = tuple[Int64Array, Sequence[Payload]]
+"""Sample ids and bytes, in the order of the positions that were asked for."""
+
+
+class OwnerAnswers:
+    """Asks other owners for one home pod, and takes the three frames of their answers.
+
+    ``ask`` returns when what was asked for is here, with the second frame. What the owner sends ahead arrives after it,
+    in a task of its own; a batch that asks for some of that meanwhile waits until this answer has ended.
+    """
+
+    def __init__(self, machine: HomeMachine[Payload], peers: JobPeers, ordinal: int) -> None:
+        self._machine = machine
+        self._peers = peers
+        self._why_closed: RefillError = PodUnreachable(f"pod {ordinal} stops", pod=ordinal)
+        self._receiving: set[asyncio.Task[list[SentAhead[Payload]]]] = set()
+        self._ended: dict[OwnerRequest, asyncio.Future[None]] = {}
+        """Of the requests under way."""
+
+    async def close(self, why: RefillError) -> None:
+        """Requests under way end with ``why``."""
+        self._why_closed = why
+        for task in self._receiving:
+            task.cancel()
+        await asyncio.gather(*self._receiving, return_exceptions=True)
+
+    async def ask(
+        self, batch: Batch[Payload], pod: int, places: Int64Array, owners_left: int, says_damage: bool = False
+    ) -> Answer:
+        """Ask an owner for places of a batch, once."""
+        request = self._machine.ask(batch, pod, places, owners_left)
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Answer] = loop.create_future()
+        self._ended[request] = loop.create_future()
+        with span("ask owner", pod=pod, positions=len(places)):
+            task = asyncio.create_task(self._receive(request, answered, says_damage))
+            self._receiving.add(task)
+            task.add_done_callback(lambda task: self._has_ended(request, task, answered))
+            return await answered
+
+    async def wait_for(self, requests: Iterable[OwnerRequest]) -> None:
+        """Until these have ended, well or badly."""
+        if under_way := [self._ended[request] for request in requests if request in self._ended]:
+            await asyncio.wait(under_way)
+
+    async def _receive(
+        self, request: OwnerRequest, answered: asyncio.Future[Answer], says_damage: bool
+    ) -> list[SentAhead[Payload]]:
+        """Read an owner's answer: which positions it sends ahead, what was asked for, what is sent ahead."""
+        pod, wire = request.pod, request.wire
+        async with self._peers.frames(pod, "take", wire.encode(), says_damage=says_damage) as frames:
+            self._machine.announced(request, (await frames.frame()).positions)
+            asked = await frames.frame()
+            if not answered.done():
+                answered.set_result((asked.sample_ids, asked.payloads))
+            ahead = await frames.frame()
+        # Copies: a sample sent ahead must not keep the buffer of all that came with it.
+        return [
+            SentAhead(position, sample, len(payload), bytes(payload))
+            for position, sample, payload in zip(
+                ahead.positions.tolist(), ahead.sample_ids.tolist(), ahead.payloads, strict=True
+            )
+        ]
+
+    def _has_ended(
+        self, request: OwnerRequest, task: asyncio.Task[list[SentAhead[Payload]]], answered: asyncio.Future[Answer]
+    ) -> None:
+        """However it ended, even before it began: its room is free again, and nobody waits for it any more."""
+        self._receiving.discard(task)
+        error = self._why_closed if task.cancelled() else task.exception()
+        self._machine.ended(request, task.result() if error is None else ())
+        self._ended.pop(request).set_result(None)
+        if not answered.done():
+            answered.set_exception(error or self._why_closed)
+        elif error is not None and not task.cancelled():
+            # What was lost was assigned to later requests; they ask on demand and get the same samples.
+            log.warning("samples sent ahead were lost: %s: %s", type(error).__name__, error)

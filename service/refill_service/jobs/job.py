@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refill.errors import EpochNotReady, InvalidInput, MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
-from refill.protocol.wire_format import Int64Array
+from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, Traces
 from refill_service.cache_core.job_memory import GOOD_CHUNKS, chunks_in_memory
 from refill_service.cache_core.job_state import JobState
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 from refill_service.datasets.dataset_reader import Dataset
-from refill_service.jobs.changes import Changes
-from refill_service.jobs.rank_waits import RankWaits
+from refill_service.jobs.waits import Changes, RankWaits
 
-__all__ = ["Job"]
+__all__ = ["AskedPositions", "Job"]
 
 _MOST_OF_OWN_MEAN = 4
 """Samples of the whole dataset may be so many times as large as those of one pod's share, on average."""
+
+
+@dataclass(frozen=True)
+class AskedPositions:
+    """Positions of a rank, and what its trace asks for there. All arrays have an entry for each position."""
+
+    epoch: int
+    rank: int
+    positions: Int64Array
+    samples: Int64Array
+    repeats: NDArray[np.bool_]
+    """Whether it repeats a sample of the epoch (padding, replacement), and gets exactly that."""
 
 
 class Job(JobState):
@@ -111,6 +124,19 @@ class Job(JobState):
         while (found := self.known_traces(epoch)) is None:
             await self._all_posted(epoch, waits)
         return found
+
+    async def asked(self, request: BatchRequest, waits: RankWaits) -> AskedPositions:
+        """The same at the home pod and at every owner. Waits until the traces of the epoch are known. Raises
+        :class:`InvalidInput` for a rank that the job has not, and for a position past the end of its trace."""
+        epoch, rank, positions = request.epoch, request.rank, request.positions
+        self.check_rank(rank)
+        traces = await self.traces(epoch, waits)
+        if int(positions.max()) >= traces.length(rank):
+            raise InvalidInput(
+                f"rank {rank} asks for position {int(positions.max())}, but epoch {epoch} of job {self.spec.name} "
+                f"has {traces.length(rank)} positions for it"
+            )
+        return AskedPositions(epoch, rank, positions, *traces.asked(rank, positions))
 
     def check_posting(self, rank: int) -> None:
         """Raises :class:`InvalidInput` for a rank that may post no trace."""

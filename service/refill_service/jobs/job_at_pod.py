@@ -12,18 +12,19 @@ from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
+from refill_service.cache_core.epoch_order import IdArray
 from refill_service.cache_core.home_machine import HomeCounts
 from refill_service.cache_core.memory_shares import Claim
 from refill_service.cache_core.receipt import EpochReceipt, has_begun, positions_of, sum_of_parts, without_damaged
-from refill_service.jobs.asked_positions import AskedPositions, asked_positions
 from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.home import Home
-from refill_service.jobs.job import Job
+from refill_service.jobs.job import AskedPositions, Job
 from refill_service.jobs.job_use import JobUse
 from refill_service.jobs.owner import Owner
 from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.peers.job_peers import JobPeers
+from refill_service.peers.peers import BodyPieces
 
 __all__ = [
     "MOST_CLIENTS",
@@ -203,9 +204,21 @@ class JobAtPod:
         self.owner.rank_opens(epoch, rank)
         self.home.machine.left(epoch, rank)
 
+    async def post_trace(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
+        """A rank of this home posts a trace: every owner keeps it. Errors as :meth:`Job.post_trace` and
+        :meth:`RankEntry.check_comes_next`."""
+        self.home.entry.check_comes_next(epoch, rank)
+        await self.keep_trace(epoch, rank, sample_ids)
+        await self.peers.call_all("PUT", f"epochs/{epoch}/ranks/{rank}/trace", BodyPieces(sample_ids))
+
+    async def keep_trace(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
+        """At this pod. Errors as :meth:`Job.post_trace`."""
+        await self.job.post_trace(epoch, rank, sample_ids)
+        self.owner.trace_posted()
+
     async def asked_of_this_pod(self, request: BatchRequest) -> tuple[AskedPositions, RunningEpoch]:
         """What a home pod asks of this pod's share, and its epoch, as soon as that is open."""
-        asked = await asked_positions(request, self.job, self.owner)
+        asked = await self.job.asked(request, self.owner.waits)
         if asked.repeats.any() or not self.job.share.holds(asked.samples).all():
             raise InvalidInput(
                 f"pod {self.job.ordinal} was asked for positions that it does not answer: other job settings?"

@@ -30,8 +30,8 @@ from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_use import GONE_SECONDS, JobUse
 from refill_service.jobs.owner import Owner
-from refill_service.jobs.rank_waits import RankWaits
 from refill_service.jobs.run_parts import part_of_job
+from refill_service.jobs.waits import RankWaits
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.pinned_tier import PinnedTier
 from refill_service.object_store.store_patience import within

@@ -7,7 +7,8 @@ and keeps what is wanted -> the bytes leave with the answer. ``ahead`` follows t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from refill.errors import (
     EpochEnded,
     EpochNotReady,
+    InvalidInput,
     RefillError,
 )
 from refill.protocol.wire_format import Int64Array
@@ -32,17 +34,15 @@ from refill_service.cache_core.owner_machine import (
 )
 from refill_service.cache_core.policies.interface import Carried, EpochBegan, EpochCounts, Policy
 from refill_service.cache_core.policies.registry import new_policy
-from refill_service.cache_core.score_book import DrawnFrom
+from refill_service.cache_core.score_book import DrawnFrom, ScoreBook
 from refill_service.jobs.answer_size import AnswerSize
-from refill_service.jobs.changes import Changes
 from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.epoch_books import EpochBooks
 from refill_service.jobs.job import Job
-from refill_service.jobs.owner_scores import OwnerScores
-from refill_service.jobs.rank_waits import RankWaits
 from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.jobs.single_reads import SingleReads
+from refill_service.jobs.waits import Changes, RankWaits
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Damage, Payload
 from refill_service.memory.pinned_tier import PinnedShare
@@ -396,3 +396,63 @@ def _raise_first(results: Sequence[object]) -> None:
     for result in results:
         if isinstance(result, BaseException):
             raise result
+
+
+class OwnerScores:
+    """Which scores an owner keeps of its share, and when ranks may draw an epoch from them. Only of jobs whose cache
+    goes by importance; scores come by way of ``jobs/scores.py``."""
+
+    def __init__(self, job: Job, waits: RankWaits) -> None:
+        self.book = ScoreBook(job.share.num_samples, job.spec.world_size) if job.is_by_importance else None
+        self.name = os.urandom(8).hex()
+        """Another one in another run, when the scores are gone."""
+        self._job = job
+        self._waits = waits
+        self._draws = Changes()
+        """A rank has come to draw an epoch, or the owner was closed."""
+        self._why_closed: RefillError | None = None
+
+    def close(self, why: RefillError) -> None:
+        """Who waits to draw an epoch gets ``why``."""
+        self._why_closed = why
+        self._draws.happened()
+
+    def rank_has_drawn(self) -> None:
+        """Fact: a rank has posted what it drew."""
+        self._draws.happened()
+
+    def checked_book(self) -> ScoreBook:
+        """Raises :class:`InvalidInput` for a job whose cache takes no scores."""
+        if self.book is None:
+            raise InvalidInput(
+                f"job {self._job.spec.name} takes no scores: its policy must be exact with eviction importance, as "
+                "refill.ImportanceSampler registers it"
+            )
+        return self.book
+
+    async def drawn_from(self, epoch: int, rank: int, cached: Callable[[], NDArray[np.bool_]]) -> DrawnFrom:
+        """As :meth:`Owner.drawn_from`.
+
+        :param cached: ``(samples,)`` what is in memory now.
+        """
+        book = self.checked_book()
+        book.draws(epoch, rank)
+        self._draws.happened()
+
+        def has_drawn(other: int) -> bool:
+            return other in self._job.posted.of_epoch(epoch) or self._job.ranks.epoch(other) >= epoch
+
+        try:
+            await self._waits.until(
+                self._draws, lambda: self._why_closed is not None or not book.waits_for(epoch, has_drawn)
+            )
+        except TimeoutError as error:
+            behind = book.waits_for(epoch, has_drawn)
+            raise EpochNotReady(
+                f"epoch {epoch} of job {self._job.spec.name} is drawn when rank {behind[0] if behind else '?'} has "
+                "told how important its last samples were",
+                ranks=behind,
+            ) from error
+        if self._why_closed is not None:
+            raise self._why_closed
+        return book.drawn_from(epoch, cached)

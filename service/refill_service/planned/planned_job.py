@@ -39,7 +39,6 @@ from refill_service.cache_core.planned.share_memory import ShareMemory
 from refill_service.cache_core.planned.shares import Share
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
-from refill_service.jobs.all_done import all_done
 from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.job_at_pod import Clients, JobFigures
@@ -47,6 +46,7 @@ from refill_service.jobs.job_use import JobUse
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.single_reads import ReadAlone, SingleReads
+from refill_service.jobs.waits import all_done
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Payload
 from refill_service.memory.pinned_tier import PinnedShare

@@ -16,7 +16,6 @@ from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.scores import encode_drawn, keep_scores, read_scores
-from refill_service.jobs.trace_posting import keep_trace
 from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.peers.peers import PODS_HEADER
 from refill_service.pod.cache_node import CacheNode
@@ -245,7 +244,7 @@ async def trace(job: str, epoch: Number, rank: Number, incarnation: Incarnation,
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
     async with coming_trace(request, at_pod.job, epoch, rank) as ids:
-        await keep_trace(at_pod, epoch, rank, ids)
+        await at_pod.keep_trace(epoch, rank, ids)
     return {"positions": len(ids)}
 
 

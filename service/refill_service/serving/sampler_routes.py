@@ -14,7 +14,6 @@ from refill.protocol.wire_format import MAX_LABELS, MAX_SCORES
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.scores import draw_from, read_scores, report_scores
-from refill_service.jobs.trace_posting import post_trace
 from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.planned.planned_job import PlannedJob
 from refill_service.serving.answer_room import AnswerRoom
@@ -104,7 +103,7 @@ async def trace(
     resources_of(request).enter_context(at_pod.use.under_way())
     is_the_rank(request, at_pod, rank, life)
     async with coming_trace(request, at_pod.job, epoch, rank) as ids:
-        await post_trace(at_pod, epoch, rank, ids)
+        await at_pod.post_trace(epoch, rank, ids)
     return {"positions": len(ids)}
 
 

@@ -7,7 +7,9 @@ A new policy is an entry there, a file beside this one, its ``KIND`` in the line
 from __future__ import annotations
 
 from refill.protocol.policies import POLICIES
-from refill_service.cache_core.policies import fetching_exact, planned, redox
+from refill.protocol.spread import RAMP_START
+from refill_service.cache_core.policies import fetching_exact, redox
+from refill_service.cache_core.policies.default_chunk_size import default_chunk_size
 from refill_service.cache_core.policies.interface import EpochBegan, Policy, PolicyKind
 
 __all__ = ["KINDS", "kind_of", "new_policy"]
@@ -22,7 +24,27 @@ def _kinds(*kinds: PolicyKind) -> dict[str, PolicyKind]:
     return {name: found[name] for name in POLICIES}
 
 
-KINDS = _kinds(redox.KIND, fetching_exact.KIND, planned.KIND)
+def _first_batch_gets(asked: int, chunk_size: int, chunks_in_memory: float) -> int:
+    """A job begins with a part of memory, and each request may be for any of it."""
+    chunks = max(1.0, chunks_in_memory / RAMP_START)
+    return round(chunks * (1 - (1 - 1 / chunks) ** asked))
+
+
+def _decides_nothing(began: EpochBegan) -> Policy:
+    raise AssertionError("an order that is planned is carried out by no policy")
+
+
+PLANNED = PolicyKind(
+    "planned",
+    _decides_nothing,
+    default_chunk_size=default_chunk_size,
+    first_batch_gets=_first_batch_gets,
+    analysed_chunk_sizes=(8, 16, 32, 64),
+)
+"""Its jobs are carried out without a policy that decides live (``refill_service.planned``): which sample is at a
+position is a function."""
+
+KINDS = _kinds(redox.KIND, fetching_exact.KIND, PLANNED)
 
 
 def kind_of(name: str) -> PolicyKind:

@@ -1,0 +1,70 @@
+"""How does a request wait: for other ranks, for a fact that many things can bring about, for all parts of its work?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from refill_service.memory.loop_turns import in_turn
+
+__all__ = ["Changes", "RankWaits", "all_done"]
+
+
+class RankWaits:
+    """Waits of all requests of a pod for other ranks: until they have come as far, and no more when the pod ends. A pod
+    that ends waits for its requests, and the ranks that those wait for may need what comes after that pod.
+
+    :param seconds: the longest that one waits.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._under_way: set[asyncio.Timeout] = set()
+
+    async def until(self, changes: Changes, holds: Callable[[], bool]) -> None:
+        """Raises TimeoutError when it does not hold in time."""
+        async with asyncio.timeout(self._seconds) as wait:
+            self._under_way.add(wait)
+            try:
+                await changes.wait_until(holds)
+            finally:
+                self._under_way.discard(wait)
+
+    def end(self) -> None:
+        """Whoever waits, or would, is answered at once."""
+        self._seconds = 0
+        for wait in self._under_way:
+            if not wait.expired():
+                wait.reschedule(0)
+
+
+class Changes:
+    """Tells who waits for a fact to look again. What :class:`asyncio.Condition` is for, but notified by functions that
+    can't await."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def happened(self) -> None:
+        """Fact: something has changed. Whoever waits looks again."""
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def wait_until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            await self._next.wait()
+
+
+Result = TypeVar("Result")
+
+
+async def all_done(*work: Coroutine[Any, Any, Result]) -> list[Result]:
+    """Run all to their end, then raise the first error: what one owner answered is not lost to another's failure."""
+    if len(work) == 1:
+        return [await work[0]]
+    results = await asyncio.gather(*map(in_turn, work), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
