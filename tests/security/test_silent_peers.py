@@ -32,7 +32,7 @@ def test_connections_that_say_nothing_keep_no_pod_out(packed: tuple[str, dict[st
                 silent[-1].sendall(b"PRI * HTTP/2.0\r\n")
         cluster.kill(1)
         cluster.restart(1)
-        job = settings_of(packed[0], world_size=2)
+        job = settings_of(packed[0], policy="redox", world_size=2)
         rank_of(cluster, job, rank=1).batch(0, np.arange(500))  # for which the successor asks the other pod
         own = {connection.getsockname()[1] for connection in silent}
         of_pods = asking_ports(cluster.peer_ports[0]) - own
