@@ -17,11 +17,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import IO
 
-__all__ = ["ForkedProcess", "python_of", "start", "start_pod", "start_rank"]
+__all__ = ["ForkedProcess", "python_of", "run_refill", "start", "start_pod", "start_rank"]
 
 Modules = tuple[str, ...]
 
@@ -114,12 +115,29 @@ class _Starter:
 _FORKER = Path(__file__).with_name("process_forker.py")
 _LONGEST_NAME = 100
 _ATTEMPTS = 5
+_COMMAND_SECONDS = 120
 _starters: dict[tuple[int, Modules], _Starter] = {}
 
 
 def start_pod(arguments: list[str], environment: dict[str, str], log: IO[bytes]) -> ForkedProcess:
     """``refill`` with these arguments."""
     return start(PODS, ["-m", "refill_service.cli", *arguments], environment, log)
+
+
+def run_refill(arguments: list[str], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """``refill`` with these arguments, to its end."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors, open(os.devnull) as nothing:
+        streams = nothing.fileno(), output.fileno(), errors.fileno()
+        command = ["-m", "refill_service.cli", *arguments]
+        environment = dict(os.environ) if environment is None else environment
+        process = _starter_of(PODS).fork(command, environment, streams, os.getcwd())
+        try:
+            returncode = process.wait(_COMMAND_SECONDS)
+        finally:
+            process.kill()
+        for each in (output, errors):
+            each.seek(0)
+        return subprocess.CompletedProcess(arguments, returncode, output.read(), errors.read())
 
 
 def start(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+
+from tests.forked_processes import run_refill
 
 __all__ = ["refill_says"]
 
@@ -12,13 +12,8 @@ __all__ = ["refill_says"]
 def refill_says(*arguments: str, environment: dict[str, str] | None = None) -> str:
     """The one line that the command ends with; nothing else is printed."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("REFILL_", "AWS_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "refill_service.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=clean | {"AWS_EC2_METADATA_DISABLED": "true"} | (environment or {}),
-    )
+    environment = clean | {"AWS_EC2_METADATA_DISABLED": "true"} | (environment or {})
+    done = run_refill(list(arguments), environment)
     lines = done.stderr.splitlines()
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == 2, f"status {done.returncode}: {done.stdout}{done.stderr}"

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 import torch.utils.data
+from tests.refill_command import refill_says
 
 import refill
 
@@ -79,15 +80,6 @@ def ports() -> tuple[str, ...]:
     return "--port", str(port), "--peer-port", str(port + 1)
 
 
-def refused(*arguments: str, **environment: str) -> str:
-    ran = subprocess.run(
-        [*REFILL, "serve", *arguments], env=CLEAN | environment, capture_output=True, text=True, timeout=SECONDS
-    )
-    assert ran.returncode == 2, ran.stderr
-    assert len(ran.stderr.splitlines()) == 1, ran.stderr
-    return ran.stderr
-
-
 def test_three_commands_to_a_training_loop(tmp_path: Path) -> None:
     for number in range(90):
         path = tmp_path / "images" / str(number % 3) / f"{number}.txt"
@@ -126,15 +118,18 @@ def test_a_pod_that_ends_takes_the_others_with_it(tmp_path: Path) -> None:
 def test_who_listens_there_already_is_not_taken_for_a_pod() -> None:
     taken = ports()
     with socket.create_server(("127.0.0.1", int(taken[1]) + 10)):
-        said = refused("--pods", "2", *taken)
+        said = refill_says("serve", "--pods", "2", *taken)
     assert said == (
         f"refill: pod 1 can't listen on 127.0.0.1:{int(taken[1]) + 10}: Address already in use; choose another "
-        "--port, --peer-port or --metrics-port\n"
+        "--port, --peer-port or --metrics-port"
     )
 
 
 def test_what_can_not_be_is_one_line() -> None:
-    assert "--pods must be 1 to 16" in refused("--pods", "0")
-    assert "leave it out, and REFILL_ORDINAL, too" in refused("--pods", "2", REFILL_ORDINAL="1")
-    assert "is REFILL_MEMORY_BYTES meant?" in refused("--pods", "2", REFILL_MEMORY_BYTE="1GiB")
-    assert "setting memory_bytes" in refused("--pods", "2", "--memory-bytes", "lots")
+    assert "--pods must be 1 to 16" in refill_says("serve", "--pods", "0")
+    for name, value, said in (
+        ("REFILL_ORDINAL", "1", "leave it out, and REFILL_ORDINAL, too"),
+        ("REFILL_MEMORY_BYTE", "1GiB", "is REFILL_MEMORY_BYTES meant?"),
+    ):
+        assert said in refill_says("serve", "--pods", "2", environment={name: value})
+    assert "setting memory_bytes" in refill_says("serve", "--pods", "2", "--memory-bytes", "lots")

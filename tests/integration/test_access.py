@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +17,10 @@ import numpy as np
 import pytest
 import trustme
 from tests.conftest import free_port
+from tests.forked_processes import run_refill
 from tests.held_connections import holder_folder, holders
 from tests.pod_fixtures import NUM_SAMPLES, kind_of, metric, whole_epoch
+from tests.refill_command import refill_says
 from tests.waiting import until
 
 from refill.credentials import Credentials
@@ -139,8 +139,7 @@ def test_a_command_in_a_pod_asks_that_pod_by_tls(secured: Secured, job: dict[str
         "REFILL_PEER_TLS_CA": str(tmp_path / "ca.crt"),
         "REFILL_ORDINAL": "1",
     }
-    command = [sys.executable, "-m", "refill_service.cli", "jobs", "--token-file", secured.token_file("vision")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    done = run_refill(["jobs", "--token-file", secured.token_file("vision")], environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert job["name"] in done.stdout
 
@@ -264,11 +263,10 @@ def test_commands_show_a_token(secured: Secured, job: dict[str, Any], command: l
     until(lambda: bool(secured.get(path, "vision").json()["exact"]), "an exact receipt")
     asked = [part.format(job=job["name"], url=secured.cluster.pod_urls[0]) for part in command]
     files = ["--token-file", secured.token_file("vision"), "--ca-file", str(secured.folder / "ca.pem")]
-    run = [sys.executable, "-m", "refill_service.cli", *asked]
-    found = subprocess.run([*run, *files], capture_output=True, text=True, timeout=60)
+    found = run_refill([*asked, *files])
     assert found.returncode == 0, found.stderr
     assert job["name"] in found.stdout
-    refused = subprocess.run([*run, *files[2:]], capture_output=True, text=True, timeout=60)
+    refused = run_refill([*asked, *files[2:]])
     assert refused.returncode != 0
     assert "REFILL_TOKEN_FILE" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1, refused.stderr
@@ -408,16 +406,7 @@ def test_files_that_can_not_be_used_are_named_at_the_start(tmp_path: Path, files
     (tmp_path / "empty").write_text("")
     (tmp_path / "short").write_text("secret")
     environment = {f"REFILL_{name}": str(tmp_path / file) for name, file in files.items()}
-    found = subprocess.run(
-        [sys.executable, "-m", "refill_service.cli", "serve", "--port=0", "--peer-port=0"],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert found.returncode == 2, found.stderr
-    assert said in found.stderr
-    assert len(found.stderr.splitlines()) == 1, found.stderr
+    assert said in refill_says("serve", "--port=0", "--peer-port=0", environment=environment)
 
 
 def test_a_token_file_of_a_client_that_can_not_be_used(tmp_path: Path) -> None:

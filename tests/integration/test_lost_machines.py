@@ -35,6 +35,7 @@ def test_training_goes_on_when_the_successor_is_there(failure: str) -> None:
     assert beyond < REQUEST_SECONDS / 2, f"training stood still {beyond:.0f} s longer than the pod was away: {stall}"
 
 
+@pytest.mark.variant
 def test_a_pod_that_stands_still_is_not_cut_off() -> None:
     stall = stalled_by("paused", "redox")
     assert "is gone" not in stall["said"], stall

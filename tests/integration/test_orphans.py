@@ -30,10 +30,11 @@ MOST_SECONDS = 60
     [
         ("fork", "the loop"),
         ("fork", "another rank"),
-        ("spawn", "the loop"),
-        pytest.param("spawn", "another rank", marks=pytest.mark.variant),
-        pytest.param("forkserver", "the loop", marks=pytest.mark.variant),
-        pytest.param("forkserver", "another rank", marks=pytest.mark.variant),
+        *(
+            pytest.param(method, waits_for, marks=pytest.mark.variant)
+            for method in ("spawn", "forkserver")
+            for waits_for in ("the loop", "another rank")
+        ),
     ],
 )
 def test_workers_of_a_killed_training_process_end(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.forked_processes import run_refill
 from tests.pod_fixtures import rank_of, settings_of
 
 from refill.protocol.plan_settings import PlanSettings
@@ -23,7 +22,7 @@ def analyzed(dataset: str, num_pods: int, memory: str) -> dict[str, dict[str, An
     """Its rows, by policy."""
     sizes = [part for policy in POLICIES for part in (f"--{policy}-chunk-sizes", str(CHUNK_SIZE))]
     command = ["analyze", dataset, "--pods", str(num_pods), "--pod-memory", memory, *sizes, "--json"]
-    done = subprocess.run([sys.executable, "-m", "refill_service.cli", *command], capture_output=True, text=True)
+    done = run_refill(command)
     assert done.returncode == 0, done.stderr
     return {row["policy"]: row for row in json.loads(done.stdout)["rows"]}
 

@@ -55,7 +55,7 @@ def ids_of(batches: Any) -> list[int]:
     return [sample["__id__"] for batch in batches for sample in batch]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.variant)])
 def test_training_and_validation_of_one_split_take_turns_and_each_is_exact(
     three_pods: LocalCluster, dataset_of: DatasetOf, method: str
 ) -> None:

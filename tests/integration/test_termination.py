@@ -21,6 +21,7 @@ import pytest
 import trustme
 from tests.conftest import S3Server, free_port
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, settings_of
+from tests.refill_command import refill_says
 from tests.running_gate import gate
 from tests.waiting import until
 
@@ -213,8 +214,5 @@ def test_a_pod_is_ready_when_all_its_servers_listen(tmp_path: Path) -> None:
 
 
 def test_settings_that_leave_no_time_to_finish(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "refill_service.cli", "serve", "--drain-seconds", "30"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert found.returncode != 0
-    assert "drain_seconds is 30 and leaves no time of grace_seconds, 25, to finish requests" in found.stderr
-    assert "Traceback" not in found.stderr
+    found = refill_says("serve", "--drain-seconds", "30")
+    assert "drain_seconds is 30 and leaves no time of grace_seconds, 25, to finish requests" in found

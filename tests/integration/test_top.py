@@ -6,6 +6,7 @@ import fcntl
 import http.server
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
@@ -18,16 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked_processes import run_refill
 from tests.pod_fixtures import rank_of, whole_epoch
 from tests.refill_command import refill_says
+from tests.waiting import until
 
 from refill_service.demo.local_cluster import LocalCluster
 
 
 def top(*url: str) -> list[str]:
     """The lines of one frame."""
-    command = [sys.executable, "-m", "refill_service.cli", "top", *url, "--once", "--interval", "0.2"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = run_refill(["top", *url, "--once", "--interval", "0.2"])
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout.splitlines()
 
@@ -87,13 +89,21 @@ def top_on_a_terminal(url: str, rows: int) -> Iterator[tuple[int, subprocess.Pop
     )
     try:
         yield terminal, process
-        assert process.wait(30) == 0
+        until(lambda: has_ended(process, terminal), "its end")
+        assert process.returncode == 0
         assert termios.tcgetattr(terminal) == settings_before, "the terminal is as it was"
     finally:
         process.kill()
         process.wait()
         os.close(its_end)
         os.close(terminal)
+
+
+def has_ended(process: subprocess.Popen[bytes], terminal: int) -> bool:
+    """Takes what it writes meanwhile: else it waits for a reader before its terminal is as it was."""
+    while select.select([terminal], [], [], 0)[0]:
+        os.read(terminal, 65536)
+    return process.poll() is not None
 
 
 @pytest.mark.parametrize("leave_by", ["ctrl-c", "q"])

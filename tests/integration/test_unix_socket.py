@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import stat
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.pod_fixtures import kind_of
+from tests.refill_command import refill_says
 from tests.waiting import until
 
 from refill.errors import InvalidInput, PodUnreachable
@@ -88,17 +88,7 @@ def test_a_path_where_nothing_is(path: Path) -> None:
 
 def served_at(path: str) -> str:
     """What a pod says that can't start."""
-    environment: dict[str, Any] = {name: value for name, value in os.environ.items() if not name.startswith("REFILL_")}
-    ended = subprocess.run(
-        [sys.executable, "-m", "refill_service.cli", "serve", "--port", "0", "--peer-port", "0", "--unix-socket", path],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.returncode != 0
-    (line,) = ended.stderr.splitlines()
-    return line
+    return refill_says("serve", "--port", "0", "--peer-port", "0", "--unix-socket", path)
 
 
 def test_a_pod_says_in_one_line_why_it_cannot_listen(tmp_path: Path) -> None:

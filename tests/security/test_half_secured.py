@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.conftest import free_port
+from tests.refill_command import refill_says
 from tests.waiting import until
 
 from refill_service.demo.local_cluster import LocalCluster
@@ -21,17 +19,8 @@ VISION, SPEECH, PODS = "vision-0123456789abcdef", "speech-0123456789abcdef", "po
 
 def refused(settings: dict[str, str]) -> str:
     """What a pod says that does not start."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "refill_service.cli", "serve", "--port", str(free_port())],
-        env={name: value for name, value in os.environ.items() if not name.startswith("REFILL_")}
-        | {f"REFILL_{name.upper()}": value for name, value in settings.items()},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert ended.returncode == 2, ended.stderr
-    (line,) = ended.stderr.splitlines()
-    return line
+    environment = {f"REFILL_{name.upper()}": value for name, value in settings.items()}
+    return refill_says("serve", "--port", str(free_port()), environment=environment)
 
 
 def test_tokens_for_clients_alone_are_refused_where_there_are_peers(tmp_path: Path) -> None:

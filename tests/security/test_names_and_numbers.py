@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.forked_processes import run_refill
 
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -80,7 +79,7 @@ def test_ranks_have_a_bounded_number_of_series(pod: LocalCluster, packed: Packed
     assert sum(sample.value for sample in series) == 3 * NUM_RANKS
     assert sum(sample.value for sample in series if sample.labels["rank"] == "other") == 3 * (NUM_RANKS - 1024)
     (tmp_path / "shown").write_text(TEAM)
-    top = [sys.executable, "-m", "refill_service.cli", "top", pod.pod_urls[0], "--once"]
-    run = subprocess.run([*top, "--token-file", str(tmp_path / "shown")], capture_output=True, text=True, timeout=60)
+    top = ["top", pod.pod_urls[0], "--once", "--token-file", str(tmp_path / "shown")]
+    run = run_refill(top)
     assert run.returncode == 0, run.stderr
     assert "crowded" in run.stdout

@@ -6,6 +6,8 @@ import contextlib
 import socket
 from pathlib import Path
 
+import numpy as np
+from tests.pod_fixtures import rank_of, settings_of
 from tests.waiting import until
 
 from refill_service.demo.local_cluster import LocalCluster
@@ -15,7 +17,7 @@ MOST_CONNECTIONS = 20
 TOKEN = "pods-0123456789abcdef"
 
 
-def test_connections_that_say_nothing_keep_no_pod_out(tmp_path: Path) -> None:
+def test_connections_that_say_nothing_keep_no_pod_out(packed: tuple[str, dict[str, bytes]], tmp_path: Path) -> None:
     (tmp_path / "peers").write_text(TOKEN)
     settings: dict[str, str | int | float] = {
         "memory_bytes": "4MiB",
@@ -29,7 +31,9 @@ def test_connections_that_say_nothing_keep_no_pod_out(tmp_path: Path) -> None:
             if number % 2:
                 silent[-1].sendall(b"PRI * HTTP/2.0\r\n")
         cluster.kill(1)
-        cluster.restart(1)  # its successor needs a connection of its own
+        cluster.restart(1)
+        job = settings_of(packed[0], policy="redox", world_size=2)
+        rank_of(cluster, job, rank=1).batch(0, np.arange(500))  # for which the successor asks the other pod
         own = {connection.getsockname()[1] for connection in silent}
         of_pods = asking_ports(cluster.peer_ports[0]) - own
         for connection in silent:
