@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -98,6 +98,7 @@ _OF_ONE_PROCESS = (
     "_watched",
     "_look_is_due",
 )
+_KEPT_PATHS = 64
 _KEPT_LISTS = 2
 """Epochs."""
 _with_unreported: set[PlannedConnection] = set()
@@ -780,8 +781,7 @@ class PlannedConnection:
             log.warning("job %s: %s", self.spec.name, lacks)
 
     def _path(self, what: str, **about: Any) -> str:
-        path = self._job_path(f"planned{what and '/'}{what}")
-        return f"{path}?{urlencode({'plan': self.plan_id} | about)}"
+        return _path_of(self.spec.name, what, plan=self.plan_id, **about)
 
     def _job_path(self, what: str = "") -> str:
         return f"/v1/jobs/{quote(self.spec.name, safe='')}{what and '/'}{what}"
@@ -828,6 +828,12 @@ class _PostedList(NamedTuple):
     sample_ids: Int64Array
     start: int
     digest: str
+
+
+@lru_cache(maxsize=_KEPT_PATHS)
+def _path_of(job: str, what: str, **about: Any) -> str:
+    """Most batches of an epoch are asked for by the same."""
+    return f"/v1/jobs/{quote(job, safe='')}/planned{what and '/'}{what}?{urlencode(about)}"
 
 
 def _is_gone(error: Exception) -> bool:

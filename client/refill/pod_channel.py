@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import urlencode
 
 from refill.answer_checks import decoded, not_of_a_pod, read_as_of_a_pod
@@ -26,12 +26,22 @@ from refill.holder_door import ALIVE_LANE, DATA_LANE, QUICK_LANE, SAID_HEADER, H
 from refill.pod_failures import no_sign_of_life, unreachable
 from refill.pod_link import UNIX, PodLink
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER
-from refill.received_batch import Expected, ReceivedBatch, decode_frame, read_frame
+from refill.received_batch import (
+    Answer,
+    ComingFrame,
+    Expected,
+    ReceivedBatch,
+    decode_frame,
+    read_frame,
+    room_for,
+)
 from refill.shared_segments import SharedSegment, SharedSegments
 
 __all__ = ["Asked", "PodChannel", "Wait"]
 
 log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
 
 _LEAST_LINKS = 4
 """Of a thread: to its home, to the service, and to those that were its home before."""
@@ -180,7 +190,7 @@ class PodChannel:
 
     def _whole(
         self, method: str, pod: str, path: str, body: bytes, headers: dict[str, str], wait: Wait
-    ) -> tuple[http.client.HTTPResponse, bytes]:
+    ) -> tuple[Answer, bytes]:
         for is_last in (False, True):
             response = self._send(method, pod, path, body, headers, wait)
             is_held = self._links()[pod].is_held
@@ -195,18 +205,13 @@ class PodChannel:
                 raise
         raise AssertionError("the last turn returns or raises")
 
-    def fetch(
-        self, pod: str, path: str, body: bytes, expected: Expected, wait: Wait, *, sent: Sent | None = None
-    ) -> ReceivedBatch:
+    def fetch(self, pod: str, path: str, body: bytes, expected: Expected, wait: Wait) -> ReceivedBatch:
         """One POST that is answered with a frame: over the socket, or in memory that is lent to a pod on this
-        machine.
-
-        :param sent: it is on its way already.
-        """
+        machine."""
         try:
-            return self._fetch(pod, path, body, expected, wait, sent)
+            return self._fetch(pod, path, body, expected, wait)
         except _HolderGone:
-            return self._fetch(pod, path, body, expected, wait, None, is_again=True)
+            return self._fetch(pod, path, body, expected, wait, is_again=True)
 
     def _fetch(
         self,
@@ -215,20 +220,19 @@ class PodChannel:
         body: bytes,
         expected: Expected,
         wait: Wait,
-        sent: Sent | None,
         *,
         is_again: bool = False,
     ) -> ReceivedBatch:
         """Raises :class:`_HolderGone` where the answer is broken off on its way through the holder, the first time."""
         segments = self._shared_segments(pod)
         segment = segments.lend() if segments is not None else None
-        response: http.client.HTTPResponse | None = None
+        response: Answer | None = None
         is_held = False
         try:
             headers = dict(_BINARY)
             if segment is not None:
                 headers[MEMORY_HEADER] = segment.name
-            response = self._send("POST", pod, path, body, headers, wait, sent)
+            response = self._send("POST", pod, path, body, headers, wait)
             if response.status != 200:
                 _raise_answer(response.status, self._text_of(response, pod), pod)
             link = self._links()[pod]
@@ -246,38 +250,77 @@ class PodChannel:
                 segments.drop(segment)  # the pod may still write there
             if response is None:
                 raise
-            # Whatever is left of this answer must not be taken for the next one's; KeyboardInterrupt included.
-            if not response.isclosed() or not isinstance(error, RefillError):
-                self.hang_up(pod)
             if is_held and not is_again and _is_broken_off(error):
+                self.hang_up(pod)
                 raise _HolderGone from error
-            if isinstance(error, (OSError, http.client.HTTPException)):
-                raise unreachable(pod, error) from error
+            self._is_broken(pod, response, error)
             raise
         self._learn_size(segments, segment, response)
         return received
 
     def fetch_all(self, asked: list[Asked], wait: Wait) -> list[ReceivedBatch | RefillError]:
-        """Several of these at once, each of another pod: all are sent before the first answer is read. An error stands
-        in the place of an answer that did not come."""
+        """Several of these at once, each of another pod: all are sent before the head of the first answer is read, and
+        all heads are read before the rest of the first: so they come into one buffer, as one answer would. An error
+        stands in the place of an answer that did not come."""
         found: list[ReceivedBatch | RefillError] = []
         try:
-            sent: list[Sent | RefillError] = []
-            for each in asked:
-                try:
-                    sent.append(self._begin("POST", each.pod, each.path, each.body, dict(_BINARY), wait))
-                except RefillError as error:
-                    sent.append(error)
-            for each, begun in zip(asked, sent, strict=True):
-                try:
-                    found.append(begun if isinstance(begun, RefillError) else self.fetch(*each, wait, sent=begun))
-                except RefillError as error:
-                    found.append(error)
+            sent = [_tried(self._begin, "POST", each.pod, each.path, each.body, dict(_BINARY), wait) for each in asked]
+            coming = [
+                begun if isinstance(begun, RefillError) else _tried(self._head_of, each, wait, begun)
+                for each, begun in zip(asked, sent, strict=True)
+            ]
+            sizes = [0 if isinstance(each, RefillError) else each.num_bytes for each in coming]
+            frame, start = room_for(sum(sizes), ", ".join(each.pod for each in asked)), 0
+            for each, begun, num_bytes in zip(asked, coming, sizes, strict=True):
+                room = frame[start : start + num_bytes]
+                found.append(
+                    begun if isinstance(begun, RefillError) else _tried(self._rest_of, each, wait, begun, room)
+                )
+                start += num_bytes
         except BaseException:
             for each in asked[len(found) :]:
                 self.hang_up(each.pod)  # its answer must not be taken for the next one's
             raise
         return found
+
+    def _head_of(self, asked: Asked, wait: Wait, sent: Sent | None, *, is_again: bool = False) -> ComingFrame:
+        """The answer to a request that is on its way, as soon as it begins to come."""
+        response: Answer | None = None
+        try:
+            response = self._send("POST", asked.pod, asked.path, asked.body, dict(_BINARY), wait, sent)
+            if response.status != 200:
+                _raise_answer(response.status, self._text_of(response, asked.pod), asked.pod)
+            self._links()[asked.pod].takes(response.length or 0)
+            return ComingFrame(response, asked.expected, asked.pod)
+        except BaseException as error:
+            if response is not None and not is_again and self._links()[asked.pod].is_held and _is_broken_off(error):
+                self.hang_up(asked.pod)
+                return self._head_of(asked, wait, None, is_again=True)
+            self._is_broken(asked.pod, response, error)
+            raise
+
+    def _rest_of(self, asked: Asked, wait: Wait, coming: ComingFrame, room: memoryview) -> ReceivedBatch:
+        link = self._links()[asked.pod]
+        link.goes_on()
+        try:
+            return coming.read_into(room)
+        except BaseException as error:
+            if link.is_held and _is_broken_off(error):  # it may be the holder that has ended
+                self.hang_up(asked.pod)
+                return self._fetch(*asked, wait, is_again=True)
+            self._is_broken(asked.pod, coming.response, error)
+            raise
+
+    def _is_broken(self, pod: str, response: Answer | None, error: BaseException) -> None:
+        """Fact: so it went with an answer whose head has come; None: it has not. Raises :class:`PodUnreachable` for
+        what went wrong on the way."""
+        if response is None:
+            return
+        # Whatever is left of this answer must not be taken for the next one's; KeyboardInterrupt included.
+        if not response.isclosed() or not isinstance(error, RefillError):
+            self.hang_up(pod)
+        if isinstance(error, (OSError, http.client.HTTPException)):
+            raise unreachable(pod, error) from error
 
     def hang_up(self, pod: str) -> None:
         """The next request of this thread opens another connection."""
@@ -294,7 +337,7 @@ class PodChannel:
         headers: dict[str, str],
         wait: Wait,
         sent: Sent | None = None,
-    ) -> http.client.HTTPResponse:
+    ) -> Answer:
         """The answer's head has come, and its body is to be read."""
         breaks = _Breaks()
         while True:
@@ -303,7 +346,7 @@ class PodChannel:
             link = self._links()[pod]
             try:
                 _await_answer(link, pod, wait)
-                response = link.getresponse()
+                response: Answer = link.getresponse()
                 link.has_answered()
                 if response.getheader(SAID_HEADER) is None:
                     self._heard_at[pod] = time.monotonic()
@@ -359,7 +402,7 @@ class PodChannel:
         if not self.was_heard(pod, self.silent_seconds):
             raise no_sign_of_life(pod)
 
-    def _text_of(self, response: http.client.HTTPResponse, pod: str) -> bytes:
+    def _text_of(self, response: Answer, pod: str) -> bytes:
         """The body of an answer in JSON."""
         most_bytes = _MOST_JSON_BYTES if response.status < 300 else _MOST_ERROR_BYTES
         if (response.length or 0) > most_bytes:
@@ -387,9 +430,7 @@ class PodChannel:
             of_pods[pod] = SharedSegments(pod.removeprefix(UNIX), ask_for_name)
         return of_pods[pod]
 
-    def _learn_size(
-        self, segments: SharedSegments | None, segment: SharedSegment | None, response: http.client.HTTPResponse
-    ) -> None:
+    def _learn_size(self, segments: SharedSegments | None, segment: SharedSegment | None, response: Answer) -> None:
         """Fact: a frame came over the socket."""
         if segments is not None:
             segments.seen(int(response.getheader("Content-Length") or 0))
@@ -410,6 +451,14 @@ class PodChannel:
         self._process = os.getpid()
         self._of_thread = threading.local()
         self._heard_at: dict[str, float] = {}
+
+
+def _tried(what: Callable[..., Found], *of: Any) -> Found | RefillError:
+    """What comes of it, or its error."""
+    try:
+        return what(*of)
+    except RefillError as error:
+        return error
 
 
 def _await_answer(link: PodLink, pod: str, wait: Wait) -> None:

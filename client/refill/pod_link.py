@@ -15,18 +15,21 @@ import errno
 import http.client
 import io
 import os
+import re
 import selectors
 import socket
 import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
 from refill.credentials import Credentials
 from refill.errors import InvalidInput
 from refill.name_lookup import addresses_of
+from refill.pod_answer import HEAD_BYTES, LEAST_BYTES_PER_SECOND, PlainAnswer, read_head
 from refill.tls_sessions import Handshake
 
 __all__ = ["GONE_SECONDS", "PROBE_AFTER_SECONDS", "UNIX", "HandshakeBroken", "PodLink", "checked_url"]
@@ -39,13 +42,10 @@ _NEXT_ADDRESS_SECONDS = 0.25
 """As in RFC 8305 (Happy Eyeballs)."""
 _LONGEST_UNIX_PATH_BYTES = 100
 """Linux takes 107, of which ``.memory`` needs 7."""
-_HEAD_BYTES = 256 << 10
-"""Of an answer: status and headers, and those of answers before it that only say that it will come (1xx)."""
-_LEAST_BYTES_PER_SECOND = 256 << 10
-"""Of an answer, over all, beside the time that the pod may be silent for. Pods want the same of clients."""
 _LONGEST_HANDSHAKE_SECONDS = 60.0
 _SMALL_BODY_BYTES = 64 << 10
 """Finds room at the pod's machine, even if the pod itself does not read."""
+_NOT_OF_PATHS, _NOT_OF_HEADERS = re.compile("[\x00-\x20\x7f]"), re.compile("[\r\n\x00]")
 
 
 class HandshakeBroken(OSError):
@@ -68,8 +68,6 @@ class PodLink(http.client.HTTPConnection):
     """Whether another process passes requests on."""
 
     def __init__(self, url: str, credentials: Credentials, connect_timeout_seconds: float) -> None:
-        self._head: bytes | None = None
-        """Of a request whose body is still to come, and goes with it; None: none waits for its body."""
         self._unix_path = url.removeprefix(UNIX) if url.startswith(UNIX) else None
         parts = urlsplit(url)
         self._credentials = credentials
@@ -78,6 +76,12 @@ class PodLink(http.client.HTTPConnection):
         if self._is_tls:
             self.default_port = http.client.HTTPS_PORT
         self._handshake: Handshake | None = None
+        self._coming: PlainAnswer | _ComingAnswer | None = None
+        self._begun = b""
+        """Of an answer, what has been read."""
+        self._sock_seconds: float | None = None
+        self._gone_seconds: int | None = None
+        """As the connection has them; None: that is not known."""
         super().__init__("pod" if self._unix_path else parts.hostname or "", None if self._unix_path else parts.port)
 
     def connect(self, still_connects: Callable[[], None] | None = None) -> None:
@@ -134,30 +138,67 @@ class PodLink(http.client.HTTPConnection):
         self.timeout = seconds
         if self.sock is None:
             self.connect(still_connects)  # and not kept: who calls it back keeps this link
-        self.sock.settimeout(seconds)
+        if seconds != self._sock_seconds:
+            self.sock.settimeout(seconds)
+            self._sock_seconds = seconds
         if self._unix_path is None and not self.is_held:
             self.sends(len(body))
-        self._head = b"" if 0 < len(body) <= _SMALL_BODY_BYTES else None
-        self.request(method, path, body, headers)
+        head = self._request_head(method, path, len(body), headers)
+        if len(body) <= _SMALL_BODY_BYTES:
+            # Together with its head, which comes first: else a pod would read a request twice.
+            self.sock.sendall(head + body)
+        else:
+            self.sock.sendall(head)
+            self.sock.sendall(body)
+
+    def _request_head(self, method: str, path: str, num_bytes: int, headers: dict[str, str]) -> bytes:
+        if _NOT_OF_PATHS.search(path):
+            raise http.client.InvalidURL(f"a path can't have control characters or blanks: {path!r}")
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {self._host_header}", "Accept-Encoding: identity"]
+        if num_bytes or method != "GET":
+            lines.append(f"Content-Length: {num_bytes}")
+        for name, value in headers.items():
+            if _NOT_OF_HEADERS.search(value):
+                raise ValueError(f"header {name} has a value that ends its line")
+            lines.append(f"{name}: {value}")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+    @cached_property
+    def _host_header(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host.encode("idna").decode()
+        return host if self.port == self.default_port else f"{host}:{self.port}"
+
+    def close(self) -> None:
+        self._sock_seconds = self._gone_seconds = None
+        super().close()
 
     def sends(self, num_bytes: int) -> None:
         """Fact: a pod that reads a large body slowly keeps what is sent waiting, and is not gone for that."""
-        _set(self.sock, "TCP_USER_TIMEOUT", 1000 * GONE_SECONDS if num_bytes <= _SMALL_BODY_BYTES else 0)
+        seconds = GONE_SECONDS if num_bytes <= _SMALL_BODY_BYTES else 0
+        if seconds != self._gone_seconds:
+            _set(self.sock, "TCP_USER_TIMEOUT", 1000 * seconds)
+            self._gone_seconds = seconds
 
-    def send(self, data: Any) -> None:
-        """A small body goes together with its head, which comes first: else a pod would read a request twice."""
-        if self._head is None:
-            super().send(data)
-        elif not self._head:
-            self._head = data
-        else:
-            whole, self._head = self._head + data, None
-            super().send(whole)
+    def getresponse(self) -> Any:
+        """The answer, whose head is waited for: a :class:`PlainAnswer`, or of :mod:`http.client`, with what both
+        have."""
+        if not self.is_held:
+            seconds = self.timeout or 0
+            self._begun = read_head(self.sock, time.monotonic() + seconds)
+            if (found := PlainAnswer.of(self.sock, self._begun, seconds, self.close)) is not None:
+                self._coming = found
+                return found
+        response = self.response_class(self.sock)
+        response.begin()
+        if response.will_close:
+            self.close()  # the answer has a file of its own, as long as it is read
+        return response
 
     def response_class(  # type: ignore[override]  # http.client calls it, and takes what it returns
         self, sock: socket.socket, *rest: Any, **more: Any
     ) -> http.client.HTTPResponse:
-        self._coming = _ComingAnswer(sock, self.timeout or 0, self.awaits_more if self.is_held else None)
+        awaits = self.awaits_more if self.is_held else None
+        self._coming = _ComingAnswer(sock, self.timeout or 0, awaits, self._begun)
         return http.client.HTTPResponse(self._coming, *rest, **more)  # type: ignore[arg-type]
 
     def awaits_more(self, ends: float) -> None:
@@ -165,27 +206,41 @@ class PodLink(http.client.HTTPConnection):
 
     def takes(self, more_bytes: int) -> None:
         """Fact: the answer whose head has come may have so long a body."""
-        self._coming.may_have(more_bytes)
+        if self._coming is not None:
+            self._coming.may_have(more_bytes)
+
+    def goes_on(self) -> None:
+        """Fact: nobody wanted to read the answer whose head has come, until now."""
+        if self._coming is not None:
+            self._coming.goes_on()
 
 
 class _ComingAnswer(io.RawIOBase):
     """One answer's bytes, in its time and no more than it may have, whatever they are.
 
-    :param seconds: for all of it, with a second more for each ``_LEAST_BYTES_PER_SECOND``. It is silent no longer.
+    :param seconds: for all of it, with a second more for each ``LEAST_BYTES_PER_SECOND``. It is silent no longer.
     :param awaits: called before each read.
+    :param begun: what has been read of it.
     """
 
-    def __init__(self, sock: socket.socket, seconds: float, awaits: Callable[[float], None] | None) -> None:
+    def __init__(
+        self, sock: socket.socket, seconds: float, awaits: Callable[[float], None] | None, begun: bytes = b""
+    ) -> None:
         self._awaits = awaits
+        self._begun = memoryview(begun)
+        self._seconds = seconds
         self._bytes: Any = sock.makefile("rb", buffering=0)  # the connection may be closed before it is read
         self._ends = time.monotonic() + seconds
-        self._left_bytes = _HEAD_BYTES
+        self._left_bytes = HEAD_BYTES
 
     def makefile(self, mode: str) -> io.BufferedReader:
         return io.BufferedReader(self)
 
     def may_have(self, more_bytes: int) -> None:
         self._left_bytes += more_bytes
+
+    def goes_on(self) -> None:
+        self._ends = time.monotonic() + self._seconds
 
     def readable(self) -> bool:
         return True
@@ -195,9 +250,16 @@ class _ComingAnswer(io.RawIOBase):
             raise http.client.HTTPException("its answer is longer than what was asked for can be")
         if self._awaits is not None:
             self._awaits(self._ends)
-        count: int | None = self._bytes.readinto(memoryview(buffer)[: self._left_bytes])
+        into = memoryview(buffer)[: self._left_bytes]
+        count: int | None
+        if self._begun:
+            count = min(len(into), len(self._begun))
+            into[:count] = self._begun[:count]
+            self._begun = self._begun[count:]
+        else:
+            count = self._bytes.readinto(into)
         self._left_bytes -= count or 0
-        self._ends += (count or 0) / _LEAST_BYTES_PER_SECOND
+        self._ends += (count or 0) / LEAST_BYTES_PER_SECOND
         if time.monotonic() > self._ends:
             raise TimeoutError
         return count

@@ -10,11 +10,14 @@ import numpy as np
 
 from refill.answer_checks import decoded, not_of_a_pod
 from refill.errors import InvalidInput, RefillError, SampleDamaged, error_from_wire
+from refill.pod_answer import PlainAnswer
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
 
-__all__ = ["Expected", "ReceivedBatch", "decode_frame", "joined", "read_frame"]
+__all__ = ["Answer", "ComingFrame", "Expected", "ReceivedBatch", "decode_frame", "joined", "read_frame", "room_for"]
 
 _MOST_ERROR_BYTES = 1 << 20
+
+Answer = http.client.HTTPResponse | PlainAnswer
 
 
 class ReceivedBatch:
@@ -62,23 +65,42 @@ class Expected:
         return len(asked)
 
 
-def read_frame(response: http.client.HTTPResponse, expected: Expected, source: str) -> ReceivedBatch:
-    """Reads the answer's body into one buffer.
+class ComingFrame:
+    """The frame that an answer has as its body, of which the first bytes have come.
 
     :param source: the pod, for errors. Raises :class:`RefillError` for what no pod would send.
     """
-    length = response.length or 0
-    head = memoryview(bytearray(FRAME_HEADER_BYTES))
-    _read_into(response, head)
-    with _translated(source):
-        _checked_header(head, length, expected)  # before the rest has memory, and is waited for
+
+    def __init__(self, response: Answer, expected: Expected, source: str) -> None:
+        self.num_bytes = response.length or 0
+        self.response = response
+        self._expected, self._source = expected, source
+        self._head = memoryview(bytearray(FRAME_HEADER_BYTES))
+        _read_into(response, self._head)
+        with _translated(source):
+            _checked_header(self._head, self.num_bytes, expected)  # before the rest has memory, and is waited for
+
+    def read_into(self, frame: memoryview) -> ReceivedBatch:
+        """All of it. The payloads are views into ``frame``, of ``num_bytes``."""
+        frame[:FRAME_HEADER_BYTES] = self._head
+        _read_into(self.response, frame[FRAME_HEADER_BYTES:])
+        return decode_frame(frame, self._expected, self._source)
+
+
+def read_frame(response: Answer, expected: Expected, source: str) -> ReceivedBatch:
+    """Reads the answer's body into one buffer, as :class:`ComingFrame`."""
+    coming = ComingFrame(response, expected, source)
+    return coming.read_into(room_for(coming.num_bytes, source))
+
+
+def room_for(num_bytes: int, source: str) -> memoryview:
+    """Raises :class:`RefillError` where this process has no memory for so much."""
     try:
-        frame = np.empty(length, dtype=np.uint8).data
+        return np.empty(num_bytes, dtype=np.uint8).data
     except MemoryError as error:
-        raise RefillError(f"{source} answers with {length:,} bytes, and this process has no memory for them") from error
-    frame[:FRAME_HEADER_BYTES] = head
-    _read_into(response, frame[FRAME_HEADER_BYTES:])
-    return decode_frame(frame, expected, source)
+        raise RefillError(
+            f"{source} answers with {num_bytes:,} bytes, and this process has no memory for them"
+        ) from error
 
 
 def decode_frame(frame: memoryview, expected: Expected, source: str) -> ReceivedBatch:
@@ -128,7 +150,7 @@ def _translated(source: str) -> Iterator[None]:
         raise RefillError(f"{source} sent what no pod sends: {error.message}") from error
 
 
-def _read_into(response: http.client.HTTPResponse, buffer: memoryview) -> None:
+def _read_into(response: Answer, buffer: memoryview) -> None:
     filled = 0
     while filled < len(buffer):
         count = response.readinto(buffer[filled:])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refill import pod_link
+from refill import pod_answer
 from refill.credentials import Credentials
 from refill.errors import PodUnreachable, RefillError
 from refill.pod_channel import PodChannel, Wait
@@ -165,7 +165,7 @@ ENDLESS = {
 @pytest.mark.parametrize("says", ENDLESS.values(), ids=ENDLESS)
 def test_an_answer_that_never_ends_is_not_waited_for(says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte of it was in time. All of it is, or it is given up, as from a pod that does not answer."""
-    monkeypatch.setattr(pod_link, "_LEAST_BYTES_PER_SECOND", 64 << 20)
+    monkeypatch.setattr(pod_answer, "LEAST_BYTES_PER_SECOND", 64 << 20)
     with pod(says) as url:
         assert isinstance(asked(url, wait_seconds=0.5), PodUnreachable)
         assert isinstance(fetched(url, wait_seconds=0.5), RefillError)
@@ -173,7 +173,7 @@ def test_an_answer_that_never_ends_is_not_waited_for(says: Says, monkeypatch: py
 
 def test_a_long_answer_has_more_time_than_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples over a slow link: what comes of them gives the rest its time."""
-    monkeypatch.setattr(pod_link, "_LEAST_BYTES_PER_SECOND", 1 << 10)
+    monkeypatch.setattr(pod_answer, "LEAST_BYTES_PER_SECOND", 1 << 10)
     frame = encode_frame_head(np.array([0, 1]), np.array([3, 5]), np.array([4000, 4000])) + bytes(8000)
 
     def says(connection: socket.socket) -> None:

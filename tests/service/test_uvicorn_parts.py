@@ -44,6 +44,7 @@ OVERRIDDEN = {
         "on_message_complete": "(self)",
         "on_response_complete": "(self)",
         "send_400_response": "(self, msg)",
+        "_start_asgi_task": "(self, cycle, app)",
     },
 }
 USED = {
@@ -55,6 +56,7 @@ USED = {
         "cycle",
         "flow",
         "headers",
+        "parser",
         "pipeline",
         "scope",
         "timeout_keep_alive",
@@ -63,8 +65,16 @@ USED = {
         "pause_writing",
         "eof_received",
     },
-    httptools_impl.RequestResponseCycle: {"body", "keep_alive", "more_body", "response_complete", "scope"},
-    FlowControl: {"read_paused", "pause_reading"},
+    httptools_impl.RequestResponseCycle: {
+        "body",
+        "disconnected",
+        "keep_alive",
+        "more_body",
+        "response_complete",
+        "response_started",
+        "scope",
+    },
+    FlowControl: {"read_paused", "pause_reading", "write_paused"},
 }
 
 

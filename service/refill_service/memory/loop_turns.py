@@ -120,6 +120,7 @@ class LoopTurns:
             turn.set_result(None)
 
     def _call(self, team: str | None, piece: Callable[[], None]) -> None:
+        _TURNS_OF.set((self, team))  # of what the piece begins
         started = time.thread_time_ns()
         try:
             piece()

@@ -30,6 +30,13 @@ class Payloads:
         self._by_sample[sample] = payload
         self.num_bytes += len(payload)
 
+    def put_all(self, samples: list[int], payloads: list[Payload]) -> None:
+        if not self._by_sample.keys().isdisjoint(samples):
+            for sample in samples:
+                self.pop(sample)
+        self._by_sample.update(zip(samples, payloads, strict=True))
+        self.num_bytes += sum(map(len, payloads))
+
     def get(self, sample: int) -> Payload | None:
         return self._by_sample.get(sample)
 

@@ -22,7 +22,7 @@ from refill.errors import InvalidInput
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-__all__ = ["begin_tracing", "continue_trace", "end_tracing", "span", "trace_headers"]
+__all__ = ["begin_tracing", "continue_trace", "end_tracing", "is_traced", "span", "trace_headers"]
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _CARRIED = (b"traceparent", b"tracestate")
@@ -64,6 +64,11 @@ def span(name: str, **attributes: str | int) -> AbstractContextManager[Span | No
     if _tracer is None:
         return nullcontext()
     return _tracer.start_as_current_span(name, attributes={f"refill.{key}": value for key, value in attributes.items()})
+
+
+def is_traced(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether what is done for a request with these headers belongs to a trace."""
+    return _tracer is not None or any(name in _CARRIED for name, _ in headers)
 
 
 def continue_trace(headers: Iterable[tuple[bytes, bytes]]) -> None:

@@ -548,6 +548,34 @@ class PlannedJob:
         home.delivered_bytes += sum(map(len, payloads))
         return ids, payloads
 
+    def at_hand(self, wanted: BatchRequest) -> Callable[[], _Part] | None:
+        """How :meth:`batch` is answered in this moment, where all that is wanted is in memory here: to be called at
+        once. None: it is not; then nothing has been done."""
+        self._look_at_others()
+        epoch = wanted.epoch
+        shares, places = self._places(wanted)
+        if len(shares) > _HANDED_OVER_AT_ONCE or (self._pods_of(shares) != self.ordinal).any():
+            return None
+        found: list[tuple[Int64Array, ShareServer, Int64Array, list[int]]] = []
+        for share, at in _grouped(shares):
+            server = self._servers.get(share)
+            of_share = places if len(at) == len(places) else places[at]
+            entries = None if server is None else server.at_hand(epoch, of_share)
+            if server is None or entries is None:
+                return None
+            found.append((at, server, of_share, entries))
+
+        def taken() -> _Part:
+            parts = [(at, server.take_entries(epoch, of_share, entries)) for at, server, of_share, entries in found]
+            ids, payloads = _joined(len(places), parts)
+            home = self.counts.home(epoch)
+            home.local += len(places)
+            home.batches += 1
+            home.delivered_bytes += sum(map(len, payloads))
+            return ids, payloads
+
+        return taken
+
     async def take(self, wanted: BatchRequest, *, says_damage: bool) -> _Part:
         """The same, of this pod alone, whichever shares they are of."""
         return await self._take(wanted, *self._places(wanted), says_damage=says_damage)

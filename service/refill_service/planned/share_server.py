@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -228,13 +229,21 @@ class ShareServer:
     def take_at_once(self, epoch: int, places: Int64Array) -> tuple[Int64Array, list[Payload]] | None:
         """As :meth:`take`, of what is in memory, all of it: as most is where a rank asks for positions in order. None:
         it is not, and nothing has been done."""
+        entries = self.at_hand(epoch, places)
+        return None if entries is None else self.take_entries(epoch, places, entries)
+
+    def at_hand(self, epoch: int, places: Int64Array) -> list[int] | None:
+        """What is at these places, if all of it is in memory; None: it is not."""
         order = self.memory.order_of(epoch)
         here = self._epochs.get(epoch)
         if order is None or here is None or self._over is not None or self.memory.is_cold:
             return None
-        entries = order[places].tolist()
-        if not here.payloads.has_all(entries):
-            return None
+        entries: list[int] = order[places].tolist()
+        return entries if here.payloads.has_all(entries) else None
+
+    def take_entries(self, epoch: int, places: Int64Array, entries: list[int]) -> tuple[Int64Array, list[Payload]]:
+        """:param entries: as :meth:`at_hand` has just returned them."""
+        here = self._epochs[epoch]
         self.last_asked = time.monotonic()
         self._asked_last = epoch
         asked = self.memory.asked(epoch, places)
@@ -401,7 +410,7 @@ class ShareServer:
 
     def _read_ahead(self) -> bool:
         """Order some of what it is time to read; whether there was any."""
-        reads = self.memory.read_ahead()
+        reads = None if self.memory.is_full else self.memory.read_ahead()  # it is asked again after each read
         if reads is None:
             self._plan_ahead()
             return False
@@ -484,6 +493,9 @@ class ShareServer:
             self._chunks.outage_is_known = False
         here = self._bytes_of(read.epoch)
         stay = self.memory.arrived(read, read.samples[~intact])
+        if not here.taking and stay.all():  # nobody waits for it, and all of it was intact
+            here.payloads.put_all(read.samples.tolist(), cast("list[Payload]", chunk.payloads))
+            return
         samples = zip(read.samples.tolist(), chunk.read.samples.tolist(), chunk.payloads, stay.tolist(), strict=True)
         for entry, sample, payload, stays in samples:
             if payload is None:

@@ -63,7 +63,7 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = None
         try:
-            self._check(scope)
+            self.check(scope)
         except RefillError as error:
             refused = error
         await self._turns.run(self._team(scope), self._answer(scope, receive, send, refused))
@@ -86,7 +86,8 @@ class Access:
             return self._job_holder(scope["path"].removeprefix(_JOBS_OF_PODS).split("/", 1)[0]) or ""
         return str(scope.get(HOLDER, ""))
 
-    def _check(self, scope: Scope) -> None:
+    def check(self, scope: Scope) -> None:
+        """Raises what is wrong with who asks."""
         if not self._of_pods and is_health(scope["path"]) and scope["method"] in ("GET", "HEAD"):
             return
         if self._tokens is None:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.types import Scope
 
-__all__ = ["HOLDER", "log_request", "was_done"]
+__all__ = ["HOLDER", "log_request", "was_done", "was_done_in"]
 
 access_log = logging.getLogger("refill.access")
 
@@ -30,7 +30,12 @@ def was_done(request: Request, what: str, of: str = "") -> None:
 
     :param of: in whose words, such as a dataset's URL.
     """
-    request.scope[_DONE] = f"{what} {quote(of, safe=_OF_URLS, errors='replace')}" if of else what
+    was_done_in(request.scope, f"{what} {quote(of, safe=_OF_URLS, errors='replace')}" if of else what)
+
+
+def was_done_in(scope: Scope, what: str) -> None:
+    """As :func:`was_done`, in words of ours."""
+    scope[_DONE] = what
 
 
 def log_request(scope: Scope, asker: str, status: int, num_bytes: int, seconds: float) -> None:

@@ -17,7 +17,7 @@ from refill_service.cache_core.shared_room import Asker
 from refill_service.memory.byte_gate import ByteGate, Passage
 from refill_service.serving.request_guard import resources_of
 
-__all__ = ["AnswerRoom"]
+__all__ = ["AnswerRoom", "entered_now", "overhead_bytes"]
 
 
 _OVERHEAD_BYTES_PER_SAMPLE = 512
@@ -50,10 +50,10 @@ class AnswerRoom:
         :param samples_bytes: of all of them; None: not known.
         """
         job = self._job
-        self._overhead_bytes = _OVERHEAD_BYTES_PER_SAMPLE * num_samples
+        self._overhead_bytes = overhead_bytes(num_samples)
         size_bytes = job.mean_bytes(num_samples) if samples_bytes is None else samples_bytes
         size_bytes += self._overhead_bytes
-        asker = Asker(job.spec.holder, job.spec.name)
+        asker = _asker(job)
         if (found := self._gate.enter_now(size_bytes, asker)) is not None:
             self._passage = found
             resources_of(self._request).callback(found.leave)
@@ -73,3 +73,16 @@ class AnswerRoom:
         """Fact: the answer is as large as this."""
         if self._passage is not None:
             self._passage.resize(size_bytes + self._overhead_bytes)
+
+
+def entered_now(gate: ByteGate, job: Answering, num_samples: int, samples_bytes: int) -> Passage | None:
+    """As :meth:`AnswerRoom.enter`; who asks leaves. None: there is no room in this moment."""
+    return gate.enter_now(samples_bytes + overhead_bytes(num_samples), _asker(job))
+
+
+def overhead_bytes(num_samples: int) -> int:
+    return _OVERHEAD_BYTES_PER_SAMPLE * num_samples
+
+
+def _asker(job: Answering) -> Asker:
+    return Asker(job.spec.holder, job.spec.name)

@@ -38,9 +38,10 @@ from refill_service.memory.memory_door import refuse_descriptors
 from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.certificates import Certificates
 from refill_service.serving.access import CONNECTION
+from refill_service.serving.batch_at_once import AnsweredNow, BatchAtOnce, is_batch
 from refill_service.serving.connection_room import ConnectionRoom
 from refill_service.serving.listener import Listener
-from refill_service.serving.pace import LEAST_BYTES, Pace
+from refill_service.serving.pace import LEAST_BYTES, LEAST_BYTES_PER_SECOND, Pace
 from refill_service.serving.request_guard import ANSWER, OVER_LIMIT, wire_answer
 
 __all__ = ["ClientLimits", "ClientServer"]
@@ -86,10 +87,17 @@ class ClientServer(uvicorn.Server):
     """uvicorn, which cuts off slow clients; without its signal handlers: the pod has its own, which stop all servers.
 
     :param certificates: for TLS, and read again when they are replaced; None: no TLS.
+    :param at_once: answers what it can as soon as it has come, beside the application; None: nobody does.
     :param options: of :class:`uvicorn.Config`: the application and the address.
     """
 
-    def __init__(self, limits: ClientLimits, certificates: Certificates | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        limits: ClientLimits,
+        certificates: Certificates | None = None,
+        at_once: BatchAtOnce | None = None,
+        **options: Any,
+    ) -> None:
         self._limits = limits
         self._unix_socket: str | None = options.pop("uds", None)
         self._certificates = certificates
@@ -101,7 +109,7 @@ class ClientServer(uvicorn.Server):
         read_into = memoryview(bytearray(_READ_BYTES))
 
         def new_protocol(**rest: Any) -> _SmallReads:
-            return _SmallReads(_LimitedProtocol(limits, room, **rest), limits.turns, read_into)
+            return _SmallReads(_LimitedProtocol(limits, room, at_once, **rest), limits.turns, read_into)
 
         self._protocol = new_protocol
         super().__init__(uvicorn.Config(http=new_protocol, **options))  # type: ignore[arg-type]
@@ -234,9 +242,15 @@ class _SmallReads(asyncio.BufferedProtocol):
 
 
 class _LimitedProtocol(HttpToolsProtocol):
-    def __init__(self, limits: ClientLimits, room: ConnectionRoom, **rest: Any) -> None:
+    def __init__(self, limits: ClientLimits, room: ConnectionRoom, at_once: BatchAtOnce | None, **rest: Any) -> None:
         super().__init__(**rest)
         self._limits = limits
+        self._at_once = at_once
+        self._may_be_at_once = False
+        self._not_begun: tuple[RequestResponseCycle, Any] | None = None
+        """A batch whose body is not known to be there."""
+        self._when_written: Callable[[], None] | None = None
+        """What is to be done when the answer under way has left."""
         self._room = room
         self._holder = Asker()
         """Whom the head of the request under way is charged to: strangers, until it is known."""
@@ -353,6 +367,10 @@ class _LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._room.leave(self)
         self._hold(-self._held_bytes)
+        if self.cycle is not None:
+            self.cycle.disconnected = self.cycle.disconnected or not self.cycle.response_complete
+        self._not_begun = None
+        self._was_written()
         for tell in self._when_lost:
             tell()
         self._when_lost.clear()
@@ -364,6 +382,12 @@ class _LimitedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._to_send_bytes = 0  # all but a little has left
         super().resume_writing()
+        self._was_written()
+
+    def _was_written(self) -> None:
+        if self._when_written is not None:
+            is_sent, self._when_written = self._when_written, None
+            is_sent()
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
@@ -375,6 +399,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._piece_bytes = len(data)
         self._message_bytes += len(data)
         super().data_received(data)
+        self._begin()
         if self._refusal is not None or self.transport.is_closing():
             return
         if self._message_bytes - self._body_bytes > HEADERS_BYTES + self._body_bytes:
@@ -438,7 +463,14 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         before = self.cycle
+        self._may_be_at_once = (
+            self._at_once is not None
+            and self.team is not STRANGERS
+            and not self._over_limit
+            and is_batch(self.parser.get_method(), self.url)
+        )
         super().on_headers_complete()
+        self._may_be_at_once = False
         self._is_in_body = True
         if self.pipeline:
             self._answered_first = before
@@ -454,11 +486,53 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._body_bytes += len(body)
         super().on_body(body)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self._may_be_at_once:  # its body comes with its head
+            self._not_begun = cycle, app
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _begin(self) -> None:
+        """What waited for its body takes its way."""
+        if self._not_begun is not None:
+            begun, self._not_begun = self._not_begun, None
+            super()._start_asgi_task(*begun)
+
     def on_message_complete(self) -> None:
         self._asking = None
         self._message_bytes = self._body_bytes = 0
         super().on_message_complete()
+        if self._not_begun is not None and self._at_once is not None:
+            cycle = self._not_begun[0]
+            answered = self._at_once.answer(cast(dict[str, Any], cycle.scope), bytes(cycle.body), self)
+            if answered is None:
+                self._begin()
+            else:
+                self._not_begun = None
+                self._answered(cycle, answered)
         self._forget_what_is_over()
+
+    def _answered(self, cycle: RequestResponseCycle, answered: AnsweredNow) -> None:
+        cycle.response_started = True
+        scope = cast(dict[str, Any], cycle.scope)
+        scope[ANSWER] = _Written(len(answered.content))
+
+        def is_sent() -> None:
+            answered.sent()
+            if not cycle.disconnected:
+                cycle.response_complete = True
+                if not cycle.keep_alive:
+                    self.transport.close()
+                self.on_response_complete()
+
+        content = answered.content
+        if not cycle.keep_alive:
+            content = content.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
+        self.transport.write(content)
+        if self.flow.write_paused:
+            self._when_written = is_sent
+        else:
+            is_sent()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -500,6 +574,17 @@ class _LimitedProtocol(HttpToolsProtocol):
         else:
             self.cycle.keep_alive = False
             self.flow.pause_reading()
+
+
+class _Written:
+    """An answer that was written whole, and waits to be taken."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._since = time.monotonic()
+        self._num_bytes = num_bytes
+
+    def waited_too_long(self, timeout_seconds: float, now: float) -> bool:
+        return now > self._since + timeout_seconds + self._num_bytes / LEAST_BYTES_PER_SECOND
 
 
 def _bytes_in_kernel(connection: socket.socket | None) -> int:

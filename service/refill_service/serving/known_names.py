@@ -35,12 +35,18 @@ class KnownNames:
         self._configured = {urlsplit(url).hostname for url in settings.pod_urls} | {settings.host.lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (scope.get("server") or ("", None))[1] is not None and (wrong := self._wrong_in(scope)) is not None:
+        if (wrong := self._wrong_with(scope)) is not None:
             status, headers, body = wire_answer(NotAllowed(wrong))
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
             return
         await self._app(scope, receive, send)
+
+    def refuses(self, scope: Scope) -> bool:
+        return self._wrong_with(scope) is not None
+
+    def _wrong_with(self, scope: Scope) -> str | None:
+        return None if (scope.get("server") or ("", None))[1] is None else self._wrong_in(scope)
 
     def _wrong_in(self, scope: Scope) -> str | None:
         """In words; None: nothing."""

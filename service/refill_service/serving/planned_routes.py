@@ -44,7 +44,7 @@ from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import resources_of
 from refill_service.serving.sampler_routes import of_range
 
-__all__ = ["PLANNED_ROUTES", "Listed"]
+__all__ = ["PLANNED_ROUTES", "Asker", "Listed", "asker_of", "checked_dealing"]
 
 _REPORT_BYTES, _MOST_SPANS = 4 << 20, 1 << 17
 _KEPT_QUERIES, _KEPT_QUERY_BYTES = 1024, 512
@@ -170,12 +170,12 @@ class AskedForBatch(BaseModel):
 async def batch(request: Request) -> Response:
     """Pods answer it ahead of the routes, by :mod:`.batch_door`."""
     node, job = node_of(request.scope), request.path_params["job"]
-    asker = _asker_of(request)
+    asker = asker_of(request.scope["query_string"])
     asked = asker.asked
     found = node.planned.find(job, asked.plan)
     resources_of(request).enter_context(found.use.under_way())
     wanted = BatchRequest.decode(await request.body())
-    dealing = _checked_dealing(found, asker, wanted, request.scope.get(CONNECTION))
+    dealing = checked_dealing(found, asker, wanted, request.scope.get(CONNECTION))
     if not asked.part:
         found.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
     if not asked.part and not asked.allow_skipped and found.received.comes_to(wanted.epoch, wanted.rank):
@@ -190,7 +190,7 @@ async def batch(request: Request) -> Response:
     return answered(request, room, OutgoingFrame(wanted.positions, ids, payloads))
 
 
-def _checked_dealing(found: PlannedJob, asker: _Asker, wanted: BatchRequest, connection: Any) -> Dealing:
+def checked_dealing(found: PlannedJob, asker: Asker, wanted: BatchRequest, connection: Any) -> Dealing:
     """How the epoch is dealt. Raises what is wrong with a request, or with who makes it."""
     asked = asker.asked
     if wanted.rank >= asked.ranks:
@@ -209,7 +209,7 @@ def _checked_dealing(found: PlannedJob, asker: _Asker, wanted: BatchRequest, con
     return dealing
 
 
-class _Asker(NamedTuple):
+class Asker(NamedTuple):
     """What the parameters of a batch say; the same for all batches of a process, more or less."""
 
     asked: AskedForBatch
@@ -221,14 +221,14 @@ class _Asker(NamedTuple):
     silent: frozenset[int]
 
 
-def _asker_of(request: Request) -> _Asker:
-    query: bytes = request.scope["query_string"]
+def asker_of(query: bytes) -> Asker:
+    """Raises :class:`RequestValidationError`."""
     return _known_asker(query) if len(query) <= _KEPT_QUERY_BYTES else _parsed_asker(query)
 
 
-def _parsed_asker(query: bytes) -> _Asker:
+def _parsed_asker(query: bytes) -> Asker:
     asked = parsed_query(query, AskedForBatch)
-    return _Asker(
+    return Asker(
         asked,
         life_of(asked.life),
         life_of(asked.ended),

@@ -110,13 +110,11 @@ class RequestGuard:
                 log_request(scope, self._asker, answer.status, answer.num_bytes, time.monotonic() - started)
 
     async def _answer(self, scope: Scope, receive: Receive, answer: Answer, is_probe: bool) -> None:
-        if not is_probe and (refusal := self._refusal(scope)) is not None:
+        if not is_probe and (refusal := self.refusal(scope)) is not None:
             await answer.refuse(refusal)
             return
         body = RequestBody(scope, receive, answer, self._bodies, self._timeout_seconds, of_pods=self._asker == "pod")
-        self.under_way += 1
-        self._counts.under_way[self._asker] += not is_probe
-        self._idle.clear()
+        self.begins(is_probe=is_probe)
         try:
             async with AsyncExitStack() as stack:
                 scope[_RESOURCES] = stack
@@ -126,12 +124,29 @@ class RequestGuard:
         finally:
             body.forget()
             answer.forget()
-            self.under_way -= 1
-            self._counts.under_way[self._asker] -= not is_probe
-            if self.under_way == 0:
-                self._idle.set()
+            self.ends(is_probe=is_probe)
 
-    def _refusal(self, scope: Scope) -> RefillError | None:
+    def begins(self, *, is_probe: bool = False) -> None:
+        """Fact: a request is answered; until :meth:`ends`."""
+        self.under_way += 1
+        self._counts.under_way[self._asker] += not is_probe
+        self._idle.clear()
+
+    def ends(self, *, is_probe: bool = False) -> None:
+        self.under_way -= 1
+        self._counts.under_way[self._asker] -= not is_probe
+        if self.under_way == 0:
+            self._idle.set()
+
+    def was_answered(self, scope: Scope, status: int, num_bytes: int, started: float) -> None:
+        """Fact: a request that came in by another way has had its answer."""
+        if status >= 400:
+            self._counts.by_status[status] += 1
+        if self._access_log:
+            log_request(scope, self._asker, status, num_bytes, time.monotonic() - started)
+
+    def refusal(self, scope: Scope) -> RefillError | None:
+        """Why a request is not taken on."""
         if self.stopping is not None:
             return self.stopping
         if scope.get(OVER_LIMIT) or self.under_way >= self._max_requests:

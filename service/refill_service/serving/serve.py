@@ -24,6 +24,7 @@ from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
 from refill_service.serving.access import Access, ForStrangers
 from refill_service.serving.app import client_app, metrics_app, peer_app
+from refill_service.serving.batch_at_once import BatchAtOnce
 from refill_service.serving.batch_door import BatchDoor
 from refill_service.serving.client_protocol import ClientLimits, ClientServer
 from refill_service.serving.ending import Ending, ends_by_signal
@@ -89,8 +90,9 @@ async def _serve(settings: Settings) -> None:
     )
     routes = BatchDoor(client_app(node))
     of_clients = Access(routes, client_tokens, turns, node.table.holder, of_runs=RECEIPT_ROUTES.routes)
+    names = None if client_tokens else KnownNames(of_clients, settings)
     for_clients = RequestGuard(
-        of_clients if client_tokens else KnownNames(of_clients, settings),
+        names or of_clients,
         "client",
         node.bodies,
         node.requests,
@@ -107,7 +109,8 @@ async def _serve(settings: Settings) -> None:
         settings.client_timeout_seconds,
         access_log=settings.access_log,
     )
-    options: dict[str, Any] = {"app": for_clients, **_CLIENT_OPTIONS}
+    at_once = BatchAtOnce(node, for_clients, of_clients, names)
+    options: dict[str, Any] = {"app": for_clients, "at_once": at_once, **_CLIENT_OPTIONS}
     over_tcp: dict[str, Any] = {"host": settings.host, "port": settings.port}
     clients = [ClientServer(limits, settings.client_certificates, **options, **over_tcp)]
     if settings.unix_socket:
