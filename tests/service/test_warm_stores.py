@@ -31,10 +31,10 @@ def test_jobs_on_one_dataset_share_its_store(
     async def run() -> None:
         node = CacheNode(load_settings())
         with pytest.raises(DatasetNotFound):
-            await node.registration.register(JobSpec("early", url, policy="redox"))
+            await node.live.register(JobSpec("early", url, policy="redox"))
         await pack(str(tmp_path), url)
         for name in ("first", "second"):
-            await node.registration.register(JobSpec(name, url, policy="redox"))
+            await node.live.register(JobSpec(name, url, policy="redox"))
         first, second = (node.jobs[name].job.dataset for name in ("first", "second"))
         assert first.store is second.store
         await node.table.remove("first")
