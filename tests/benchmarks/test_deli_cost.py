@@ -41,15 +41,3 @@ def test_without_a_service_the_bucket_is_listed_once_an_epoch() -> None:
 def test_without_a_bucket_each_machine_has_the_dataset() -> None:
     found = run_cost(replace(RUN, bucket=False))
     assert (found.api, found.storage) == (0, pytest.approx(4 * 0.1 * 70))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "dollars"),
-    [
-        *((223.91, 0.10), (1581.37, 0.72), (358.87, 0.16), (267.07, 0.12), (245.11, 0.11)),
-        *((609.03, 0.28), (1587.02, 0.72), (557.71, 0.25), (502.87, 0.23), (365.85, 0.17)),
-    ],
-)
-def test_machines_of_table_2(seconds: float, dollars: float) -> None:
-    """Three nodes, by the run times of two epochs that are published with it."""
-    assert round(run_cost(replace(RUN, nodes=3, vm_hour=0.545, run_seconds=seconds)).vms, 2) == dollars
