@@ -14,6 +14,7 @@
 # make chart-files   copy dashboards and rules into the Helm chart, and make its README of values.yaml
 # make chart         the Helm chart as an archive, dist/refill-VERSION.tgz, as `helm push` takes it
 # make test-cluster  a job on a release in a real cluster, KUBECONFIG's: pods deleted, drained, updated. docs/CLUSTER.md
+# make papers        the papers' tables and figures that are reproduced, expected beside got, on one page
 # make soak-cluster  the same for two hours, one event a minute at random, with a plot into soak-cluster/
 # make dist          the distribution refill-cache, a wheel and its sources, checked, into dist/
 # Each makes its own virtual environment, .venv, the first time; make demo installs less into it than the others.
@@ -27,6 +28,7 @@ READY := $(VENV)/.ready
 PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_FLAGS ?=
+PAPERS_FLAGS ?=
 TEST_FLAGS ?= -n auto --maxprocesses 4 --dist worksteal
 CHAOS_FLAGS ?=
 LOCK_FLAGS ?=
@@ -39,7 +41,7 @@ SOAK_FLAGS ?=
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers chaos soak clean bench-holder
+.PHONY: demo test test-all test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -151,7 +153,12 @@ bench-shaped: $(READY)
 
 # What a perfect shuffle costs over a slow link, beside boto3 and, if it is installed, grain; needs root, some four minutes.
 bench-orders: $(READY)
-	$(BIN)/python benchmarks/orders.py
+	PYTHONPATH=. $(BIN)/python benchmarks/orders.py
+
+# The papers' tables and figures that are reproduced, expected beside got: some two minutes.
+# PAPERS_FLAGS=--whole: Redox Table 6 at its full size, minutes more.
+papers: $(READY)
+	$(BIN)/python -m benchmarks.papers $(PAPERS_FLAGS)
 
 # The peers want other versions of what refill uses, so they have an environment of their own. Needs root.
 # PEERS_FLAGS='--quick', '--only "WebDataset"', '--report': see benchmarks/peers/run.py.

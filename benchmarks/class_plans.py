@@ -12,22 +12,22 @@ import argparse
 import time
 from unittest.mock import patch
 
+import class_reads
 import numpy as np
+from class_reads import CLASS_ORDERS, ClassReads, ClassRun, equal_classes, simulate_classes
 
 from refill.protocol.class_order import bucket_order
 from refill.protocol.class_plan import StoredSamples, plan_within_classes
-from refill_service.planning import class_reads
-from refill_service.planning.class_reads import ClassReads, ClassRun, equal_classes, simulate_classes
 
 
-def classes_stored(stored: str, num_samples: int) -> np.ndarray:
+def classes_stored(stored: str, num_samples: int, num_classes: int) -> np.ndarray:
     if stored == "rare":
         draws = np.random.default_rng(5)
         classes, places = draws.integers(0, 28, num_samples), draws.permutation(num_samples)
         classes[places[: num_samples // 100]] = 28
         classes[places[num_samples // 100 : num_samples // 100 + 20]] = 29
         return classes
-    found = equal_classes(num_samples, 10, 0)
+    found = equal_classes(num_samples, num_classes, 0)
     return np.sort(found) if stored == "sorted" else found
 
 
@@ -73,7 +73,8 @@ def main() -> None:
     parser.add_argument("--memory", type=float, nargs="+", default=[0.05, 0.1, 0.25], help="parts of the dataset")
     parser.add_argument("--chunk-sizes", type=int, nargs="+", default=[8, 16, 64])
     parser.add_argument("--stored", nargs="+", default=["mixed", "sorted", "rare"])
-    parser.add_argument("--orders", nargs="+", default=["buckets"])
+    parser.add_argument("--classes", type=int, default=10, help="where none is rare")
+    parser.add_argument("--orders", nargs="+", choices=CLASS_ORDERS, default=["buckets"])
     parser.add_argument("--planning", action="store_true", help="only how long a client plans an epoch of 10 classes")
     args = parser.parse_args()
     if args.planning:
@@ -84,7 +85,7 @@ def main() -> None:
     print("| stored, order | memory | K | GETs for 64 | bytes | mates | 64 neighbours | composed | seconds |")
     print("| --- " * 9 + "|")
     for stored in args.stored:
-        classes = classes_stored(stored, args.samples)
+        classes = classes_stored(stored, args.samples, args.classes)
         for order in args.orders:
             for memory in args.memory:
                 for chunk_size in args.chunk_sizes:

@@ -31,10 +31,14 @@ class Shown:
 
 POLICIES = (
     Shown("bucket alone", "", "#555555", ":"),
-    Shown("exact, lru", "--policy exact --eviction lru", "#bcbd22", "o--"),
-    Shown("exact, never: the bound of bytes in order", "--policy exact --eviction never", "#2ca02c"),
-    Shown("exact, K=8", "--policy exact --chunk-size 8", "#9467bd"),
-    Shown("exact, K=64", "--policy exact --chunk-size 64", "#8c564b"),
+    Shown("exact, lru", "--policy exact --set eviction=lru --set read_ahead=0 --chunk-size 1", "#bcbd22", "o--"),
+    Shown(
+        "exact, never: the bound of bytes in order",
+        "--policy exact --set eviction=never --set read_ahead=0 --chunk-size 1",
+        "#2ca02c",
+    ),
+    Shown("exact, K=8", "--policy exact --set read_ahead=0 --chunk-size 8", "#9467bd"),
+    Shown("exact, K=64", "--policy exact --set read_ahead=0 --chunk-size 64", "#8c564b"),
     Shown("redox, K=64", "--policy redox --chunk-size 64", "#d62728", "s-"),
     Shown("planned, K=8", "--policy planned --chunk-size 8", "#1f77b4", "^--"),
     Shown("planned, K=16", "--policy planned --chunk-size 16", "#ff7f0e", "^:"),

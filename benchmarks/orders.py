@@ -5,8 +5,8 @@
 Three pods with memory for a fifth of the dataset, one rank that computes nothing, an S3 server that counts, 25 ms away
 behind a link. Beside them, with no cache: boto3 with 16 threads, and grain with as many, if it is installed
 (`pip install grain`); both have an object for each sample. Three epochs each; figures are of the second, whose memory
-is full and which another one follows. Beside each: what `refill simulate --clock` predicts for this link, which knows
-no policy planned, and the least that a policy can read that uses each sample once (1 - memory).
+is full and which another one follows. Beside each: what the clock of benchmarks/papers predicts for this link, which
+knows no policy planned, and the least that a policy can read that uses each sample once (1 - memory).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import Any
 
 import httpx
 import numpy as np
+from benchmarks.papers.loop_clock import FetchService, LoopClock
+from benchmarks.papers.ordered_reads import EpochReads, OrderedRun, simulate_orders
 from machine import machine
 from shaped_network import LinkSpeed, ShapedNetwork
 
@@ -33,8 +35,6 @@ from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.epoch_order import KeyedTraces
 from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks
-from refill_service.planning.loop_clock import FetchService, LoopClock
-from refill_service.planning.ordered_reads import EpochReads, OrderedRun, simulate_orders
 from refill_service.settings import Settings
 
 STORE_MBIT = 200
@@ -111,7 +111,7 @@ def row(contender: Contender, found: dict[str, Any], link: LinkSpeed) -> str:
     )
     if contender.loader != "refill":
         return f"{text}        - {seconds:9.2f}"
-    if contender.policy == "planned":  # which `refill simulate` has no virtual clock for
+    if contender.policy == "planned":  # which the virtual clock does not run
         return f"{text} {found['hits']:8.1%} {seconds:9.2f}"
     expected = predicted(contender, link)
     return (

@@ -12,11 +12,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import numpy as np
+from loaders import PlannedRun, simulate_planned
 from machine import machine
 
+from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.planning.planned_pods import PlannedPods, made_up_plan
-from refill_service.planning.planned_reads import PlannedRun, simulate_planned
 
 CHUNK_SIZES = (16, 64)
 WORKERS = (0, 2, 4, 8, 12, 25, 51, 82)
@@ -92,7 +93,9 @@ def _lost(run: PlannedRun, chunk_size: int, part: float) -> str:
     n, batch = run.num_samples, run.batch_size
     layout = ChunkLayout(np.array([0, n], dtype=np.int64), chunk_size)
     lengths = np.ones(n, dtype=np.int64)
-    plan = made_up_plan(layout, lengths, run.memory_samples, 1, run.seed, num_shares=run.num_shares, run=run.run)
+    settings = {"shares": run.num_shares, "run": run.run}
+    spec = JobSpec("simulated", "memory://simulated", seed=run.seed, policy_settings=settings)
+    plan = made_up_plan(spec, layout, lengths, run.memory_samples, 1)
     lost_at = int(part * n) // batch * batch
     samples_read = 0
     for spans in ([(0, 0, n), (1, 0, lost_at)], [(1, lost_at, n)]):

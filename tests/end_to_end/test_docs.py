@@ -129,7 +129,7 @@ def test_help_imports_no_command_and_nothing_that_one_needs() -> None:
 
 
 def test_a_pod_does_not_import_what_other_commands_need() -> None:
-    others = "refill_service.planning.simulation refill_service.commands.top refill_service.commands.demo httpx"
+    others = "refill_service.planning.simulated_job refill_service.commands.top refill_service.commands.demo httpx"
     code = (
         "import sys; from refill_service.cli import _parser; _parser(['serve'])\n"
         f"print([name for name in {others.split()} if name in sys.modules])"

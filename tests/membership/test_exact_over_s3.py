@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.conftest import S3Server
 from tests.membership.pods_in_process import PodsInProcess, Training
@@ -13,7 +14,7 @@ from tests.s3_counts import counting
 
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
-from refill_service.planning.ordered_reads import OrderedRun, keyed_orders, simulate_orders
+from refill_service.planning.simulated_job import SimulatedJob, SimulatedPods
 
 NUM_SAMPLES, CHUNK_SIZE, NUM_PODS, NUM_EPOCHS, BATCH, SEED = 576, 8, 3, 2, 8, 5
 
@@ -57,15 +58,9 @@ def test_reads_of_three_pods_are_those_that_are_simulated(
                 alone = [size for size in of_epoch if size % (CHUNK_SIZE * sample_bytes)]
                 assert not alone, f"{len(alone)} samples of epoch {epoch} were thought to be in memory, and read alone"
                 found.append((len(of_epoch), sum(of_epoch)))
-    run = OrderedRun(
-        NUM_SAMPLES,
-        job.abstract_bytes // sample_bytes,
-        CHUNK_SIZE,
-        num_pods=NUM_PODS,
-        batch_size=BATCH,
-        seed=SEED,
-    )
-    simulated = list(simulate_orders(run, keyed_orders(run, NUM_EPOCHS), NUM_EPOCHS))
+    pods = SimulatedPods(NUM_PODS, job.abstract_bytes // sample_bytes)
+    blob, lengths = np.array([0, NUM_SAMPLES]), np.ones(NUM_SAMPLES, dtype=np.int64)
+    simulated = SimulatedJob.of(spec, blob, lengths, pods, NUM_EPOCHS, batch_size=BATCH).run(NUM_EPOCHS)
     for (gets, num_bytes), reads in zip(found, simulated, strict=True):
         assert num_bytes / sample_bytes == pytest.approx(reads.samples_read, rel=0.03)
         # Chunks that lie side by side and are wanted at once are one GET.

@@ -16,7 +16,8 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
 from refill_service.datasets.pack import pack
 from refill_service.jobs.job_at_pod import JobAtPod
-from refill_service.planning.ordered_reads import OrderedRun, dealt, simulate_orders
+from refill_service.planning.listed_orders import dealt
+from refill_service.planning.simulated_job import SimulatedJob, SimulatedPods
 
 NUM_SAMPLES, SAMPLE_BYTES, NUM_PODS, NUM_EPOCHS, BATCH = 480, 1000, 3, 3, 16
 CHUNK_SIZE = 8
@@ -101,17 +102,19 @@ def test_pods_read_of_weighted_traces_what_is_simulated(pods: PodsInProcess, dat
         gets += counts["refills"]
         assert counts["misses"] <= counts["takes"], "misses are of takes"
         assert training.most_held() <= job.abstract_bytes, "repeats take more memory than the job has"
-    run = OrderedRun(
-        NUM_SAMPLES,
-        job.abstract_bytes // sample_bytes,
-        CHUNK_SIZE,
-        num_pods=NUM_PODS,
+    orders = dealt([weighted(epoch) for epoch in range(NUM_EPOCHS + 1)], NUM_SAMPLES, NUM_PODS)
+    blob, lengths = np.array([0, NUM_SAMPLES]), np.ones(NUM_SAMPLES, dtype=np.int64)
+    simulated = SimulatedJob.of(
+        training.spec,
+        blob,
+        lengths,
+        SimulatedPods(NUM_PODS, job.abstract_bytes // sample_bytes),
+        NUM_EPOCHS,
         batch_size=BATCH,
-        eviction=eviction,
+        orders=orders,
     )
-    orders = dealt([weighted(epoch) for epoch in range(NUM_EPOCHS + 1)], run)
     # Of a batch, another pod may be asked for the repeats first.
-    assert gets == pytest.approx(sum(reads.gets for reads in simulate_orders(run, orders, NUM_EPOCHS)), rel=0.03)
+    assert gets == pytest.approx(sum(reads.gets for reads in simulated.run(NUM_EPOCHS)), rel=0.03)
 
 
 def test_nothing_stays_that_nobody_wants(pods: PodsInProcess, dataset: str) -> None:

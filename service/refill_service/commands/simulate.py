@@ -1,44 +1,54 @@
-"""``refill simulate``: arguments in, a table or JSON out."""
+"""``refill simulate``: what do the epochs of a job read? Arguments in, a table or JSON out."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import sys
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
-from refill.protocol.policies import POLICIES
-from refill_service.commands import simulate_classes, simulate_orders, simulate_planned
-from refill_service.planning.simulation import (
-    LOOP_BATCH,
-    PAPER_SEED,
-    PAPER_VARIANTS,
-    PaperVariant,
-    SimulationResult,
-    SimulationSettings,
-    simulate,
-)
+from refill.protocol.plan_memory import asked_at_once
+from refill.protocol.policies import POLICIES, terms_of
+
+if TYPE_CHECKING:
+    from refill_service.cache_core.epoch_order import Traces
+    from refill_service.planning.simulated_job import EpochReads, SimulatedJob
 
 __all__ = ["add_commands"]
 
-_MOST_PARTS = 100
-"""Of less, remote memory and the window are too small to be like the whole."""
-_SAMPLES = 131_072
-_REMOTE_SAMPLES, _WINDOW = 10_000, 20_000
+_SAMPLES, _EPOCHS = 131_072, 3
+_OF_LIVE = ("window", "remote_memory_samples", "group_order")
 
 
 def add_commands(commands: Any) -> None:
+    from refill_service.planning.simulated_job import LOOP_BATCH
+
     parser = commands.add_parser(
         "simulate",
-        description="Simulate one epoch with the code that decides in pods, without a store or a network, one rank "
-        "for each pod, and print what it would cost; of policies exact and planned, or with --epochs, --memory-samples "
-        "or --clock, several epochs, whose memory outlives them. "
-        "docs/GLOSSARY.md explains the words.",
-        epilog="examples: refill simulate --samples 131072 --chunk-size 64 --group-size 10 --pods 3; "
-        "refill simulate --policy exact --samples 131072 --memory-samples 13107 --pods 1 --epochs 3",
+        description="Simulate epochs of a job with the code that decides in pods, without a store or a network, and "
+        "print what each of them reads. Ranks are in step, reads arrive at once, and a sample counts as one byte, so "
+        "that memory is in samples. docs/GLOSSARY.md explains the words.",
+        epilog="examples: refill simulate --samples 131072 --chunk-size 64 --pods 3; refill simulate --policy exact "
+        "--set eviction=lru --samples 131072 --memory-samples 13107 --pods 1 --epochs 2",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=sorted(POLICIES),
+        default=JobSpec.policy,
+        help="; ".join(f"{name}: {terms.label}" for name, terms in sorted(POLICIES.items()))
+        + " (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the policy, as in policy_settings of a job; may be given several times. "
+        + "; ".join(_settings_help(name) for name in sorted(POLICIES)),
     )
     parser.add_argument(
         "--samples",
@@ -48,184 +58,181 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--chunk-size", type=int, default=64, metavar="K", help="samples that are read together (default: 64)"
     )
+    parser.add_argument("--pods", type=int, default=3, help="number of pods (default: 3)")
+    parser.add_argument("--ranks", type=int, metavar="R", help="number of ranks (default: one for each pod)")
     parser.add_argument(
-        "--group-size",
+        "--memory-samples",
         type=int,
-        default=10,
-        metavar="S",
-        help="chunks that are read, one after another, into the same part of memory (default: 10)",
+        metavar="C",
+        help="how many samples each pod has memory for (default: a tenth of the dataset over all pods)",
     )
-    parser.add_argument("--pods", type=int, default=3, help="number of pods, each the home of one rank (default: 3)")
+    parser.add_argument("--epochs", type=int, metavar="E", help=f"how many epochs (default: {_EPOCHS})")
     parser.add_argument(
-        "--remote-memory-samples",
+        "--batch",
         type=int,
-        metavar="L",
-        help=f"how many samples a home pod can hold of those that other pods send ahead (default: {_REMOTE_SAMPLES})",
+        default=LOOP_BATCH,
+        metavar="B",
+        help="positions that a rank asks for at once (default: %(default)s, about what training loops ask pods for)",
     )
     parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="the order, one sample id a line, dealt to ranks in turn: epochs of n lines if each n lines are a "
+        "permutation or --epochs says so, else one order of any length (default: the order of --seed)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the job (default: 0)")
+    live = parser.add_argument_group("policies that send samples ahead")
+    live.add_argument(
         "--window",
         type=int,
         metavar="P",
         help="how far ahead a pod looks for samples to send: this many of a rank's next requests to it; 0: it sends "
-        f"none (default: {_WINDOW})",
+        f"none (default: {JobSpec.prefetch_window})",
     )
-    parser.add_argument(
-        "--batch",
+    live.add_argument(
+        "--remote-memory-samples",
         type=int,
-        default=0,
-        metavar="B",
-        help=f"positions that a rank asks for at once (default: {LOOP_BATCH}, about what training loops ask pods for; "
-        f"with --paper 1, as the papers' requests, and {LOOP_BATCH} beside it)",
+        metavar="L",
+        help="how many samples a home pod can hold of those that other pods send ahead (default: 10000)",
     )
-    parser.add_argument(
-        "--policy",
-        choices=sorted(POLICIES),
-        help="; ".join(f"{name}: {terms.label}" for name, terms in sorted(POLICIES.items()))
-        + f" (default: {JobSpec.policy})",
-    )
-    parser.add_argument(
-        "--refill",
-        choices=["best", "random"],
-        default="best",
-        help="of redox: read the chunk that fills most of memory, or any (default: best)",
-    )
-    parser.add_argument(
-        "--prefetch",
-        choices=["on", "off"],
-        help="whether pods send samples ahead; off is the same as --window 0 (default: on; policy planned never does)",
-    )
-    parser.add_argument(
+    live.add_argument(
         "--group-order",
         choices=["consecutive", "interleaved"],
-        default="consecutive",
         help="which chunks are read into the same part of memory: neighbours, or chunks far apart (default: "
         "consecutive)",
     )
-    parser.add_argument(
-        "--seed", type=int, default=None, help=f"seed of the simulated epoch (default: 0; with --paper {PAPER_SEED})"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object; with --paper a list of them")
-    parser.add_argument(
-        "--paper",
-        action="store_true",
-        help="the four variants of the papers' table (ImageNet-1k, three pods) beside the papers' values: some minutes",
-    )
-    parser.add_argument(
-        "--part",
-        type=int,
-        default=1,
-        metavar="N",
-        help="with --paper: take only an Nth of its dataset, remote memory and window (default: 1, all of it)",
-    )
-    simulate_orders.add_options(parser)
-    simulate_classes.add_options(parser)
-    simulate_planned.add_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     parser.set_defaults(func=_run)
 
 
+def _settings_help(policy: str) -> str:
+    names = ", ".join(f"{each.name} ({each.about})" for each in terms_of(policy).settings)
+    return f"{policy}: {names}".replace("%", "%%")
+
+
 def _run(args: argparse.Namespace) -> int:
-    args.policy = args.policy or ("redox" if args.paper else JobSpec.policy)
-    if args.batch < 0:
-        raise InvalidInput(f"--batch must be at least 1, got {args.batch}")
-    if args.part != 1 and not (args.paper and 1 <= args.part <= _MOST_PARTS):
-        raise InvalidInput(f"--part goes with --paper, and must be from 1 to {_MOST_PARTS}, got {args.part}")
-    asks_for_classes = args.classes is not None or args.class_order is not None
-    if args.policy == "planned" and not asks_for_classes:
-        return simulate_planned.run_planned(args)
-    simulate_planned.refuse_options(args)
-    if asks_for_classes:
-        return simulate_classes.run_classes(args)
-    _fill_in(args)
-    if not args.paper and (args.policy == "exact" or simulate_orders.are_epochs_asked_for(args)):
-        return simulate_orders.run_orders(args)
-    simulate_orders.refuse_options(args)
-    return _paper(args) if args.paper else _one(args)
-
-
-def _fill_in(args: argparse.Namespace) -> None:
-    """Sending ahead, where nothing was said of it: an order that is planned refuses what was said."""
-    args.prefetch = args.prefetch or "on"
-    args.window = _WINDOW if args.window is None else args.window
-    args.remote_memory_samples = _REMOTE_SAMPLES if args.remote_memory_samples is None else args.remote_memory_samples
-
-
-def _one(args: argparse.Namespace) -> int:
-    settings = SimulationSettings(
-        batch_size=args.batch or LOOP_BATCH,
-        num_samples=_SAMPLES if args.samples is None else args.samples,
-        chunk_size=args.chunk_size,
-        group_size=args.group_size,
-        num_pods=args.pods,
-        remote_memory_samples=args.remote_memory_samples,
-        window=args.window if args.prefetch == "on" else 0,
-        refill=args.refill,
-        group_order=args.group_order,
-        seed=args.seed or 0,
-    )
-    result = _with_progress(settings)
-    found = {"batch_size": settings.batch_size} | result.to_dict()
+    job, head, num_epochs = _job(args)
+    epochs = _with_progress(job, num_epochs)
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(head | {"epochs": [epoch.to_dict() for epoch in epochs]}))
         return 0
-    for name, value in found.items():
+    print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in head.items() if name != "settings"))
+    print(", ".join(f"{name} {value}" for name, value in head["settings"].items()))
+    print(
+        "epoch       GETs  of 64 samples  samples read  of the dataset         hits       misses  held at most"
+        "       remote   sent ahead"
+    )
+    for each in epochs:
+        positions = max(1, each.hits + each.misses)
+        remote = "".join("            -" if n is None else f" {n:12,}" for n in (each.remote_requests, each.sent_ahead))
         print(
-            f"{name.replace('_', ' '):20} {value:,}"
-            if isinstance(value, int)
-            else f"{name.replace('_', ' '):20} {value:.4f}"
+            f"{each.epoch:5} {each.gets:10,} {each.gets / positions * 64:14.3f} {each.samples_read:13,} "
+            f"{each.samples_read / head['samples']:14.4f}x {each.hits:12,} {each.misses:12,} "
+            f"{each.held_peak:13,}{remote}"
         )
     return 0
 
 
-def _with_progress(settings: SimulationSettings) -> SimulationResult:
+def _job(args: argparse.Namespace) -> tuple[SimulatedJob, dict[str, Any], int]:
+    """The job, what is said of it, and how many epochs to run."""
+    import numpy as np
+
+    from refill_service.planning.simulated_job import SimulatedJob, SimulatedPods
+
+    if args.policy == "planned":
+        for name in _OF_LIVE:
+            if getattr(args, name) is not None:
+                raise InvalidInput(
+                    f"--{name.replace('_', '-')} does not go with --policy planned, which sends none ahead"
+                )
+    num_samples, num_epochs = _SAMPLES if args.samples is None else args.samples, args.epochs
+    orders: list[Traces] = []
+    ranks = args.pods if args.ranks is None else args.ranks
+    if args.trace is not None:
+        num_samples, orders, num_epochs = _orders(args.trace, args.samples, args.epochs, ranks)
+    num_epochs = _EPOCHS if num_epochs is None else num_epochs
+    if num_samples < 1:
+        raise InvalidInput(f"--samples must be at least 1, got {num_samples}")
+    memory = max(1, num_samples // 10 // max(1, args.pods)) if args.memory_samples is None else args.memory_samples
+    fields = {field.name for field in dataclasses.fields(JobSpec)}
+    given = _settings(args.policy, args.set)
+    spec = JobSpec(
+        "simulated",
+        "memory://simulated",
+        world_size=ranks,
+        seed=args.seed,
+        order="explicit" if orders else "keyed",
+        chunk_size=args.chunk_size,
+        group_order=args.group_order or JobSpec.group_order,
+        policy=args.policy,
+        policy_settings={name: value for name, value in given.items() if name not in fields},
+        prefetch_window=JobSpec.prefetch_window if args.window is None else args.window,
+        **{name: value for name, value in given.items() if name in fields},
+    )
+    remote = 10_000 if args.remote_memory_samples is None else args.remote_memory_samples
+    at_once = asked_at_once(max(1, args.batch), ranks, 1, max(1, args.pods))
+    job = SimulatedJob.of(
+        spec,
+        np.array([0, num_samples], dtype=np.int64),
+        np.ones(num_samples, dtype=np.int64),
+        SimulatedPods(args.pods, memory, remote, at_once),
+        num_epochs,
+        batch_size=args.batch,
+        orders=orders,
+    )
+    settings = spec.settings_of_policy()
+    if job.plan is not None:
+        settings |= {"plan_bytes": job.plan.memory_bytes, "shares": job.plan.num_shares, "run": job.plan.run}
+    head = {
+        "policy": args.policy,
+        "settings": settings,
+        "samples": num_samples,
+        "memory_samples": memory,
+        "chunk_size": args.chunk_size,
+        "pods": args.pods,
+        "ranks": ranks,
+        "batch_size": args.batch,
+    }
+    return job, head, num_epochs
+
+
+def _settings(policy: str, given: Sequence[str]) -> dict[str, Any]:
+    """By name; a value is what JSON says, else a text. The policy's table says whether it has such a setting."""
+    found: dict[str, Any] = {}
+    for each in given:
+        name, equals, text = each.partition("=")
+        if not equals:
+            raise InvalidInput(f"--set takes NAME=VALUE, got {each!r}")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    terms_of(policy).settings_with(policy, found)
+    return found
+
+
+def _orders(
+    path: Path, num_samples: int | None, num_epochs: int | None, num_ranks: int
+) -> tuple[int, list[Traces], int]:
+    """``(samples, the order of each epoch, epochs)`` of a file."""
+
+    from refill_service.planning.listed_orders import dealt, orders_of_file
+
+    num_samples, orders = orders_of_file(path, num_samples, num_epochs)
+    return num_samples, dealt(orders, num_samples, num_ranks), len(orders)
+
+
+def _with_progress(job: SimulatedJob, num_epochs: int) -> list[EpochReads]:
     from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
+    console, found = Console(stderr=True), []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("requests", total=settings.num_samples)
-        return simulate(settings, lambda done, total: bar.update(task, completed=done, total=total))
-
-
-def _paper(args: argparse.Namespace) -> int:
-    seed = PAPER_SEED if args.seed is None else args.seed
-    batch, unit = args.batch or LOOP_BATCH, args.part / 1e5
-    rows: list[dict[str, Any]] = []
-    if not args.json:
-        print("ImageNet-1k: 1,281,167 samples, K=64, S=10, 3 pods, remote memory 10,000 samples; counts in 1e5")
-        if args.part > 1:
-            print(f"1 part of {args.part} of it was simulated, and counts are multiplied by {args.part}")
-        print(f"requests one by one, as the papers', and what it is in batches of {batch}, as loops ask pods")
-        print(
-            f"variant                misses  paper  in {batch:<4} remote requests  paper  in {batch:<4} "
-            "read x  dup.  missing"
-        )
-    runs = [(variant, seed, size, args.part) for variant in PAPER_VARIANTS for size in (1, batch)]
-    with ProcessPoolExecutor() as pool:
-        results = pool.map(_variant, *zip(*runs, strict=True))
-        for variant, result, in_batches in zip(PAPER_VARIANTS, results, results, strict=False):
-            rows.append(
-                {
-                    "variant": variant.name,
-                    "batch_size": 1,
-                    "part": args.part,
-                    "paper_misses": variant.paper_misses * 1e5,
-                    "paper_remote_requests": variant.paper_remote_requests * 1e5,
-                }
-                | result.to_dict()
-                | {"in_batches": {"batch_size": batch} | in_batches.to_dict()}
-            )
-            if not args.json:
-                print(
-                    f"{variant.name:20} {result.misses * unit:8.3f} {variant.paper_misses:6.2f} "
-                    f"{in_batches.misses * unit:8.3f} {result.remote_requests * unit:14.3f} "
-                    f"{variant.paper_remote_requests:6.2f} {in_batches.remote_requests * unit:8.3f} "
-                    f"{result.read_amplification:6.2f} {result.duplicates:5} {result.missing:8}"
-                )
-                sys.stdout.flush()
-    if args.json:
-        print(json.dumps(rows))
-    return 0
-
-
-def _variant(variant: PaperVariant, seed: int, batch_size: int, part: int) -> SimulationResult:
-    return simulate(variant.settings(seed, batch_size, part))
+        for number in range(num_epochs):
+            task = bar.add_task(f"epoch {number}", total=None)
+            for places, _ in job.epoch(number):
+                bar.advance(task, len(places))
+            bar.remove_task(task)
+            found.append(job.reads(number))
+    return found

@@ -1,6 +1,6 @@
 """What would an epoch cost under each policy and chunk size, and how well would it shuffle?
 
-``analyze`` runs an epoch of the protocol core with no I/O (``lockstep.py``) and derives a :class:`Row`. Counts
+``analyze`` runs an epoch of a job with no I/O (``simulated_job.py``) and derives a :class:`Row`. Counts
 and shuffle measures are of that epoch; times are a floor that the store sets, see :func:`read_seconds`.
 """
 
@@ -13,25 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from refill.errors import InvalidInput, MemoryTooSmall
+from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once, divided
-from refill_service.cache_core.epoch_order import KeyedTraces, Traces
-from refill_service.cache_core.home_machine import HomeMachine
 from refill_service.cache_core.job_memory import PodMemory, chunks_in_memory
 from refill_service.cache_core.planned.job_plan import SMALLEST_CHUNK, chunks_wanted, planned_chunk_size
 from refill_service.cache_core.policies.registry import kind_of
-from refill_service.cache_core.sample_mapping import (
-    AbstractMapping,
-    ChunkLayout,
-    Int64Array,
-    abstract_chunks_for_budget,
-)
-from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
-from refill_service.planning.planned_pods import PlannedPods, made_up_plan
+from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 from refill_service.planning.pod_sizing import JobAlone, job_alone
 from refill_service.planning.provider_prices import PROVIDERS
+from refill_service.planning.run_cost import run_cost
 from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
+from refill_service.planning.simulated_job import SimulatedJob, SimulatedPods
 
 __all__ = [
     "MOST_CO_BATCH",
@@ -178,11 +171,6 @@ class Analysis:
         return min(1.0, self.memory_of(policy, chunk_size) / self.shape.total_bytes)
 
     @property
-    def simulated_window(self) -> int:
-        """P, the same part of an epoch as in the real one; one pod has nobody to send ahead to."""
-        return self.prefetch_window * self.shape.simulated // self.shape.num_samples if self.num_pods > 1 else 0
-
-    @property
     def simulated_batch(self) -> int:
         """The same part of an epoch as in the real one; but in small batches too few pairs meet to be counted."""
         return max(min(self.batch_size, 256), self.batch_size * self.shape.simulated // self.shape.num_samples)
@@ -232,119 +220,63 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
 
     Raises :class:`InvalidInput` when no blob holds a chunk, :class:`MemoryTooSmall` when a pod's memory holds none.
     """
-    if policy == "planned":
-        return _analyze_planned(analysis, chunk_size)
-    shape, num_pods = analysis.shape, analysis.num_pods
-    lengths = shape.lengths
-    simulated_bytes = int(lengths.sum())
+    shape, num_pods, kind = analysis.shape, analysis.num_pods, kind_of(policy)
     # What is simulated has the same part of memory, of remote memory, of the window and of a batch as the whole.
+    simulated_bytes = int(shape.lengths.sum())
     scale = shape.total_bytes / simulated_bytes
-    layout = ChunkLayout(shape.first_sample, chunk_size)
-    # The first epoch of a policy that keeps order finds nothing in memory: the second is what all later ones are like.
-    keeps_order = kind_of(policy).keeps_order
-    shown = 1 if keeps_order else 0
-    # A place counts the requests of all ranks, so that a step is a run of places.
+    spec = JobSpec(
+        "analysis",
+        "memory://analysis",
+        world_size=num_pods,
+        seed=analysis.seed,
+        chunk_size=chunk_size,
+        group_order=analysis.group_order,
+        policy=policy,
+        prefetch_window=analysis.prefetch_window * shape.simulated // shape.num_samples,
+    )
+    pods = SimulatedPods(
+        num_pods,
+        int(analysis.memory_of(policy, chunk_size) / scale) // num_pods,
+        int(analysis.remote_bytes / scale),
+        int(analysis.at_once_bytes / scale),
+    )
+    # Where memory outlives an epoch the first one finds nothing in it: the second is what all later ones are like.
+    shown = 1 if kind.keeps_order or spec.is_planned else 0
     rank_batch = max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_pods)
-    pod_bytes = int(analysis.memory_of(policy, chunk_size) / scale) // num_pods
-    orders: list[Traces] = [
-        KeyedTraces(shape.simulated, num_pods, seed=analysis.seed, epoch=epoch) for epoch in range(2 * shown + 1)
-    ]
-    owners = [_owner(policy, layout, orders, pod, analysis, pod_bytes) for pod in range(num_pods)]
-    bounds = layout.owner_bounds(num_pods)
-    homes: list[HomeMachine[int]] = [
-        HomeMachine(pod, bounds, int(analysis.remote_bytes / scale)) for pod in range(num_pods)
-    ]
-
-    for epoch in range(shown):
-        for _ in epoch_in_lockstep(owners, homes, orders[epoch], rank_batch, epoch):
-            pass
+    of_analysis = f"analysis {analysis.seed}"
+    job = SimulatedJob.of(
+        spec, shape.first_sample, shape.lengths, pods, shown + 1, batch_size=rank_batch, key=of_analysis
+    )
     place_of = np.empty(shape.simulated, dtype=np.int64)
-    delivered_bytes = 0
-    held: list[float] = []
-
-    def look() -> None:
-        """What is in memory, with what was sent ahead."""
-        held.append(sum(owner.counts.bytes_filled for owner in owners) - delivered_bytes)
-
-    look()
-    for rank, positions, samples in epoch_in_lockstep(owners, homes, orders[shown], rank_batch, shown):
-        place_of[samples] = positions * num_pods + rank
-        delivered_bytes += int(lengths[samples].sum())
-        look()
-
+    for epoch in range(shown + 1):
+        for places, samples in job.epoch(epoch):
+            place_of[samples] = places
     place_of[np.argsort(place_of, kind="stable")] = np.arange(shape.simulated)  # without the places of repeats
-    # What keeps order gives copies: its samples stay in memory, and that is full.
-    if keeps_order:
-        held = [analysis.memory_of(policy, chunk_size) / scale]
-    gets = sum(owner.counts.refills for owner in owners) * shape.num_samples / shape.simulated
-    bytes_read = sum(owner.counts.bytes_read for owner in owners) * scale
+    reads = job.reads(shown)
+    gets = reads.gets * shape.num_samples / shape.simulated
+    bytes_read = reads.bytes_read * scale
     distance, co_batch = spread(place_of, shape.first_sample, analysis.simulated_batch)
-    abstract_chunks = sum(owner.mapping.num_abstract_chunks for owner in owners) * scale / num_pods
-    chunk_bytes = bytes_read / gets
     asked_first = -(-min(analysis.batch_size, shape.num_samples) // num_pods)
+    if kind.keeps_order:  # as random as its sampler's, whatever memory there is
+        level = 1.0
+    else:
+        in_memory = analysis.memory_fraction(policy, chunk_size)
+        part = min(1.0, job.plan.memory_bytes / simulated_bytes) if job.plan else in_memory
+        level = randomization_level(shape.num_samples, part)
     return _row(
         analysis,
         policy=policy,
         chunk_size=chunk_size,
-        **_on_pods(analysis, policy, layout),
+        **_on_pods(analysis, policy, ChunkLayout(shape.first_sample, chunk_size)),
         gets=gets,
         bytes_read=bytes_read,
-        held_peak_bytes=max(held) * scale,
-        held_mean_bytes=sum(held) / len(held) * scale,
+        held_peak_bytes=reads.held_peak * scale,
+        held_mean_bytes=sum(job.held) / len(job.held) * scale,
         distance=distance,
         co_batch=co_batch,
-        # An order that is kept is as random as its sampler's, whatever memory there is.
-        randomization_level=1.0
-        if keeps_order
-        else randomization_level(shape.num_samples, analysis.memory_fraction(policy, chunk_size)),
+        randomization_level=level,
         first_batch_seconds=read_seconds(
-            kind_of(policy).first_batch_gets(asked_first, chunk_size, abstract_chunks), chunk_bytes, analysis.store
-        ),
-    )
-
-
-def _analyze_planned(analysis: Analysis, chunk_size: int) -> Row:
-    """The second epoch of a job, since memory fills up in the first."""
-    shape, num_pods, lengths = analysis.shape, analysis.num_pods, analysis.shape.lengths
-    simulated_bytes = int(lengths.sum())
-    scale = shape.total_bytes / simulated_bytes
-    layout = ChunkLayout(shape.first_sample, chunk_size)
-    pod_bytes = int(analysis.memory_of("planned", chunk_size) / scale) // num_pods
-    at_once_bytes = int(analysis.at_once_bytes / scale)
-    plan = made_up_plan(layout, lengths, pod_bytes, num_pods, analysis.seed, at_once_bytes=at_once_bytes)
-    chunk_bytes = np.add.reduceat(lengths, layout.starts(np.arange(layout.num_chunks, dtype=np.int64)))
-    if int(chunk_bytes.max()) > pod_bytes:
-        raise _too_small(pod_bytes, -(-shape.simulated // num_pods), chunk_size, int(chunk_bytes.max()))
-    pods = PlannedPods(plan, layout, lengths, pod_bytes, num_pods)
-    step = max(1, analysis.batch_size * shape.simulated // shape.num_samples)
-    place_of = np.empty(shape.simulated, dtype=np.int64)
-    held: list[float] = []
-    for epoch in range(2):
-        held = [pods.held_bytes]
-        for first in range(0, shape.simulated, step):
-            positions = np.arange(first, min(first + step, shape.simulated), dtype=np.int64)
-            place_of[pods.ask(epoch, positions)] = positions
-            held.append(pods.held_bytes)
-    counts = pods.counts[1]
-    gets = counts.gets * shape.num_samples / shape.simulated
-    bytes_read = counts.bytes_read * scale
-    distance, co_batch = spread(place_of, shape.first_sample, analysis.simulated_batch)
-    asked_first = -(-min(analysis.batch_size, shape.num_samples) // num_pods)
-    held_chunks = pod_bytes * layout.num_chunks / simulated_bytes * scale
-    return _row(
-        analysis,
-        policy="planned",
-        chunk_size=chunk_size,
-        **_on_pods(analysis, "planned", layout),
-        gets=gets,
-        bytes_read=bytes_read,
-        held_peak_bytes=max(held) * scale,
-        held_mean_bytes=sum(held) / len(held) * scale,
-        distance=distance,
-        co_batch=co_batch,
-        randomization_level=randomization_level(shape.num_samples, min(1.0, plan.memory_bytes / simulated_bytes)),
-        first_batch_seconds=read_seconds(
-            kind_of("planned").first_batch_gets(asked_first, chunk_size, held_chunks),
+            kind.first_batch_gets(asked_first, chunk_size, job.chunks_in_memory * scale),
             bytes_read / gets,
             analysis.store,
         ),
@@ -398,44 +330,19 @@ def _row(analysis: Analysis, *, gets: float, bytes_read: float, first_batch_seco
         epoch_seconds=epoch_seconds,
         io_bound=io_bound,
         run_dollars={
-            provider: analysis.epochs
-            * (gets * prices.class_b + analysis.num_pods * analysis.vm_hour * epoch_seconds / 3600)
+            provider: run_cost(
+                prices,
+                epochs=analysis.epochs,
+                gets=gets,
+                run_seconds=analysis.epochs * epoch_seconds,
+                machines=analysis.num_pods,
+                vm_hour=analysis.vm_hour,
+            ).total
             for provider, prices in PROVIDERS.items()
         }
         if analysis.epochs
         else {},
         **measured,
-    )
-
-
-def _owner(
-    policy: str, layout: ChunkLayout, orders: list[Traces], pod: int, analysis: Analysis, abstract_bytes: int
-) -> LocalOwner:
-    """As a pod makes it for a job with so many bytes for chunks."""
-    share = layout.share(pod, analysis.num_pods)
-    lengths = analysis.shape.lengths[share.first_sample : share.end_sample]
-    num_abstract_chunks = 0
-    if share.num_chunks:
-        chunk_bytes = np.add.reduceat(lengths, share.starts[:-1] - share.first_sample)
-        num_abstract_chunks = abstract_chunks_for_budget(share.num_chunks, float(chunk_bytes.mean()), abstract_bytes)
-        if num_abstract_chunks == 0 or int(chunk_bytes.max()) > abstract_bytes:
-            raise _too_small(abstract_bytes, share.num_samples, layout.chunk_size, int(chunk_bytes.max()))
-    return LocalOwner(
-        policy,
-        AbstractMapping(share, num_abstract_chunks, analysis.group_order),
-        orders,
-        analysis.num_pods,
-        lengths,
-        abstract_bytes,
-        window=analysis.simulated_window,
-        key=f"analysis {analysis.seed} {pod}",
-    )
-
-
-def _too_small(memory_bytes: int, num_samples: int, chunk_size: int, largest_bytes: int) -> MemoryTooSmall:
-    return MemoryTooSmall(
-        f"memory too small: {memory_bytes:,} bytes for the {num_samples:,} samples of a pod do not hold its largest "
-        f"chunk of {chunk_size}, {largest_bytes:,} bytes: raise the memory or lower the chunk size"
     )
 
 

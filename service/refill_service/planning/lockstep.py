@@ -1,8 +1,8 @@
 """What do epochs do, with no I/O? Every owner and home machine of a job; ranks ask for their batches in turn.
 
 What a pod's shell carries out with a store and a network is carried out here at once: what an owner reads has arrived
-before anybody asks again, and so has what it sends ahead. ``refill simulate``, ``refill analyze`` and the tests of the
-papers' table drive the machines of pods by way of this file.
+before anybody asks again, and so has what it sends ahead. ``simulated_job.py`` and the
+programs in ``benchmarks/papers`` drive the machines of pods by way of this file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.home_machine import HomeMachine, SentAhead
 from refill_service.cache_core.owner_machine import CarryOut, OpenEpoch, Order, OwnerMachine
@@ -47,7 +46,7 @@ class LocalOwner:
     :param traces: of each epoch of the job; those that are appended later are not known before.
     :param lengths: ``(samples of the share,)`` bytes of each.
     :param memory_bytes: for samples.
-    :param own: settings of the policy's own; what is left out has its default.
+    :param settings: all of the policy's own.
     """
 
     def __init__(
@@ -61,9 +60,8 @@ class LocalOwner:
         *,
         window: int = 0,
         key: str = "",
-        own: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any],
     ) -> None:
-        settings = terms_of(policy).settings_with(policy, own or {})
         self.mapping = mapping
         self._lengths = lengths
         self._first_sample = mapping.share.first_sample
@@ -77,13 +75,13 @@ class LocalOwner:
                 lengths,
                 prefetch_window=window,
                 key=f"{key} {epoch}" if epoch else key,
-                settings=settings,
+                settings=dict(settings),
                 carried=carried,
                 next_traces=traces[epoch + 1] if epoch + 1 < len(traces) else None,
             )
             return new_policy(policy, began)
 
-        self._machine = OwnerMachine(
+        self.machine = OwnerMachine(
             _Epochs(traces), RankPlaces(world_size), self._first_sample, memory_bytes, policy_of
         )
         self.begin(0)
@@ -91,9 +89,9 @@ class LocalOwner:
     def begin(self, number: int) -> None:
         """Fact: all ranks enter this epoch."""
         for rank in range(self._num_ranks):
-            self._carry_out(self._machine.rank_entered(number, rank))
-        self._carry_out(self._machine.traces_known(number, self._traces[number]))
-        epoch = self._machine.known(number)
+            self.carry_out(self.machine.rank_entered(number, rank))
+        self.carry_out(self.machine.traces_known(number, self._traces[number]))
+        epoch = self.machine.known(number)
         if epoch is None:
             raise RuntimeError(f"epoch {number} was not opened")
         self.epoch = epoch
@@ -104,38 +102,24 @@ class LocalOwner:
         """Of the epoch that ranks are in."""
         return self.epoch.policy.counts
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of samples in memory that nobody has asked for, of all epochs, of policies that count them."""
-        return sum(epoch.policy.held_bytes for epoch in self._machine.epochs if not epoch.is_over)
-
     def requested(self, rank: int, asked: Int64Array) -> Int64Array:
         """The samples that answer these requests."""
-        answers, orders = self._machine.requested(self.epoch, rank, asked)
+        answers, orders = self.machine.requested(self.epoch, rank, asked)
         if answers is None:
             raise RuntimeError("an epoch was abandoned that ranks are in")
         if orders:
-            self._carry_out(orders)
+            self.carry_out(orders)
         return answers.samples + self._first_sample
 
     def repeated(self, samples: Int64Array) -> None:
         """Positions that repeat these ask for them."""
         here = samples[self.mapping.share.holds(samples)]
         if len(here):
-            self._carry_out(self._machine.repeated(here)[1])
-
-    def kept(self) -> Int64Array:
-        """Ids of the samples in memory that stay there for who asks for them again."""
-        return self._machine.kept() + self._first_sample
-
-    def scored(self, samples: Int64Array, scores: NDArray[np.floating]) -> None:
-        """The training gave these samples, of all shares, these scores."""
-        here = self.mapping.share.holds(samples)
-        self._carry_out(self._machine.scored(samples[here], scores[here]))
+            self.carry_out(self.machine.repeated(here)[1])
 
     def answer_left(self, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int) -> Ahead:
-        _, ahead, orders = self._machine.answer_left(self.epoch.number, rank, asked, ahead_from, room, started_below)
-        self._carry_out(orders)
+        _, ahead, orders = self.machine.answer_left(self.epoch.number, rank, asked, ahead_from, room, started_below)
+        self.carry_out(orders)
         return ahead
 
     def sent(self, ahead: Ahead) -> list[SentAhead[int]]:
@@ -144,7 +128,7 @@ class LocalOwner:
         sizes = self._lengths[ahead.samples].tolist()
         return list(map(SentAhead, ahead.positions.tolist(), samples, sizes, samples))
 
-    def _carry_out(self, orders: list[Order]) -> None:
+    def carry_out(self, orders: list[Order]) -> None:
         for order in orders:
             if type(order) is CarryOut:
                 for read in order.orders.reads:
@@ -155,7 +139,7 @@ class LocalOwner:
         self._arrived(epoch, read)
 
     def _arrived(self, epoch: OpenEpoch, read: Read) -> None:
-        self._carry_out(self._machine.arrived(epoch, read))
+        self.carry_out(self.machine.arrived(epoch, read))
 
 
 def epoch_in_lockstep(
@@ -164,13 +148,8 @@ def epoch_in_lockstep(
     traces: Traces,
     batch_size: int,
     epoch: int = 0,
-    *,
-    one_by_one: bool = False,
 ) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-    """``(rank, positions, samples)`` of every batch of an epoch, without repeats; one rank for each home.
-
-    :param one_by_one: a batch is asked for position by position, in its order, also where some of them are repeats.
-    """
+    """``(rank, positions, samples)`` of every batch of an epoch, without repeats; one rank for each home."""
     if epoch:
         for rank, home in enumerate(homes):
             home.entered(epoch, rank)
@@ -185,10 +164,7 @@ def epoch_in_lockstep(
         for first in range(0, len(positions), batch_size):
             part = slice(first, first + batch_size)
             for rank, (asked, repeats) in enumerate(of_ranks):
-                here = range(len(positions))[part]
-                parts = [slice(place, place + 1) for place in here] if one_by_one else [part]
-                for each in parts:
-                    yield ask_batch(owners, homes[rank], epoch, rank, positions[each], asked[each], repeats[each])
+                yield ask_batch(owners, homes[rank], epoch, rank, positions[part], asked[part], repeats[part])
 
 
 def ask_batch(

@@ -23,34 +23,12 @@ __all__ = ["PlannedCounts", "PlannedPods", "made_up_plan"]
 
 
 def made_up_plan(
-    layout: ChunkLayout,
-    lengths: Int64Array,
-    pod_bytes: int,
-    num_pods: int,
-    seed: int,
-    *,
-    plan_bytes: int = 0,
-    num_shares: int = 0,
-    run: int = 0,
-    is_listed: bool = False,
-    selection: str = "",
-    at_once_bytes: int = 0,
+    spec: JobSpec, layout: ChunkLayout, lengths: Int64Array, pod_bytes: int, num_pods: int, at_once_bytes: int = 0
 ) -> PlanSettings:
     """The plan that pods would make for a job with so much memory for samples on each of them.
 
     :param at_once_bytes: that loaders ask for at once on each of them; 0: not known.
-    :param is_listed: whether ranks have the order in lists; ``selection``: by which they are composed.
     """
-    settings = {"plan_bytes": plan_bytes, "shares": num_shares, "run": run, "selection": selection}
-    spec = JobSpec(
-        "simulated",
-        "memory://simulated",
-        seed=seed,
-        chunk_size=layout.chunk_size,
-        order="explicit" if is_listed else "keyed",
-        policy="planned",
-        policy_settings=settings,
-    )
     sample_bytes = int(lengths.sum()) / max(1, len(lengths))
     spec = with_plan(spec, pod_bytes, num_pods, layout.chunk_size, sample_bytes, at_once_bytes)
     return plan_of(spec, f"{len(lengths)} simulated samples", layout)

@@ -14,14 +14,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from benchmarks.papers.deli_cost import Run, RunCost, run_cost
+from benchmarks.papers.ordered_reads import EpochReads, OrderedRun, keyed_orders, simulate_orders
 
 from refill.errors import InvalidInput
 from refill_service.cache_core.exact.fetching import HALF, Fetching
 from refill_service.planning.analysis import Analysis, DatasetShape, StoreTerms, analyze, read_seconds
-from refill_service.planning.ordered_reads import EpochReads, OrderedRun, keyed_orders, simulate_orders
 from refill_service.planning.provider_prices import PROVIDERS, ProviderPrices
-from refill_service.planning.run_cost import Run, RunCost, run_cost
-from refill_service.planning.simulation import LOOP_BATCH
+from refill_service.planning.simulated_job import LOOP_BATCH
 
 __all__ = [
     "MEMORY_PARTS",

@@ -1,16 +1,18 @@
-"""``refill cost --samples N``: which way to read a dataset is cheapest? Arguments in, tables or JSON out."""
+"""Which way to read a dataset is cheapest: the bucket alone, copies on disks, DELI, or refill's policies?
+
+python -m benchmarks.papers.cost_compare --samples 1281167 --sample-bytes 110kB --nodes 4 --epochs 90
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from refill.errors import InvalidInput, MemoryTooSmall
-from refill_service.planning.analysis import StoreTerms
-from refill_service.planning.cost_lines import (
+from benchmarks.papers.cost_lines import (
     MOST_EPOCHS,
     SAMPLE_SIZES,
     WAYS,
@@ -22,55 +24,56 @@ from refill_service.planning.cost_lines import (
     line_of,
     with_memory_parts,
 )
+
+from refill.errors import InvalidInput, MemoryTooSmall, RefillError
+from refill_service.planning.analysis import StoreTerms
 from refill_service.planning.provider_prices import PRICES_AS_OF, PROVIDERS
 
-__all__ = ["add_options", "compare", "refuse_options"]
+__all__ = ["main"]
 
-_OPTIONS = {
-    "sample_bytes": "100kB",
-    "memory": "10%",
-    "memory_price": 0.0,
-    "elsewhere": False,
-    "compute_samples_per_second": None,
-    "store_latency": StoreTerms().latency_seconds * 1000,
-    "store_bandwidth": StoreTerms().bytes_per_second / 1e6,
-    "concurrency": StoreTerms().concurrency,
-    "simulate_samples": 8192,
-}
 _MORE = "; give more memory, or --simulate-samples more"
 _ORDERS = ("any_order", "order_kept")
 _FROM = {"epochs": "from_epochs", "sample_bytes": "from_bytes", "memory": "from_fraction"}
 """What the lines cross by, and how JSON names the place."""
-_OF_ONE_RUN = (
-    "run_seconds", "gets", "listed", "fetch_size", "page", "provider", "class_a_price", "class_b_price", "bucket_price",
-    "system_gb", "cache_gb", "data_gb", "no_bucket",
-)  # fmt: skip
 
 
-def add_options(parser: argparse.ArgumentParser, amount: Any, count: Any) -> None:
-    """:param amount: and ``count`` read an argument that is a number of at least 0, and a whole one of at least 1."""
-    group = parser.add_argument_group(
-        "a comparison",
-        "With --samples: what a run costs with the bucket alone, copies on disks, DELI, and refill's policies, at each "
-        "provider, and where the lines cross. GETs are simulated, times are floors.",
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _add_options(parser)
+    try:
+        return compare(parser.parse_args(argv))
+    except RefillError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _add_options(group: argparse.ArgumentParser) -> None:
+    amount, count, store = _amount, _count, StoreTerms()
+    group.add_argument("--nodes", type=count, default=1, metavar="N", help="how many machines (default: 1)")
+    group.add_argument("--epochs", type=count, default=1, metavar="E", help="how many epochs (default: 1)")
+    group.add_argument("--vm-price", type=amount, default=0.0, metavar="USD", help="dollars for an hour of one machine")
+    group.add_argument(
+        "--disk-price", type=amount, default=0.0, metavar="USD", help="dollars for a GB of a machine's disk, a month"
     )
-    group.add_argument("--samples", type=count, metavar="N", help="samples of the dataset")
-    group.add_argument("--sample-bytes", metavar="SIZE", help="how large each one is (default: 100kB)")
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    group.add_argument("--samples", type=count, required=True, metavar="N", help="of the dataset")
+    group.add_argument("--sample-bytes", default="100kB", metavar="SIZE", help="how large each one is (default: 100kB)")
     group.add_argument(
         "--memory",
+        default="10%",
         metavar="SIZE",
         help="what all machines together have for samples: 64GiB, 500MB, or a part of the dataset (default: 10%%)",
     )
     group.add_argument(
         "--memory-price",
         type=amount,
+        default=0.0,
         metavar="USD",
         help="dollars for a GB of that memory, an hour (default: 0, machines have it)",
     )
     group.add_argument(
         "--elsewhere",
         action="store_true",
-        default=None,
         help="machines are not at the provider, so that it bills what they read as traffic",
     )
     group.add_argument(
@@ -80,31 +83,22 @@ def add_options(parser: argparse.ArgumentParser, amount: Any, count: Any) -> Non
         help="how fast all machines train when they never wait for data (default: an epoch takes as long as its reads)",
     )
     group.add_argument(
-        "--store-latency", type=amount, metavar="MS", help="time from a GET to its first byte (default: 30)"
+        "--store-latency", type=amount, default=store.latency_seconds * 1000, metavar="MS", help="to the first byte"
     )
     group.add_argument(
-        "--store-bandwidth", type=amount, metavar="MB/S", help="how fast one machine reads (default: 1000)"
+        "--store-bandwidth", type=amount, default=store.bytes_per_second / 1e6, metavar="MB/S", help="of one machine"
     )
-    group.add_argument("--concurrency", type=count, metavar="C", help="GETs of a machine at once (default: 32)")
+    group.add_argument("--concurrency", type=count, default=store.concurrency, metavar="C", help="GETs of a machine")
     group.add_argument(
         "--simulate-samples",
         type=count,
+        default=8192,
         metavar="N",
         help="of a larger dataset, simulate only N, with the same part of it in memory (default: 8192)",
     )
 
 
-def refuse_options(args: argparse.Namespace) -> None:
-    """Raises :class:`InvalidInput` for options that the cost of one run ignores."""
-    for name in _OPTIONS:
-        if getattr(args, name) is not None:
-            raise InvalidInput(f"--{name.replace('_', '-')} goes with --samples, which compares")
-
-
 def compare(args: argparse.Namespace) -> int:
-    for name in _OF_ONE_RUN:
-        if getattr(args, name) not in (None, False):
-            raise InvalidInput(f"--{name.replace('_', '-')} is of one run; leave it out, or --samples, which compares")
     run = _run_of(args)
     ways = [name for name in WAYS if not _is_chunk_too_large(name, run)]
     by_memory: dict[ComparedRun, list[Line]] = {}
@@ -149,34 +143,31 @@ def _percent(parts: Sequence[float]) -> str:
 def _run_of(args: argparse.Namespace) -> ComparedRun:
     from refill_service.commands.analyze import memory_bytes_of, size_of
 
-    given = argparse.Namespace(
-        **{name: default if getattr(args, name) is None else getattr(args, name) for name, default in _OPTIONS.items()}
-    )
     if args.samples < 2:
         raise InvalidInput(f"--samples must be at least 2, got {args.samples}")
     for name in ("compute_samples_per_second", "store_bandwidth"):
-        if getattr(given, name) == 0:
+        if getattr(args, name) == 0:
             raise InvalidInput(f"--{name.replace('_', '-')} must be more than 0")
-    sample_bytes = size_of("--sample-bytes", given.sample_bytes)
+    sample_bytes = size_of("--sample-bytes", args.sample_bytes)
     data_bytes = args.samples * sample_bytes
-    least = 1 / args.samples if args.memory is None else 0.0  # a tenth of a few samples is none
+    least = 1 / args.samples if args.memory == "10%" else 0.0  # a tenth of a few samples is none
     return ComparedRun(
         num_samples=args.samples,
         sample_bytes=sample_bytes,
-        memory_fraction=min(1.0, max(least, memory_bytes_of("--memory", given.memory, data_bytes) / data_bytes)),
+        memory_fraction=min(1.0, max(least, memory_bytes_of("--memory", args.memory, data_bytes) / data_bytes)),
         epochs=args.epochs,
         nodes=args.nodes,
-        vm_hour=args.vm_price or 0.0,
-        memory_gb_hour=given.memory_price,
+        vm_hour=args.vm_price,
+        memory_gb_hour=args.memory_price,
         disk_gb=args.disk_price,
-        elsewhere=given.elsewhere,
-        compute_samples_per_second=given.compute_samples_per_second,
+        elsewhere=args.elsewhere,
+        compute_samples_per_second=args.compute_samples_per_second,
         store=StoreTerms(
-            latency_seconds=given.store_latency / 1000,
-            bytes_per_second=given.store_bandwidth * 1e6,
-            concurrency=given.concurrency,
+            latency_seconds=args.store_latency / 1000,
+            bytes_per_second=args.store_bandwidth * 1e6,
+            concurrency=args.concurrency,
         ),
-        most_simulated=given.simulate_samples,
+        most_simulated=args.simulate_samples,
     )
 
 
@@ -281,3 +272,19 @@ def _print(run: ComparedRun, by_memory: dict[ComparedRun, list[Line]]) -> None:
         f"sizes are looked at from {bytes_text(SAMPLE_SIZES[0])} to {bytes_text(SAMPLE_SIZES[-1])}, memory at "
         f"{_percent([each.memory_fraction for each in by_memory])}; times are floors"
     )
+
+
+def _amount(text: str) -> float:
+    if not 0 <= (amount := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r}")
+    return amount
+
+
+def _count(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return count
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,55 +1,82 @@
-"""``refill simulate``: what do epochs read, one after another, and how long do they take? Arguments in, a table or JSON
-out."""
+"""What do epochs of the papers' caches read, one after another, and how long do they take?
+
+    python -m benchmarks.papers.epochs --eviction fifo --samples 12000 --pods 3 --memory-samples 800 --fetch-size 50/50
+
+Caches of DELI, SHADE and CoorDL, and the policies ``exact`` and ``redox`` by a clock. Without a clock, and with the
+memory of all pods as one cache, ``refill simulate`` says the same.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from refill.errors import InvalidInput
-from refill.protocol.policies import terms_of
-from refill_service.cache_core.epoch_order import Traces
-from refill_service.cache_core.exact.fetching import HALF, Fetching
-from refill_service.cache_core.sample_mapping import abstract_chunks_for_groups
-from refill_service.planning.drawn_orders import DrawnOrders
-from refill_service.planning.loop_clock import LoopClock
-from refill_service.planning.ordered_reads import (
-    EpochReads,
+from benchmarks.papers.drawn_orders import DrawnOrders
+from benchmarks.papers.loop_clock import LoopClock
+from benchmarks.papers.ordered_reads import (
     Losses,
     OrderedRun,
-    dealt,
     keyed_orders,
     losses_of_file,
     losses_of_samples,
-    orders_of_file,
     simulate_orders,
 )
-from refill_service.planning.simulation import LOOP_BATCH
 
-__all__ = ["add_options", "are_epochs_asked_for", "refuse_options", "run_orders"]
+from refill.errors import InvalidInput, RefillError
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.policies import terms_of
+from refill_service.cache_core.epoch_order import Traces
+from refill_service.cache_core.exact.fetching import HALF, Fetching
+from refill_service.planning.listed_orders import dealt, orders_of_file
+from refill_service.planning.simulated_job import LOOP_BATCH
+
+__all__ = ["main"]
 
 _DEFAULT_SAMPLES = 131_072
 _DEFAULT_EPOCHS = 3
-_OF_EPOCHS = ("memory_samples", "epochs", "clock")
 _OF_EXACT = (
     *("eviction", "trace", "read_ahead", "caches", "fetch_size", "fetch_threshold"),
     *("losses", "repetition", "improving"),
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _add_options(parser)
+    try:
+        return _run(parser.parse_args(argv))
+    except RefillError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     eviction, read_ahead = (_setting(name) for name in ("eviction", "read_ahead"))
-    group = parser.add_argument_group("several epochs, whose memory outlives them")
+    group = parser
     exact = parser.add_argument_group("policy exact")
+    redox = parser.add_argument_group("policy redox")
+    group.add_argument("--policy", choices=["exact", "redox"], default="exact")
+    group.add_argument("--samples", type=int, help=f"of the dataset (default: {_DEFAULT_SAMPLES}, or as --trace says)")
+    group.add_argument("--chunk-size", type=int, default=64, metavar="K", help="default: %(default)s")
+    group.add_argument("--pods", type=int, default=3, help="each the home of one rank (default: %(default)s)")
+    group.add_argument(
+        "--batch", type=int, default=0, metavar="B", help="positions that a rank asks for at once (default: as --clock)"
+    )
+    group.add_argument("--seed", type=int, default=0)
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    redox.add_argument("--group-order", choices=["consecutive", "interleaved"], default=JobSpec.group_order)
+    redox.add_argument("--refill", choices=["best", "random"], default=JobSpec.refill)
+    redox.add_argument("--window", type=int, default=20_000, metavar="P", help="default: %(default)s")
+    redox.add_argument("--remote-memory-samples", type=int, default=10_000, metavar="L", help="default: %(default)s")
     exact.add_argument("--eviction", choices=eviction.choices, help=f"{eviction.about} (default: {eviction.default})")
     group.add_argument(
         "--memory-samples",
         type=int,
         metavar="C",
-        help="how many samples each pod has memory for (default: of policies exact and planned a tenth of the dataset "
-        "over all pods, of redox as --group-size says)",
+        help="how many samples each pod has memory for (default: a tenth of the dataset over all pods)",
     )
     group.add_argument(
         "--epochs",
@@ -140,22 +167,9 @@ def _setting(name: str) -> Any:
     return next(setting for setting in terms_of("exact").settings if setting.name == name)
 
 
-def are_epochs_asked_for(args: argparse.Namespace) -> bool:
-    """Of a policy that has a way without, one epoch by itself."""
-    return any(getattr(args, name) is not None for name in _OF_EPOCHS)
-
-
-def refuse_options(args: argparse.Namespace) -> None:
-    """Raises :class:`InvalidInput` for options that nothing comes of."""
-    for name in (*_OF_EXACT, *_OF_EPOCHS) if args.paper else _OF_EXACT:
-        if getattr(args, name) is not None:
-            why = "does not go with --paper" if args.paper else "is an option of --policy exact"
-            raise InvalidInput(f"--{name.replace('_', '-')} {why}")
-
-
-def run_orders(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     run, orders, num_epochs, losses, drawn = _what_to_run(args)
-    epochs = _with_progress(run, orders, num_epochs, losses, drawn)
+    epochs = list(simulate_orders(run, orders, num_epochs, losses, drawn))
     head = _head(run)
     if drawn is not None:
         head |= {"repetition": drawn.repetition, "improving": drawn.improving}
@@ -181,8 +195,11 @@ def _what_to_run(
 ) -> tuple[OrderedRun, list[Traces], int, list[list[Losses]], DrawnOrders | None]:
     """And how many of the orders to run, and the losses of each epoch and rank, if any are known; or what draws the
     orders."""
-    if args.policy != "exact":
-        refuse_options(args)
+    for name in _OF_EXACT if args.policy != "exact" else ():
+        if getattr(args, name) is not None:
+            raise InvalidInput(f"--{name.replace('_', '-')} is an option of --policy exact")
+    if args.batch < 0:
+        raise InvalidInput(f"--batch must be at least 1, got {args.batch}")
     if args.memory_samples is not None and args.memory_samples < 1:
         raise InvalidInput(f"--memory-samples must be at least 1, got {args.memory_samples}")
     num_samples, of_file = args.samples, None
@@ -197,7 +214,7 @@ def _what_to_run(
     else:
         run = _redirected(args, num_samples, batch_size, clock)
     if of_file is not None:
-        orders, num_epochs = dealt(of_file, run), len(of_file)
+        orders, num_epochs = dealt(of_file, run.num_samples, run.num_pods), len(of_file)
     else:
         num_epochs = _DEFAULT_EPOCHS if args.epochs is None else args.epochs
         orders = keyed_orders(run, num_epochs)
@@ -250,13 +267,7 @@ def _ordered(args: argparse.Namespace, num_samples: int, batch_size: int, clock:
 
 def _redirected(args: argparse.Namespace, num_samples: int, batch_size: int, clock: LoopClock | None) -> OrderedRun:
     """Of policies that bind requests to a place in memory."""
-    for name in ("pods", "group_size", "chunk_size"):
-        if getattr(args, name) < 1:
-            raise InvalidInput(f"{name} must be at least 1, got {getattr(args, name)}")
-    memory_samples = args.memory_samples
-    if memory_samples is None:
-        chunks = -(-num_samples // args.chunk_size) // args.pods
-        memory_samples = abstract_chunks_for_groups(max(1, chunks), args.group_size) * args.chunk_size
+    memory_samples = args.memory_samples or max(1, num_samples // 10 // max(1, args.pods))
     return OrderedRun(
         num_samples=num_samples,
         memory_samples=memory_samples,
@@ -268,7 +279,7 @@ def _redirected(args: argparse.Namespace, num_samples: int, batch_size: int, clo
         policy=args.policy,
         group_order=args.group_order,
         refill=args.refill,
-        window=args.window if args.prefetch == "on" and args.pods > 1 else 0,
+        window=args.window if args.pods > 1 else 0,
         remote_memory_samples=args.remote_memory_samples,
     )
 
@@ -307,17 +318,5 @@ def _head(run: OrderedRun) -> dict[str, Any]:
     return head
 
 
-def _with_progress(
-    run: OrderedRun, orders: list[Traces], num_epochs: int, losses: list[list[Losses]], drawn: DrawnOrders | None
-) -> list[EpochReads]:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("requests")
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        return list(simulate_orders(run, orders, num_epochs, progress, losses, drawn))
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 import numpy as np
+from benchmarks.papers.loop_clock import LoopClock
 
 from refill_service.cache_core.exact.fetching import Fetching
 from refill_service.cache_core.exact.sample_caches import FifoCache
 from refill_service.cache_core.sample_mapping import Int64Array
-from refill_service.planning.loop_clock import LoopClock
 
 __all__ = ["FetchingNode"]
 

@@ -16,14 +16,15 @@ from heapq import heappop, heappush, heapreplace
 from typing import Any
 
 import numpy as np
+from benchmarks.papers.loop_clock import FetchService, LoopClock
+from benchmarks.papers.scored_owner import ScoredOwner
 
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.home_machine import HomeMachine
 from refill_service.cache_core.owner_machine import OpenEpoch
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import Int64Array
-from refill_service.planning.lockstep import LocalOwner, ask_batch
-from refill_service.planning.loop_clock import FetchService, LoopClock
+from refill_service.planning.lockstep import ask_batch
 
 __all__ = ["TimedEpochs", "TimedOwner"]
 
@@ -61,7 +62,7 @@ class _Store:
         return over
 
 
-class TimedOwner(LocalOwner):
+class TimedOwner(ScoredOwner):
     """An owner whose reads arrive when its store brings them: ``begin`` and ``requested`` order them. Made by
     :meth:`TimedEpochs.owner`."""
 
@@ -139,7 +140,7 @@ class TimedEpochs:
         self._owners: list[TimedOwner] = []
 
     def owner(self, *arguments: Any, **settings: Any) -> TimedOwner:
-        """Of one more pod; parameters as of :class:`LocalOwner`."""
+        """Of one more pod; parameters as of ``LocalOwner``."""
         self._owners.append(TimedOwner(self, _Store(self._clock.svc, self._link), *arguments, **settings))
         return self._owners[-1]
 

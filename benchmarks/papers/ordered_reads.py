@@ -1,8 +1,8 @@
 """What do epochs cost, one after another? The machines of pods in lockstep, or on a clock (``timed_epochs.py``).
 
-Orders are keyed, as jobs have them, or come from a file. A sample counts as one byte, so memory is in samples. The
-memory of all pods is one cache; with ``private`` caches, of policy ``exact``, each node has one of its own that only
-its rank uses, as in the papers (DELI, section 3; CoorDL).
+Beyond what ``refill simulate`` does, the papers' caches: with ``private`` ones each node has its own that only its rank
+uses (DELI, section 3; CoorDL), what training finds may say what stays and what comes (SHADE), and reads may take time.
+A sample counts as one byte, so memory is in samples.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from benchmarks.papers.drawn_orders import DrawnOrders
+from benchmarks.papers.fetched_reads import FetchingNode
+from benchmarks.papers.loop_clock import NO_TIME, LoopClock
+from benchmarks.papers.scored_owner import ScoredOwner
+from benchmarks.papers.timed_epochs import TimedEpochs
 from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
@@ -22,24 +27,17 @@ from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, T
 from refill_service.cache_core.exact.fetching import Fetching
 from refill_service.cache_core.home_machine import HomeMachine
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, Int64Array
-from refill_service.planning.drawn_orders import DrawnOrders
-from refill_service.planning.fetched_reads import FetchingNode
-from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
-from refill_service.planning.loop_clock import NO_TIME, LoopClock
-from refill_service.planning.timed_epochs import TimedEpochs
+from refill_service.planning.lockstep import ask_batch, epoch_in_lockstep
 
 __all__ = [
     "EpochReads",
     "OrderedRun",
-    "dealt",
     "keyed_orders",
     "losses_of_file",
     "losses_of_samples",
-    "orders_of_file",
     "simulate_orders",
 ]
 
-Progress = Callable[[int, int], None]
 Losses = NDArray[np.float64]
 """``(positions,)``: what training found at each of a rank's positions in an epoch."""
 
@@ -119,52 +117,6 @@ def keyed_orders(run: OrderedRun, num_epochs: int) -> list[Traces]:
     return [KeyedTraces(run.num_samples, run.num_pods, seed=run.seed, epoch=epoch) for epoch in range(num_epochs + 1)]
 
 
-def orders_of_file(path: Path, num_samples: int | None, num_epochs: int | None) -> tuple[int, list[Int64Array]]:
-    """``(samples, the order of each epoch)`` of a file with one sample id a line.
-
-    As many epochs as are given, of as many lines as there are samples; one epoch may have any length. Where nothing is
-    given, there are epochs if each run of so many lines names every sample once, else all is one order.
-
-    :param num_samples: None: as the largest id says.
-    """
-    asked = _ids_of(path)
-    if not len(asked):
-        raise InvalidInput(f"trace {path} names no sample")
-    if num_samples is None:
-        num_samples = int(asked.max()) + 1
-    if len(wrong := np.flatnonzero(asked >= num_samples)):
-        line = int(wrong[0])
-        raise InvalidInput(f"trace {path} line {line + 1}: sample {asked[line]}; there are 0 to {num_samples - 1}")
-    if num_epochs is None:
-        whole = len(asked) % num_samples == 0 and _each_once(asked.reshape(-1, num_samples))
-        num_epochs = len(asked) // num_samples if whole else 1
-    if num_epochs < 1:
-        raise InvalidInput(f"epochs must be at least 1, got {num_epochs}")
-    if num_epochs > 1 and len(asked) != num_epochs * num_samples:
-        raise InvalidInput(
-            f"trace {path} names {len(asked):,} samples; {num_epochs} epochs of {num_samples:,} are "
-            f"{num_epochs * num_samples:,}"
-        )
-    return num_samples, list(asked.reshape(num_epochs, -1))
-
-
-def _ids_of(path: Path) -> Int64Array:
-    try:
-        lines = path.read_text().rstrip().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise InvalidInput(f"can't read trace {path}: {why}") from error
-    if lines == [""]:
-        return np.empty(0, dtype=np.int64)
-    ids = np.empty(len(lines), dtype=np.int64)
-    for number, line in enumerate(lines):
-        text = line.strip()
-        if not (text.isascii() and text.isdigit() and len(text) <= 18):
-            raise InvalidInput(f"trace {path} line {number + 1}: {text[:40]!r} is no sample id")
-        ids[number] = int(text)
-    return ids
-
-
 def losses_of_file(
     path: Path, run: OrderedRun, num_epochs: int, of_file: Sequence[Int64Array] | None
 ) -> list[list[Losses]]:
@@ -209,26 +161,10 @@ def _losses_in(path: Path) -> Losses:
     return found
 
 
-def _each_once(orders: Int64Array) -> bool:
-    return bool((np.sort(orders, axis=1) == np.arange(orders.shape[1])).all())
-
-
-def dealt(orders: Sequence[Int64Array], run: OrderedRun) -> list[Traces]:
-    """To ranks, as torch's DistributedSampler deals them: padded from the front."""
-    found: list[Traces] = []
-    for order in orders:
-        padded = np.resize(order, -(-len(order) // run.num_pods) * run.num_pods)
-        found.append(
-            ExplicitTraces(run.num_samples, {rank: padded[rank :: run.num_pods] for rank in range(run.num_pods)})
-        )
-    return found
-
-
 def simulate_orders(
     run: OrderedRun,
     orders: Sequence[Traces],
     num_epochs: int,
-    progress: Progress | None = None,
     losses: Sequence[Sequence[Losses]] = (),
     drawn: DrawnOrders | None = None,
 ) -> Iterator[EpochReads]:
@@ -237,14 +173,9 @@ def simulate_orders(
     :param orders: of each epoch, for its ranks; there may be more than are run. With private caches there are as many
         ranks as pods.
     :param losses: of each epoch and rank, for eviction ``importance``: after each batch its samples are ranked by them.
-    :param progress: called now and then with (requests made, all requests).
     :param drawn: draws each epoch when it begins, of eviction ``importance`` with one cache; then there are neither
         orders nor losses.
     """
-    num_requests = sum(traces.length(0) * traces.num_ranks for traces in orders[:num_epochs])
-    if drawn is not None:
-        num_requests = -(-run.num_samples // run.num_pods) * run.num_pods * num_epochs
-    done = 0
     caches: list[_Caches] = [
         _FetchingNode(run, each) if run.private and run.fetching else _Cluster(run, each, of_ranks, drawn)
         for each, of_ranks in (_each_rank(orders, losses, run) if run.private else [(list(orders), list(losses))])
@@ -252,10 +183,8 @@ def simulate_orders(
     for epoch in range(num_epochs):
         found = []
         for cache in caches:
-            for requests in cache.epoch(epoch):
-                done += requests
-                if progress is not None:
-                    progress(done, num_requests)
+            for _ in cache.epoch(epoch):
+                pass
             found.append(cache.reads(epoch))
         yield _all_of(found)
 
@@ -303,12 +232,12 @@ class _Cluster:
         self, run: OrderedRun, orders: list[Traces], losses: list[Sequence[Losses]], drawn: DrawnOrders | None
     ) -> None:
         self._run, self._orders, self._losses, self._drawn = run, orders, losses, drawn
-        self._owners: list[LocalOwner] = []
+        self._owners: list[ScoredOwner] = []
         self._draw(0)
         self._timed = TimedEpochs(run.clock, run.batch_size) if run.clock and run.clock.reads_take_time else None
         num_pods, num_ranks = 1 if run.private else run.num_pods, orders[0].num_ranks
         layout = ChunkLayout(np.array([0, run.num_samples], dtype=np.int64), run.read_size)
-        make: Callable[..., LocalOwner] = self._timed.owner if self._timed else LocalOwner
+        make: Callable[..., ScoredOwner] = self._timed.owner if self._timed else ScoredOwner
         self._owners = [self._owner(make, layout, pod, num_pods, num_ranks) for pod in range(num_pods)]
         bounds = layout.owner_bounds(num_pods)
         self._homes: list[HomeMachine[int]] = [
@@ -335,9 +264,8 @@ class _Cluster:
         before = 0
         batch_size, in_turn = self._run.batch_size, self._run.eviction == "importance"
         step = 0
-        for rank, positions, _ in epoch_in_lockstep(
-            self._owners, self._homes, traces, batch_size, number, one_by_one=in_turn
-        ):
+        asked = self._one_by_one if in_turn else epoch_in_lockstep
+        for rank, positions, _ in asked(self._owners, self._homes, traces, batch_size, number):
             if in_turn and len(positions) and int(positions[0]) // batch_size > step:
                 self._step_ends(number, step)
                 step += 1
@@ -348,6 +276,24 @@ class _Cluster:
             yield len(positions)
         if in_turn:
             self._step_ends(number, step)
+
+    @staticmethod
+    def _one_by_one(
+        owners: Sequence[ScoredOwner], homes: Sequence[HomeMachine[int]], traces: Traces, batch_size: int, epoch: int
+    ) -> Iterator[tuple[int, Int64Array, Int64Array]]:
+        """As :func:`epoch_in_lockstep`, where a batch is asked for position by position."""
+        if epoch:
+            for rank, home in enumerate(homes):
+                home.entered(epoch, rank)
+            for owner in owners:
+                owner.begin(epoch)
+        for first in range(0, traces.length(0), batch_size):
+            positions = np.arange(first, min(first + batch_size, traces.length(0)), dtype=np.int64)
+            for rank, home in enumerate(homes):
+                asked, repeats = traces.asked(rank, positions)
+                for place in range(len(positions)):
+                    each = slice(place, place + 1)
+                    yield ask_batch(owners, home, epoch, rank, positions[each], asked[each], repeats[each])
 
     def _step_ends(self, number: int, step: int) -> None:
         """Fact: all ranks have trained with their batches of this step."""
@@ -386,8 +332,8 @@ class _Cluster:
         return replace(found, load_seconds=max(loading), run_seconds=max(running))
 
     def _owner(
-        self, make: Callable[..., LocalOwner], layout: ChunkLayout, pod: int, num_pods: int, num_ranks: int
-    ) -> LocalOwner:
+        self, make: Callable[..., ScoredOwner], layout: ChunkLayout, pod: int, num_pods: int, num_ranks: int
+    ) -> ScoredOwner:
         share = layout.share(pod, num_pods)
         run, keeps_order = self._run, self._run.policy == "exact"
         own: dict[str, Any] = {"refill": run.refill}
@@ -405,7 +351,7 @@ class _Cluster:
             run.memory_samples,
             window=run.window,
             key=f"{run.seed} 0 {pod}",  # as of a job with this seed
-            own=own,
+            settings=terms_of(run.policy).settings_with(run.policy, own),
         )
 
 

@@ -1,4 +1,4 @@
-"""`refill cost --samples` adds up what each way to read a dataset costs, and finds where the lines cross."""
+"""`cost_compare` adds up what each way to read a dataset costs, and finds where the lines cross."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from refill_service.cli import main
-from refill_service.planning.cost_lines import (
+from benchmarks.papers.cost_compare import main
+from benchmarks.papers.cost_lines import (
     MEMORY_PARTS,
     SAMPLE_SIZES,
     WAYS,
@@ -23,6 +22,7 @@ from refill_service.planning.cost_lines import (
     line_of,
     with_memory_parts,
 )
+
 from refill_service.planning.provider_prices import PROVIDERS
 
 RUN = ComparedRun(
@@ -191,7 +191,7 @@ class TestCommand:
         assert "  s3, gcs, r2  " in shown
 
     def test_of_fewer_samples_than_a_chunk_has(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["cost", "--samples", "20", "--memory", "50%", "--json"]) == 0
+        assert main(["--samples", "20", "--memory", "50%", "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
         found = [each["way"] for each in answer["ways"]]
         assert found == [name for name, way in WAYS.items() if way.chunk_size <= 8]
@@ -202,7 +202,7 @@ class TestCommand:
 
     def test_of_two_samples(self, capsys: pytest.CaptureFixture[str]) -> None:
         """A tenth of them, the default, would be none: one is held."""
-        assert main(["cost", "--samples", "2"]) == 0
+        assert main(["--samples", "2"]) == 0
         shown = capsys.readouterr().out.splitlines()
         assert shown[0].startswith("2 samples, 200 kB; 50.0% of them in memory")
         larger = "exact K=8, exact K=64, planned K=16, redox K=64"
@@ -212,24 +212,20 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("--samples", "10000", "--gets", "7"), "--gets is of one run"),
-            (("--samples", "10000", "--provider", "s3"), "--provider is of one run"),
             (("--samples", "1"), "--samples must be at least 2"),
             (("--samples", "10000", "--memory", "0.001%"), "raise the memory"),
             (("--samples", "10000", "--memory", "200%"), "is not a part of the dataset"),
             (("--samples", "10000", "--store-bandwidth", "0"), "--store-bandwidth must be more than 0"),
-            (("--run-seconds", "1", "--vm-price", "1", "--elsewhere"), "--elsewhere goes with --samples"),
-            (("--vm-price", "1"), "needs --run-seconds"),
         ],
     )
     def test_bad_input_is_one_line(
         self, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
     ) -> None:
-        assert main(["cost", *arguments]) == 2
+        assert main(list(arguments)) == 2
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1, error
 
     def compared(self, capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
-        assert main(["cost", "--samples", "20000", "--nodes", "2", "--epochs", "3", "--vm-price", "1", *arguments]) == 0
+        assert main(["--samples", "20000", "--nodes", "2", "--epochs", "3", "--vm-price", "1", *arguments]) == 0
         return capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What `refill simulate --clock` predicts where reads take time, beside sums done by hand."""
+"""What the clock predicts where reads take time, beside sums done by hand."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from refill_service.cli import main
+from benchmarks.papers.epochs import main
 
 STORE = {"parallel": 8, "latency": 0.01, "size": 1000, "bandwidth": 1e6}
 """1000 samples a second."""
@@ -19,7 +18,7 @@ def timed(
 ) -> list[dict[str, Any]]:
     path = tmp_path / "clock.json"
     path.write_text(json.dumps({"batch": 20, "svc": svc} | clock))
-    assert main(["simulate", "--json", "--clock", str(path), *map(str, arguments)]) == 0
+    assert main(["--json", "--clock", str(path), *map(str, arguments)]) == 0
     epochs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["epochs"]
     return epochs
 

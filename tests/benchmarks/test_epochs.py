@@ -1,4 +1,4 @@
-"""`refill simulate --policy exact` reaches the answers that are known for orders that are kept, and takes any order."""
+"""The papers' caches reach the answers that are known for them: CoorDL, DELI, SHADE."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cache_core.portable_order import PortableRandom
+from benchmarks.papers.epochs import main
+from benchmarks.papers.loop_clock import FetchService
+from benchmarks.papers.ordered_reads import OrderedRun, simulate_orders
 
 from refill_service.cache_core.epoch_order import KeyedTraces
-from refill_service.cli import main
-from refill_service.planning.loop_clock import FetchService
-from refill_service.planning.ordered_reads import OrderedRun, simulate_orders
 
 VARIANT = pytest.mark.variant
 
 
 def simulated(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    assert main(["simulate", "--policy", "exact", "--json", *map(str, arguments)]) == 0
+    assert main(["--json", *map(str, arguments)]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -33,78 +32,12 @@ def written(path: Path, *orders: np.ndarray) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def three_epochs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    generator = PortableRandom(1)
-    return written(tmp_path_factory.mktemp("traces") / "three.txt", *(generator.permutation(2048) for _ in range(3)))
-
-
-@pytest.mark.parametrize(
-    ("chunk_size", "memory", "gets"),
-    [(1, 204, [2048, 1844, 1844]), (8, 204, [767, 671, 694]), (64, 204, [215, 209, 208]), (64, 512, [125, 95, 95])],
-)
-def test_the_exact_answers_of_the_earliest_use(
-    capsys: pytest.CaptureFixture[str], three_epochs: Path, chunk_size: int, memory: int, gets: list[int]
-) -> None:
-    options = ("--trace", three_epochs, "--memory-samples", memory, "--chunk-size", chunk_size, "--pods", 1)
-    found = simulated(capsys, "--eviction", "earliest", *options)
-    assert column(found, "gets") == column(found, "misses") == gets
-    assert column(found, "samples_read") == [each * chunk_size for each in gets]
-    assert column(found, "hits") == [2048 - each for each in gets]
-
-
 def test_one_rank_reads_from_several_pods() -> None:
     orders = [KeyedTraces(600, 1, seed=1, epoch=epoch) for epoch in range(3)]
     run = OrderedRun(600, memory_samples=40, num_pods=3, batch_size=16, eviction="never")
     first, second = simulate_orders(run, orders, 2)
     assert (first.gets, second.gets) == (600, 600 - 3 * 40), "each pod has memory for 40"
     assert (second.hits, second.misses) == (3 * 40, 600 - 3 * 40)
-
-
-def test_an_order_of_any_length(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    trace = written(tmp_path / "skewed.txt", PortableRandom(5).skewed(500, 20_000))
-    options = ("--samples", 500, "--trace", trace, "--pods", 1, "--chunk-size", 1, "--memory-samples", 50)
-    many = simulated(capsys, "--eviction", "lru", *options, "--epochs", 40)
-    assert len(many["epochs"]) == 40
-    assert sum(column(many, "hits")) == 3720, "memory outlives epochs"
-
-
-@pytest.mark.parametrize(
-    ("eviction", "chunk_size", "gets", "batch"),
-    [
-        ("rolling", 64, 3.90, 256),
-        pytest.param("renewal", 64, 4.00, 1, marks=pytest.mark.variant),
-        ("rolling", 1, 57.6, 256),
-    ],
-)
-def test_gets_of_64_samples(
-    capsys: pytest.CaptureFixture[str], eviction: str, chunk_size: int, gets: float, batch: int
-) -> None:
-    """Known for 131,072 samples; here there are fewer, and some 3 % more."""
-    num_samples = 16_384
-    options = ("--samples", num_samples, "--memory-samples", num_samples // 10, "--pods", 1, "--epochs", 2)
-    found = simulated(capsys, "--eviction", eviction, "--chunk-size", chunk_size, "--batch", batch, *options)
-    for each in column(found, "gets")[1:]:  # a job goes on after the last one, too
-        assert each / num_samples * 64 == pytest.approx(gets, rel=0.06)
-
-
-@pytest.mark.parametrize(
-    ("eviction", "share", "gets", "batch"),
-    [
-        ("rolling", 0.05, 25.8, 256),
-        pytest.param("renewal", 0.05, 27.6, 1, marks=pytest.mark.variant),
-        pytest.param("rolling", 0.4, 7.19, 1, marks=pytest.mark.variant),
-        ("renewal", 0.4, 8.54, 256),
-    ],
-)
-def test_gets_of_small_chunks_with_little_and_with_much_memory(
-    capsys: pytest.CaptureFixture[str], eviction: str, share: float, gets: float, batch: int
-) -> None:
-    """Once memory is full, within 3 % of what is known for 131,072 samples, whatever a batch is."""
-    num_samples = 8192
-    options = ("--samples", num_samples, "--memory-samples", int(share * num_samples), "--pods", 1, "--epochs", 3)
-    found = simulated(capsys, "--eviction", eviction, "--chunk-size", 8, "--batch", batch, *options)
-    assert sum(column(found, "gets")[1:]) / 2 / num_samples * 64 == pytest.approx(gets, rel=0.03)
 
 
 def test_importance_by_the_losses_of_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -245,28 +178,6 @@ def test_what_a_fetch_leaves_out_is_renewed(capsys: pytest.CaptureFixture[str], 
     assert column(found, "gets") == [4, 2]
 
 
-def test_pods_fetch_what_is_asked_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    """Their memory is one cache, and a pod does not read what is on its way."""
-    options = (
-        "--samples",
-        6000,
-        "--pods",
-        3,
-        "--memory-samples",
-        500,
-        "--epochs",
-        2,
-        "--caches",
-        "shared",
-        "--batch",
-        1,
-    )
-    found = simulated(capsys, "--eviction", "fifo", *options, "--fetch-size", 200, "--fetch-threshold", 50)
-    assert column(found, "misses") == [0, 0]
-    assert column(found, "gets")[0] == 6000
-    assert 5500 < column(found, "gets")[1] < 6000, "some of what a fetch leaves out"
-
-
 def test_the_clock_of_other_caches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Each rank looks up all of its samples and pays for its misses: with one sample each, as in the paper's table."""
     options = ("--samples", 4000, "--pods", 2, "--memory-samples", 1000, "--epochs", 2)
@@ -325,19 +236,10 @@ def test_a_clock_that_is_wrong_is_one_line(
     monkeypatch.chdir(tmp_path)
     if clock is not None:
         (tmp_path / "clock.json").write_text(clock)
-    assert main(["simulate", "--policy", "exact", "--clock", "clock.json"]) == 2
+    assert main(["--clock", "clock.json"]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1, error
-
-
-@pytest.mark.parametrize(
-    "option", ["--fetch-size", "--fetch-threshold", "--clock", "--losses", "--repetition", "--trace", "--eviction"]
-)
-def test_help_says_what_an_option_is(capsys: pytest.CaptureFixture[str], option: str) -> None:
-    with pytest.raises(SystemExit):
-        main(["simulate", "--help"])
-    assert option in capsys.readouterr().out
 
 
 BY_LOSSES = ("--eviction", "importance", "--losses", "large.txt", "--samples", "3")
@@ -349,17 +251,8 @@ BY_LOSSES = ("--eviction", "importance", "--losses", "large.txt", "--samples", "
         (("--memory-samples", "0"), "--memory-samples must be at least 1, got 0"),
         (("--samples", "10", "--chunk-size", "11"), "chunk size 11 is larger than every blob"),
         (("--epochs", "0"), "epochs must be at least 1, got 0"),
-        (("--read-ahead", "0.7"), "setting read_ahead of policy exact must be at most 0.5, got 0.7"),
-        (("--trace", "nowhere.txt"), "can't read trace nowhere.txt: No such file or directory"),
-        (("--trace", "words.txt"), "trace words.txt line 2: 'one' is no sample id"),
-        (("--trace", "words.txt", "--samples", "5"), "trace words.txt line 2: 'one' is no sample id"),
-        (("--trace", "large.txt", "--samples", "5"), "trace large.txt line 3: sample 5; there are 0 to 4"),
-        (("--trace", "large.txt", "--epochs", "2"), "trace large.txt names 3 samples; 2 epochs of 6 are 12"),
-        (("--trace", "empty.txt"), "trace empty.txt names no sample"),
         (("--fetch-size", "4"), "--fetch-size goes with --eviction fifo"),
         (("--eviction", "fifo", "--fetch-size", "0"), "--fetch-size must be at least 1, got 0"),
-        (("--eviction", "fifo", "--fetch-size", "-1"), "must be a number of samples or 50/50, got '-1'"),
-        (("--eviction", "fifo", "--fetch-size", "half"), "must be a number of samples or 50/50, got 'half'"),
         (("--eviction", "fifo", "--fetch-threshold", "4"), "--fetch-threshold goes with --fetch-size"),
         (
             ("--eviction", "fifo", "--fetch-size", "70000", "--caches", "shared"),
@@ -394,7 +287,6 @@ BY_LOSSES = ("--eviction", "importance", "--losses", "large.txt", "--samples", "
         (("--policy", "redox", "--eviction", "lru"), "--eviction is an option of --policy exact"),
         (("--policy", "redox", "--epochs", "2", "--trace", "large.txt"), "--trace is an option of --policy exact"),
         (("--policy", "redox", "--memory-samples", "63"), "memory for 63 samples holds no chunk of 64"),
-        (("--policy", "redox", "--paper", "--epochs", "2"), "--epochs does not go with --paper"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -413,7 +305,7 @@ def test_bad_input_is_one_line(
         ("two", "1\n0\n"),
     ):
         (tmp_path / f"{name}.txt").write_text(text)
-    assert main(["simulate", "--policy", "exact", *arguments]) == 2
+    assert main(list(arguments)) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1, error

@@ -13,6 +13,7 @@ import numpy as np
 from refill.errors import InvalidInput
 from refill.protocol.class_order import balanced_order, bucket_order, positions_in_turn, rank_part, samples_for
 from refill.protocol.class_plan import StoredSamples, plan_epoch_within_classes
+from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import WITHIN_CLASSES
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
@@ -77,9 +78,14 @@ def simulate_classes(classes: Int64Array, run: ClassRun) -> ClassReads:
     num_samples, num_pods, batch_size = len(classes), run.num_pods, run.batch_size
     layout = ChunkLayout(np.array([0, num_samples], dtype=np.int64), run.chunk_size)
     lengths = np.ones(num_samples, dtype=np.int64)
-    plan = made_up_plan(
-        layout, lengths, run.memory_samples, num_pods, run.seed, is_listed=True, selection=WITHIN_CLASSES
+    spec = JobSpec(
+        "simulated",
+        "memory://simulated",
+        seed=run.seed,
+        order="explicit",
+        policy_settings={"selection": WITHIN_CLASSES},
     )
+    plan = made_up_plan(spec, layout, lengths, run.memory_samples, num_pods)
     pods = PlannedPods(plan, layout, lengths, run.memory_samples, num_pods)
     epoch = 1  # one of those after the first
     stored = StoredSamples(

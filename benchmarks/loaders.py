@@ -1,22 +1,21 @@
 """What do planned epochs read, where memory is not what was planned for and requests come out of order?
 
-The shares of pods with no I/O (``planned_pods.py``). Loaders are those of torch: a rank's loop takes its batches in
-their order, and its W workers have at most 2 W of them under way; batch b is asked for by worker b % W when that has
-loaded its batch before. A sample counts as one byte, so memory is in samples.
+``refill simulate`` has ranks in step; here their loaders are not. Loaders are those of torch: a rank's loop takes its
+batches in their order, and its W workers have at most 2 W of them under way; batch b is asked for by worker b % W when
+that has loaded its batch before. A sample counts as one byte, so memory is in samples.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 from refill.protocol.dealing import Dealing
+from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import asked_at_once
 from refill.protocol.plan_settings import PlanSettings
 from refill_service.cache_core.sample_mapping import ChunkLayout
@@ -30,8 +29,6 @@ PREFETCH_FACTOR = 2
 _SLOWEST = 2.0
 """Workers' speeds lie evenly from 1 to this; and how long a batch takes is exponential, since samples and machines
 differ. The loop takes no time, so that it is workers that it waits for: then they are most out of order."""
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -93,45 +90,31 @@ class PlannedReads:
     delivered: int
     """Different samples that ranks got."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
-
-def simulate_planned(
-    run: PlannedRun, num_epochs: int, progress: Progress | None = None
-) -> tuple[PlanSettings, Iterator[PlannedReads]]:
+def simulate_planned(run: PlannedRun, num_epochs: int) -> tuple[PlanSettings, Iterator[PlannedReads]]:
     """The plan, and what each epoch reads: the first is the job's first, and the job goes on after the last one. Ranks
-    begin an epoch when all of them have ended the one before.
-
-    :param progress: called after each batch with (batches asked for, all batches).
-    """
+    begin an epoch when all of them have ended the one before."""
     if num_epochs < 1:
         raise InvalidInput(f"epochs must be at least 1, got {num_epochs}")
     layout = ChunkLayout(np.array([0, run.num_samples], dtype=np.int64), run.chunk_size)
     lengths = np.ones(run.num_samples, dtype=np.int64)
-    plan = made_up_plan(
-        layout,
-        lengths,
-        run.memory_samples,
-        run.num_pods,
-        run.seed,
-        plan_bytes=run.plan_samples,
-        num_shares=run.num_shares,
-        run=run.run,
-        at_once_bytes=asked_at_once(max(1, run.num_workers) * run.batch_size, run.num_ranks, 1, run.num_pods),
+    spec = JobSpec(
+        "simulated",
+        "memory://simulated",
+        seed=run.seed,
+        policy_settings={"plan_bytes": run.plan_samples, "shares": run.num_shares, "run": run.run},
     )
+    at_once = asked_at_once(max(1, run.num_workers) * run.batch_size, run.num_ranks, 1, run.num_pods)
+    plan = made_up_plan(spec, layout, lengths, run.memory_samples, run.num_pods, at_once)
     pods = PlannedPods(plan, layout, lengths, run.memory_samples, run.num_pods)
-    return plan, _epochs(run, plan, pods, num_epochs, progress)
+    return plan, _epochs(run, plan, pods, num_epochs)
 
 
-def _epochs(
-    run: PlannedRun, plan: PlanSettings, pods: PlannedPods, num_epochs: int, progress: Progress | None
-) -> Iterator[PlannedReads]:
+def _epochs(run: PlannedRun, plan: PlanSettings, pods: PlannedPods, num_epochs: int) -> Iterator[PlannedReads]:
     dealing = Dealing(run.num_samples, run.num_ranks)
     behind = run.out_of_step * plan.memory_bytes / (run.num_ranks * run.batch_size)
     generator = np.random.default_rng([run.seed, 1])
     num_batches = -(-dealing.per_rank // run.batch_size)
-    done = 0
     for epoch in range(num_epochs):
         seen = np.zeros(run.num_samples, dtype=bool)
         held_peak = pods.held_bytes
@@ -141,9 +124,6 @@ def _epochs(
             # Ranks that do not divide the epoch ask for its first positions once more.
             seen[pods.ask(epoch, positions % run.num_samples)] = True
             held_peak = max(held_peak, pods.held_bytes)
-            done += 1
-            if progress is not None:
-                progress(done, num_epochs * num_batches * run.num_ranks)
         counts = pods.counts.pop(epoch)
         yield PlannedReads(
             epoch,
