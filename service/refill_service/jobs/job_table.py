@@ -40,7 +40,6 @@ from refill_service.journal.kept_parts import KeptParts
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.pinned_tier import PinnedTier
 from refill_service.object_store.store_patience import within
-from refill_service.object_store.store_url import parse_url
 from refill_service.peers.job_peers import Introduce, JobPeers
 from refill_service.peers.peers import Peers
 from refill_service.settings import Settings
@@ -268,7 +267,7 @@ class JobTable:
                 begin=begin,
                 journal_is_whole=kept is not None and kept.whole,
             )
-            pinned = self.pinned.lease(str(parse_url(spec.dataset)), records)
+            pinned = self.pinned.lease(dataset.shared_as, records)
         except BaseException:
             await dataset.close()
             raise
