@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from refill.errors import InvalidInput
-from refill.formats import tokens
+from refill.formats import mds, tokens
 from refill.formats.parsed import Parser
 from refill.tar_samples import parse_members
 
 __all__ = ["parser_of"]
 
-_PARSERS = {"tokens": tokens.make_parser, "megatron": tokens.make_parser}
+_PARSERS = {"mds": mds.make_parser, "tokens": tokens.make_parser, "megatron": tokens.make_parser}
 
 
 def parser_of(metadata: Mapping[str, Any]) -> Parser:

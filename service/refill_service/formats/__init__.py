@@ -4,5 +4,5 @@
 help of the command line, which imports no more than these.
 """
 
-FORMAT_NAMES = ("webdataset", "megatron", "tokens")
+FORMAT_NAMES = ("mds", "webdataset", "megatron", "tokens")
 """In the order in which they are looked for."""

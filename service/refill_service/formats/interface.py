@@ -13,6 +13,7 @@ not by what is claimed.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,12 +36,15 @@ __all__ = [
     "ShardBytes",
     "ShardReport",
     "Source",
+    "json_object",
+    "offsets_table",
     "records_of",
+    "refuse_options",
 ]
 
 _OURS = (INDEX_KEY, LABELS_KEY)
-BATCH = 4096
-"""Records that scanners hand over at once."""
+MOST_JSON_BYTES = 256 << 20
+"""Of an index beside the data: of some 400,000 shards."""
 
 
 class Listing:
@@ -156,6 +160,43 @@ def records_of(offset: Int64Array, length: Int64Array) -> RecordArray:
     found = np.zeros(len(offset), dtype=RECORD)
     found["offset"], found["length"] = offset, length
     return found
+
+
+def offsets_table(shard: Shard, data: ShardBytes, samples: int) -> RecordArray:
+    """The records of a shard that begins with u32 n | u32 offsets[n + 1], as MDS and LitData have it: one read.
+
+    :param samples: that are said to be in it; raises :class:`SampleDamaged` unless they lie there one after another.
+    """
+    end = 4 * (samples + 2)
+    if end > shard.size_bytes:
+        raise data.damaged(f"it has no room for the places of the {samples} samples that it should hold", 0)
+    words = np.frombuffer(data.read(0, end), dtype="<u4").astype(np.int64)
+    if int(words[0]) != samples:
+        raise data.damaged(f"it says that it holds {int(words[0])} samples, and the dataset's index says {samples}", 0)
+    offsets = words[1:]
+    wrong = np.flatnonzero(np.diff(offsets, prepend=end) < 0)
+    if len(wrong) or int(offsets[-1]) != shard.size_bytes:
+        place = int(wrong[0]) if len(wrong) else samples
+        why = (
+            f"sample {place} can't begin at byte {int(offsets[place])}"
+            if len(wrong)
+            else (f"its samples end at byte {int(offsets[-1])}")
+        )
+        raise data.damaged(why, 4 * (place + 1))
+    return records_of(offsets[:-1], np.diff(offsets))
+
+
+async def json_object(source: Source, found: ListedVersion, where: str) -> dict[str, Any]:
+    """What an index beside the data says. Raises :class:`InvalidInput` for anything else than an object."""
+    if found.size_bytes > MOST_JSON_BYTES:
+        raise InvalidInput(f"{where} has {found.size_bytes:,} bytes, and {MOST_JSON_BYTES:,} are read of it")
+    try:
+        said = json.loads(bytes(await source.read(found, 0, found.size_bytes)))
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{where} is no JSON: {str(error)[:100]}") from error
+    if not isinstance(said, dict):
+        raise InvalidInput(f"{where} is no JSON object")
+    return said
 
 
 def refuse_options(name: str, options: Options) -> None:
