@@ -378,7 +378,7 @@ class JobSamples:
 
     def _know_format(self, connection: PodConnection | PlannedConnection) -> None:
         if not self._decoded.knows_dataset:
-            self._decoded.dataset_is(connection.info().get("metadata", {}))
+            self._decoded.dataset_is(connection.info().get("metadata", {}), lambda: self.labels)
 
     def _answered(
         self,

@@ -30,9 +30,9 @@ class SampleDecoder:
         self._parse: Parser = parse_members
         self.knows_dataset = False
 
-    def dataset_is(self, metadata: Mapping[str, Any]) -> None:
+    def dataset_is(self, metadata: Mapping[str, Any], labels: Callable[[], Any]) -> None:
         """Fact: what its index says, its format among it. Raises :class:`InvalidInput` for one that is unknown."""
-        self._parse, self.knows_dataset = parser_of(metadata), True
+        self._parse, self.knows_dataset = parser_of(metadata, labels), True
 
     def __getstate__(self) -> dict[str, Any]:
         # Parsers stay in their process: each makes its own.

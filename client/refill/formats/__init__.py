@@ -6,21 +6,30 @@ The index of a dataset says in its metadata which format it is, and what its par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from refill.errors import InvalidInput
-from refill.formats import mds, tokens
+from refill.formats import jsonl, mds, objects, tfrecord, tokens
 from refill.formats.parsed import Parser
 from refill.tar_samples import parse_members
 
 __all__ = ["parser_of"]
 
-_PARSERS = {"mds": mds.make_parser, "tokens": tokens.make_parser, "megatron": tokens.make_parser}
+_PARSERS = {
+    "mds": mds.make_parser,
+    "tokens": tokens.make_parser,
+    "megatron": tokens.make_parser,
+    "tfrecord": tfrecord.make_parser,
+    "jsonl": jsonl.make_parser,
+    "objects": objects.make_parser,
+}
 
 
-def parser_of(metadata: Mapping[str, Any]) -> Parser:
+def parser_of(metadata: Mapping[str, Any], labels: Callable[[], Any] = lambda: None) -> Parser:
     """Of a dataset with this metadata. Without a format it is tars.
+
+    :param labels: by id, where samples themselves do not hold them.
 
     Raises :class:`InvalidInput` for a format that is unknown here, or that is described as none is.
     """
@@ -34,6 +43,16 @@ def parser_of(metadata: Mapping[str, Any]) -> Parser:
             f"{', '.join(_PARSERS)}: install the version of refill that the index was written with"
         )
     try:
-        return _PARSERS[name](about)
+        parser = _PARSERS[name](about)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise InvalidInput(f"the index describes its format {name} as none is: {str(error)[:200]}") from error
+    return _with_labels(parser, labels) if about.get("classes") is True else parser
+
+
+def _with_labels(parser: Parser, labels: Callable[[], Any]) -> Parser:
+    def parse(data: memoryview, sample_id: int) -> tuple[str, dict[str, Any]]:
+        key, fields = parser(data, sample_id)
+        found = labels()
+        return key, fields if found is None else fields | {"cls": int(found[sample_id])}
+
+    return parse

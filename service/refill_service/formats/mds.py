@@ -89,7 +89,8 @@ def _shard(said: Any, where: str) -> tuple[str, int, int, list[tuple[str, str, i
         raise InvalidInput(f"{where}: it is described as no shard is")
     if said["format"] != "mds":
         raise InvalidInput(
-            f"{where}: it is of format {said['format'][:40]!r}, and of these mds alone is read in place: write it anew by MDSWriter"
+            f"{where}: it is of format {said['format'][:40]!r}, and mds alone is read in place: write it anew by "
+            "MDSWriter"
         )
     if said.get("compression") or said.get("zip_data"):
         raise InvalidInput(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from refill.errors import EmptyDataset, InvalidInput
-from refill_service.formats import FORMAT_NAMES, mds, megatron, tokens, webdataset
+from refill_service.formats import FORMAT_NAMES, jsonl, mds, megatron, objects, tfrecord, tokens, webdataset
 from refill_service.formats.interface import Format, Listing, Options, Plan, Source
 
 __all__ = ["FORMATS", "planned"]
 
-_MODULES: tuple[Format, ...] = (mds, webdataset, megatron, tokens)
+_MODULES: tuple[Format, ...] = (mds, webdataset, megatron, tokens, tfrecord, jsonl, objects)
 FORMATS = {name: next(each for each in _MODULES if name == each.NAME) for name in FORMAT_NAMES}
 """By name, in the order in which they are looked for."""
 
@@ -17,6 +17,15 @@ _REFUSED = (
         (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
         "that are compressed: pods read parts of a tar, so unpack them first",
     ),
+    (
+        (".tfrecord.gz", ".tfrecords.gz", ".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".json.gz"),
+        "that are compressed, so that samples are no ranges of bytes: decompress them first",
+    ),
+    (
+        (".parquet", ".arrow", ".feather"),
+        "of Parquet or Arrow, whose rows are no ranges of bytes: write them out, as WebDataset or MDS for example",
+    ),
+    ((".pkl", ".pickle"), "of pickles, which run as code when they are read, and refill reads none"),
 )
 """By the ends of names: what can't be read where it lies, why, and what to do."""
 
