@@ -23,6 +23,7 @@ from tests.formats.in_memory import parsed_in_memory
 from refill.answer_checks import checked_job, decoded
 from refill.errors import RefillError, error_from_wire
 from refill.formats.jsonl import make_parser as jsonl_parser
+from refill.formats.litdata import make_parser as litdata_parser
 from refill.formats.mds import make_parser as mds_parser
 from refill.formats.tfrecord import kind_of
 from refill.formats.tfrecord import make_parser as tfrecord_parser
@@ -193,6 +194,32 @@ def _npy() -> bytes:
     return b"\x93NUMPY\1\0\x76\0" + header + bytes(40)
 
 
+def _litdata() -> bytes:
+    rows = [struct.pack("<IIq", 8, 1, 7) + b"x"] * 2
+    chunk = struct.pack("<4I", 2, 16, 33, 50) + b"".join(rows)
+    leaf = {"type": None, "context": None, "children_spec": []}
+    spec = {"type": "builtins.dict", "context": '["a", "b"]', "children_spec": [leaf, leaf]}
+    return _litdata_index(len(chunk), 2, None, "PyTreeLoader", ["int", "str"], spec) + _MARK + chunk
+
+
+def _litdata_tokens() -> bytes:
+    chunk = struct.pack("<3I", 1, 12, 32) + bytes(20)
+    return _litdata_index(len(chunk), 1, 10, "TokensLoader", ["no_header_tensor:20"], {}) + _MARK + chunk
+
+
+def _litdata_index(num_bytes: int, items: int, dim: int | None, loader: str, kinds: list[str], spec: Any) -> bytes:
+    config = {"item_loader": loader, "data_format": kinds, "data_spec": json.dumps([1, spec])}
+    chunk = {"filename": "chunk-0.bin", "chunk_bytes": num_bytes, "chunk_size": items, "dim": dim}
+    return _json(chunks=[chunk], config=config)
+
+
+def _every_leaf(data: bytes) -> object:
+    """The same of a kind of LitData's leaves."""
+    kind = ("tensor", "numpy", "json", "pil", "no_header_tensor:18", "int")[data[0] % 6] if data else "str"
+    parse = litdata_parser({"leaves": [["x", kind]]})
+    return parse(memoryview(struct.pack("<I", len(data[1:])) + data[1:]), 0)
+
+
 def _every_column(data: bytes) -> object:
     """One encoding of MDS, which the first byte says, of the rest."""
     encoding = _MDS_ENCODINGS[data[0] % len(_MDS_ENCODINGS)] if data else "str"
@@ -291,6 +318,17 @@ PARSERS: dict[str, Parser] = {
             bytes([9]) + struct.pack("<3I", 1, 1, 3) + b"RGBabc",
             bytes([12]) + struct.pack("<4I", 0, 2, 1, 2) + b"abc",
             bytes([13]) + b'{"a": [1]}',
+        ],
+    ),
+    "litdata": Parser(_files("index.json", "chunk-0.bin", name="litdata"), [_litdata()]),
+    "litdata_tokens": Parser(_files("index.json", "chunk-0.bin", tokens=3, name="litdata"), [_litdata_tokens()]),
+    "litdata_leaves": Parser(
+        _every_leaf,
+        [
+            bytes([0]) + struct.pack(">IIII", 17, 2, 1, 2) + bytes(16),
+            bytes([1]) + struct.pack("<IIII", 3, 2, 1, 2) + bytes(16),
+            bytes([2]) + b"\5\2\0\0\0\1\0\0\0a\2\1\0\0\0" + bytes(8) + b"\1\0\0\0b\1\1\0\0\0\1\0\0\0x",
+            bytes([2]) + b"\6\1\0\0\0\1\0\0\0\1\0\0\0k\x12" + bytes(8),
         ],
     ),
     "megatron": Parser(_files("a.idx", "a.bin", name="megatron"), [_megatron()]),

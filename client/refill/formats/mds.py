@@ -17,20 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refill.formats.parsed import Coded, Parser, damaged, named
+from refill.formats.values import WRONG, items_of, pil_pixels
+from refill.protocol.number_types import NUMBER_TYPES
 
 __all__ = ["make_parser"]
 
-_NUMBERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
 _NDARRAY_TYPES = {
     8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
     64: "uint64", 65: "int64", 66: "float64",
 }  # fmt: skip
-_PIXELS = {
-    "L": (1, "u1"), "P": (1, "u1"), "LA": (2, "u1"), "RGB": (3, "u1"), "YCbCr": (3, "u1"), "LAB": (3, "u1"),
-    "HSV": (3, "u1"), "RGBA": (4, "u1"), "CMYK": (4, "u1"), "I": (1, "<i4"), "F": (1, "<f4"), "I;16": (1, "<u2"),
-}  # fmt: skip
-"""Pillow's names of modes: how many numbers a pixel has, and of which type."""
-_WRONG = (ValueError, ArithmeticError, LookupError, RecursionError, struct.error, TypeError)
 
 _Decoder = Callable[[memoryview], Any]
 
@@ -51,7 +46,7 @@ def make_parser(about: Mapping[str, Any]) -> Parser:
                 raise damaged(sample_id, "MDS sample", place, f"column {name!r} ends at byte {end} of {len(data)}")
             try:
                 fields[name] = decode(data[place:end])
-            except _WRONG as error:
+            except WRONG as error:
                 why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 raise damaged(sample_id, "MDS sample", place, f"column {name!r} can't be decoded: {why}") from error
             place = end
@@ -66,7 +61,7 @@ def _decoder(encoding: str) -> _Decoder:
     name, _, more = encoding.partition(":")
     if name == "ndarray":
         return _ndarray(more)
-    if name in _NUMBERS and not more:
+    if name in NUMBER_TYPES and not more:
         dtype = np.dtype(name).newbyteorder("<")
         return lambda data: np.frombuffer(data, dtype, count=1).astype(name)[0]
     return _DECODERS[encoding]
@@ -75,7 +70,7 @@ def _decoder(encoding: str) -> _Decoder:
 def _ndarray(given: str) -> _Decoder:
     """:param given: ``""``, ``"int32"`` or ``"int32:3,4"``: what is not said comes with each value."""
     said_type, _, said_shape = given.partition(":")
-    if said_type and said_type not in _NUMBERS:
+    if said_type and said_type not in NUMBER_TYPES:
         raise ValueError(f"no type of numbers {said_type!r:.40}")
     fixed_shape = tuple(int(each) for each in said_shape.split(",")) if said_shape else None
 
@@ -95,39 +90,13 @@ def _ndarray(given: str) -> _Decoder:
     return decode
 
 
-def _pil(data: memoryview) -> NDArray[Any]:
-    width, height, letters = struct.unpack_from("<3I", data)
-    mode, raw = bytes(data[12 : 12 + letters]).decode(), data[12 + letters :]
-    if mode == "1":  # a bit each, rows of whole bytes
-        rows = np.frombuffer(raw, "u1").reshape(height, (width + 7) // 8)
-        return np.unpackbits(rows, axis=1)[:, :width].astype(bool)
-    channels, dtype = _PIXELS[mode]
-    shape = (height, width) if channels == 1 else (height, width, channels)
-    return np.frombuffer(raw, dtype).reshape(shape).copy()
-
-
-def _items(data: memoryview, start: int) -> list[memoryview]:
-    """A list: u32 n | u32 sizes[n] | items, from a byte on."""
-    (count,) = struct.unpack_from("<I", data, start)
-    place = start + 4 + 4 * count
-    if place > len(data):
-        raise ValueError(f"it has no room for the sizes of {count} items")
-    found: list[memoryview] = []
-    for size in struct.unpack_from(f"<{count}I", data, start + 4):
-        if place + size > len(data):
-            raise ValueError(f"item {len(found)} ends at byte {place + size} of {len(data)}")
-        found.append(data[place : place + size])
-        place += size
-    return found
-
-
 def _coded(kind: str) -> _Decoder:
     return lambda data: Coded(kind, data)
 
 
 def _list_of(decode: _Decoder, start: int = 4) -> _Decoder:
     """:param start: where it begins; the first four bytes of most lists mean nothing yet."""
-    return lambda data: [decode(each) for each in _items(data, start)]
+    return lambda data: [decode(each) for each in items_of(data, start)]
 
 
 def _text(data: memoryview) -> str:
@@ -144,10 +113,10 @@ _DECODERS: dict[str, _Decoder] = {
     "json": lambda data: json.loads(_text(data)),
     "jpeg": _coded("jpg"),
     "png": _coded("png"),
-    "pil": _pil,
+    "pil": pil_pixels,
     "jpeg_array": _list_of(_coded("jpg"), 0),
     "jpegarray": _list_of(_coded("jpg"), 0),
     "list[jpeg]": _list_of(_coded("jpg")),
     "list[png]": _list_of(_coded("png")),
-    "list[pil]": _list_of(_pil),
+    "list[pil]": _list_of(pil_pixels),
 }

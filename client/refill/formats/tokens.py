@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from refill.formats.parsed import Parser, damaged
+from refill.protocol.number_types import NUMBER_TYPES
 
 __all__ = ["make_parser"]
-
-_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
 
 
 def make_parser(about: Mapping[str, Any]) -> Parser:
     name = about["dtype"]
-    if name not in _DTYPES:
+    if name not in NUMBER_TYPES:
         raise ValueError(f"no type of numbers {name!r:.40}")
     dtype = np.dtype(name).newbyteorder("<")
 

@@ -4,5 +4,5 @@
 help of the command line, which imports no more than these.
 """
 
-FORMAT_NAMES = ("mds", "webdataset", "megatron", "tfrecord", "jsonl", "tokens", "objects")
+FORMAT_NAMES = ("mds", "litdata", "webdataset", "megatron", "tfrecord", "jsonl", "tokens", "objects")
 """In the order in which they are looked for."""

@@ -162,9 +162,10 @@ def records_of(offset: Int64Array, length: Int64Array) -> RecordArray:
     return found
 
 
-def offsets_table(shard: Shard, data: ShardBytes, samples: int) -> RecordArray:
+def offsets_table(shard: Shard, data: ShardBytes, samples: int, if_empty: str = "") -> RecordArray:
     """The records of a shard that begins with u32 n | u32 offsets[n + 1], as MDS and LitData have it: one read.
 
+    :param if_empty: what is wrong where all samples are said to have no bytes, and there are some.
     :param samples: that are said to be in it; raises :class:`SampleDamaged` unless they lie there one after another.
     """
     end = 4 * (samples + 2)
@@ -174,6 +175,8 @@ def offsets_table(shard: Shard, data: ShardBytes, samples: int) -> RecordArray:
     if int(words[0]) != samples:
         raise data.damaged(f"it says that it holds {int(words[0])} samples, and the dataset's index says {samples}", 0)
     offsets = words[1:]
+    if if_empty and samples and int(offsets[-1]) == int(offsets[0]) < shard.size_bytes:
+        raise data.damaged(if_empty, 4)
     wrong = np.flatnonzero(np.diff(offsets, prepend=end) < 0)
     if len(wrong) or int(offsets[-1]) != shard.size_bytes:
         place = int(wrong[0]) if len(wrong) else samples

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from refill.errors import EmptyDataset, InvalidInput
-from refill_service.formats import FORMAT_NAMES, jsonl, mds, megatron, objects, tfrecord, tokens, webdataset
+from refill_service.formats import FORMAT_NAMES, jsonl, litdata, mds, megatron, objects, tfrecord, tokens, webdataset
 from refill_service.formats.interface import Format, Listing, Options, Plan, Source
 
 __all__ = ["FORMATS", "planned"]
 
-_MODULES: tuple[Format, ...] = (mds, webdataset, megatron, tokens, tfrecord, jsonl, objects)
+_MODULES: tuple[Format, ...] = (mds, webdataset, megatron, tokens, tfrecord, jsonl, objects, litdata)
 FORMATS = {name: next(each for each in _MODULES if name == each.NAME) for name in FORMAT_NAMES}
 """By name, in the order in which they are looked for."""
 

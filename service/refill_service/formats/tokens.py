@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refill.errors import EmptyDataset, InvalidInput
+from refill.protocol.number_types import NUMBER_TYPES
 from refill_service.datasets.index_writer import RecordArray
 from refill_service.formats.interface import (
     Listing,
@@ -34,7 +35,6 @@ from refill_service.formats.interface import (
 
 NAME = "tokens"
 
-DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
 _ENDINGS = (".bin", ".npy")
 _HEAD_BYTES = 1024
 """Of llm.c, and more than most headers of numpy have."""
@@ -81,10 +81,10 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
     if options.dtype is None and not _has_header(head):
         raise InvalidInput(
             f"{listing.url}/{first.key} has no header that says what it holds (none of numpy, none of llm.c): give "
-            f"--dtype, one of {', '.join(DTYPES)}; nanoGPT writes uint16"
+            f"--dtype, one of {', '.join(NUMBER_TYPES)}; nanoGPT writes uint16"
         )
-    if options.dtype is not None and options.dtype not in DTYPES:
-        raise InvalidInput(f"--dtype must be one of {', '.join(DTYPES)}, got {options.dtype!r}")
+    if options.dtype is not None and options.dtype not in NUMBER_TYPES:
+        raise InvalidInput(f"--dtype must be one of {', '.join(NUMBER_TYPES)}, got {options.dtype!r}")
     content = _content(head, first.size_bytes, options.dtype, _refuse_as_invalid(f"{listing.url}/{first.key}"))
     tokens = content.row_tokens if options.tokens is None else options.tokens
     if tokens is None:
@@ -194,9 +194,9 @@ def _npy(head: bytes, size_bytes: int, refused: Any) -> _Content:
         dtype, shape, fortran = np.dtype(str(said["descr"])), said["shape"], said["fortran_order"]
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError) as error:
         raise refused("its header of numpy can't be read") from error
-    if dtype.name not in DTYPES or dtype.byteorder == ">" or dtype.hasobject:
+    if dtype.name not in NUMBER_TYPES or dtype.byteorder == ">" or dtype.hasobject:
         raise refused(
-            f"it holds {str(said['descr'])[:40]}, and tokens are numbers, little end first: {', '.join(DTYPES)}"
+            f"it holds {str(said['descr'])[:40]}, and tokens are numbers, little end first: {', '.join(NUMBER_TYPES)}"
         )
     if (
         not isinstance(shape, tuple)
