@@ -1,4 +1,10 @@
-"""The writers and readers of those whose formats we read, where they are installed; else the test is skipped."""
+"""The writers and readers of those whose formats we read, where they are installed; else the test is skipped.
+
+They want other versions of what the tests want, so they are no extra of the distribution, and come without theirs:
+
+    pip install --no-deps mosaicml-streaming==0.13.0 litdata==0.2.76 tfrecord==1.14.6
+    pip install brotli zstd python-snappy crc32c lightning-utilities tifffile
+"""
 
 from __future__ import annotations
 
