@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput, RefillError, SampleDamaged
 
-__all__ = ["Decode", "Decoder", "decode_member", "make_decode"]
+__all__ = ["Decode", "Decoder", "decode_coded", "decode_member", "make_decode"]
 
 Decoder = Callable[[bytes], Any]
 """The bytes of one member -> its value."""
@@ -58,6 +59,16 @@ def decode_member(decode: Callable[[str, bytes], Any], extension: str, data: byt
         ) from error
 
 
+def decode_coded(
+    decode: Callable[[str, bytes], Any], field: str, kind: str, data: bytes, sample_id: int, key: str
+) -> Any:
+    """Decode a field whose format is known, whatever it is called. A caller's own decoder for the field comes first;
+    one function for every member gets the field's name. Raises as :func:`decode_member`."""
+    if isinstance(decode, _ByExtension):
+        decode = partial(decode.coded, kind)
+    return decode_member(decode, field, data, sample_id, key)
+
+
 _IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 """Pillow's names of what the table below has, whatever a member's extension says: a ``.jpg`` is often a PNG. Others are
 not even tried: Pillow would hand EPS to Ghostscript, which runs the program that it is."""
@@ -78,6 +89,11 @@ class _ByExtension:
                 if name in table:
                     return table[name](data)
         return data
+
+    def coded(self, kind: str, field: str, data: bytes) -> Any:
+        """Of a field of this kind."""
+        own = self._own.get(field.lower())
+        return self(kind, data) if own is None else own(data)
 
 
 def _image(data: bytes) -> NDArray[Any]:

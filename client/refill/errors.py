@@ -16,7 +16,7 @@ what to do. What a program needs is in attributes.
     |-- DatasetError
     |   |-- DatasetNotFound        404  no index at that URL
     |   |-- DatasetExists          409  `pack` would overwrite one
-    |   |-- DatasetReplaced        409  a blob, or the index, is no longer what a running job began with
+    |   |-- DatasetReplaced        409  a blob, or the index, is not what was indexed, or what a job began with
     |   |-- EmptyDataset           400  nothing to pack or index
     |   |-- IndexDamaged           500  the index is truncated or its checksum is wrong
     |   |-- IndexVersionUnsupported 400 the index was written by another version

@@ -326,7 +326,12 @@ class JobSamples:
 
     def _received(self, batch: ReceivedBatch) -> list[Any]:
         self._fetched.add(len(batch.payloads), batch.num_bytes)
+        self._know_format(self.connection)
         return [self._decoded(batch, place) for place in range(len(batch.payloads))]
+
+    def _know_format(self, connection: PodConnection | PlannedConnection) -> None:
+        if not self._decoded.knows_dataset:
+            self._decoded.dataset_is(connection.info().get("metadata", {}), lambda: self.labels)
 
     def _answered(
         self,
@@ -338,6 +343,7 @@ class JobSamples:
         with_keys: bool = True,
         as_many: bool,
     ) -> list[Any]:
+        self._know_format(connection)
         if not self._skips_damaged:
             self._fetched.add(len(batch.payloads), batch.num_bytes)
             return [self._decoded(batch, place, with_keys) for place in range(len(batch.payloads))]

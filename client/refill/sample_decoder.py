@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from refill.decoders import Decode, decode_member, make_decode
+from refill.decoders import Decode, decode_coded, decode_member, make_decode
 from refill.errors import InvalidInput
+from refill.formats import parser_of
+from refill.formats.parsed import Coded, Parser
 from refill.pod_connection import ReceivedBatch
 from refill.tar_samples import parse_members
 
@@ -16,8 +18,8 @@ Transform = Callable[[dict[str, Any]], Any]
 
 
 class SampleDecoder:
-    """Raw tar ranges -> samples: ``{"__key__": str, "__id__": int, extension: value, ...}``, then ``transform``, then
-    the members that ``as_tuple`` names."""
+    """Raw bytes of samples -> ``{"__key__": str, "__id__": int, extension or field: value, ...}``, then ``transform``,
+    then the members that ``as_tuple`` names."""
 
     def __init__(self, decode: Decode, transform: Transform | None, as_tuple: Sequence[str] | None = None) -> None:
         self._decode = make_decode(decode)
@@ -25,6 +27,16 @@ class SampleDecoder:
         self.transform_of_first: Callable[[Any], Any] | None = None
         """Of the first item of a tuple."""
         self._wanted = None if as_tuple is None else _alternatives(as_tuple)
+        self._parse: Parser = parse_members
+        self.knows_dataset = False
+
+    def dataset_is(self, metadata: Mapping[str, Any], labels: Callable[[], Any]) -> None:
+        """Fact: what its index says, its format among it. Raises :class:`InvalidInput` for one that is unknown."""
+        self._parse, self.knows_dataset = parser_of(metadata, labels), True
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Parsers stay in their process: each makes its own.
+        return self.__dict__ | {"_parse": parse_members, "knows_dataset": False}
 
     @property
     def makes_tuples(self) -> bool:
@@ -40,12 +52,15 @@ class SampleDecoder:
             raise batch.damaged[place]
         decode, transform = self._decode, self.transform
         sample_id = int(batch.sample_ids[place])
-        key, members = parse_members(batch.payloads[place], sample_id)
+        key, members = self._parse(batch.payloads[place], sample_id)
         sample: dict[str, Any] = {"__key__": key, "__id__": sample_id} if with_keys else {"__id__": sample_id}
         for extension, view in members.items():
-            # A copy: one sample kept by the caller must not keep the whole batch's buffer.
-            data = bytes(view)
-            sample[extension] = data if decode is None else decode_member(decode, extension, data, sample_id, key)
+            if type(view) is memoryview:
+                # A copy: one sample kept by the caller must not keep the whole batch's buffer.
+                data = bytes(view)
+                sample[extension] = data if decode is None else decode_member(decode, extension, data, sample_id, key)
+            else:
+                sample[extension] = self._value(extension, view, sample_id, key)
         try:
             found = sample if transform is None else transform(sample)
             if self._wanted is None:
@@ -57,6 +72,15 @@ class SampleDecoder:
         except Exception as error:
             error.add_note(f"in the transform of sample {sample_id} ({key!r}), which has {_listed(members)}")
             raise
+
+    def _value(self, field: str, found: Any, sample_id: int, key: str) -> Any:
+        """Of a field that a format describes."""
+        if type(found) is Coded:
+            data = bytes(found.data)
+            return data if self._decode is None else decode_coded(self._decode, field, found.kind, data, sample_id, key)
+        if type(found) is list and found and type(found[0]) is Coded:
+            return [self._value(field, each, sample_id, key) for each in found]
+        return found
 
 
 class _NotThere(Exception):

@@ -197,10 +197,10 @@ class TestDamage:
             index.decode_records(data[start:stop], BLOCK_SAMPLES, 2 * BLOCK_SAMPLES)
 
     def test_another_version(self, small: bytes) -> None:
-        newer = small[:8] + (2).to_bytes(4, "little") + small[12:]
-        with pytest.raises(IndexVersionUnsupported, match="version 2") as caught:
+        newer = small[:8] + (3).to_bytes(4, "little") + small[12:]
+        with pytest.raises(IndexVersionUnsupported, match="version 3") as caught:
             read(newer)
-        assert caught.value.details["version"] == 2
+        assert caught.value.details["version"] == 3
 
     @pytest.mark.parametrize("first_sample", [[1, 3, 5], [0, 6, 5], [0, 3, 2**62]])
     def test_numbers_with_a_right_checksum_that_cannot_be(self, first_sample: list[int]) -> None:

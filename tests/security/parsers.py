@@ -6,6 +6,7 @@ Beside each, inputs as they come from those who mean well: what a fuzzer begins 
 from __future__ import annotations
 
 import json
+import struct
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -17,9 +18,16 @@ import xxhash
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.requests import Request
+from tests.formats.in_memory import parsed_in_memory
 
 from refill.answer_checks import checked_job, decoded
 from refill.errors import RefillError, error_from_wire
+from refill.formats.jsonl import make_parser as jsonl_parser
+from refill.formats.litdata import make_parser as litdata_parser
+from refill.formats.mds import make_parser as mds_parser
+from refill.formats.tfrecord import kind_of
+from refill.formats.tfrecord import make_parser as tfrecord_parser
+from refill.protocol.crc32c import crc32c, masked
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import RankLife
@@ -31,13 +39,14 @@ from refill.tar_samples import parse_members
 from refill_service.cache_core.dataset_index import IndexHeader, decode_header, decode_index
 from refill_service.cache_core.dataset_labels import decode_labels, summary_in
 from refill_service.cache_core.kept_runs import RunPart
+from refill_service.formats.interface import Options
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.client_requests import query_of, read_int64s
 from refill_service.serving.planned_routes import AskedForBatch, Received
 from refill_service.serving.tokens import Tokens
 from refill_service.settings import load_settings
 
-__all__ = ["PARSERS", "Parser", "foreign"]
+__all__ = ["OF_FORMATS", "PARSERS", "Parser", "foreign"]
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -136,6 +145,85 @@ def _tar_member(name: bytes, content: bytes, kind: bytes = b"0") -> bytes:
     return header + content.ljust(-(-len(content) // 512) * 512, b"\0")
 
 
+def _files(*names: str, tokens: int | None = None, name: str | None = None) -> Callable[[bytes], object]:
+    """A folder with these files, their contents with a mark between them, indexed and parsed."""
+
+    def parsed(data: bytes) -> object:
+        contents = data.split(_MARK, len(names) - 1)
+        objects = dict(zip(names, [*contents, *[b""] * len(names)], strict=False))
+        return parsed_in_memory(objects, Options(tokens, None if tokens is None else -(-tokens // 2)), name)
+
+    return parsed
+
+
+def _mds() -> bytes:
+    rows = [struct.pack("<IIq", 1, 2, 7) + b"x[]"] * 2
+    data = struct.pack("<4I", 2, 18, 37, 56) + b"{}" + b"".join(rows)
+    columns = {"column_names": ["a", "b", "c"], "column_encodings": ["str", "json", "int"]}
+    raw = {"basename": "0.mds", "bytes": len(data), "hashes": {}}
+    shard = {"format": "mds", "samples": 2, "raw_data": raw, "zip_data": None, "column_sizes": [None, None, 8]}
+    return _json(version=2, shards=[shard | columns]) + _MARK + data
+
+
+def _tfrecord(record: bytes) -> bytes:
+    length = struct.pack("<Q", len(record))
+    return length + struct.pack("<I", masked(crc32c(length))) + record + struct.pack("<I", masked(crc32c(record)))
+
+
+def _megatron() -> bytes:
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 2, 1)
+    return head + struct.pack("<iiqqq", 3, 2, 0, 6, 0) + _MARK + bytes(10)
+
+
+def _npy() -> bytes:
+    header = b"{'descr': '<u2', 'fortran_order': False, 'shape': (20,)}".ljust(118)
+    return b"\x93NUMPY\1\0\x76\0" + header + bytes(40)
+
+
+def _litdata() -> bytes:
+    rows = [struct.pack("<IIq", 8, 1, 7) + b"x"] * 2
+    chunk = struct.pack("<4I", 2, 16, 33, 50) + b"".join(rows)
+    leaf = {"type": None, "context": None, "children_spec": []}
+    spec = {"type": "builtins.dict", "context": '["a", "b"]', "children_spec": [leaf, leaf]}
+    return _litdata_index(len(chunk), 2, None, "PyTreeLoader", ["int", "str"], spec) + _MARK + chunk
+
+
+def _litdata_tokens() -> bytes:
+    chunk = struct.pack("<3I", 1, 12, 32) + bytes(20)
+    return _litdata_index(len(chunk), 1, 10, "TokensLoader", ["no_header_tensor:20"], {}) + _MARK + chunk
+
+
+def _litdata_index(num_bytes: int, items: int, dim: int | None, loader: str, kinds: list[str], spec: Any) -> bytes:
+    config = {"item_loader": loader, "data_format": kinds, "data_spec": json.dumps([1, spec])}
+    chunk = {"filename": "chunk-0.bin", "chunk_bytes": num_bytes, "chunk_size": items, "dim": dim}
+    return _json(chunks=[chunk], config=config)
+
+
+def _every_leaf(data: bytes) -> object:
+    """The same of a kind of LitData's leaves."""
+    kind = ("tensor", "numpy", "json", "pil", "no_header_tensor:18", "int")[data[0] % 6] if data else "str"
+    parse = litdata_parser({"leaves": [["x", kind]]})
+    return parse(memoryview(struct.pack("<I", len(data[1:])) + data[1:]), 0)
+
+
+def _every_column(data: bytes) -> object:
+    """One encoding of MDS, which the first byte says, of the rest."""
+    encoding = _MDS_ENCODINGS[data[0] % len(_MDS_ENCODINGS)] if data else "str"
+    parse = mds_parser({"columns": [["x", encoding, None]]})
+    return parse(memoryview(struct.pack("<I", len(data[1:])) + data[1:]), 0)
+
+
+_MARK = b"|##|"
+_MDS_ENCODINGS = (
+    "str", "int", "ndarray", "ndarray:int32", "ndarray:int32:2,2", "float32", "str_int", "str_float", "str_decimal",
+    "pil", "jpeg_array", "list[pil]", "list[jpeg]", "json",
+)  # fmt: skip
+_EXAMPLE = (
+    b"\x0a\x1d\x0a\x0a\x0a\x01a\x12\x05\x0a\x03\x0a\x01x"
+    b"\x0a\x0f\x0a\x01b\x12\x0a\x1a\x08\x0a\x06\x01\x7f\xff\x01\x00\x05"
+)
+
+
 def _run_part() -> bytes:
     about = {"job": "x", "run": "y", "team": "", "pod": 0, "num_pods": 1, "ended_at": 1.0, "epochs": [0]}
     return RunPart(about, zlib.compress(b'{"epoch": 0}')).encode()
@@ -196,6 +284,46 @@ PARSERS: dict[str, Parser] = {
             _tar_member(b"l", b"long/a.jpg\0", b"L") + _tar_member(b"a.jpg", b"xyz"),
         ],
     ),
+    # Of datasets in formats of others.
+    "mds": Parser(_files("index.json", "0.mds", name="mds"), [_mds()]),
+    "mds_columns": Parser(
+        _every_column,
+        [
+            bytes([2]) + b"\x21\x08\x01\x02" + bytes(8),
+            bytes([9]) + struct.pack("<3I", 1, 1, 3) + b"RGBabc",
+            bytes([12]) + struct.pack("<4I", 0, 2, 1, 2) + b"abc",
+            bytes([13]) + b'{"a": [1]}',
+        ],
+    ),
+    "litdata": Parser(_files("index.json", "chunk-0.bin", name="litdata"), [_litdata()]),
+    "litdata_tokens": Parser(_files("index.json", "chunk-0.bin", tokens=3, name="litdata"), [_litdata_tokens()]),
+    "litdata_leaves": Parser(
+        _every_leaf,
+        [
+            bytes([0]) + struct.pack(">IIII", 17, 2, 1, 2) + bytes(16),
+            bytes([1]) + struct.pack("<IIII", 3, 2, 1, 2) + bytes(16),
+            bytes([2]) + b"\5\2\0\0\0\1\0\0\0a\2\1\0\0\0" + bytes(8) + b"\1\0\0\0b\1\1\0\0\0\1\0\0\0x",
+            bytes([2]) + b"\6\1\0\0\0\1\0\0\0\1\0\0\0k\x12" + bytes(8),
+        ],
+    ),
+    "megatron": Parser(_files("a.idx", "a.bin", name="megatron"), [_megatron()]),
+    "megatron_blocks": Parser(_files("a.idx", "a.bin", tokens=3, name="megatron"), [_megatron()]),
+    "token_files": Parser(
+        _files("a.npy", "b.npy", tokens=5, name="tokens"),
+        [_npy() + _MARK + _npy(), _MARK.join([struct.pack("<3i", 20240520, 1, 9) + bytes(1012 + 18)] * 2)],
+    ),
+    "tfrecord": Parser(_files("a.tfrecord"), [_tfrecord(b"abc") + _tfrecord(_EXAMPLE)]),
+    "tfrecord_index": Parser(_files("a.tfindex", "a.tfrecord"), [b"0 19\n19 19\n" + _MARK + _tfrecord(b"abc") * 2]),
+    "tf_example": Parser(
+        lambda data: (kind_of(memoryview(data)), tfrecord_parser({"holds": "Example"})(memoryview(_tfrecord(data)), 0)),
+        [_EXAMPLE],
+    ),
+    "tf_sequence_example": Parser(
+        lambda data: tfrecord_parser({"holds": "SequenceExample"})(memoryview(_tfrecord(data)), 0),
+        [_EXAMPLE, b"\x12\x10\x0a\x0e\x0a\x01s\x12\x09\x0a\x07\x1a\x05\x0a\x03\x01\x02\x03"],
+    ),
+    "json_lines": Parser(_files("a.jsonl"), [b'{"a": 1}\n\n[1]\n"x"']),
+    "json_line": Parser(lambda data: jsonl_parser({})(memoryview(data), 0), [b'{"a": 1, "__id__": 2}']),
     # Of checkpoints.
     "state": Parser(
         _of_json(ResumeState.from_dict),
@@ -205,3 +333,6 @@ PARSERS: dict[str, Parser] = {
     "tokens": Parser(_tokens, [b"0123456789abcdef\n"]),
     "settings": Parser(_settings, [b"4GiB\nhttp://p-{ordinal}:8000\nhttp://p-0\ns3://\n1\n0\ninfo"]),
 }
+
+OF_FORMATS = [name for name in PARSERS if name.startswith(("mds", "megatron", "token_", "tf", "json_line", "litdata"))]
+"""Those of datasets that lie in formats of others."""

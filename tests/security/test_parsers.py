@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.security.parsers import PARSERS, foreign
+from tests.security.parsers import OF_FORMATS, PARSERS, foreign
 
 MUTATIONS = 300
+MANY_MUTATIONS = 10_000
 SECONDS = 180
 """Of the search by coverage."""
 NUMBERS = [0, 1, 2, 0x7F, 0x80, 0xFF]
@@ -48,6 +49,16 @@ def test_what_is_kept_and_mutations_of_it_raise_errors_of_ours(name: str) -> Non
     for data in [b"", *inputs]:
         assert (error := foreign(parser, data)) is None, f"{data!r}: {error!r}"
     for _ in range(MUTATIONS):
+        data = mutated(draws.choice(inputs), inputs, draws)
+        assert (error := foreign(parser, data)) is None, f"{data!r}: {error!r}"
+
+
+@pytest.mark.slow_attack
+@pytest.mark.parametrize("name", OF_FORMATS)
+def test_ten_thousand_mutations_of_files_of_each_format(name: str) -> None:
+    parser, draws = PARSERS[name], random.Random(f"many {name}")
+    inputs = parser.inputs(name)
+    for _ in range(MANY_MUTATIONS):
         data = mutated(draws.choice(inputs), inputs, draws)
         assert (error := foreign(parser, data)) is None, f"{data!r}: {error!r}"
 

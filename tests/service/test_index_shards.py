@@ -245,7 +245,7 @@ class TestDamage:
         assert "holds no .tar" in self.message(tmp_path / "none", EmptyDataset)
         (tmp_path / "none").mkdir()
         (tmp_path / "none" / "0.tar.gz").write_bytes(b"x")
-        assert "holds no .tar, but 1 that are compressed" in self.message(tmp_path / "none", EmptyDataset)
+        assert "but 1 that are compressed: pods read parts of a tar" in self.message(tmp_path / "none", EmptyDataset)
         write_files(tmp_path, {"x.tar": tar_of([("noextension", b"")])})
         assert "no samples" in self.message(tmp_path, EmptyDataset)
 

@@ -2,19 +2,28 @@
 
 The index is one object beside the blobs. All integers are little-endian:
 
-    header    128 bytes: magic "REFILLIX" | version u32 | record_bytes u32 | block_samples u32 | reserved u32
+    header    128 bytes: magic "REFILLIX" | version u32 | record_bytes u32 | block_samples u32 | flags u32
               | num_samples u64 | num_blobs u64 | sample_bytes u64 | metadata_bytes u64 | names_bytes u64
-              | fingerprint u64 | metadata_checksum u64 | blobs_checksum u64 | reserved u64[4]
+              | fingerprint u64 | metadata_checksum u64 | blobs_checksum u64 | etags_bytes u64 | reserved u64[3]
               | header_checksum u64
     metadata  JSON object, UTF-8
     blobs     size_bytes i64[num_blobs] | first_sample i64[num_blobs + 1] | name_ends i64[num_blobs]
               | names, UTF-8, one after another
+              | with ETAGS: etag_ends i64[num_blobs] | ETags, ASCII, one after another; an empty one is not known
     blocks    of ``block_samples`` records (the last may hold fewer), each followed by its checksum u64
 
 A record is (offset, length, checksum of the sample): 16 bytes where all offsets and lengths fit in 32 bits, else
 24. Every block lies where arithmetic says, so the records of any range of samples are one ranged GET. Checksums
 are xxh3_64; that of a block is seeded with the fingerprint plus the block's number, so that a block of another
-index, or out of place, is noticed. The fingerprint covers blobs and records: equal means the same dataset.
+index, or out of place, is noticed. The fingerprint covers names and sizes of blobs, and records: equal means the same
+dataset, for all that an index can say. ETags are left out of it, so that a copy elsewhere is the same dataset.
+
+Version 2 has flags. What needs none of them is written as version 1.
+
+- NO_CHECKSUMS: a record is (offset, length), 8 or 16 bytes, and pods compare a sample with what it was at their first
+  read of it (``refill index --checksums first-read``).
+- ETAGS: pods read a blob only as long as it has the ETag that it had when it was indexed.
+- OVERLAPS: a sample may share bytes with the one before and the one behind it, and with no other.
 
 Samples are numbered over the blobs in the order of the table, and within a blob in the order of their offsets.
 """
@@ -22,6 +31,7 @@ Samples are numbered over the blobs in the order of the table, and within a blob
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +48,7 @@ __all__ = [
     "HEADER_BYTES",
     "INDEX_KEY",
     "INDEX_VERSION",
+    "MOST_ETAG_LETTERS",
     "BlobNames",
     "BlobTable",
     "DatasetIndex",
@@ -57,18 +68,29 @@ UInt64Array = NDArray[np.uint64]
 
 INDEX_KEY = "refill.index"
 """Name of the index beside the blobs."""
-INDEX_VERSION = 1
+INDEX_VERSION = 2
+"""The latest that can be read; those before it can be, too."""
 BLOCK_SAMPLES = 4096
 """64 KiB of records at 16 bytes each: worth a request, and little waste at the ends of a range."""
 CHECKSUM_BYTES = 8
 
 _MAGIC = b"REFILLIX"
-_HEADER = struct.Struct("<8sIIII8Q32xQ")
+_HEADER = struct.Struct("<8sIIII9Q24xQ")
 HEADER_BYTES = _HEADER.size
 
 _NARROW = np.dtype([("offset", "<u4"), ("length", "<u4"), ("checksum", "<u8")])
 _WIDE = np.dtype([("offset", "<i8"), ("length", "<i8"), ("checksum", "<u8")])
-_LAYOUTS = {_NARROW.itemsize: _NARROW, _WIDE.itemsize: _WIDE}
+_LAYOUTS = {
+    True: {_NARROW.itemsize: _NARROW, _WIDE.itemsize: _WIDE},
+    False: {8: np.dtype(_NARROW.descr[:2]), 16: np.dtype(_WIDE.descr[:2])},
+}
+"""By whether there are checksums, and by size."""
+
+_NO_CHECKSUMS, _ETAGS, _OVERLAPS = 1, 2, 4
+_ALL_FLAGS = 7
+MOST_ETAG_LETTERS = 200
+"""S3's have 34 to 40. A longer one is not kept, for each of many objects."""
+_ETAG = re.compile(rb"[\x21-\x7e]*")
 
 MAX_METADATA_BYTES = 4 << 20
 """JSON takes tens of times as much once it is read. The names of 100,000 classes fit."""
@@ -113,6 +135,11 @@ class BlobTable:
     """Shape ``(num_blobs + 1,)``: id of each blob's first sample; last the number of samples."""
     size_bytes: Int64Array
     """Shape ``(num_blobs,)``."""
+    etags: Sequence[str] | None = None
+    """That blobs had when they were indexed, ``""`` where that is not known; None: of none of them."""
+
+    def etag_of(self, blob: int) -> str | None:
+        return None if self.etags is None else self.etags[blob] or None
 
     def __len__(self) -> int:
         return len(self.size_bytes)
@@ -132,6 +159,8 @@ class SampleRecords:
     length: Int64Array
     checksum: UInt64Array
     """xxh3_64 of the sample's bytes."""
+    has_checksums: bool = True
+    """False: nobody knows them yet, and those here mean nothing."""
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -165,7 +194,7 @@ class SampleRecords:
         if not self.first_sample <= first <= end <= self.end_sample:
             raise InvalidInput(f"samples {first}-{end} are not within {self.first_sample}-{self.end_sample}")
         here = slice(first - self.first_sample, end - self.first_sample)
-        return SampleRecords(first, self.offset[here], self.length[here], self.checksum[here])
+        return SampleRecords(first, self.offset[here], self.length[here], self.checksum[here], self.has_checksums)
 
 
 class CheckedRecords(Protocol):
@@ -194,10 +223,25 @@ class IndexHeader:
     fingerprint: int
     metadata_checksum: int
     blobs_checksum: int
+    flags: int = 0
+    etags_bytes: int = 0
+
+    @property
+    def has_checksums(self) -> bool:
+        return not self.flags & _NO_CHECKSUMS
+
+    @property
+    def has_etags(self) -> bool:
+        return bool(self.flags & _ETAGS)
+
+    @property
+    def overlaps(self) -> bool:
+        return bool(self.flags & _OVERLAPS)
 
     @property
     def blobs_bytes(self) -> int:
-        return 8 * (3 * self.num_blobs + 1) + self.names_bytes
+        of_etags = 8 * self.num_blobs + self.etags_bytes if self.has_etags else 0
+        return 8 * (3 * self.num_blobs + 1) + self.names_bytes + of_etags
 
     @property
     def head_bytes(self) -> int:
@@ -245,12 +289,18 @@ class DatasetIndex:
         """
         header, blobs = self.header, self.blobs
         for low in range(0, len(records), _STEP_SAMPLES):
-            here = slice(max(0, low - 1), min(low + _STEP_SAMPLES, len(records)))
+            here = slice(max(0, low - 2), min(low + _STEP_SAMPLES, len(records)))
             offset, length = records.offset[here], records.length[here]
             samples = records.ids(here.start, here.stop)
             blob = np.searchsorted(blobs.first_sample, samples, side="right") - 1
             wrong = (offset < 0) | (length < 0) | (offset > blobs.size_bytes[blob] - length)
-            wrong[1:] |= (blob[1:] == blob[:-1]) & (offset[1:] < offset[:-1] + length[:-1])
+            ends, same = offset + length, blob[1:] == blob[:-1]
+            if header.overlaps:
+                # With a neighbour alone, so that samples never take more than twice the bytes that they lie in.
+                wrong[1:] |= same & ((offset[1:] < offset[:-1]) | (ends[1:] < ends[:-1]))
+                wrong[2:] |= (blob[2:] == blob[:-2]) & (offset[2:] < ends[:-2])
+            else:
+                wrong[1:] |= same & (offset[1:] < ends[:-1])
             if wrong.any():
                 place = int(np.flatnonzero(wrong)[0])
                 lies = f"at byte {int(offset[place])} with {int(length[place])} bytes"
@@ -283,7 +333,7 @@ class DatasetIndex:
         view = memoryview(blocks)
         if len(view) != stop - start:
             raise _damaged(header.source, "records", start, stop, f"{len(view)} bytes in place of {stop - start}")
-        layout = _LAYOUTS[header.record_bytes]
+        layout = _LAYOUTS[header.has_checksums][header.record_bytes]
         first_block = first // header.block_samples
         columns = np.empty(end - first, dtype=layout)
         for place in range(0, len(view), header.block_bytes):
@@ -302,7 +352,8 @@ class DatasetIndex:
             first,
             columns["offset"].astype(np.int64),
             columns["length"].astype(np.int64),
-            columns["checksum"].astype(np.uint64),
+            columns["checksum"].astype(np.uint64) if header.has_checksums else np.zeros(end - first, np.uint64),
+            header.has_checksums,
         )
 
 
@@ -317,9 +368,10 @@ def decode_header(data: Buffer, source: str, object_bytes: int | None = None) ->
     head = bytes(memoryview(data)[:HEADER_BYTES])
     if not head.startswith(_MAGIC):
         raise _damaged(source, "header", 0, min(len(head), len(_MAGIC)), "it does not start as an index of refill does")
-    if len(head) >= 12 and (version := int.from_bytes(head[8:12], "little")) != INDEX_VERSION:
+    version = int.from_bytes(head[8:12], "little")
+    if len(head) >= 12 and not 1 <= version <= INDEX_VERSION:
         raise IndexVersionUnsupported(
-            f"{source} has version {version} of the index, this refill reads version {INDEX_VERSION}:"
+            f"{source} has version {version} of the index, this refill reads versions 1 to {INDEX_VERSION}:"
             " use the refill that wrote it, or make the index again",
             index=source,
             version=version,
@@ -327,18 +379,20 @@ def decode_header(data: Buffer, source: str, object_bytes: int | None = None) ->
     if len(head) < HEADER_BYTES:
         raise _damaged(source, "header", 0, HEADER_BYTES, f"it ends at byte {len(head)}")
     (
-        _, _, record_bytes, block_samples, _, num_samples, num_blobs, sample_bytes, metadata_bytes, names_bytes,
-        fingerprint, metadata_checksum, blobs_checksum, header_checksum,
+        _, _, record_bytes, block_samples, flags, num_samples, num_blobs, sample_bytes, metadata_bytes, names_bytes,
+        fingerprint, metadata_checksum, blobs_checksum, etags_bytes, header_checksum,
     ) = _HEADER.unpack(head)  # fmt: skip
     if xxhash.xxh3_64_intdigest(head[:-CHECKSUM_BYTES]) != header_checksum:
         raise _damaged(source, "header", 0, HEADER_BYTES, "checksum")
     header = IndexHeader(
         source, num_samples, num_blobs, sample_bytes, metadata_bytes, names_bytes, record_bytes, block_samples,
-        fingerprint, metadata_checksum, blobs_checksum,
+        fingerprint, metadata_checksum, blobs_checksum, *((flags, etags_bytes) if version > 1 else ()),
     )  # fmt: skip
     # The checksum is right, so only a faulty writer gets here; it must not make us allocate what it says.
     if (
-        record_bytes not in _LAYOUTS
+        header.flags & ~_ALL_FLAGS
+        or record_bytes not in _LAYOUTS[header.has_checksums]
+        or (header.etags_bytes and not header.has_etags)
         or not 1 <= block_samples <= _MAX_BLOCK_SAMPLES
         or max(num_samples, num_blobs, sample_bytes) >= 2**62
     ):
@@ -383,10 +437,11 @@ def decode_index(header: IndexHeader, sections: Buffer) -> DatasetIndex:
         or (count > 0 and int(name_ends[0]) <= 0)
         or (int(name_ends[-1]) if count else 0) != header.names_bytes
         or bool(((size_bytes < 0) | (size_bytes >= 2**62)).any())
-        or float(size_bytes.sum(dtype=np.float64)) * (1 + 1e-9) < header.sample_bytes
+        or float(size_bytes.sum(dtype=np.float64)) * (1 + 1e-9) * (1 + header.overlaps) < header.sample_bytes
     ):
         raise _damaged(header.source, "blob table", blobs_start, header.head_bytes, "its numbers contradict each other")
-    text = bytes(table[8 * (3 * count + 1) :])
+    names_start = 8 * (3 * count + 1)
+    text = bytes(table[names_start : names_start + header.names_bytes])
     try:
         text.decode()
         starts = np.frombuffer(text, dtype=np.uint8)[name_ends[:-1]] if count else np.empty(0, np.uint8)
@@ -394,9 +449,27 @@ def decode_index(header: IndexHeader, sections: Buffer) -> DatasetIndex:
             raise ValueError("a name begins within a letter")
     except ValueError as error:
         raise _damaged(header.source, "blob table", blobs_start, header.head_bytes, "names are not UTF-8") from error
+    etags = _decoded_etags(header, table[names_start + header.names_bytes :], blobs_start)
     decoded = _decoded_metadata(header, metadata)
     names = BlobNames(text, name_ends)
-    return DatasetIndex(header, BlobTable(names, first_sample, size_bytes), decoded)
+    return DatasetIndex(header, BlobTable(names, first_sample, size_bytes, etags), decoded)
+
+
+def _decoded_etags(header: IndexHeader, table: memoryview, blobs_start: int) -> BlobNames | None:
+    """They go into the headers of requests: letters without spaces, and few of them."""
+    if not header.has_etags:
+        return None
+    ends = np.frombuffer(table, dtype="<i8", count=header.num_blobs).astype(np.int64)
+    text = bytes(table[8 * header.num_blobs :])
+    if (
+        bool((ends[1:] < ends[:-1]).any())
+        or (header.num_blobs > 0 and int(ends[0]) < 0)
+        or (int(ends[-1]) if header.num_blobs else 0) != header.etags_bytes
+        or bool((np.diff(ends, prepend=0) > MOST_ETAG_LETTERS).any())
+        or not _ETAG.fullmatch(text)
+    ):
+        raise _damaged(header.source, "blob table", blobs_start, header.head_bytes, "its ETags can't be")
+    return BlobNames(text, ends)
 
 
 def _decoded_metadata(header: IndexHeader, metadata: bytes) -> dict[str, Any]:
@@ -422,12 +495,20 @@ def _nesting(value: Any, most: int = _MAX_NESTING) -> int:
 
 
 def encode_head(
-    blobs: BlobTable, *, sample_bytes: int, fingerprint: int, wide: bool, metadata: dict[str, Any]
+    blobs: BlobTable,
+    *,
+    sample_bytes: int,
+    fingerprint: int,
+    wide: bool,
+    metadata: dict[str, Any],
+    has_checksums: bool = True,
+    overlaps: bool = False,
 ) -> tuple[IndexHeader, bytes]:
     """Header, metadata and blob table of an index whose blocks follow.
 
     ``wide``: whether a record needs 64-bit offsets, that is, whether a blob has 4 GiB or more.
     """
+    flags = _OVERLAPS * overlaps | _NO_CHECKSUMS * (not has_checksums) | _ETAGS * (blobs.etags is not None)
     encoded = [name.encode() for name in blobs.names]
     names = b"".join(encoded)
     name_ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
@@ -436,6 +517,11 @@ def encode_head(
         for column in (blobs.size_bytes, blobs.first_sample, name_ends)
     )
     table += names
+    etags = b""
+    if blobs.etags is not None:
+        letters = [etag.encode("ascii") for etag in blobs.etags]
+        etags = b"".join(letters)
+        table += np.cumsum([len(each) for each in letters], dtype="<i8").astype("<i8").tobytes() + etags
     text = json.dumps(metadata, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
     if len(text) > MAX_METADATA_BYTES:
         raise InvalidInput(f"metadata takes {len(text):,} bytes, and an index holds {MAX_METADATA_BYTES:,}; name less")
@@ -446,16 +532,18 @@ def encode_head(
         sample_bytes=sample_bytes,
         metadata_bytes=len(text),
         names_bytes=len(names),
-        record_bytes=(_WIDE if wide else _NARROW).itemsize,
+        record_bytes=_layout(wide=wide, has_checksums=has_checksums).itemsize,
         block_samples=BLOCK_SAMPLES,
         fingerprint=fingerprint,
         metadata_checksum=xxhash.xxh3_64_intdigest(text),
         blobs_checksum=xxhash.xxh3_64_intdigest(table),
+        flags=flags,
+        etags_bytes=len(etags),
     )
     packed = _HEADER.pack(
-        _MAGIC, INDEX_VERSION, header.record_bytes, header.block_samples, 0, header.num_samples, header.num_blobs,
-        header.sample_bytes, header.metadata_bytes, header.names_bytes, header.fingerprint, header.metadata_checksum,
-        header.blobs_checksum, 0,
+        _MAGIC, 2 if flags else 1, header.record_bytes, header.block_samples, flags, header.num_samples,
+        header.num_blobs, header.sample_bytes, header.metadata_bytes, header.names_bytes, header.fingerprint,
+        header.metadata_checksum, header.blobs_checksum, header.etags_bytes, 0,
     )  # fmt: skip
     packed = packed[:-CHECKSUM_BYTES]
     packed += xxhash.xxh3_64_intdigest(packed).to_bytes(CHECKSUM_BYTES, "little")
@@ -464,12 +552,17 @@ def encode_head(
 
 def encode_block(records: SampleRecords, *, block: int, fingerprint: int, wide: bool) -> bytes:
     """One block, with its checksum. All blocks but the last hold ``BLOCK_SAMPLES`` records."""
-    columns = np.empty(len(records), dtype=_WIDE if wide else _NARROW)
+    columns = np.empty(len(records), dtype=_layout(wide=wide, has_checksums=records.has_checksums))
     columns["offset"] = records.offset
     columns["length"] = records.length
-    columns["checksum"] = records.checksum
+    if records.has_checksums:
+        columns["checksum"] = records.checksum
     body = columns.tobytes()
     return body + _block_checksum(body, fingerprint, block).to_bytes(CHECKSUM_BYTES, "little")
+
+
+def _layout(*, wide: bool, has_checksums: bool) -> np.dtype[Any]:
+    return _LAYOUTS[has_checksums][(16 if wide else 8) + 8 * has_checksums]
 
 
 def fingerprint_of_blobs(blobs: BlobTable) -> xxhash.xxh3_64:

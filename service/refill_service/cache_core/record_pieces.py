@@ -30,13 +30,20 @@ class RecordPieces:
     """Records of the samples ``first[i] <= sample < end[i]``, ascending, one piece after another in the same arrays.
 
     :param records: offsets, lengths and checksums ``(n,)``; None: :meth:`put` fills them in.
+    :param has_checksums: as of :class:`SampleRecords`.
 
     Raises :class:`InvalidInput` for pieces that overlap.
     """
 
     def __init__(
-        self, first: Int64Array, end: Int64Array, records: tuple[Int64Array, Int64Array, UInt64Array] | None = None
+        self,
+        first: Int64Array,
+        end: Int64Array,
+        records: tuple[Int64Array, Int64Array, UInt64Array] | None = None,
+        *,
+        has_checksums: bool = True,
     ) -> None:
+        self.has_checksums = has_checksums
         there = end > first
         first, end = first[there], end[there]
         if bool((first[1:] < end[:-1]).any()):
@@ -53,7 +60,7 @@ class RecordPieces:
         self.checksum: UInt64Array
         if records is None:
             self.offset, self.length = (np.empty(num_samples, dtype=np.int64) for _ in range(2))
-            self.checksum = np.empty(num_samples, dtype=np.uint64)
+            self.checksum = np.zeros(num_samples, dtype=np.uint64)
         else:
             self.offset, self.length, self.checksum = records
 
@@ -78,7 +85,7 @@ class RecordPieces:
             raise InvalidInput(f"samples {first}-{end} are not of one piece of the index")
         start = self.place(first) if end > first else 0
         here = slice(start, start + max(0, end - first))
-        return SampleRecords(first, self.offset[here], self.length[here], self.checksum[here])
+        return SampleRecords(first, self.offset[here], self.length[here], self.checksum[here], self.has_checksums)
 
     def place(self, sample: int) -> int:
         """Of a sample in the arrays. Raises :class:`InvalidInput` for one that is not there."""
@@ -107,7 +114,10 @@ class RecordPieces:
         first = (self.first + low - self.starts[:-1])[there]
         here = slice(start, stop)
         return RecordPieces(
-            first, first + (high - low)[there], (self.offset[here], self.length[here], self.checksum[here])
+            first,
+            first + (high - low)[there],
+            (self.offset[here], self.length[here], self.checksum[here]),
+            has_checksums=self.has_checksums,
         )
 
     def ids(self, start: int, stop: int) -> Int64Array:

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import check_is_folder
+from refill_service.formats import FORMAT_NAMES
 
 if TYPE_CHECKING:
     from refill_service.datasets.inspect_dataset import DatasetSummary
@@ -25,6 +26,7 @@ __all__ = ["add_commands", "add_store_options", "dataset_url", "store_settings_o
 
 _STORE_HELP = "s3://bucket/prefix, file:///folder, or a path"
 _SCHEME = re.compile("(s3|file|gs|https?):", re.IGNORECASE)
+_NOTHING_TO_COMPARE = "the index has no checksums to compare them with"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -129,16 +131,40 @@ def _add_index(subparsers: Any) -> None:
     parser = _command(
         subparsers,
         "index",
-        "make the index for WebDataset tars that lie in a bucket already",
-        "Every *.tar below URL is read once and left as it is; the index is written beside them.",
+        "make the index for a dataset that lies in a bucket already",
+        "It finds out which format lies there, says what it decided, leaves the files as they are and writes the index"
+        " beside them. docs/DATASETS.md says what is read of each format, and what becomes a sample.",
         "refill index s3://datasets/laion --jobs 8",
     )
     parser.add_argument("url", metavar="URL", help=_STORE_HELP)
     parser.add_argument(
+        "--format",
+        metavar="NAME",
+        help=f"one of {', '.join(FORMAT_NAMES)} (default: whichever is found)",
+    )
+    parser.add_argument(
+        "--checksums",
+        choices=("all", "first-read"),
+        help="all: read every byte, and keep a checksum of each sample; first-read: read headers only, and keep ETags:"
+        " pods take a sample's checksum when they first read it, and refuse an object that was replaced (default:"
+        " first-read where headers say where samples lie)",
+    )
+    parser.add_argument("--tokens", type=int, metavar="N", help="of files of tokens: how many make a sample")
+    parser.add_argument(
+        "--stride",
+        type=int,
+        metavar="S",
+        help="of files of tokens: how many lie between the starts of two samples, N/2 or more (default: N)",
+    )
+    parser.add_argument(
+        "--dtype", help="of files of tokens without a header: uint16, for example (default: the header's)"
+    )
+    parser.add_argument(
         "--jobs",
         type=int,
         metavar="N",
-        help="how many tars are read at once, each by a process of its own (default: two more than there are cores)",
+        help="how many files are read whole at once, each by a process of its own (default: two more than there are"
+        " cores)",
     )
     parser.add_argument("--force", action="store_true", help="replace an index that is there (default: refuse)")
     _add_quiet(parser)
@@ -232,6 +258,8 @@ def _say(remark: Remark, *, quiet: bool) -> None:
 
 def _index(arguments: argparse.Namespace) -> int:
     from refill_service.datasets.index_shards import index_shards
+    from refill_service.datasets.progress import bytes_text
+    from refill_service.formats.interface import Options
 
     url = dataset_url(arguments.url)
     started = time.monotonic()
@@ -243,13 +271,22 @@ def _index(arguments: argparse.Namespace) -> int:
             in_processes=None if arguments.jobs is None else arguments.jobs > 1,
             force=arguments.force,
             quiet=arguments.quiet,
+            format_name=arguments.format,
+            checksums=arguments.checksums,
+            options=Options(arguments.tokens, arguments.stride, arguments.dtype),
+            say=lambda text: None if arguments.quiet else print(text, file=sys.stderr, flush=True),
         )
     )
     for warning in summary.warnings:
         print(f"refill: warning: {warning}", file=sys.stderr)
+    files = "tars" if summary.format == "webdataset" else "files"
+    if summary.checksums == "all":
+        size = _rate(summary.blob_bytes, started)
+    else:
+        size = f"{bytes_text(summary.blob_bytes)} of which no more than headers were read"
     print(
-        f"indexed {summary.num_samples} samples in {summary.num_blobs} tars, {_rate(summary.blob_bytes, started)}, at"
-        f" {url}" + (f"; {summary.num_passed_over} members are of no sample" if summary.num_passed_over else "")
+        f"indexed {summary.num_samples} samples in {summary.num_blobs} {files}, {size}, at {url}"
+        + (f"; {summary.num_passed_over} {summary.passed_over} are of no sample" if summary.num_passed_over else "")
     )
     return 0
 
@@ -283,7 +320,8 @@ async def _inspect_and_verify(arguments: argparse.Namespace) -> int:
         found = {"verified": arguments.verify, **({"damage": damage} if arguments.verify else {})}
         print(json.dumps({**dataclasses.asdict(summary), **found}))
     elif arguments.verify:
-        print(f"{len(damage)} damaged" if damage else f"all {summary.num_samples} samples are as they were packed")
+        fine = "are as they were packed" if summary.has_checksums else "are there; " + _NOTHING_TO_COMPARE
+        print(f"{len(damage)} damaged" if damage else f"all {summary.num_samples} samples {fine}")
     return 1 if damage else 0
 
 
@@ -302,6 +340,13 @@ def _print_summary(summary: DatasetSummary) -> None:
         ("blobs", f"{summary.num_blobs:,}, {bytes_text(summary.blob_bytes)}"),
         ("index", f"{bytes_text(summary.index_bytes)}, fingerprint {summary.fingerprint}"),
     ]
+    if (form := summary.metadata.get("format")) is not None:
+        said = ", ".join(
+            f"{name} {value}" for name, value in form.items() if type(value) in (str, int) and name != "name"
+        )
+        rows.append(("format", f"{form.get('name')}" + f" ({said})" * bool(said)))
+    if not summary.has_checksums:
+        rows.append(("checksums", "each sample's at its first read (--checksums first-read)"))
     if classes:
         rows.append(("classes", f"{len(classes):,} ({', '.join(classes[:3])}{', ...' if len(classes) > 3 else ''})"))
     if (labels := summary.labels) is not None:

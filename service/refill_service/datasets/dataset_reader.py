@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import Coroutine
 from typing import Any
 
@@ -33,12 +34,14 @@ from refill_service.cache_core.dataset_labels import (
 )
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.record_pieces import RecordPieces, Records, block_runs
+from refill_service.datasets.first_checksums import FirstChecksums
 from refill_service.datasets.index_room import IndexRoom
 from refill_service.object_store.base import ObjectReplaced, ObjectStore, ObjectTooShort
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.second_requests import Room
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
+from refill_service.object_store.store_url import parse_url
 
 __all__ = ["Dataset", "held_bytes", "read_index", "record_requests"]
 
@@ -99,6 +102,10 @@ class Dataset:
         """Those may be repaired at any time: which bytes are right checksums say."""
         self.read_by = ""
         """The job, for errors."""
+        self.shared_as = _shared_as(url, index)
+        """Jobs whose datasets have the same one here may share bytes, as far as their records agree."""
+        self._first_checksums = FirstChecksums() if room is None else room.first_checksums
+        self._seen = None if index.header.has_checksums else self._first_checksums.lease(self.shared_as)
 
     @classmethod
     async def open(
@@ -136,6 +143,9 @@ class Dataset:
         if self._room is not None:
             self._room.release(self._reserved_bytes)
             self._reserved_bytes = 0
+        if self._seen is not None:
+            self._first_checksums.release(self._seen)
+            self._seen = None
         if self._owns_store:
             await self.store.close()
 
@@ -253,7 +263,8 @@ class Dataset:
             self._reserved_bytes -= left_bytes
 
     async def _load_pieces(self, first: Int64Array, end: Int64Array) -> RecordPieces:
-        header, pieces = self.index.header, RecordPieces(first, end)
+        header = self.index.header
+        pieces = RecordPieces(first, end, has_checksums=header.has_checksums)
         most_blocks = max(1, _RECORDS_READ_BYTES // header.block_bytes)
         runs = _runs(pieces.first, pieces.end, header.block_samples, header.block_bytes)
         largest = max((stop - start for start, stop in runs), default=1)
@@ -283,7 +294,11 @@ class Dataset:
         """A few parts at once, so that no more than those are in memory beside what is kept."""
         header, num_samples = self.index.header, end - first
         records = SampleRecords(
-            first, np.empty(num_samples, np.int64), np.empty(num_samples, np.int64), np.empty(num_samples, np.uint64)
+            first,
+            np.empty(num_samples, np.int64),
+            np.empty(num_samples, np.int64),
+            np.zeros(num_samples, np.uint64),
+            header.has_checksums,
         )
         blocks = max(1, _RECORDS_READ_BYTES // header.block_bytes)
         starts = iter(range(first - first % header.block_samples, end, blocks * header.block_samples))
@@ -309,7 +324,9 @@ class Dataset:
             self.index.decode_records(data, low, high),
             slice(low - into.first_sample, high - into.first_sample),
         )
-        into.offset[here], into.length[here], into.checksum[here] = part.offset, part.length, part.checksum
+        into.offset[here], into.length[here] = part.offset, part.length
+        if part.has_checksums:  # else memory for them is never touched
+            into.checksum[here] = part.checksum
 
     async def read_samples(self, records: Records, first: int, end: int, room: Room | None = None) -> memoryview:
         """The bytes from the start of sample ``first`` to the end of sample ``end - 1``, by one ranged GET.
@@ -317,7 +334,7 @@ class Dataset:
         The samples must lie in one blob; sample ``s`` is at ``offset[s] - offset[first]`` of the buffer. Nothing is
         verified yet: see :meth:`verify_sample`. A blob that ends before raises :class:`SampleDamaged` that names the
         first sample that is cut, if the blob's size could be learned; a blob that is gone raises it, too. One that is
-        no longer what it was at its first read raises :class:`DatasetReplaced`.
+        no longer what it was when it was indexed, or else at its first read, raises :class:`DatasetReplaced`.
 
         :param room: as of :meth:`ObjectStore.read_range`.
         """
@@ -329,14 +346,17 @@ class Dataset:
             raise InvalidInput(f"{self.url}: samples {first}-{end} lie in more than one blob")
         name = self.blobs.names[blob]
         start, stop = int(wanted.offset[0]), int(wanted.offset[-1] + wanted.length[-1])
-        known = None if blob in self._damaged_blobs else self._etags.get(blob)
+        indexed = self.blobs.etag_of(blob)
+        known = indexed or (None if blob in self._damaged_blobs else self._etags.get(blob))
         try:
             found = await self.store.read_version(name, start, stop, room, etag=known)
-            if found.etag is not None:  # others may have read it meanwhile, for the first time
+            if found.etag is not None and indexed is None:  # others may have read it meanwhile, for the first time
                 known = self._etags.setdefault(blob, found.etag)
                 self.store.check_same(name, None if blob in self._damaged_blobs else known, found.etag)
             return found.data
         except ObjectReplaced as error:
+            if indexed is not None:
+                raise self._not_as_indexed(name) from error
             raise self._replaced(f"blob {name} is another one now", blob=name) from error
         except StoreNotFound as error:
             raise self.damage(wanted, first, "the blob is gone from the store") from error
@@ -351,10 +371,12 @@ class Dataset:
         """Raises :class:`DatasetReplaced` when a sample is damaged since its blob, or the index, is another one than
         before. Two requests: for who has found damage."""
         blob = self.blobs.blob_of(sample)
-        name, known = self.blobs.names[blob], self._etags.get(blob)
+        name, known = self.blobs.names[blob], self.blobs.etag_of(blob) or self._etags.get(blob)
         with contextlib.suppress(StoreNotFound):  # it is gone, as others will say
             etag = await self.store.etag(name)
             if None not in (known, etag) and known != etag:
+                if self.blobs.etag_of(blob) is not None:
+                    raise self._not_as_indexed(name)
                 raise self._replaced(f"blob {name} is another one now", blob=name)
         source = self.store.url_of(INDEX_KEY)
         try:
@@ -372,8 +394,11 @@ class Dataset:
         place = sample - records.first_sample
         if len(payload) != int(records.length[place]):
             raise self.damage(records, sample, f"{len(payload)} bytes in place of {int(records.length[place])}")
-        if sample_checksum(payload) != int(records.checksum[place]):
-            raise self.damage(records, sample, "its checksum is wrong")
+        if self._seen is None or records.has_checksums:
+            if sample_checksum(payload) != int(records.checksum[place]):
+                raise self.damage(records, sample, "its checksum is wrong")
+        elif not self._seen.is_as_before(sample, sample_checksum(payload)):
+            raise self.damage(records, sample, "it is not what it was when this pod first read it")
 
     def damage(self, records: SampleRecords, sample: int, why: str) -> SampleDamaged:
         """The error that names blob, sample and byte range."""
@@ -389,6 +414,15 @@ class Dataset:
             sample=sample,
             start=start,
             end=end,
+        )
+
+    def _not_as_indexed(self, name: str) -> DatasetReplaced:
+        return DatasetReplaced(
+            f"{self.store.url_of(name)} is not the object that was indexed: it has another ETag. If the dataset is a"
+            f" copy, or was written once more as it was, index it here (refill index --force {self.url}); jobs go on"
+            " from their states if all samples lie where they lay",
+            dataset=self.url,
+            blob=name,
         )
 
     def _replaced(self, what: str, **details: str) -> DatasetReplaced:
@@ -414,6 +448,17 @@ class Dataset:
                 start=start,
                 end=stop,
             ) from error
+
+
+def _shared_as(url: str, index: DatasetIndex) -> str:
+    """The place in the store; where records have no checksums that could be compared, with all that says which objects,
+    and which versions of them, they are of. Without ETags nothing does."""
+    place, header = str(parse_url(url)), index.header
+    if header.has_checksums:
+        return place
+    proof = f"{header.fingerprint:016x}-{header.blobs_checksum:016x}"
+    etags = index.blobs.etags
+    return f"{place}#{proof}" if etags is not None and all(etags) else f"{place}#{proof}-{uuid.uuid4().hex}"
 
 
 def _runs(first: Int64Array, end: Int64Array, block_samples: int, block_bytes: int) -> list[tuple[int, int]]:
@@ -451,7 +496,7 @@ async def read_index(store: ObjectStore) -> DatasetIndex:
 
 
 def _head_room_bytes(header: IndexHeader) -> int:
-    of_blobs = 2 * header.blobs_bytes + _ETAG_BYTES * header.num_blobs
+    of_blobs = 2 * header.blobs_bytes + (0 if header.has_etags else _ETAG_BYTES * header.num_blobs)
     return _DECODED_TIMES * header.metadata_bytes + of_blobs + _FIRST_READ_BYTES
 
 

@@ -6,6 +6,7 @@ Beside the samples, so it is what the pod's memory promise leaves for it: an eig
 from __future__ import annotations
 
 from refill.errors import MemoryTooSmall
+from refill_service.datasets.first_checksums import FirstChecksums
 
 __all__ = ["IndexRoom"]
 
@@ -18,6 +19,8 @@ class IndexRoom:
     def __init__(self, memory_bytes: int) -> None:
         self.limit_bytes = memory_bytes // 8 + _MIN_BYTES
         self.used_bytes = 0
+        self.first_checksums = FirstChecksums()
+        """Of samples whose indexes have none."""
 
     def check(self, source: str, wanted_bytes: int) -> None:
         """Raises :class:`MemoryTooSmall` when there is no room for so much."""

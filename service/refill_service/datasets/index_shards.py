@@ -1,8 +1,8 @@
-"""How does a bucket of WebDataset tars become a dataset as it lies there? ``refill index``.
+"""How does what lies in a bucket become a dataset as it lies there? ``refill index``.
 
-Shards are parsed in threads (tarfile is not asynchronous), which get their bytes from an event loop that the store
-belongs to; in processes of their own where there is much to read. Each shard is read once; memory is two ranges for
-each that is under way, and 24 bytes for each of its samples.
+Shards are scanned in threads (scanners are not asynchronous), which get their bytes from an event loop that the store
+belongs to; in processes of their own where there is much to read. Each byte is read once at most; memory is two ranges
+for each shard that is under way, and 24 bytes for each of its samples.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from refill.errors import DatasetExists, EmptyDataset, InvalidInput, SampleDamaged, StoreNotFound
-from refill_service.cache_core.dataset_index import INDEX_KEY
+from refill_service.cache_core.dataset_index import INDEX_KEY, sample_checksum
 from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.index_writer import IndexWriter, RecordArray
 from refill_service.datasets.pack_claim import MARKER_KEY, marker_of
 from refill_service.datasets.progress import Progress
-from refill_service.datasets.shard_reader import RANGE_BYTES, ShardReport, read_shard
+from refill_service.datasets.shard_reader import RANGE_BYTES
 from refill_service.datasets.worker_processes import Stop, Worker, WorkerProcesses
+from refill_service.formats.interface import Format, Listing, Options, Plan, Shard, ShardBytes, ShardReport
+from refill_service.formats.table import FORMATS, planned
 from refill_service.num_cores import num_cores
-from refill_service.object_store.base import ListedObject, ObjectStore, ObjectTooShort
+from refill_service.object_store.base import ListedVersion, ObjectReplaced, ObjectStore, ObjectTooShort
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_settings import StoreSettings
 
@@ -36,19 +39,25 @@ __all__ = ["IndexSummary", "index_shards"]
 
 @dataclass
 class IndexSummary:
+    format: str = ""
+    checksums: str = ""
     num_samples: int = 0
     num_blobs: int = 0
     blob_bytes: int = 0
     num_passed_over: int = 0
-    """Members of the tars that belong to no sample."""
+    """What belongs to no sample."""
+    passed_over: str = ""
+    """What that is."""
     warnings: list[str] = field(default_factory=list)
 
 
 _MOST_JOBS = 64
+_HEADERS_AT_ONCE = 32
+"""Shards of which no more is read than a header: that is a wait, and no work."""
 _MUCH_BYTES = 256_000_000
 """Less is read before other processes have begun."""
+_MOST_WARNINGS = 20
 _FoundInShard = tuple[list[RecordArray], ShardReport]
-_COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 
 async def index_shards(
@@ -59,14 +68,21 @@ async def index_shards(
     in_processes: bool | None = False,
     force: bool = False,
     quiet: bool = True,
+    format_name: str | None = None,
+    checksums: str | None = None,
+    options: Options | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> IndexSummary:
-    """Write the index of all ``*.tar`` below ``url``, in the order of their names.
+    """Write the index of what lies below ``url``, in the order of names.
 
     Raises :class:`DatasetExists`, :class:`EmptyDataset`, :class:`SampleDamaged` with shard and byte where one can't
     be read, and errors of the store. Then nothing was written.
 
-    :param jobs: tars that are read at once; None: two more than there are cores.
+    :param jobs: shards that are read whole at once; None: two more than there are cores.
     :param in_processes: whether each is read by a process of its own; None: if there is much to read.
+    :param format_name: one of ``FORMATS``; None: whichever is found.
+    :param checksums: ``all`` or ``first-read``; None: the latter where headers say where samples lie.
+    :param say: is told what was decided, before shards are read.
     """
     if jobs is not None and not 1 <= jobs <= _MOST_JOBS:
         raise InvalidInput(f"jobs must be 1 to {_MOST_JOBS}, got {jobs}")
@@ -74,30 +90,37 @@ async def index_shards(
     store = open_store(url, settings)
     try:
         await _refuse_unless_free(store, force)
-        shards, packed = [], 0
-        async for found in store.list():
-            if found.key.endswith(".tar"):
-                shards.append(found)
-            packed += found.key.endswith(_COMPRESSED)
-        if not shards:
-            but = f", but {packed:,} that are compressed: pods read parts of a tar, so unpack them first"
-            raise EmptyDataset(f"{store.url} holds no .tar{but * bool(packed)}")
-        summary = IndexSummary()
+        listing = Listing(store.url, [found async for found in store.list_versions()])
+        format_, plan = await planned(listing, _Source(store), options or Options(), format_name)
+        checksums = _checksums(checksums, format_, plan)
+        hashes = checksums == "all"
+        say(_said(format_, plan, checksums))
+        shards = plan.shards if hashes else await _with_etags(store, plan.shards)
+        work = _Work(format_.NAME, hashes and not plan.reads_all, hashes or plan.reads_all)
+        summary = IndexSummary(format_.NAME, checksums, passed_over=plan.passed_over)
+        to_read = sum(shard.size_bytes for shard in shards) if work.reads_much else None
         with (
-            Progress("indexing", sum(shard.size_bytes for shard in shards), quiet=quiet) as progress,
+            Progress("indexing", to_read, quiet=quiet) as progress,
             tempfile.TemporaryDirectory(prefix="refill-index-") as folder,
-            IndexWriter(Path(folder)) as writer,
+            IndexWriter(Path(folder), has_checksums=hashes, overlaps=plan.overlaps) as writer,
         ):
-            if in_processes is None:
-                in_processes = sum(shard.size_bytes for shard in shards) >= _MUCH_BYTES
+            if in_processes is None or not work.reads_much:
+                in_processes = (to_read or 0) >= _MUCH_BYTES
             if in_processes:
                 workers = WorkerProcesses(min(jobs, len(shards)), url, settings, progress.advance)
-                await _read_in_processes(workers, shards, writer, summary)
+                await _read_in_processes(workers, work, shards, writer, summary)
+            elif plan.reads_none and not hashes:
+                for shard in shards:
+                    _take(shard, _scanned(work, shard, _NoBytes(store.url_of(shard.key))), writer, summary)
             else:
-                await _read_all(store, shards, jobs, writer, summary, progress.advance)
+                threads = jobs if work.reads_much else _HEADERS_AT_ONCE
+                await _read_all(store, work, shards, threads, writer, summary, progress.advance)
             if writer.num_samples == 0:
-                raise EmptyDataset(f"{store.url}: its {len(shards)} tars hold no samples (files named KEY.EXTENSION)")
-            index = await asyncio.to_thread(writer.finish, {"made_by": "index"})
+                raise EmptyDataset(f"{store.url}: {plan.why}, and no samples in them{_empty_because(format_)}")
+            metadata = {"made_by": "index"} | plan.metadata
+            if plan.about:
+                metadata["format"] = {"name": format_.NAME} | plan.about
+            index = await asyncio.to_thread(writer.finish, metadata)
             if writer.labels is not None:
                 await store.write(LABELS_KEY, writer.labels)
             await store.write(INDEX_KEY, index)
@@ -122,27 +145,106 @@ async def _refuse_unless_free(store: ObjectStore, force: bool) -> None:
         raise DatasetExists(f"{store.url} has an index already; replace it with --force")
 
 
+def _checksums(asked: str | None, format_: Format, plan: Plan) -> str:
+    if asked is None:
+        return "all" if plan.reads_all else "first-read"
+    if asked not in ("all", "first-read"):
+        raise InvalidInput(f"checksums must be all or first-read, got {asked!r}")
+    if asked == "first-read" and plan.reads_all:
+        raise InvalidInput(
+            f"no header says where the samples of {format_.NAME} lie here: all bytes are read to find them, and their "
+            "checksums cost nothing more. Leave --checksums out"
+        )
+    return asked
+
+
+def _said(format_: Format, plan: Plan, checksums: str) -> str:
+    if plan.reads_all:
+        how = "all bytes are read once, for places and checksums"
+    elif checksums == "all":
+        how = "all bytes are read once, for checksums"
+    else:
+        what = "none of their bytes" if plan.reads_none else "headers alone"
+        how = f"read are {what} (--checksums first-read)"
+    return f"format {format_.NAME}: {plan.why}; {how}"
+
+
+def _empty_because(format_: Format) -> str:
+    return " (files named KEY.EXTENSION)" if format_.NAME == "webdataset" else ""
+
+
+async def _with_etags(store: ObjectStore, shards: list[Shard]) -> list[Shard]:
+    """A listing has them, in most stores."""
+    found = list(shards)
+    missing = iter([place for place, shard in enumerate(shards) if shard.etag is None])
+
+    async def ask() -> None:
+        for place in missing:
+            shard = shards[place]
+            found[place] = Shard(shard.key, shard.size_bytes, await store.etag(shard.key), shard.about)
+
+    await asyncio.gather(*(ask() for _ in range(_HEADERS_AT_ONCE)))
+    return found
+
+
+class _Source:
+    """What ``plan`` reads by."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def read(self, found: ListedVersion, start: int, end: int) -> memoryview:
+        end = min(end, found.size_bytes)
+        try:
+            data = await self._store.read_version(found.key, min(start, end), end, etag=found.etag)
+        except (ObjectTooShort, ObjectReplaced) as error:
+            raise _changed(self._store.url_of(found.key), found.key, found.size_bytes) from error
+        return data.data
+
+
+def _changed(source: str, key: str, size_bytes: int) -> SampleDamaged:
+    return SampleDamaged(
+        f"{source}: it changed while it was indexed, or shrank; it had {size_bytes} bytes. Start again when nobody "
+        "writes there",
+        blob=key,
+        sample=None,
+        start=0,
+        end=size_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is done with each shard; goes to other processes."""
+
+    format_name: str
+    hashes: bool
+    """Whether samples are read again for their checksums."""
+    reads_much: bool
+
+
 async def _read_all(
     store: ObjectStore,
-    shards: list[ListedObject],
-    jobs: int,
+    work: _Work,
+    shards: list[Shard],
+    threads: int,
     writer: IndexWriter,
     summary: IndexSummary,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """``jobs`` shards at once; their records go to the writer in the order of the shards."""
+    """So many shards at once; their records go to the writer in the order of the shards."""
     loop = asyncio.get_running_loop()
     stop = threading.Event()
-    pool = ThreadPoolExecutor(jobs, thread_name_prefix="index")
-    waiting: deque[tuple[ListedObject, asyncio.Future[_FoundInShard]]] = deque()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="index")
+    waiting: deque[tuple[Shard, asyncio.Future[_FoundInShard]]] = deque()
 
-    def read(shard: ListedObject) -> _FoundInShard:
-        return _read_one(store, shard, loop, stop, on_bytes)
+    def read(shard: Shard) -> _FoundInShard:
+        return _read_one(store, work, shard, loop, stop, on_bytes)
 
     try:
         for shard in shards:
             waiting.append((shard, loop.run_in_executor(pool, read, shard)))
-            if len(waiting) >= 2 * jobs:
+            if len(waiting) >= 2 * threads:
                 _take(waiting[0][0], await waiting[0][1], writer, summary)
                 waiting.popleft()
         while waiting:
@@ -156,10 +258,10 @@ async def _read_all(
 
 
 async def _read_in_processes(
-    workers: WorkerProcesses, shards: list[ListedObject], writer: IndexWriter, summary: IndexSummary
+    workers: WorkerProcesses, work: _Work, shards: list[Shard], writer: IndexWriter, summary: IndexSummary
 ) -> None:
     """The same."""
-    waiting: deque[tuple[ListedObject, asyncio.Task[_FoundInShard]]] = deque()
+    waiting: deque[tuple[Shard, asyncio.Task[_FoundInShard]]] = deque()
 
     async def take() -> None:
         shard, found = waiting[0]
@@ -170,7 +272,7 @@ async def _read_in_processes(
         for shard in shards:
             if len(waiting) == 2 * workers.count:
                 await take()
-            waiting.append((shard, asyncio.create_task(workers.carry_out(_read_in_process, shard))))
+            waiting.append((shard, asyncio.create_task(workers.carry_out(_read_in_process, work, shard))))
         while waiting:
             await take()
     finally:
@@ -180,50 +282,94 @@ async def _read_in_processes(
         await asyncio.gather(*(found for _, found in waiting), return_exceptions=True)
 
 
-def _read_in_process(worker: Worker, shard: ListedObject) -> _FoundInShard:
-    return _read_one(worker.store, shard, worker.loop, worker.stop, worker.on_bytes)
+def _read_in_process(worker: Worker, work: _Work, shard: Shard) -> _FoundInShard:
+    return _read_one(worker.store, work, shard, worker.loop, worker.stop, worker.on_bytes)
 
 
 def _read_one(
     store: ObjectStore,
-    shard: ListedObject,
+    work: _Work,
+    shard: Shard,
     loop: asyncio.AbstractEventLoop,
     stop: Stop,
     on_bytes: Callable[[int], None],
 ) -> _FoundInShard:
-    report = ShardReport()
-    ranges = _RangesAhead(store, shard, loop, stop, on_bytes)
+    ranges = _RangesAhead(store, shard, loop, stop, on_bytes, reads_ahead=not work.hashes and work.reads_much)
     try:
-        batches = list(read_shard(shard.key, store.url_of(shard.key), shard.size_bytes, ranges.read, report))
-    except ObjectTooShort as error:
-        raise SampleDamaged(
-            f"{store.url_of(shard.key)}: it shrank while it was read, from {shard.size_bytes} bytes",
-            blob=shard.key,
-            sample=None,
-            start=0,
-            end=shard.size_bytes,
-        ) from error
+        return _scanned(work, shard, ranges)
+    except (ObjectTooShort, ObjectReplaced) as error:
+        raise _changed(ranges.source, shard.key, shard.size_bytes) from error
     finally:
         ranges.close()
+
+
+def _scanned(work: _Work, shard: Shard, data: ShardBytes) -> _FoundInShard:
+    report = ShardReport()
+    batches = list(FORMATS[work.format_name].scan(shard, data, report))
+    if work.hashes:
+        for batch in batches:
+            _add_checksums(batch, data)
     return batches, report
 
 
+def _add_checksums(records: RecordArray, data: ShardBytes) -> None:
+    """Of all samples, read in ranges."""
+    offset, end = records["offset"], records["offset"] + records["length"]
+    place = 0
+    while place < len(records):
+        start = int(offset[place])
+        stop = int(np.searchsorted(end, start + RANGE_BYTES, side="right"))
+        if stop > place:
+            view = data.read(start, int(end[stop - 1]))
+            for each in range(place, stop):
+                sample = view[int(offset[each]) - start : int(end[each]) - start]
+                records["checksum"][each] = sample_checksum(sample)
+            place = stop
+            continue
+        hasher = xxhash.xxh3_64()
+        for piece in range(start, int(end[place]), RANGE_BYTES):
+            hasher.update(data.read(piece, min(piece + RANGE_BYTES, int(end[place]))))
+        records["checksum"][place] = hasher.intdigest()
+        place += 1
+
+
 def _take(
-    shard: ListedObject,
+    shard: Shard,
     found: _FoundInShard,
     writer: IndexWriter,
     summary: IndexSummary,
 ) -> None:
     batches, report = found
-    writer.add_blob(shard.key, shard.size_bytes, batches, np.array(report.labels, dtype=np.int32))
+    labels = np.array(report.labels, dtype=np.int32) if report.labels else None
+    writer.add_blob(shard.key, shard.size_bytes, batches, labels, shard.etag)
     summary.num_passed_over += report.num_passed_over
+    warnings = [f"{shard.key}: {each}" for each in report.warnings]
     if report.repeated is not None:
         first, again = report.repeated
-        summary.warnings.append(
+        warnings.append(
             f"{shard.key}: its samples {first} and {again} have the same key but lie apart; kept as two samples"
         )
-    if report.num_samples == 0:
-        summary.warnings.append(f"{shard.key}: holds no samples")
+    if not sum(map(len, batches)):
+        warnings.append(f"{shard.key}: holds no samples")
+    for warning in warnings:
+        if len(summary.warnings) < _MOST_WARNINGS:
+            summary.warnings.append(warning)
+
+
+class _NoBytes:
+    """For scanners that need none."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def read(self, start: int, end: int) -> memoryview:
+        raise InvalidInput(f"{self.source}: it was to be indexed without a read")
+
+    def damaged(self, why: str, at: int) -> SampleDamaged:
+        return _damaged(self.source, why, at, at)
+
+    def other(self, found: ListedVersion) -> ShardBytes:
+        return _NoBytes(self.source)
 
 
 class _RangesAhead:
@@ -232,34 +378,63 @@ class _RangesAhead:
     def __init__(
         self,
         store: ObjectStore,
-        shard: ListedObject,
+        shard: Shard,
         loop: asyncio.AbstractEventLoop,
         stop: Stop,
         on_bytes: Callable[[int], None],
+        *,
+        reads_ahead: bool,
     ) -> None:
+        self.source = store.url_of(shard.key)
         self._store = store
         self._shard = shard
         self._loop = loop
         self._stop = stop
         self._on_bytes = on_bytes
-        self._next: tuple[int, Future[memoryview]] | None = None
+        self._reads_ahead = reads_ahead
+        self._next: tuple[tuple[int, int], Future[memoryview]] | None = None
 
     def read(self, start: int, end: int) -> memoryview:
         if self._stop.is_set():
             raise InvalidInput("broken off")
-        if self._next is None or self._next[0] != start:
-            self._next = start, self._ask(start, end)
+        if self._next is None or self._next[0] != (start, end):
+            self._drop_next()
+            self._next = (start, end), self._ask(start, end)
         asked = self._next[1]
         self._next = None
-        if end < self._shard.size_bytes:
-            self._next = end, self._ask(end, min(end + RANGE_BYTES, self._shard.size_bytes))
+        if self._reads_ahead and end < self._shard.size_bytes:
+            ahead = end, min(end + RANGE_BYTES, self._shard.size_bytes)
+            self._next = ahead, self._ask(*ahead)
         data = asked.result()
         self._on_bytes(len(data))
         return data
 
+    def damaged(self, why: str, at: int) -> SampleDamaged:
+        return _damaged(self.source, why, at, self._shard.size_bytes)
+
+    def other(self, found: ListedVersion) -> ShardBytes:
+        more = (self._loop, self._stop, self._on_bytes)
+        return _RangesAhead(self._store, Shard.of(found), *more, reads_ahead=False)
+
     def close(self) -> None:
+        self._drop_next()
+
+    def _drop_next(self) -> None:
         if self._next is not None:
             self._next[1].cancel()
 
     def _ask(self, start: int, end: int) -> Future[memoryview]:
-        return asyncio.run_coroutine_threadsafe(self._store.read_range(self._shard.key, start, end), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._read(start, end), self._loop)
+
+    async def _read(self, start: int, end: int) -> memoryview:
+        return (await self._store.read_version(self._shard.key, start, end, etag=self._shard.etag)).data
+
+
+def _damaged(source: str, why: str, at: int, end: int) -> SampleDamaged:
+    return SampleDamaged(
+        f"{source}: can't be read from byte {at} on (of {end}): {why}",
+        blob=source.rpartition("/")[2],
+        sample=None,
+        start=at,
+        end=end,
+    )

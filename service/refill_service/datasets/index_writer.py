@@ -29,9 +29,15 @@ RecordArray = NDArray[np.void]
 
 
 class IndexWriter:
-    """Collects blobs in their order, then writes the index as one file in ``folder`` (temporary, the caller's)."""
+    """Collects blobs in their order, then writes the index as one file in ``folder`` (temporary, the caller's).
 
-    def __init__(self, folder: Path) -> None:
+    :param has_checksums: whether records have them. If not, blobs have ETags.
+    :param overlaps: whether samples may share bytes with their neighbours.
+    """
+
+    def __init__(self, folder: Path, *, has_checksums: bool = True, overlaps: bool = False) -> None:
+        self._has_checksums, self._overlaps = has_checksums, overlaps
+        self._etags: list[str] = []
         self._folder = folder
         # Without a name: gone with the process, however that ends.
         self._spool = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
@@ -75,9 +81,15 @@ class IndexWriter:
         return sum(self._sizes)
 
     def add_blob(
-        self, name: str, size_bytes: int, records: Iterable[RecordArray], labels: NDArray[np.int32] | None = None
+        self,
+        name: str,
+        size_bytes: int,
+        records: Iterable[RecordArray],
+        labels: NDArray[np.int32] | None = None,
+        etag: str | None = None,
     ) -> None:
-        """``records``: those of all samples of the blob, in one or more arrays. ``labels``: of all of them, or None."""
+        """``records``: those of all samples of the blob, in one or more arrays. ``labels``: of all of them, or None.
+        ``etag``: kept where there are no checksums."""
         count = 0
         for batch in records:
             self._spool.write(batch.tobytes())
@@ -89,27 +101,43 @@ class IndexWriter:
             self._labels.write(labels.astype("<i4").tobytes())
         self._names.append(name)
         self._sizes.append(size_bytes)
+        self._etags.append(etag or "")
         self._first_sample.append(self.num_samples + count)
         self._wide = self._wide or size_bytes >= 2**32
 
     def finish(self, metadata: dict[str, Any]) -> Path:
         """The file that holds the index; to be stored under ``INDEX_KEY``. What labels say is added to ``metadata``."""
-        blobs = BlobTable(self._names, np.array(self._first_sample, np.int64), np.array(self._sizes, np.int64))
+        blobs = BlobTable(
+            self._names,
+            np.array(self._first_sample, np.int64),
+            np.array(self._sizes, np.int64),
+            None if self._has_checksums else self._etags,
+        )
         hasher = fingerprint_of_blobs(blobs)
         for batch in self._batches():
-            hasher.update(batch.tobytes())
+            hasher.update(batch.tobytes())  # checksums are 0 where there are none
         fingerprint = hasher.intdigest()
         if self._labels is not None and self.num_samples:
             metadata = metadata | {"labels": self._finish_labels(self._labels, fingerprint).to_dict()}
         _, head = encode_head(
-            blobs, sample_bytes=self._sample_bytes, fingerprint=fingerprint, wide=self._wide, metadata=metadata
+            blobs,
+            sample_bytes=self._sample_bytes,
+            fingerprint=fingerprint,
+            wide=self._wide,
+            metadata=metadata,
+            has_checksums=self._has_checksums,
+            overlaps=self._overlaps,
         )
         path = self._folder / "index"
         with path.open("wb") as file:
             file.write(head)
             for block, batch in enumerate(self._batches()):
                 records = SampleRecords(
-                    block * BLOCK_SAMPLES, batch["offset"], batch["length"], batch["checksum"].astype(np.uint64)
+                    block * BLOCK_SAMPLES,
+                    batch["offset"],
+                    batch["length"],
+                    batch["checksum"].astype(np.uint64),
+                    self._has_checksums,
                 )
                 file.write(encode_block(records, block=block, fingerprint=fingerprint, wide=self._wide))
         return path

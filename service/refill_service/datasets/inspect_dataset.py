@@ -42,6 +42,8 @@ class DatasetSummary:
     """What the index says of them."""
     by_class: bool
     """Whether neighbours share labels far more often than by chance."""
+    has_checksums: bool
+    """False: pods compare a sample with what it was at their first read."""
     default_chunk_size: int
     """K of a job that names none and whose order is not planned for memory: of lists, or of policy ``exact``."""
 
@@ -73,6 +75,7 @@ async def describe(dataset: Dataset, *, despite_damage: bool = False) -> Dataset
         samples_per_blob=_distribution(np.diff(blobs.first_sample)),
         labels=None if labels is None else labels.to_dict(),
         by_class=labels is not None and labels.by_class,
+        has_checksums=index.header.has_checksums,
         default_chunk_size=dataset.chunk_size_of(JobSpec.policy),
     )
 

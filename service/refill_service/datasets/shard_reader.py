@@ -11,7 +11,6 @@ import struct
 import tarfile
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -19,8 +18,9 @@ import xxhash
 from refill.errors import SampleDamaged
 from refill_service.cache_core.dataset_labels import label_of
 from refill_service.datasets.index_writer import RECORD, RecordArray
+from refill_service.formats.interface import ShardReport
 
-__all__ = ["RANGE_BYTES", "ShardReport", "read_shard"]
+__all__ = ["RANGE_BYTES", "read_shard"]
 
 _BATCH = 4096
 RANGE_BYTES = 8 << 20
@@ -32,20 +32,6 @@ _CANT_BE_READ = (
     tarfile.TarError, EOFError, ValueError, OverflowError, struct.error, LookupError, TypeError, RecursionError,
 )  # fmt: skip
 """What tarfile raises at headers that contradict themselves or are chained without end."""
-
-
-@dataclass
-class ShardReport:
-    """What was noticed besides the samples; complete when the last batch was taken."""
-
-    num_samples: int = 0
-    num_passed_over: int = 0
-    """Members that belong to no sample."""
-    repeated: tuple[int, int] | None = None
-    """Numbers in the shard of two samples with the same key, apart from each other."""
-    labels: array[int] = field(default_factory=lambda: array("i"), repr=False)
-    """Of the samples, -1 for one without."""
-    key_hashes: array[int] = field(default_factory=lambda: array("Q"), repr=False)
 
 
 def read_shard(

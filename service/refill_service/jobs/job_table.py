@@ -35,7 +35,6 @@ from refill_service.jobs.waits import RankWaits
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.pinned_tier import PinnedTier
 from refill_service.object_store.store_patience import within
-from refill_service.object_store.store_url import parse_url
 from refill_service.peers.job_peers import JobPeers, WasRestarted
 from refill_service.peers.peers import Peers
 from refill_service.settings import Settings
@@ -245,7 +244,7 @@ class JobTable:
                 incarnation=incarnation,
                 trace_bytes=for_traces,
             )
-            pinned = self.pinned.lease(str(parse_url(spec.dataset)), records)
+            pinned = self.pinned.lease(dataset.shared_as, records)
         except BaseException:
             await dataset.close()
             raise

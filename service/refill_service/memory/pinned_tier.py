@@ -6,9 +6,11 @@ evict). A prefix serves jobs of every chunk size, and a position in it follows f
 plain arrays of samples back to back, and a file needs no table of its own that could be torn.
 
 Jobs share by proof, not by what an index says of itself: the same place in the store, and the same length and checksum
-of each sample, in the records that each job has read on its own. What lies in memory was verified when it was put
-there, and a job verifies once more what another job has put there. What lies on disk is verified by the job's own
-records each time it is read: a half-written, damaged or foreign file is read again from the store, and never served.
+of each sample, in the records that each job has read on its own. Where records have no checksums, it is the same ranges
+of the same versions of objects: the place names those, and only what this pod has written itself is read from disk.
+What lies in memory was verified when it was put there, and a job verifies once more what another job has put there.
+What lies on disk is verified by the job's own records each time it is read: a half-written, damaged or foreign file is
+read again from the store, and never served.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from refill.protocol.wire_format import Int64Array
-from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
+from refill_service.cache_core.dataset_index import SampleRecords, UInt64Array, sample_checksum
 from refill_service.cache_core.record_pieces import Records
 from refill_service.memory.folder_lock import locked
 from refill_service.memory.kept_files import open_or_make
@@ -322,6 +324,9 @@ class PinnedFile(PinnedPart):
         self._file = os.fdopen(open_or_make(path), "r+b", buffering=0)
         self._file.truncate(self.limit_bytes)
         os.utime(path)
+        self._checksums = records.checksum if records.has_checksums else np.zeros(len(records), dtype=np.uint64)
+        if not records.has_checksums:
+            return  # nobody can say whether what an earlier pod wrote is intact
         # What was written before is taken to be there; whether it is intact, its checksums will show.
         for start, stop in _written(self._file.fileno()):
             first, end = np.searchsorted(self._starts, start), np.searchsorted(self._starts, stop, side="right") - 1
@@ -345,6 +350,8 @@ class PinnedFile(PinnedPart):
         self._writing_bytes += size
         try:
             await asyncio.to_thread(self._write, self._file, first, end, payloads)
+            if not self.records.has_checksums:
+                self._checksums[self._places(first, end)] = [sample_checksum(payload) for payload in payloads]
             self._there[self._places(first, end)] = True
         except OSError as error:
             self._full = True
@@ -369,7 +376,7 @@ class PinnedFile(PinnedPart):
             return None
         bounds = bounds - bounds[0]
         payloads = [bytes(data[start:stop]) for start, stop in pairwise(bounds)]
-        checksums = self.records.checksum[self._places(first, end)].tolist()
+        checksums = self._checksums[self._places(first, end)].tolist()
         damaged = sum(sample_checksum(data) != sum_ for data, sum_ in zip(payloads, checksums, strict=True))
         self.damaged_samples += damaged
         return None if damaged else list(payloads)
@@ -382,18 +389,26 @@ class PinnedFile(PinnedPart):
 
 
 def _agree(one: Records, other: Records) -> bool | None:
-    """Whether lengths and checksums are equal of all samples that both hold. None: there is none."""
+    """Whether lengths and checksums are equal of all samples that both hold, or lengths and offsets where there are no
+    checksums. None: there is none."""
+    if one.has_checksums != other.has_checksums:
+        return False
     if isinstance(one, SampleRecords) and isinstance(other, SampleRecords):
         first, end = max(one.first_sample, other.first_sample), min(one.end_sample, other.end_sample)
         if first >= end:
             return None
         one, other = one.part(first, end), other.part(first, end)
-        return np.array_equal(one.length, other.length) and np.array_equal(one.checksum, other.checksum)
+        return np.array_equal(one.length, other.length) and np.array_equal(_proof(one), _proof(other))
     both, here, there = np.intersect1d(
         one.ids(0, len(one)), other.ids(0, len(other)), assume_unique=True, return_indices=True
     )
     lengths_agree = np.array_equal(one.length[here], other.length[there])
-    return lengths_agree and np.array_equal(one.checksum[here], other.checksum[there]) if len(both) else None
+    return lengths_agree and np.array_equal(_proof(one)[here], _proof(other)[there]) if len(both) else None
+
+
+def _proof(records: Records) -> Int64Array | UInt64Array:
+    """What is the same only of the same bytes of a place."""
+    return records.checksum if records.has_checksums else records.offset
 
 
 def _file_name(place: str, records: Records) -> str:
@@ -404,7 +419,7 @@ def _file_name(place: str, records: Records) -> str:
         of_records.update(str(records.first_sample).encode())
     else:
         of_records.update(records.first.tobytes() + records.end.tobytes())
-    for column in (records.length, records.checksum):
+    for column in (records.length, _proof(records)):
         of_records.update(np.ascontiguousarray(column).data)
     return f"{of_place}-{of_records.hexdigest()}{_SUFFIX}"
 

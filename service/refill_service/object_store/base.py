@@ -23,7 +23,15 @@ from refill_service.object_store.second_requests import Room, SecondRequests
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_patience import OverdueRequests
 
-__all__ = ["ListedObject", "ObjectReplaced", "ObjectStore", "ObjectTooShort", "StoredRange", "WritableData"]
+__all__ = [
+    "ListedObject",
+    "ListedVersion",
+    "ObjectReplaced",
+    "ObjectStore",
+    "ObjectTooShort",
+    "StoredRange",
+    "WritableData",
+]
 
 WritableData = bytes | bytearray | memoryview | Path
 
@@ -31,6 +39,14 @@ WritableData = bytes | bytearray | memoryview | Path
 class ListedObject(NamedTuple):
     key: str
     size_bytes: int
+
+
+class ListedVersion(NamedTuple):
+    """The same, and which version of it: None where the store does not say."""
+
+    key: str
+    size_bytes: int
+    etag: str | None
 
 
 class StoredRange(NamedTuple):
@@ -139,6 +155,11 @@ class ObjectStore(ABC):
 
         Nothing there, or no such folder, lists nothing; no such bucket raises :class:`StoreNotFound`.
         """
+        async for listed in self.list_versions(prefix):
+            yield ListedObject(listed.key, listed.size_bytes)
+
+    async def list_versions(self, prefix: str = "") -> AsyncIterator[ListedVersion]:
+        """The same, with ETags as :meth:`read_version` has them."""
         with self.counters.counted("list"):
             async for listed in self._list(prefix):
                 yield listed
@@ -200,7 +221,7 @@ class ObjectStore(ABC):
         """Returns the number of bytes written."""
 
     @abstractmethod
-    def _list(self, prefix: str) -> AsyncIterator[ListedObject]: ...
+    def _list(self, prefix: str) -> AsyncIterator[ListedVersion]: ...
 
     @abstractmethod
     async def _head(self, key: str) -> tuple[int, str | None]:

@@ -21,7 +21,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from refill.errors import StoreDenied, StoreError, StoreNotFound, StoreUnavailable
-from refill_service.object_store.base import ListedObject, ObjectStore, StoredRange, WritableData
+from refill_service.object_store.base import ListedVersion, ObjectStore, StoredRange, WritableData
 from refill_service.object_store.open_beneath import LinkLeadsOut, regular
 from refill_service.object_store.store_counters import StoreCounters
 
@@ -67,18 +67,18 @@ class FileStore(ObjectStore):
     async def _write(self, key: str, data: WritableData) -> int:
         return await self._in_thread(self._replace, key, data)
 
-    async def _list(self, prefix: str) -> AsyncIterator[ListedObject]:
+    async def _list(self, prefix: str) -> AsyncIterator[ListedVersion]:
         # One folder of the tree is held at a time and level, sorted; '/' takes part in the order as in S3.
         start = prefix.rpartition("/")[0]
-        pending: list[Iterator[tuple[str, int]]] = [iter(await self._in_thread(self._scan, start, prefix))]
+        pending: list[Iterator[ListedVersion]] = [iter(await self._in_thread(self._scan, start, prefix))]
         while pending:
             entry = next(pending[-1], None)
             if entry is None:
                 pending.pop()
-            elif entry[0].endswith("/"):
-                pending.append(iter(await self._in_thread(self._scan, entry[0][:-1], prefix)))
+            elif entry.key.endswith("/"):
+                pending.append(iter(await self._in_thread(self._scan, entry.key[:-1], prefix)))
             else:
-                yield ListedObject(*entry)
+                yield entry
 
     async def _head(self, key: str) -> tuple[int, str | None]:
         found = await self._in_thread(self._stat, key)
@@ -162,10 +162,10 @@ class FileStore(ObjectStore):
                 raise
         return num_bytes
 
-    def _scan(self, folder: str, prefix: str) -> list[tuple[str, int]]:
-        """``(key, size)`` of files and ``(key + '/', 0)`` of folders, sorted, as far as they can match."""
+    def _scan(self, folder: str, prefix: str) -> list[ListedVersion]:
+        """Files, and folders as ``key + '/'``, sorted, as far as they can match."""
         above = f"{folder}/" if folder else ""
-        found: list[tuple[str, int]] = []
+        found: list[ListedVersion] = []
         with (
             self._translated("list", folder),
             suppress(FileNotFoundError, NotADirectoryError),
@@ -178,10 +178,11 @@ class FileStore(ObjectStore):
                         key += "/"
                         # A link to a folder could lead back up.
                         if (key.startswith(prefix) or prefix.startswith(key)) and not entry.is_symlink():
-                            found.append((key, 0))
+                            found.append(ListedVersion(key, 0, None))
                     elif key.startswith(prefix) and entry.is_file() and not key.endswith(PART_SUFFIX):
-                        found.append((key, entry.stat().st_size))
-        return sorted(found, key=lambda item: os.fsencode(item[0]))
+                        stat = entry.stat()
+                        found.append(ListedVersion(key, stat.st_size, _etag(stat)))
+        return sorted(found, key=lambda item: os.fsencode(item.key))
 
     def _scandir(self, folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
         return os.scandir(self._path(folder))

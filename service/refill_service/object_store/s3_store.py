@@ -20,7 +20,8 @@ from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionErr
 from obstore.store import S3Store as ObstoreS3
 
 from refill.errors import InvalidInput, RefillError, StoreDenied, StoreNotFound, StoreUnavailable
-from refill_service.object_store.base import ListedObject, ObjectStore, StoredRange, WritableData
+from refill_service.cache_core.dataset_index import MOST_ETAG_LETTERS
+from refill_service.object_store.base import ListedVersion, ObjectStore, StoredRange, WritableData
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 
@@ -35,9 +36,6 @@ _MAX_PARTS = 9_000  # S3 allows 10,000
 
 _CREDENTIALS_LIVE = timedelta(minutes=10)
 """How long credentials are used before boto3 is asked again; it renews those that expire 10 to 15 minutes ahead."""
-
-_MOST_ETAG_LETTERS = 200
-"""S3's have 34 to 40. A longer one is not kept, for each of many objects."""
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
@@ -108,7 +106,7 @@ class S3Store(ObjectStore):
                 )
             return num_bytes
 
-    async def _list(self, prefix: str) -> AsyncIterator[ListedObject]:
+    async def _list(self, prefix: str) -> AsyncIterator[ListedVersion]:
         # obstore's prefixes are whole folders; ours are any text, as S3's own.
         folder = prefix.rpartition("/")[0]
         with self._translated("list", prefix):
@@ -116,7 +114,7 @@ class S3Store(ObjectStore):
             async for page in obstore.list(store, folder or None):
                 for found in page:
                     if found["path"].startswith(prefix):
-                        yield ListedObject(found["path"], found["size"])
+                        yield ListedVersion(found["path"], found["size"], _kept(found["e_tag"]))
 
     async def _head(self, key: str) -> tuple[int, str | None]:
         with self._translated("read", key):
@@ -268,7 +266,7 @@ def _endpoint(settings: StoreSettings, bucket: str) -> str:
 
 
 def _kept(etag: str | None) -> str | None:
-    return etag if etag is not None and len(etag) <= _MOST_ETAG_LETTERS else None
+    return etag if etag is not None and len(etag) <= MOST_ETAG_LETTERS else None
 
 
 def _status(error: Exception) -> int | None:

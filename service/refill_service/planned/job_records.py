@@ -52,7 +52,7 @@ class JobRecords:
         """What the pinned tier may keep: bytes that nobody asks of another pod."""
         if not self._holds_all or len(self._own_shares) == self.shares.num_shares:
             return self.own
-        found = RecordPieces(*self.shares.pieces(sorted(self._own_shares)))
+        found = RecordPieces(*self.shares.pieces(sorted(self._own_shares)), has_checksums=self.own.has_checksums)
         if isinstance(self.own, SampleRecords):
             found.put(self.own)
         return found
@@ -69,6 +69,9 @@ class JobRecords:
                     for samples in (self._layout.starts(chunks), self._layout.starts(chunks + 1) - 1)
                 )
                 reach = self.own.offset[last] + self.own.length[last] - self.own.offset[first]
+                if self._dataset.index.header.overlaps:  # what is kept of it may be more
+                    ends = np.concatenate([[0], np.cumsum(self.own.length)])
+                    reach = np.maximum(reach, ends[last + 1] - ends[first])
                 largest = max(largest, int(reach.max()))
         return largest
 

@@ -59,7 +59,6 @@ from refill_service.jobs.epoch_counts import counts_of, sum_of_counts
 from refill_service.jobs.job_table import JobTable
 from refill_service.membership.live_jobs import LEADER
 from refill_service.object_store.store_patience import within
-from refill_service.object_store.store_url import parse_url
 from refill_service.peers.peers import Peers
 from refill_service.planned.job_counts import JobCounts
 from refill_service.planned.job_records import JobRecords
@@ -383,7 +382,7 @@ class PlannedJobs:
             parts=replace(parts, memory_bytes=memory_bytes),
             claim=None if spec.memory_bytes else replace(claim, least_bytes=min(claim.least_bytes, memory_bytes)),
             gate=table.gate,
-            pinned=table.pinned.lease(str(parse_url(spec.dataset)), pinned),
+            pinned=table.pinned.lease(dataset.shared_as, pinned),
             peers=self._peers,
             away=self._away,
             confirmed=confirmed,

@@ -1,0 +1,28 @@
+"""Tokens: a sample is numbers of one type, one after another. Field ``tokens``: an array of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from refill.formats.parsed import Parser, damaged
+from refill.protocol.number_types import NUMBER_TYPES
+
+__all__ = ["make_parser"]
+
+
+def make_parser(about: Mapping[str, Any]) -> Parser:
+    name = about["dtype"]
+    if name not in NUMBER_TYPES:
+        raise ValueError(f"no type of numbers {name!r:.40}")
+    dtype = np.dtype(name).newbyteorder("<")
+
+    def parse(data: memoryview, sample_id: int) -> tuple[str, dict[str, Any]]:
+        if len(data) % dtype.itemsize:
+            raise damaged(sample_id, "run of tokens", len(data), f"{len(data)} bytes are no whole number of {name}")
+        # A copy: one sample kept by the caller must not keep the whole batch's buffer, and torch wants to write.
+        return str(sample_id), {"tokens": np.frombuffer(data, dtype).astype(name)}
+
+    return parse

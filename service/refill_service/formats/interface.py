@@ -1,0 +1,209 @@
+"""What is a format to ``refill index``? It says whether it lies at a URL, and where each of its samples lies.
+
+A module of this package is a format. It has
+
+- ``NAME``, as ``--format`` takes it;
+- ``found(listing, options)``: in a few words, why this may be the format, from names alone; None: it is not;
+- ``plan(listing, source, options)``: what is to be scanned, and what the parser in the client needs to know;
+- ``scan(shard, data, report)``: the records of one shard, by as few of its bytes as possible, in the order of offsets.
+
+Scanners read what strangers wrote: they raise :class:`SampleDamaged` with the place, and take memory by what is there,
+not by what is claimed.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from refill.errors import InvalidInput, SampleDamaged
+from refill_service.cache_core.dataset_index import INDEX_KEY, Int64Array
+from refill_service.cache_core.dataset_labels import LABELS_KEY
+from refill_service.datasets.index_writer import RECORD, RecordArray
+from refill_service.object_store.base import ListedVersion
+
+__all__ = [
+    "Format",
+    "Listing",
+    "Options",
+    "Plan",
+    "Shard",
+    "ShardBytes",
+    "ShardReport",
+    "Source",
+    "json_object",
+    "offsets_table",
+    "records_of",
+    "refuse_options",
+]
+
+_OURS = (INDEX_KEY, LABELS_KEY)
+MOST_JSON_BYTES = 256 << 20
+"""Of an index beside the data: of some 400,000 shards."""
+
+
+class Listing:
+    """The objects at a URL, in the order of their names; those that refill wrote are left out."""
+
+    def __init__(self, url: str, objects: Sequence[ListedVersion]) -> None:
+        self.url = url
+        self.objects = [each for each in objects if each.key not in _OURS]
+        self._by_key: dict[str, ListedVersion] | None = None
+
+    def named(self, *endings: str) -> list[ListedVersion]:
+        """Those whose names end like this; upper and lower case are the same."""
+        return [each for each in self.objects if each.key.lower().endswith(endings)]
+
+    def get(self, key: str) -> ListedVersion | None:
+        if self._by_key is None:
+            self._by_key = {each.key: each for each in self.objects}
+        return self._by_key.get(key)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the caller says of a format."""
+
+    tokens: int | None = None
+    """Of each sample."""
+    stride: int | None = None
+    """Tokens from the start of a sample to that of the next; None: samples follow one another."""
+    dtype: str | None = None
+    """Of files that don't say it."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    key: str
+    size_bytes: int
+    etag: str | None
+    about: Any = None
+    """What ``scan`` is to know of it; goes to other processes."""
+
+    @classmethod
+    def of(cls, found: ListedVersion, about: Any = None) -> Shard:
+        return cls(found.key, found.size_bytes, found.etag, about)
+
+
+@dataclass
+class Plan:
+    """What is to be done about a dataset."""
+
+    why: str
+    """What was decided, and by what, in a line."""
+    shards: list[Shard]
+    about: dict[str, Any]
+    """What the client's parser needs, beside ``name``; goes into the index. Empty: tars."""
+    reads_all: bool
+    """Whether a scan reads all bytes of a shard, so that checksums cost nothing more."""
+    reads_none: bool = False
+    """Whether it reads no byte of it."""
+    overlaps: bool = False
+    """Whether samples share bytes with their neighbours."""
+    passed_over: str = "members"
+    """What ``num_passed_over`` of reports counts."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What else goes into the index."""
+
+
+@dataclass
+class ShardReport:
+    """What was noticed besides the samples; complete when the last batch was taken."""
+
+    num_samples: int = 0
+    num_passed_over: int = 0
+    """What belongs to no sample."""
+    repeated: tuple[int, int] | None = None
+    """Numbers in the shard of two samples with the same key, apart from each other."""
+    labels: array[int] = field(default_factory=lambda: array("i"), repr=False)
+    """Of the samples, -1 for one without; none at all: no sample has one."""
+    key_hashes: array[int] = field(default_factory=lambda: array("Q"), repr=False)
+    warnings: list[str] = field(default_factory=list)
+
+
+class Source(Protocol):
+    """The store, for ``plan``."""
+
+    async def read(self, found: ListedVersion, start: int, end: int) -> memoryview:
+        """As much of bytes ``[start, end)`` as there is."""
+
+
+class ShardBytes(Protocol):
+    """One shard, for ``scan``, which runs in a thread."""
+
+    source: str
+    """Its URL, for errors."""
+
+    def read(self, start: int, end: int) -> memoryview:
+        """Bytes ``[start, end)``, which must lie within the shard. Ranges one after another are read ahead."""
+
+    def damaged(self, why: str, at: int) -> SampleDamaged: ...
+    def other(self, found: ListedVersion) -> ShardBytes:
+        """Those of an object that lies beside it."""
+
+
+class Format(Protocol):
+    NAME: str
+
+    def found(self, listing: Listing, options: Options) -> str | None: ...
+    async def plan(self, listing: Listing, source: Source, options: Options) -> Plan: ...
+    def scan(self, shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[RecordArray]: ...
+
+
+def records_of(offset: Int64Array, length: Int64Array) -> RecordArray:
+    """Records without checksums."""
+    found = np.zeros(len(offset), dtype=RECORD)
+    found["offset"], found["length"] = offset, length
+    return found
+
+
+def offsets_table(shard: Shard, data: ShardBytes, samples: int, if_empty: str = "") -> RecordArray:
+    """The records of a shard that begins with u32 n | u32 offsets[n + 1], as MDS and LitData have it: one read.
+
+    :param if_empty: what is wrong where all samples are said to have no bytes, and there are some.
+    :param samples: that are said to be in it; raises :class:`SampleDamaged` unless they lie there one after another.
+    """
+    end = 4 * (samples + 2)
+    if end > shard.size_bytes:
+        raise data.damaged(f"it has no room for the places of the {samples} samples that it should hold", 0)
+    words = np.frombuffer(data.read(0, end), dtype="<u4").astype(np.int64)
+    if int(words[0]) != samples:
+        raise data.damaged(f"it says that it holds {int(words[0])} samples, and the dataset's index says {samples}", 0)
+    offsets = words[1:]
+    if if_empty and samples and int(offsets[-1]) == int(offsets[0]) < shard.size_bytes:
+        raise data.damaged(if_empty, 4)
+    wrong = np.flatnonzero(np.diff(offsets, prepend=end) < 0)
+    if len(wrong) or int(offsets[-1]) != shard.size_bytes:
+        place = int(wrong[0]) if len(wrong) else samples
+        why = (
+            f"sample {place} can't begin at byte {int(offsets[place])}"
+            if len(wrong)
+            else (f"its samples end at byte {int(offsets[-1])}")
+        )
+        raise data.damaged(why, 4 * (place + 1))
+    return records_of(offsets[:-1], np.diff(offsets))
+
+
+async def json_object(source: Source, found: ListedVersion, where: str) -> dict[str, Any]:
+    """What an index beside the data says. Raises :class:`InvalidInput` for anything else than an object."""
+    if found.size_bytes > MOST_JSON_BYTES:
+        raise InvalidInput(f"{where} has {found.size_bytes:,} bytes, and {MOST_JSON_BYTES:,} are read of it")
+    try:
+        said = json.loads(bytes(await source.read(found, 0, found.size_bytes)))
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{where} is no JSON: {str(error)[:100]}") from error
+    if not isinstance(said, dict):
+        raise InvalidInput(f"{where} is no JSON object")
+    return said
+
+
+def refuse_options(name: str, options: Options) -> None:
+    """Of a format that takes none."""
+    for option in ("tokens", "stride", "dtype"):
+        if getattr(options, option) is not None:
+            raise InvalidInput(f"--{option} is for files of tokens, and this is read as {name}")

@@ -1,0 +1,183 @@
+"""TFRecord: where do records lie? Only the records themselves say it, one after another, or an index file beside them.
+
+A record is u64 length | u32 crc of it | data | u32 crc of the data; a sample is a whole record, so that readers can
+check it once more. Without an index, a file is read once, and each crc is checked. With ``X.tfindex`` or ``X.idx``
+beside each file, lines "offset size" as ``tfrecord2idx`` of DALI and of the tfrecord package write them, that is read,
+and the head of the first record.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import xxhash
+
+from refill.errors import EmptyDataset, InvalidInput
+from refill.formats.tfrecord import kind_of
+from refill.protocol.crc32c import crc32c, is_fast, masked
+from refill_service.datasets.index_writer import RECORD, RecordArray
+from refill_service.formats.interface import (
+    Listing,
+    Options,
+    Plan,
+    Shard,
+    ShardBytes,
+    ShardReport,
+    Source,
+    records_of,
+    refuse_options,
+)
+from refill_service.object_store.base import ListedVersion
+
+NAME = "tfrecord"
+
+_NAME = re.compile(r"\.(tfrecords?|tfrec)$|tfrecords?-\d+-of-\d+$|\.tfrecords?-\d+$", re.IGNORECASE)
+_INDEX_ENDINGS = (".tfindex", ".idx", ".index")
+_HEAD_BYTES = 12
+_AROUND_BYTES = 16
+_RANGE_BYTES = 8 << 20
+_MOST_INDEX_BYTES = 256 << 20
+"""Of some ten million records in a file."""
+_MOST_LOOKED_AT = 16 << 20
+"""Of the first record, to see what records hold."""
+_BATCH = 4096
+_GZIP = b"\x1f\x8b"
+
+
+def found(listing: Listing, options: Options) -> str | None:
+    files = sum(bool(_NAME.search(each.key)) for each in listing.objects)
+    return f"{files:,} files of TFRecord" if files else None
+
+
+async def plan(listing: Listing, source: Source, options: Options) -> Plan:
+    refuse_options(NAME, options)
+    files = [each for each in listing.objects if _NAME.search(each.key)]
+    if not files:  # named otherwise, and the caller says what they are
+        files = [each for each in listing.objects if not each.key.lower().endswith((*_INDEX_ENDINGS, ".json", ".txt"))]
+    if not files:
+        raise EmptyDataset(f"{listing.url} holds no files of TFRecord")
+    holds = await _what_it_holds(listing, source, next((each for each in files if each.size_bytes), files[0]))
+    indexes = [_index_of(listing, each) for each in files]
+    about = {"holds": holds}
+    said = f"{len(files):,} files of TFRecord with records of {'bytes' if holds == 'bytes' else f'tf.{holds}'}"
+    if all(indexes):
+        shards = [Shard.of(each, tuple(index or ())) for each, index in zip(files, indexes, strict=True)]
+        return Plan(f"{said}, and an index beside each", shards, about, False)
+    slow = "" if is_fast else "; their CRC-32C is slow to check without `pip install google-crc32c`"
+    return Plan(f"{said}, no index beside them{slow}", [Shard.of(each) for each in files], about, True)
+
+
+def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[RecordArray]:
+    if shard.about is not None:
+        yield _by_index(shard, data, ListedVersion(*shard.about))
+        return
+    batch: list[tuple[int, int, int]] = []
+    stream, place = _Stream(shard.size_bytes, data), 0
+    while place < shard.size_bytes:
+        hasher = xxhash.xxh3_64()
+        if place + _AROUND_BYTES > shard.size_bytes:
+            raise data.damaged(f"it ends within a record, after {report.num_samples} whole ones", place)
+        head = b"".join(stream.pieces_to(place + _HEAD_BYTES))
+        hasher.update(head)
+        length = _checked_length(head, shard.size_bytes - place, data, place)
+        crc = 0
+        for piece in stream.pieces_to(place + _HEAD_BYTES + length):
+            hasher.update(piece)
+            crc = crc32c(piece, crc)
+        tail = b"".join(stream.pieces_to(place + _AROUND_BYTES + length))
+        hasher.update(tail)
+        if masked(crc) != int.from_bytes(tail, "little"):
+            raise data.damaged(f"the checksum of record {report.num_samples}, of {length} bytes, is wrong", place)
+        batch.append((place, _AROUND_BYTES + length, hasher.intdigest()))
+        report.num_samples += 1
+        place += _AROUND_BYTES + length
+        if len(batch) == _BATCH:
+            yield np.array(batch, dtype=RECORD)
+            batch.clear()
+    if batch:
+        yield np.array(batch, dtype=RECORD)
+
+
+def _checked_length(head: bytes, left_bytes: int, data: ShardBytes, place: int) -> int:
+    """Of the record's data, from its head."""
+    length = int.from_bytes(head[:8], "little")
+    if masked(crc32c(head[:8])) != int.from_bytes(head[8:12], "little"):
+        packed = head.startswith(_GZIP) and place == 0
+        raise data.damaged(
+            _PACKED if packed else "the checksum of a record's length is wrong: no TFRecord, or damaged", place
+        )
+    if length + _AROUND_BYTES > left_bytes:
+        raise data.damaged(f"a record of {length} bytes runs past the end, truncated?", place)
+    return length
+
+
+_PACKED = "it is compressed by gzip, so that its records are no ranges of bytes: decompress it (gunzip) first"
+
+
+async def _what_it_holds(listing: Listing, source: Source, first: ListedVersion) -> str:
+    """From the first record. Raises :class:`InvalidInput` for a file that is none of TFRecord."""
+    head = bytes(await source.read(first, 0, _HEAD_BYTES))
+    where = f"{listing.url}/{first.key}"
+    if head.startswith(_GZIP):
+        raise InvalidInput(f"{where}: {_PACKED}")
+    if len(head) < _HEAD_BYTES or masked(crc32c(head[:8])) != int.from_bytes(head[8:], "little"):
+        raise InvalidInput(f"{where} is no file of TFRecord: the checksum of its first length is wrong")
+    length = int.from_bytes(head[:8], "little")
+    if length > min(_MOST_LOOKED_AT, first.size_bytes):
+        return "Example"
+    return kind_of(memoryview(await source.read(first, _HEAD_BYTES, _HEAD_BYTES + length)))
+
+
+def _index_of(listing: Listing, found: ListedVersion) -> ListedVersion | None:
+    for stem in (found.key, found.key.rpartition(".")[0]):
+        for ending in _INDEX_ENDINGS:
+            index = listing.get(stem + ending)
+            if index is not None and index.key != found.key:
+                return index
+    return None
+
+
+def _by_index(shard: Shard, data: ShardBytes, found: ListedVersion) -> RecordArray:
+    index = data.other(found)
+    if found.size_bytes > _MOST_INDEX_BYTES:
+        raise index.damaged(f"it has {found.size_bytes:,} bytes, and {_MOST_INDEX_BYTES:,} are read of it", 0)
+    text = bytes(index.read(0, found.size_bytes)) if found.size_bytes else b""
+    words = text.split()
+    try:
+        if len(words) % 2 or not all(word.isdigit() and len(word) < 19 for word in words):
+            raise ValueError
+        numbers = np.array(list(map(int, words)), dtype=np.int64).reshape(-1, 2)
+    except (ValueError, OverflowError) as error:
+        raise index.damaged("it is no list of lines 'offset size'", 0) from error
+    offset, length = numbers[:, 0], numbers[:, 1]
+    wrong = np.flatnonzero((offset != np.concatenate([[0], (offset + length)[:-1]])[: len(offset)]) | (length < 16))
+    end = int(offset[-1] + length[-1]) if len(offset) else 0
+    if len(wrong) or end != shard.size_bytes:
+        what = f"line {int(wrong[0]) + 1} does not follow" if len(wrong) else f"it ends at byte {end}"
+        raise index.damaged(f"{what}, and {data.source} has {shard.size_bytes}: make the index anew (tfrecord2idx)", 0)
+    if len(offset):  # it may be of a file that was written anew
+        head = bytes(data.read(0, _HEAD_BYTES))
+        if _checked_length(head, shard.size_bytes, data, 0) + _AROUND_BYTES != int(length[0]):
+            raise index.damaged("its first line is of another record: make it anew (tfrecord2idx)", 0)
+    return records_of(offset, length)
+
+
+class _Stream:
+    """The bytes of a shard one after another, by ranges that are read ahead."""
+
+    def __init__(self, size_bytes: int, data: ShardBytes) -> None:
+        self._size, self._data = size_bytes, data
+        self._place = self._range_start = 0
+        self._range = memoryview(b"")
+
+    def pieces_to(self, end: int) -> Iterator[memoryview]:
+        while self._place < end:
+            if self._place == self._range_start + len(self._range):
+                self._range_start = self._place
+                self._range = self._data.read(self._place, min(self._size, self._place + _RANGE_BYTES))
+            here = self._place - self._range_start
+            piece = self._range[here : here + end - self._place]
+            self._place += len(piece)
+            yield piece

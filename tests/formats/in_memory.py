@@ -1,0 +1,70 @@
+"""What scanners and parsers of formats read, from memory: for tests of damage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from refill.errors import SampleDamaged
+from refill.formats import parser_of
+from refill_service.datasets.index_writer import RecordArray
+from refill_service.formats.interface import Listing, Options, ShardBytes, ShardReport
+from refill_service.formats.table import planned
+from refill_service.object_store.base import ListedVersion
+
+__all__ = ["MemoryShard", "parsed_in_memory"]
+
+
+class MemoryShard:
+    """:param most_bytes: that may be asked for at once; more is an error of the scanner's."""
+
+    def __init__(self, objects: Mapping[str, bytes], key: str, most_bytes: int = 16 << 20) -> None:
+        self.source = key
+        self._objects, self._most_bytes = objects, most_bytes
+
+    def read(self, start: int, end: int) -> memoryview:
+        data = self._objects[self.source]
+        assert 0 <= start <= end <= len(data), f"bytes {start}-{end} of {len(data)} were asked for"
+        assert end - start <= self._most_bytes
+        return memoryview(data)[start:end]
+
+    def damaged(self, why: str, at: int) -> SampleDamaged:
+        return SampleDamaged(f"{self.source}: {why}, at {at}", blob=self.source, sample=None, start=at, end=at)
+
+    def other(self, found: ListedVersion) -> ShardBytes:
+        return MemoryShard(self._objects, found.key)
+
+
+class _MemorySource:
+    def __init__(self, objects: Mapping[str, bytes]) -> None:
+        self._objects = objects
+
+    async def read(self, found: ListedVersion, start: int, end: int) -> memoryview:
+        return memoryview(self._objects[found.key])[start:end]
+
+
+def parsed_in_memory(objects: Mapping[str, bytes], options: Options, name: str | None = None) -> int:
+    """Index these objects, check that samples lie where they may, and parse each of them; errors of single samples are
+    passed over. Returns how many there are."""
+    listing = Listing("x", [ListedVersion(key, len(objects[key]), "e") for key in sorted(objects)])
+    format_, plan = asyncio.run(planned(listing, _MemorySource(objects), options, name))
+    parse, count = parser_of({"format": {"name": format_.NAME} | plan.about}), 0
+    for shard in plan.shards:
+        before = earlier = 0
+        for records in format_.scan(shard, MemoryShard(objects, shard.key), ShardReport()):
+            count += _checked(records, shard.size_bytes)
+            for offset, length in zip(records["offset"].tolist(), records["length"].tolist(), strict=True):
+                assert offset >= (earlier if plan.overlaps else before)
+                before, earlier = offset + length, before
+                try:
+                    parse(memoryview(objects[shard.key])[offset : offset + length], 0)
+                except SampleDamaged:
+                    continue
+    return count
+
+
+def _checked(records: RecordArray, size_bytes: int) -> int:
+    assert (records["offset"] >= 0).all()
+    assert (records["length"] >= 0).all()
+    assert (records["offset"] + records["length"] <= size_bytes).all()
+    return len(records)

@@ -1,0 +1,49 @@
+"""The writers and readers of those whose formats we read, where they are installed; else the test is skipped.
+
+They want other versions of what the tests want, so they are no extra of the distribution, and come without theirs:
+
+    pip install --no-deps mosaicml-streaming==0.13.0 litdata==0.2.76 tfrecord==1.14.6
+    pip install brotli zstd python-snappy crc32c lightning-utilities tifffile
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import types
+from typing import Any
+
+import pytest
+
+_KEPT: dict[str, Any] = {}
+
+__all__ = ["litdata", "mosaicml", "tfrecord"]
+
+
+def mosaicml() -> Any:
+    """mosaicml-streaming's writer, reader and encodings, without what else it imports (torchvision, clouds)."""
+    if "mosaicml" in _KEPT:
+        return _KEPT["mosaicml"]
+    pytest.importorskip("brotli", reason="mosaicml-streaming is not installed")
+    spec = importlib.util.find_spec("streaming")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("mosaicml-streaming is not installed")
+    root = next(iter(spec.submodule_search_locations))
+    for name in ("streaming", "streaming.base"):
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__path__ = [os.path.join(root, *name.split(".")[1:])]
+    found = _KEPT["mosaicml"] = types.SimpleNamespace()
+    found.MDSWriter = importlib.import_module("streaming.base.format.mds.writer").MDSWriter
+    found.MDSReader = importlib.import_module("streaming.base.format.mds.reader").MDSReader
+    found.encodings = importlib.import_module("streaming.base.format.mds.encodings")
+    return found
+
+
+def tfrecord() -> Any:
+    return pytest.importorskip("tfrecord")
+
+
+def litdata() -> Any:
+    return pytest.importorskip("litdata")
