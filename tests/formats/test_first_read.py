@@ -58,7 +58,7 @@ def indexed(url: str, **more: Any) -> str:
 
 @pytest.fixture
 def pods(tmp_path: Path, s3_environment: S3Server) -> Iterator[PodsInProcess]:
-    with PodsInProcess(2, tmp_path / "pods", journal=False, dataset_urls="file:///,s3://") as found:
+    with PodsInProcess(2, dataset_urls="file:///,s3://") as found:
         yield found
 
 
@@ -88,7 +88,7 @@ class TestWhatItAsks:
         indexed(url)
         with asked_of(s3_environment) as asked:
             monkeypatch.setenv("AWS_ENDPOINT_URL", asked.url)
-            with PodsInProcess(2, tmp_path / "counted", journal=False, dataset_urls="s3://") as counted:
+            with PodsInProcess(2, dataset_urls="s3://") as counted:
                 run_of(counted, url, num_epochs=1).take(0, 0)
         reads = [name for name, _ in asked.reads if name.endswith(".npy")]
         assert len(reads) <= 1.01 * (NUM_SAMPLES // 8 + 3)
