@@ -180,7 +180,7 @@ class TestDamage:
         assert "decompress" in capsys.readouterr().err
 
     def test_a_record_that_is_not_what_it_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The checksum of a record's bytes is compared where a compiled one is installed: in Python it takes too long."""
+        """The checksum of a record is compared where a compiled one is installed: in Python it takes too long."""
         monkeypatch.setattr(parser_module, "is_fast", True)
         parse, right = make_parser({"holds": "bytes"}), framed(b"abcdef")
         assert parse(memoryview(right), 1) == ("1", {"data": b"abcdef"})
