@@ -62,9 +62,12 @@ def test_without_torch_and_by_ids(pod: LocalCluster, url: str) -> None:
 
 @pytest.mark.parametrize(
     "about",
-    ["x", {}, {"name": "zarr"}, {"name": "tokens"}, {"name": "tokens", "dtype": "object"},
-     {"name": "mds", "columns": 3}, {"name": "mds", "columns": [["x", "pkl", None]]}, {"name": "litdata", "leaves": [["x", "pickle"]]},
-     {"name": "objects", "field": "__id__", "kind": "jpg"}, {"name": "tfrecord", "holds": "x"}],
+    [
+        "x", {}, {"name": "zarr"}, {"name": "tokens"}, {"name": "tokens", "dtype": "object"},
+        {"name": "mds", "columns": 3}, {"name": "mds", "columns": [["x", "pkl", None]]},
+        {"name": "litdata", "leaves": [["x", "pickle"]]}, {"name": "objects", "field": "__id__", "kind": "jpg"},
+        {"name": "tfrecord", "holds": "x"},
+    ],
 )  # fmt: skip
 def test_an_index_that_describes_no_format_is_an_error_of_ours(about: Any) -> None:
     with pytest.raises(InvalidInput):
