@@ -82,7 +82,7 @@ def test_one_clear_line(name: str, tmp_path: Path) -> None:
         file.write(begin() + END)
         if size:
             file.truncate(size)
-    command = [sys.executable, "-c", _WITH_PEAK, "index", str(tmp_path)]
+    command = [sys.executable, "-c", _WITH_PEAK, "index", str(tmp_path), "--quiet"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120)
     *lines, peak = found.stderr.strip().splitlines()
     assert found.returncode != 0
