@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import random
@@ -15,6 +16,7 @@ from PIL import Image
 from refill.errors import SampleDamaged
 from refill.formats.jsonl import make_parser
 from refill_service.cli import main
+from refill_service.datasets.index_shards import index_shards
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.formats import FORMAT_NAMES, jsonl
 from refill_service.formats.table import FORMATS
@@ -140,3 +142,14 @@ def test_the_table_has_each_name() -> None:
 def test_an_unknown_format_is_refused_with_those_that_there_are(tmp_path: Path, capsys: Any) -> None:
     assert main(["index", str(tmp_path), "--format", "zarr"]) == 2
     assert f"there is no format 'zarr'; there are {', '.join(FORMAT_NAMES)}" in capsys.readouterr().err
+
+
+def test_processes_find_what_threads_find(tmp_path: Path) -> None:
+    for place in range(3):
+        lines = [json.dumps({"n": number}).encode() for number in range(100 * place + 5)]
+        (tmp_path / f"{place}.jsonl").write_bytes(b"\n".join(lines))
+    found = []
+    for in_processes in (False, True):
+        asyncio.run(index_shards(tmp_path.as_uri(), jobs=2, in_processes=in_processes, force=True))
+        found.append((tmp_path / "refill.index").read_bytes())
+    assert found[0] == found[1]

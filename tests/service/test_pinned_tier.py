@@ -240,3 +240,46 @@ def test_damage_stays_counted(tmp_path: Path) -> None:
     tier.lease("2", dataset(2)[0])
     assert tier.damaged_samples == COUNT
     tier.close()
+
+
+class TestWithoutChecksums:
+    """Records of an index that was made of headers alone."""
+
+    def records(self, offset: int = 0) -> tuple[SampleRecords, list[bytes]]:
+        known, data = dataset(1)
+        unknown = np.zeros(COUNT, dtype=np.uint64)
+        return SampleRecords(0, known.offset + offset, known.length, unknown, has_checksums=False), data
+
+    def test_jobs_share_the_same_ranges_of_the_same_place(self) -> None:
+        tier = PinnedTier(COUNT * SIZE)
+        records, data = self.records()
+        share = tier.lease("1#versions", records)
+        keep_all(share, records, data)
+        assert tier.lease("1#versions", self.records()[0]) is share
+        assert tier.lease("1#versions", self.records(offset=1)[0]) is not share, "other bytes of the same objects"
+        assert tier.lease("1#others", records) is not share, "the same bytes of other versions"
+        assert tier.lease("1#versions", dataset(1)[0]) is not share, "checksums prove what these don't"
+
+    def test_disk_is_compared_with_what_was_written(self, tmp_path: Path) -> None:
+        records, data = self.records()
+        tier = PinnedTier(0, tmp_path, COUNT * SIZE)
+        share = tier.lease("1", records)
+        keep_all(share, records, data)
+        assert kept(share, records, data) == list(range(10))
+        (file,) = tmp_path.glob("*.pinned")
+        with file.open("r+b") as opened:
+            opened.write(b"?")
+        assert kept(share, records, data) == list(range(1, 10))
+        assert tier.damaged_samples == 1
+        tier.close()
+
+    def test_disk_does_not_outlive_the_pod(self, tmp_path: Path) -> None:
+        """Nobody can say whether what an earlier pod wrote is intact."""
+        records, data = self.records()
+        for _ in range(2):
+            tier = PinnedTier(0, tmp_path, COUNT * SIZE)
+            share = tier.lease("1", records)
+            assert kept(share, records, data) == []
+            keep_all(share, records, data)
+            assert kept(share, records, data) == list(range(10))
+            tier.close()

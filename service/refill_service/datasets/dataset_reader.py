@@ -371,12 +371,14 @@ class Dataset:
         """Raises :class:`DatasetReplaced` when a sample is damaged since its blob, or the index, is another one than
         before. Two requests: for who has found damage."""
         blob = self.blobs.blob_of(sample)
-        name, known = self.blobs.names[blob], self.blobs.etag_of(blob) or self._etags.get(blob)
+        name, known, indexed = self.blobs.names[blob], self._etags.get(blob), self.blobs.etag_of(blob)
         with contextlib.suppress(StoreNotFound):  # it is gone, as others will say
             etag = await self.store.etag(name)
-            if None not in (known, etag) and known != etag:
-                if self.blobs.etag_of(blob) is not None:
-                    raise self._not_as_indexed(name)
+            try:
+                self.store.check_same(name, indexed, etag)
+            except ObjectReplaced as error:
+                raise self._not_as_indexed(name) from error
+            if indexed is None and None not in (known, etag) and known != etag:
                 raise self._replaced(f"blob {name} is another one now", blob=name)
         source = self.store.url_of(INDEX_KEY)
         try:

@@ -11,9 +11,10 @@ import asyncio
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ _HEADERS_AT_ONCE = 32
 _MUCH_BYTES = 256_000_000
 """Less is read before other processes have begun."""
 _MOST_WARNINGS = 20
-_FoundInShard = tuple[list[RecordArray], ShardReport]
+_FoundInShard = tuple[Iterable[RecordArray], ShardReport]
 
 
 async def index_shards(
@@ -111,7 +112,7 @@ async def index_shards(
                 await _read_in_processes(workers, work, shards, writer, summary)
             elif plan.reads_none and not hashes:
                 for shard in shards:
-                    _take(shard, _scanned(work, shard, _NoBytes(store.url_of(shard.key))), writer, summary)
+                    _take(shard, _made_up(format_, shard, store), writer, summary)
             else:
                 threads = jobs if work.reads_much else _HEADERS_AT_ONCE
                 await _read_all(store, work, shards, threads, writer, summary, progress.advance)
@@ -312,6 +313,14 @@ def _scanned(work: _Work, shard: Shard, data: ShardBytes) -> _FoundInShard:
     return batches, report
 
 
+def _made_up(format_: Format, shard: Shard, store: ObjectStore) -> _FoundInShard:
+    """Of a shard that is not read, as it is written down: a file of tokens may hold any number of samples."""
+    report = ShardReport()
+    batches = iter(format_.scan(shard, _NoBytes(store.url_of(shard.key)), report))
+    first = list(islice(batches, 1))  # then the report is complete
+    return chain(first, batches), report
+
+
 def _add_checksums(records: RecordArray, data: ShardBytes) -> None:
     """Of all samples, read in ranges."""
     offset, end = records["offset"], records["offset"] + records["length"]
@@ -341,6 +350,7 @@ def _take(
 ) -> None:
     batches, report = found
     labels = np.array(report.labels, dtype=np.int32) if report.labels else None
+    num_samples = writer.num_samples
     writer.add_blob(shard.key, shard.size_bytes, batches, labels, shard.etag)
     summary.num_passed_over += report.num_passed_over
     warnings = [f"{shard.key}: {each}" for each in report.warnings]
@@ -349,7 +359,7 @@ def _take(
         warnings.append(
             f"{shard.key}: its samples {first} and {again} have the same key but lie apart; kept as two samples"
         )
-    if not sum(map(len, batches)):
+    if writer.num_samples == num_samples:
         warnings.append(f"{shard.key}: holds no samples")
     for warning in warnings:
         if len(summary.warnings) < _MOST_WARNINGS:

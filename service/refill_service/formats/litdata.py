@@ -44,7 +44,7 @@ _ARROW = (
 
 
 def found(listing: Listing, options: Options) -> str | None:
-    chunks = [each for each in listing.objects if each.key.rpartition("/")[2].startswith("chunk-")]
+    chunks = [each for each in listing.named(".bin") if each.key.rpartition("/")[2].startswith("chunk-")]
     return f"{len(chunks):,} chunks" if chunks and listing.get(_INDEX) else None
 
 
