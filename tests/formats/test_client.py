@@ -36,7 +36,7 @@ def settings_of(url: str, **more: Any) -> dict[str, Any]:
     return {"dataset": url, "job": f"job-{uuid.uuid4().hex[:8]}", "memory_bytes": 1 << 20, "chunk_size": 4} | more
 
 
-@pytest.mark.parametrize("policy", ["planned", "drain"])
+@pytest.mark.parametrize("policy", ["planned", "redox"])
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_and_default_collate(pod: LocalCluster, url: str, policy: str, context: str) -> None:
     settings = settings_of(url, policy=policy, num_epochs=1)
