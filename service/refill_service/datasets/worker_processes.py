@@ -57,13 +57,13 @@ class WorkerProcesses:
     async def carry_out(self, work: Callable[..., T], *arguments: Any) -> T:
         """``work(worker, *arguments)`` in one of the processes. Raises what it raises, and :class:`InvalidInput` where
         the process was killed."""
-        # A process that begins has the interrupts held back, until it ignores them: they come to the whole group.
+        # A process that begins has interrupts held back, until it ignores them: they come to the whole group.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            submitted = self._pool.submit(_carried_out, work, *arguments)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        try:
+            try:
+                submitted = self._pool.submit(_carried_out, work, *arguments)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             return await asyncio.wrap_future(submitted)
         except BrokenProcessPool as error:
             raise InvalidInput(
