@@ -69,7 +69,7 @@ class WorkerProcesses:
             raise InvalidInput(
                 "a process that took part was ended from outside, for want of memory perhaps; start again, with fewer "
                 "--jobs"
-            ) from error
+            ) from error.with_traceback(None)  # which has the pool, whose semaphores are to go
 
     async def close(self) -> None:
         """What is under way is broken off, and has ended when this returns."""
