@@ -63,7 +63,7 @@ def pods(tmp_path: Path, s3_environment: S3Server) -> Iterator[PodsInProcess]:
 
 
 def run_of(pods: PodsInProcess, url: str, **more: Any) -> Run:
-    return Run(pods, url, new_name(), 1, memory_bytes=400_000, chunk_size=8, timeout_seconds=10, **more)
+    return Run(pods, url, new_name(), 1, memory_bytes=400_000, chunk_size=8, timeout_seconds=60, **more)
 
 
 class TestWhatItAsks:
@@ -229,7 +229,7 @@ class TestPods:
         indexed(copy.as_uri(), force=True)
         run.ranks[0].end_job()
         moved = Run(
-            pods, copy.as_uri(), run.name, 1, states=state, memory_bytes=400_000, chunk_size=8, timeout_seconds=10
+            pods, copy.as_uri(), run.name, 1, states=state, memory_bytes=400_000, chunk_size=8, timeout_seconds=60
         )
         assert moved.plan == run.plan
         moved.take(0, 640)

@@ -120,11 +120,22 @@ def test_with_an_index_two_requests_and_a_thousandth_of_the_bytes(
     with asked_of(s3_environment) as asked:
         monkeypatch.setenv("AWS_ENDPOINT_URL", asked.url)
         assert main(["index", url, "--quiet"]) == 0
-    # The first file's first record is looked at beside, to see what records hold.
-    requests, num_bytes = asked.of("1.tfrecord")
-    of_index, index_bytes = asked.of("1.tfrecord.idx")
-    assert requests + of_index <= 2
-    assert num_bytes + index_bytes <= len(data) / 1000
+    for place in range(2):
+        requests, num_bytes = asked.of(f"{place}.tfrecord")
+        of_index, index_bytes = asked.of(f"{place}.tfrecord.idx")
+        assert requests + of_index <= 2
+        # Of one of all files, 4 kB are looked at, to see what records hold.
+        assert num_bytes + index_bytes <= len(data) / 1000 + 4096 * (place == 0)
+
+
+@pytest.mark.parametrize("context", [False, True])
+def test_the_start_of_a_record_says_what_it_holds(tmp_path: Path, context: bool) -> None:
+    write(tmp_path / "a", range(1, 2), context=context)
+    record = memoryview((tmp_path / "a").read_bytes())[12:-4]
+    kind = "SequenceExample" if context else "Example"
+    assert [parser_module.kind_of(record[:end], len(record)) for end in (12, len(record))] == [kind, kind]
+    assert parser_module.kind_of(memoryview(b"\x0a\xff"), 300) == "bytes"
+    assert parser_module.kind_of(memoryview(b"abcdefghijkl"), 300) == "bytes"
 
 
 class TestDamage:

@@ -11,7 +11,8 @@ import pytest
 
 from refill_service.cli import main
 from refill_service.demo.local_cluster import LocalCluster
-from tests.formats.reading import bytes_at, epoch_of, opened
+from tests.conftest import S3Server
+from tests.formats.reading import asked_of, bytes_at, epoch_of, opened, put
 
 MEGATRON_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
 
@@ -154,3 +155,19 @@ class TestRefusals:
         assert main(["index", str(tmp_path)]) == 2
         assert "a.idx" in (said := capsys.readouterr().err)
         assert says in said
+
+
+def test_megatron_takes_two_requests_a_pair(
+    tmp_path: Path, s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        write_megatron(tmp_path, name, [tokens_of(20_000, "int32", each) for each in range(10)], [0, 10])
+    url = put(s3_environment, tmp_path)
+    with asked_of(s3_environment) as asked:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", asked.url)
+        assert main(["index", url, "--tokens", "129", "--stride", "128", "--quiet"]) == 0
+    for name in ("a", "b"):
+        assert asked.of(f"{name}.bin") == (0, 0)
+        requests, num_bytes = asked.of(f"{name}.idx")
+        assert requests <= 2
+        assert num_bytes <= (tmp_path / f"{name}.bin").stat().st_size / 1000

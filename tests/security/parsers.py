@@ -170,6 +170,11 @@ def _tfrecord(record: bytes) -> bytes:
     return length + struct.pack("<I", masked(crc32c(length))) + record + struct.pack("<I", masked(crc32c(record)))
 
 
+def _tf_example(data: bytes) -> object:
+    kind_of(memoryview(data), len(data))
+    return tfrecord_parser({"holds": "Example"})(memoryview(_tfrecord(data)), 0)
+
+
 def _megatron() -> bytes:
     head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 2, 1)
     return head + struct.pack("<iiqqq", 3, 2, 0, 6, 0) + _MARK + bytes(10)
@@ -314,10 +319,8 @@ PARSERS: dict[str, Parser] = {
     ),
     "tfrecord": Parser(_files("a.tfrecord"), [_tfrecord(b"abc") + _tfrecord(_EXAMPLE)]),
     "tfrecord_index": Parser(_files("a.tfindex", "a.tfrecord"), [b"0 19\n19 19\n" + _MARK + _tfrecord(b"abc") * 2]),
-    "tf_example": Parser(
-        lambda data: (kind_of(memoryview(data)), tfrecord_parser({"holds": "Example"})(memoryview(_tfrecord(data)), 0)),
-        [_EXAMPLE],
-    ),
+    "tf_kind": Parser(lambda data: kind_of(memoryview(data), len(data) + 20), [_EXAMPLE[:12]]),
+    "tf_example": Parser(_tf_example, [_EXAMPLE]),
     "tf_sequence_example": Parser(
         lambda data: tfrecord_parser({"holds": "SequenceExample"})(memoryview(_tfrecord(data)), 0),
         [_EXAMPLE, b"\x12\x10\x0a\x0e\x0a\x01s\x12\x09\x0a\x07\x1a\x05\x0a\x03\x01\x02\x03"],

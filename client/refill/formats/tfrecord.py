@@ -43,8 +43,18 @@ def make_parser(about: Mapping[str, Any]) -> Parser:
     return parse
 
 
-def kind_of(record: memoryview) -> str:
-    """What a record holds: ``Example``, ``SequenceExample`` or ``bytes``."""
+def kind_of(record: memoryview, length: int) -> str:
+    """What a record of this length holds: ``Example``, ``SequenceExample`` or ``bytes``. The start of a long one, some
+    ten bytes, is enough."""
+    if len(record) < length:
+        try:
+            tag, place = _varint(record, 0)
+            size, place = _varint(record, place)
+        except (ValueError, IndexError):
+            return "bytes"
+        if tag == 10 and place + size == length:
+            return "Example"
+        return "SequenceExample" if tag in (10, 18) and place + size <= length else "bytes"
     for kind, read in (("Example", _example), ("SequenceExample", _sequence_example)):
         try:
             if read(record):

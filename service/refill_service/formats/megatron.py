@@ -65,7 +65,7 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
         idx, tokens = listing.get(key), listing.get(_bin_of(key))
         assert idx is not None
         assert tokens is not None
-        shards.append(Shard.of(tokens, about | {"idx": tuple(idx)}))
+        shards.append(Shard.of(tokens, about | {"idx": tuple(idx), "head": head if idx is first else None}))
     each = "a sequence each" if options.tokens is None else f"{options.tokens:,} tokens, one each {stride:,}"
     why = f"{len(pairs):,} pairs of .bin and .idx (Megatron-LM) of {dtype}, samples of {each}"
     overlaps = stride is not None and options.tokens is not None and stride < options.tokens
@@ -79,7 +79,7 @@ def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[Record
     def damaged(why: str) -> SampleDamaged:
         return index.damaged(why, 0)
 
-    head = bytes(index.read(0, min(_HEAD.size, idx.size_bytes)))
+    head = about["head"] or bytes(index.read(0, min(_HEAD.size, idx.size_bytes)))
     dtype, sequences = _checked_head(head, idx.size_bytes, damaged)
     if dtype != about["dtype"]:
         raise damaged(

@@ -40,8 +40,8 @@ _AROUND_BYTES = 16
 _RANGE_BYTES = 8 << 20
 _MOST_INDEX_BYTES = 256 << 20
 """Of some ten million records in a file."""
-_MOST_LOOKED_AT = 16 << 20
-"""Of the first record, to see what records hold."""
+_LOOKED_AT_BYTES = 4096
+"""Of the first file, to see what records hold."""
 _BATCH = 4096
 _GZIP = b"\x1f\x8b"
 
@@ -58,12 +58,16 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
         files = [each for each in listing.objects if not each.key.lower().endswith((*_INDEX_ENDINGS, ".json", ".txt"))]
     if not files:
         raise EmptyDataset(f"{listing.url} holds no files of TFRecord")
-    holds = await _what_it_holds(listing, source, next((each for each in files if each.size_bytes), files[0]))
+    first = next((each for each in files if each.size_bytes), files[0])
+    holds, head = await _what_it_holds(listing, source, first)
     indexes = [_index_of(listing, each) for each in files]
     about = {"holds": holds}
     said = f"{len(files):,} files of TFRecord with records of {'bytes' if holds == 'bytes' else f'tf.{holds}'}"
     if all(indexes):
-        shards = [Shard.of(each, tuple(index or ())) for each, index in zip(files, indexes, strict=True)]
+        heads = [head if each is first else None for each in files]
+        shards = [
+            Shard.of(each, (tuple(index or ()), head)) for each, index, head in zip(files, indexes, heads, strict=True)
+        ]
         return Plan(f"{said}, and an index beside each", shards, about, False)
     slow = "" if is_fast else "; their CRC-32C is slow to check without `pip install google-crc32c`"
     return Plan(f"{said}, no index beside them{slow}", [Shard.of(each) for each in files], about, True)
@@ -71,7 +75,8 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
 
 def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[RecordArray]:
     if shard.about is not None:
-        yield _by_index(shard, data, ListedVersion(*shard.about))
+        index, head = shard.about
+        yield _by_index(shard, data, ListedVersion(*index), head)
         return
     batch: list[tuple[int, int, int]] = []
     stream, place = _Stream(shard.size_bytes, data), 0
@@ -116,18 +121,17 @@ def _checked_length(head: bytes, left_bytes: int, data: ShardBytes, place: int) 
 _PACKED = "it is compressed by gzip, so that its records are no ranges of bytes: decompress it (gunzip) first"
 
 
-async def _what_it_holds(listing: Listing, source: Source, first: ListedVersion) -> str:
-    """From the first record. Raises :class:`InvalidInput` for a file that is none of TFRecord."""
-    head = bytes(await source.read(first, 0, _HEAD_BYTES))
+async def _what_it_holds(listing: Listing, source: Source, first: ListedVersion) -> tuple[str, bytes]:
+    """And the head of the first record, which says it. Raises :class:`InvalidInput` for what is no TFRecord."""
+    start = bytes(await source.read(first, 0, _LOOKED_AT_BYTES))
+    head = start[:_HEAD_BYTES]
     where = f"{listing.url}/{first.key}"
     if head.startswith(_GZIP):
         raise InvalidInput(f"{where}: {_PACKED}")
     if len(head) < _HEAD_BYTES or masked(crc32c(head[:8])) != int.from_bytes(head[8:], "little"):
         raise InvalidInput(f"{where} is no file of TFRecord: the checksum of its first length is wrong")
     length = int.from_bytes(head[:8], "little")
-    if length > min(_MOST_LOOKED_AT, first.size_bytes):
-        return "Example"
-    return kind_of(memoryview(await source.read(first, _HEAD_BYTES, _HEAD_BYTES + length)))
+    return kind_of(memoryview(start)[_HEAD_BYTES : _HEAD_BYTES + length], length), head
 
 
 def _index_of(listing: Listing, found: ListedVersion) -> ListedVersion | None:
@@ -139,7 +143,8 @@ def _index_of(listing: Listing, found: ListedVersion) -> ListedVersion | None:
     return None
 
 
-def _by_index(shard: Shard, data: ShardBytes, found: ListedVersion) -> RecordArray:
+def _by_index(shard: Shard, data: ShardBytes, found: ListedVersion, head: bytes | None) -> RecordArray:
+    """:param head: of the first record, where it was read already."""
     index = data.other(found)
     if found.size_bytes > _MOST_INDEX_BYTES:
         raise index.damaged(f"it has {found.size_bytes:,} bytes, and {_MOST_INDEX_BYTES:,} are read of it", 0)
@@ -158,7 +163,7 @@ def _by_index(shard: Shard, data: ShardBytes, found: ListedVersion) -> RecordArr
         what = f"line {int(wrong[0]) + 1} does not follow" if len(wrong) else f"it ends at byte {end}"
         raise index.damaged(f"{what}, and {data.source} has {shard.size_bytes}: make the index anew (tfrecord2idx)", 0)
     if len(offset):  # it may be of a file that was written anew
-        head = bytes(data.read(0, _HEAD_BYTES))
+        head = bytes(data.read(0, _HEAD_BYTES)) if head is None else head
         if _checked_length(head, shard.size_bytes, data, 0) + _AROUND_BYTES != int(length[0]):
             raise index.damaged("its first line is of another record: make it anew (tfrecord2idx)", 0)
     return records_of(offset, length)
