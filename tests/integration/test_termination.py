@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
 import signal
 import socket
 import ssl
@@ -65,6 +66,29 @@ def test_readiness_goes_first_then_new_jobs_while_jobs_go_on(packed: Packed, tmp
         assert sorted(ids) == list(range(NUM_SAMPLES)), "the job did not go on while the pod drained"
         process.terminate()
         assert process.wait(5) == -signal.SIGTERM, "a second signal must end it at once"
+
+
+def test_a_pod_that_starts_ends_though_a_library_swallows_what_is_raised(tmp_path: Path) -> None:
+    """SIGTERM comes while a module is imported that goes on whatever is raised there, as some do."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.abc, os, signal, sys\n"
+        "class Swallows(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'uvloop':\n"
+        "            try:\n"
+        "                os.kill(os.getpid(), signal.SIGTERM)\n"
+        "            except BaseException:\n"
+        "                pass\n"
+        "sys.meta_path.insert(0, Swallows())\n"
+    )
+    ports = [f"--{name}={free_port()}" for name in ("port", "peer-port", "metrics-port")]
+    command = [sys.executable, "-m", "refill_service.cli", "serve", *ports]
+    pod = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, stderr=subprocess.PIPE, text=True)
+    with pod:
+        try:
+            assert pod.wait(60) == 0
+        finally:
+            pod.kill()
 
 
 def test_a_request_under_way_is_answered_whole(s3_server: S3Server, in_s3: str, tmp_path: Path) -> None:

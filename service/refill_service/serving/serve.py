@@ -154,7 +154,7 @@ async def _serve(settings: Settings) -> None:
 async def _run_until(ends: asyncio.Event, node: CacheNode, clients: list[ClientServer]) -> None:
     settings = node.settings
     # Neither server says when it listens.
-    while not (all(server.started for server in clients) and await _peers_answer(settings)):  # noqa: ASYNC110
+    while not ends.is_set() and not (all(server.started for server in clients) and await _peers_answer(settings)):
         await asyncio.sleep(_LOOK_AGAIN_SECONDS)
     if not ends.is_set():
         node.phase = PodPhase.READY
